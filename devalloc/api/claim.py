@@ -1,0 +1,240 @@
+"""DeviceClaim: the devices that somebody wants, and what they got."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from devalloc.api import meta
+from devalloc.api.fields import INT64_MAX, ApiModel, PlainName, QuantityField, SubdomainName
+from devalloc.api.meta import DEVMGMT, Condition, ObjectMeta
+from devalloc.api.quantity import Quantity
+
+COUNT = "count"
+"""The resource that every driver supports: the number of devices."""
+
+_INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
+
+
+class DeviceConfigReference(ApiModel):
+    """A configuration object in the claim's own namespace."""
+
+    api_version: PlainName
+    kind: PlainName
+    name: SubdomainName
+
+
+def _requests(requests: dict[str, Quantity]) -> dict[str, Quantity]:
+    for name, amount in requests.items():
+        if amount.nano <= 0:
+            raise ValueError(f"must be more than zero: {name} is {amount}")
+    _whole_count(requests)
+    return requests
+
+
+def _limits(limits: dict[str, Quantity]) -> dict[str, Quantity]:
+    for name, amount in limits.items():
+        if amount.nano < 0:
+            raise ValueError(f"must not be negative: {name} is {amount}")
+    _whole_count(limits)
+    return limits
+
+
+def _whole_count(amounts: dict[str, Quantity]) -> None:
+    count = amounts.get(COUNT)
+    if count is not None and count.as_integer() is None:
+        raise ValueError(f"must be a whole number: count is {count}")
+
+
+class DeviceClaimDetail(ApiModel):
+    """A request for a set of devices."""
+
+    device_type: str | None = None
+    """Any class with this device type will do."""
+    device_class: str | None = None
+    """The class to take devices from."""
+    constraints: str | None = None
+    """A CEL expression over ``device``, and-ed with that of the class."""
+    requests: Annotated[dict[PlainName, QuantityField], AfterValidator(_requests)] = Field(default_factory=dict)
+    """Least totals over all devices; ``count`` counts devices. Empty means one device."""
+    limits: Annotated[dict[PlainName, QuantityField], AfterValidator(_limits)] = Field(default_factory=dict)
+    """Caps on the same totals (S9)."""
+    match_attributes: list[PlainName] = Field(default_factory=list)
+    """Every device chosen has these attributes, each with one value throughout."""
+    configs: list[DeviceConfigReference] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _limits_reach_requests(self) -> DeviceClaimDetail:
+        for name, limit in self.limits.items():
+            request = self.requests.get(name)
+            if request is not None and limit < request:
+                raise ValueError(f"limits.{name} ({limit}) is below requests.{name} ({request})")
+            if name == COUNT and limit.nano <= 0:
+                raise ValueError(f"limits.count ({limit}) is below the least number of devices (1)")
+        return self
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no field says anything."""
+        return not any(
+            (
+                self.device_type,
+                self.device_class,
+                self.constraints,
+                self.requests,
+                self.limits,
+                self.match_attributes,
+                self.configs,
+            )
+        )
+
+
+class DeviceClaimInstance(DeviceClaimDetail):
+    """A detail that must be satisfied, or alternatives of which exactly one is."""
+
+    one_of: list[DeviceClaimDetail] = Field(default_factory=list)
+    """Alternatives, the preferred first."""
+
+    @model_validator(mode="after")
+    def _detail_or_one_of(self) -> DeviceClaimInstance:
+        if self.one_of and not self.is_empty:
+            raise ValueError("has oneOf and fields of its own; move those fields into each alternative")
+        return self
+
+    @property
+    def alternatives(self) -> list[DeviceClaimDetail]:
+        """The alternatives of oneOf, or the detail itself as the only one."""
+        return list(self.one_of) or [self]
+
+
+class DeviceClaimSpec(ApiModel):
+    """What the claim asks for."""
+
+    match_attributes: list[PlainName] = Field(default_factory=list)
+    """Attributes that have one value over all devices of all details."""
+    claims: Annotated[list[DeviceClaimInstance], Field(min_length=1)]
+
+
+class ResourceAllocation(ApiModel):
+    """An amount of one device's resource."""
+
+    name: PlainName
+    allocation: QuantityField
+
+
+class DeviceAllocation(ApiModel):
+    """One device given to one detail of a claim; with amounts when it is a share."""
+
+    device_pool_name: PlainName
+    device_name: PlainName
+    allocations: list[ResourceAllocation] = Field(default_factory=list)
+
+
+class DeviceIP(ApiModel):
+    """An address of a device."""
+
+    ip: str = ""
+
+
+class DeviceStatus(ApiModel):
+    """What the driver says about one allocated device."""
+
+    device_pool_name: PlainName
+    device_name: PlainName
+    conditions: list[Condition] = Field(default_factory=list)
+    device_ip: Annotated[str | None, Field(alias="deviceIP")] = None
+    device_ips: Annotated[list[DeviceIP], Field(alias="deviceIPs")] = Field(default_factory=list)
+    device_info: list[dict[str, Any]] = Field(default_factory=list)
+    allocations: list[ResourceAllocation] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _first_ip(self) -> DeviceStatus:
+        if self.device_ip and self.device_ips and self.device_ips[0].ip != self.device_ip:
+            raise ValueError(f"deviceIPs[0] ({self.device_ips[0].ip}) must equal deviceIP ({self.device_ip})")
+        return self
+
+
+class DeviceClaimStatus(ApiModel):
+    """What the claim got."""
+
+    class_configs: list[dict[str, Any]] = Field(default_factory=list)
+    """Copies of the classes' configuration objects as of the allocation."""
+    claim_configs: list[dict[str, Any]] = Field(default_factory=list)
+    """Copies of the claim's configuration objects as of the allocation."""
+    allocations: list[DeviceAllocation] = Field(default_factory=list)
+    device_statuses: list[DeviceStatus] = Field(default_factory=list)
+    pod_names: list[str] = Field(default_factory=list)
+
+
+class DeviceClaim(ApiModel):
+    """A request for devices. Namespaced."""
+
+    api_version: Literal["devmgmtproto.k8s.io/v1alpha1"] = DEVMGMT
+    kind: Literal["DeviceClaim"] = "DeviceClaim"
+    metadata: ObjectMeta
+    spec: DeviceClaimSpec
+    status: DeviceClaimStatus | None = None
+
+    @model_validator(mode="after")
+    def _annotations(self) -> DeviceClaim:
+        text = self.metadata.annotations.get(meta.PRIORITY)
+        if text is not None and (_INTEGER.fullmatch(text) is None or abs(int(text)) > INT64_MAX):
+            raise ValueError(f"metadata.annotations[{meta.PRIORITY}] must be an integer, not {text[:40]!r}")
+        return self
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace or "default"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name)"""
+        return self.namespace, self.metadata.name
+
+    @property
+    def priority(self) -> int:
+        return int(self.metadata.annotations.get(meta.PRIORITY, "0"))
+
+    @property
+    def group(self) -> str | None:
+        return self.metadata.annotations.get(meta.GROUP) or None
+
+    @property
+    def pinned_node(self) -> str | None:
+        return self.metadata.annotations.get(meta.NODE) or None
+
+    @property
+    def allocated_node(self) -> str | None:
+        return self.metadata.annotations.get(meta.ALLOCATED_NODE) or None
+
+    @property
+    def is_allocated(self) -> bool:
+        return self.status is not None and bool(self.status.allocations)
+
+    @property
+    def is_deleting(self) -> bool:
+        return self.metadata.deletion_timestamp is not None
+
+    def allocation_details(self) -> list[tuple[int, int | None]] | None:
+        """(index into spec.claims, index of the alternative or None) of each status.allocations entry.
+
+        None when the annotation is missing or does not fit the status.
+        """
+        text = self.metadata.annotations.get(meta.ALLOCATION_DETAILS)
+        if text is None or self.status is None:
+            return None
+        try:
+            indexes = json.loads(text)
+            details = [_detail_index(index) for index in indexes]
+        except (ValueError, TypeError):
+            return None
+        return details if len(details) == len(self.status.allocations) else None
+
+
+def _detail_index(text: object) -> tuple[int, int | None]:
+    if not isinstance(text, str) or (match := re.fullmatch(r"(\d{1,6})(?:\.(\d{1,6}))?", text)) is None:
+        raise ValueError(text)
+    return int(match[1]), None if match[2] is None else int(match[2])

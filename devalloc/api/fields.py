@@ -1,0 +1,111 @@
+"""The base of every API object, and the field types they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+
+INT64_MAX = 2**63 - 1
+
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*", re.ASCII)
+_LABEL = re.compile(_DNS_LABEL, re.ASCII)
+_PLAIN = re.compile(r"[^\x00-\x1f\x7f]+")
+
+SUBDOMAIN_PATTERN = rf"^{_DNS_LABEL}(\.{_DNS_LABEL})*$"
+
+
+class ApiModel(BaseModel):
+    """Base of all API types: immutable, JSON names in camelCase, unknown fields refused."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        arbitrary_types_allowed=True,
+        strict=True,
+    )
+
+    def to_manifest(self) -> dict[str, Any]:
+        """This object as JSON-able content: camelCase names, canonical quantities, unset fields left out."""
+        return self.model_dump(by_alias=True, exclude_none=True, exclude_defaults=False, exclude_unset=True)
+
+
+def _parsed(parse: Callable[[object], object]) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value is None else parse(value))
+
+
+def _subdomain(value: object) -> object:
+    if not isinstance(value, str) or len(value) > 253 or _SUBDOMAIN.fullmatch(value) is None:
+        raise ValueError(
+            f"must be a DNS name (lower-case letters, digits, '-' and '.', at most 253), not {_shown(value)}"
+        )
+    return value
+
+
+def _label(value: object) -> object:
+    if not isinstance(value, str) or len(value) > 63 or _LABEL.fullmatch(value) is None:
+        raise ValueError(f"must be a DNS label (lower-case letters, digits and '-', at most 63), not {_shown(value)}")
+    return value
+
+
+def _plain_name(value: object) -> object:
+    if not isinstance(value, str) or not 0 < len(value) <= 253 or _PLAIN.fullmatch(value) is None:
+        raise ValueError(f"must be a text of 1 to 253 printable characters, not {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+QuantityField = Annotated[
+    Quantity,
+    BeforeValidator(Quantity.parse),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}),
+]
+SemVerField = Annotated[
+    SemVer, BeforeValidator(SemVer.parse), PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})
+]
+Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
+SubdomainName = Annotated[
+    str, BeforeValidator(_subdomain), WithJsonSchema({"type": "string", "maxLength": 253, "pattern": SUBDOMAIN_PATTERN})
+]
+LabelName = Annotated[
+    str, BeforeValidator(_label), WithJsonSchema({"type": "string", "maxLength": 63, "pattern": f"^{_DNS_LABEL}$"})
+]
+PlainName = Annotated[
+    str, BeforeValidator(_plain_name), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 253})
+]
+
+
+def refuse_duplicates(what: str, names: Iterable[str]) -> None:
+    """Raise ValueError that lists every name which occurs twice."""
+    seen: set[str] = set()
+    twice = []
+    for name in names:
+        if name in seen and name not in twice:
+            twice.append(name)
+        seen.add(name)
+    if twice:
+        raise ValueError(f"{what} named twice: {', '.join(repr(name) for name in twice[:5])}")
+
+
+def unique_by_name(what: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A validator for lists of things with a ``name``."""
+
+    def check(items: Sequence[Any]) -> Sequence[Any]:
+        refuse_duplicates(what, (item.name for item in items))
+        return items
+
+    return check

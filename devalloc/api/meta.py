@@ -1,0 +1,79 @@
+"""Object metadata, and the annotations that devalloc reads and writes."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, Field
+
+from devalloc.api.fields import ApiModel, Int64, LabelName, PlainName, SubdomainName
+
+DEVMGMT: Final = "devmgmtproto.k8s.io/v1alpha1"
+"""API version of DevicePool, DeviceClass and DeviceClaim."""
+DEVALLOC: Final = "devalloc.io/v1alpha1"
+"""API version of everything the device management API does not have."""
+
+PRIORITY = "devalloc.io/priority"
+"""On a claim: an integer, default 0; higher is satisfied first (S17)."""
+GROUP = "devalloc.io/group"
+"""On a claim: claims of one namespace and group share a node and are satisfied all or none (S7)."""
+NODE = "devalloc.io/node"
+"""On a claim: the only node whose devices may be used. Users write it, the allocator never does (S7)."""
+ALLOCATED_NODE = "devalloc.io/allocated-node"
+"""On an allocated claim: the node its devices are on (S2)."""
+ALLOCATION_DETAILS = "devalloc.io/allocation-details"
+"""On an allocated claim: a JSON list with the index into spec.claims of each entry, such as ["0","1.0"] (S18)."""
+UNAVAILABLE = "devalloc.io/unavailable"
+"""A device attribute: why only admin claims may have the device (S6a)."""
+COMPATIBILITY_GROUP = "devalloc.io/compatibilityGroup"
+"""A device attribute: devices of one pool are allocated together only when they carry the same value (S12a)."""
+
+_RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})", re.ASCII)
+
+
+def parse_time(text: str) -> datetime:
+    """A timestamp of object metadata as a time with zone. Raises ValueError."""
+    if _RFC3339.fullmatch(text) is None:
+        raise ValueError(f"must be an RFC 3339 time such as 2026-01-31T12:00:00Z, not {text[:40]!r}")
+    return datetime.fromisoformat(text.upper().replace("Z", "+00:00"))
+
+
+def _timestamp(text: str) -> str:
+    parse_time(text)
+    return text
+
+
+Timestamp = Annotated[str, AfterValidator(_timestamp)]
+
+
+class ObjectMeta(ApiModel):
+    """The metadata every object carries, as Kubernetes has it."""
+
+    name: SubdomainName
+    namespace: LabelName | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    uid: PlainName | None = None
+    resource_version: str | None = None
+    generation: Int64 | None = None
+    generate_name: str | None = None
+    creation_timestamp: Timestamp | None = None
+    deletion_timestamp: Timestamp | None = None
+    deletion_grace_period_seconds: Int64 | None = None
+    finalizers: list[str] = Field(default_factory=list)
+    owner_references: list[dict[str, Any]] = Field(default_factory=list)
+    managed_fields: list[dict[str, Any]] = Field(default_factory=list)
+    self_link: str | None = None
+
+
+class Condition(ApiModel):
+    """One observation of an object's state (``metav1.Condition``)."""
+
+    type: PlainName
+    status: str
+    observed_generation: Int64 | None = None
+    last_transition_time: str = ""
+    reason: str = ""
+    message: str = ""

@@ -1,0 +1,144 @@
+"""DevicePool: the devices of one driver on one node (or on the network), as their publisher sees them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from devalloc.api.fields import (
+    ApiModel,
+    Int64,
+    PlainName,
+    QuantityField,
+    SemVerField,
+    unique_by_name,
+)
+from devalloc.api.meta import DEVMGMT, ObjectMeta
+from devalloc.api.quantity import ONE, Quantity
+from devalloc.api.semver import SemVer
+
+AttributeValue = str | int | Quantity | SemVer
+
+
+class Attribute(ApiModel):
+    """A named value of a device. Exactly one of the four value fields is set."""
+
+    name: PlainName
+    string_value: str | None = None
+    int_value: Int64 | None = None
+    quantity_value: QuantityField | None = None
+    sem_ver_value: SemVerField | None = None
+
+    @model_validator(mode="after")
+    def _one_value(self) -> Attribute:
+        count = sum(v is not None for v in (self.string_value, self.int_value, self.quantity_value, self.sem_ver_value))
+        if count != 1:
+            raise ValueError(
+                f"must have exactly one of stringValue, intValue, quantityValue, semVerValue, and has {count or 'none'}"
+            )
+        return self
+
+    @property
+    def value(self) -> AttributeValue:
+        """The value; its Python type tells which of the four it is."""
+        for value in (self.string_value, self.int_value, self.quantity_value, self.sem_ver_value):
+            if value is not None:
+                return value
+        raise AssertionError("validated: one value is set")
+
+    @classmethod
+    def of(cls, name: str, value: AttributeValue) -> Attribute:
+        """The attribute for a Python value."""
+        match value:
+            case str():
+                return cls(name=name, string_value=value)
+            case int():
+                return cls(name=name, int_value=value)
+            case Quantity():
+                return cls(name=name, quantity_value=value)
+            case SemVer():
+                return cls(name=name, sem_ver_value=value)
+
+
+class ResourceCapacity(ApiModel):
+    """An amount of a named resource, handed out in whole blocks."""
+
+    name: PlainName
+    capacity: QuantityField
+    block_size: QuantityField | None = None
+
+    @field_validator("capacity", mode="after")
+    @classmethod
+    def _capacity(cls, capacity: Quantity) -> Quantity:
+        if capacity.nano < 0:
+            raise ValueError(f"must not be negative, and is {capacity}")
+        return capacity
+
+    @field_validator("block_size", mode="after")
+    @classmethod
+    def _block_size(cls, block: Quantity | None) -> Quantity | None:
+        if block is not None and block.nano <= 0:
+            raise ValueError(f"must be more than zero, and is {block}")
+        return block
+
+    @property
+    def block(self) -> Quantity:
+        """The block size, 1 where none is given."""
+        return self.block_size or ONE
+
+
+def _not_negative(requests: dict[str, Quantity]) -> dict[str, Quantity]:
+    for name, amount in requests.items():
+        if amount.nano < 0:
+            raise ValueError(f"must not be negative: {name} is {amount}")
+    return requests
+
+
+class Device(ApiModel):
+    """One device of a pool."""
+
+    name: PlainName
+    attributes: Annotated[list[Attribute], AfterValidator(unique_by_name("attribute"))] = Field(default_factory=list)
+    requests: Annotated[dict[PlainName, QuantityField], AfterValidator(_not_negative)] = Field(default_factory=dict)
+    """Pool resources that allocating this device consumes."""
+    resources: Annotated[list[ResourceCapacity], AfterValidator(unique_by_name("resource"))] = Field(
+        default_factory=list
+    )
+    """Resources of the device itself, which claims request and share."""
+
+
+class DevicePoolSpec(ApiModel):
+    """What a pool offers, before any allocation."""
+
+    node_name: PlainName | None = None
+    """The node that has the devices; None (or "") for devices that every node reaches over the network."""
+    driver: PlainName
+    attributes: Annotated[list[Attribute], AfterValidator(unique_by_name("attribute"))] = Field(default_factory=list)
+    """Attributes of all devices; a device's own attribute of the same name wins."""
+    resources: Annotated[list[ResourceCapacity], AfterValidator(unique_by_name("resource"))] = Field(
+        default_factory=list
+    )
+    """Resources that the devices draw on together (partitionable devices)."""
+    devices: Annotated[list[Device], AfterValidator(unique_by_name("device"))] = Field(default_factory=list)
+
+    @field_validator("node_name", mode="before")
+    @classmethod
+    def _empty_is_network(cls, value: object) -> object:
+        return None if value == "" else value
+
+
+class DevicePoolStatus(ApiModel):
+    """The pool as its driver last saw it; not sufficient to make allocation decisions."""
+
+    available_devices: Int64 = 0
+
+
+class DevicePool(ApiModel):
+    """Devices of one driver on one node, or network attached. Cluster scoped."""
+
+    api_version: Literal["devmgmtproto.k8s.io/v1alpha1"] = DEVMGMT
+    kind: Literal["DevicePool"] = "DevicePool"
+    metadata: ObjectMeta
+    spec: DevicePoolSpec
+    status: DevicePoolStatus | None = None

@@ -1,0 +1,192 @@
+"""Kubernetes quantities, exact: ``1500m``, ``10Gi``, ``2e3``.
+
+A quantity is a whole number of *nano* units, so arithmetic never leaves the integers. The grammar is that of
+``k8s.io/apimachinery`` ``resource.Quantity`` with two deliberate differences (claim-semantics S4, S4a): an amount
+finer than one nano is an error instead of being rounded up, and one beyond int64 base units is an error instead of being
+capped.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import total_ordering
+
+NANO = 10**9
+MAX_BASE_UNITS = 2**63 - 1
+
+_NUMBER = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)(.*)", re.DOTALL | re.ASCII)
+_EXPONENT = re.compile(r"[eE]([+-]?\d{1,4})", re.ASCII)
+
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_DECIMAL_BY_POWER = {power: suffix for suffix, power in _DECIMAL.items()}
+_SUFFIX_HINTS = {
+    "K": "k or Ki",
+    "g": "G or Gi",
+    "t": "T or Ti",
+    "KB": "k",
+    "MB": "M",
+    "GB": "G",
+    "TB": "T",
+    "ki": "Ki",
+    "mi": "Mi",
+    "gi": "Gi",
+    "kb": "k",
+    "mb": "M",
+    "gb": "G",
+}
+
+
+class QuantityError(ValueError):
+    """A text that is no quantity, or an amount outside what can be represented."""
+
+
+class Format(Enum):
+    """How an amount is written; it has no part in comparing amounts."""
+
+    DECIMAL_SI = "DecimalSI"
+    BINARY_SI = "BinarySI"
+    DECIMAL_EXPONENT = "DecimalExponent"
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantity:
+    """An exact amount: ``nano`` billionths of the base unit (byte, core, device), written in ``format``."""
+
+    nano: int
+    format: Format = Format.DECIMAL_SI
+
+    def __post_init__(self) -> None:
+        if abs(self.nano) > MAX_BASE_UNITS * NANO:
+            raise QuantityError("is beyond the range of 64-bit base units (at most 9223372036854775807)")
+
+    @classmethod
+    def parse(cls, value: object) -> Quantity:
+        """Read a quantity from manifest content: a string, or a JSON number taken by its decimal text.
+
+        Raises QuantityError with a message that completes the sentence "<field> ...".
+        """
+        if isinstance(value, Quantity):
+            return value
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise QuantityError(f"must be a quantity such as 2, '500m' or '10Gi', not {_typename(value)}")
+        text = value if isinstance(value, str) else getattr(value, "text", None) or repr(value)
+        return cls._parse_text(text)
+
+    @classmethod
+    def _parse_text(cls, text: str) -> Quantity:
+        match = _NUMBER.fullmatch(text)
+        if len(text) > 100 or match is None:
+            shown = text if len(text) <= 40 else text[:37] + "..."
+            raise QuantityError(f"is no quantity: {shown!r} (write a number and a suffix, such as 2, '500m' or '10Gi')")
+        sign, number, suffix = match.groups()
+        whole, _, fraction = number.partition(".")
+        digits = int(whole + fraction or "0")
+        scale = -len(fraction)
+        multiplier, fmt = 1, Format.DECIMAL_SI
+        if suffix in _DECIMAL:
+            scale += _DECIMAL[suffix]
+        elif suffix in _BINARY:
+            multiplier, fmt = _BINARY[suffix], Format.BINARY_SI
+        elif exponent := _EXPONENT.fullmatch(suffix):
+            scale += int(exponent[1])
+            fmt = Format.DECIMAL_EXPONENT
+        else:
+            hint = _SUFFIX_HINTS.get(suffix)
+            advice = f"; did you mean {hint}?" if hint else "; use n u m k M G T P E, Ki Mi Gi Ti Pi Ei or an exponent"
+            raise QuantityError(f"is no quantity: {text!r} has the unknown suffix {suffix!r}{advice}")
+        if digits == 0:
+            return cls(0, fmt)
+        nano = _scaled(digits * multiplier, scale + 9, text)
+        try:
+            return cls(-nano if sign == "-" else nano, fmt)
+        except QuantityError as error:
+            raise QuantityError(f"{error}: {text!r}") from None
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def as_integer(self) -> int | None:
+        """The amount in base units, or None when it has a fraction."""
+        units, rest = divmod(self.nano, NANO)
+        return units if rest == 0 else None
+
+    def __str__(self) -> str:
+        """The canonical text: the largest suffix that leaves no fraction, as Kubernetes writes it."""
+        if self.nano == 0:
+            return "0"
+        units = self.as_integer()
+        if self.format is Format.BINARY_SI and units is not None and abs(units) >= 1024:
+            for suffix, factor in reversed(_BINARY.items()):
+                if units % factor == 0:
+                    return f"{units // factor}{suffix}"
+            return str(units)
+        mantissa, power = self.nano, -9
+        while mantissa % 1000 == 0 and power < 18:
+            mantissa, power = mantissa // 1000, power + 3
+        if self.format is Format.DECIMAL_EXPONENT:
+            return f"{mantissa}e{power}" if power else str(mantissa)
+        return f"{mantissa}{_DECIMAL_BY_POWER[power]}"
+
+    def __repr__(self) -> str:
+        return f"Quantity({str(self)!r})"
+
+    # -- comparing and arithmetic ------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Quantity) and self.nano == other.nano
+
+    def __lt__(self, other: Quantity) -> bool:
+        if not isinstance(other, Quantity):
+            return NotImplemented
+        return self.nano < other.nano
+
+    def __hash__(self) -> int:
+        return hash(("Quantity", self.nano))
+
+    def __add__(self, other: Quantity) -> Quantity:
+        return Quantity(self.nano + other.nano, self._common_format(other))
+
+    def __sub__(self, other: Quantity) -> Quantity:
+        return Quantity(self.nano - other.nano, self._common_format(other))
+
+    def times(self, count: int) -> Quantity:
+        """The amount ``count`` times over."""
+        return Quantity(self.nano * count, self.format)
+
+    def _common_format(self, other: Quantity) -> Format:
+        return self.format if self.nano else other.format
+
+
+ONE = Quantity(NANO)
+"""One base unit: the default block size."""
+
+
+def floor_blocks(amount: Quantity, block: Quantity) -> int:
+    """Whole blocks that fit into ``amount`` (usable capacity, claim-semantics S11)."""
+    return amount.nano // block.nano
+
+
+def ceil_blocks(amount: Quantity, block: Quantity) -> int:
+    """Blocks needed to hold ``amount`` (a request, claim-semantics S11)."""
+    return -(-amount.nano // block.nano)
+
+
+def _scaled(digits: int, power: int, text: str) -> int:
+    if power >= 0:
+        if power > 40:
+            raise QuantityError(f"is beyond the range of 64-bit base units: {text!r}")
+        return digits * int(10**power)
+    if power < -200:
+        raise QuantityError(f"is finer than one nano unit: {text!r}")
+    nano, rest = divmod(digits, 10**-power)
+    if rest:
+        raise QuantityError(f"is finer than one nano unit: {text!r}")
+    return nano
+
+
+def _typename(value: object) -> str:
+    names = {type(None): "null", bool: "a boolean", list: "a list", dict: "a map"}
+    return names.get(type(value), type(value).__name__)
