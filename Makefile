@@ -1,0 +1,81 @@
+# Everything goes into .venv; nothing outside this folder is touched.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+PYTEST := $(BIN)/python -m pytest
+# Arguments for pytest, such as: make test-unit ARGS='-k quantity -x'
+ARGS ?=
+# How long `make fuzz` goes on, in seconds; the round that is running is finished.
+FUZZ_SECONDS ?= 60
+# Workers of the quick tiers; machine and cluster tests own the machine while they run.
+JOBS ?= 2
+
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster lint format bench fuzz clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+
+setup: $(STAMP) ## install everything into .venv (again only when pyproject.toml changed)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "devalloc needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make setup PYTHON=python3.12" >&2; exit 2; }
+	@echo "Setting up $(VENV): about a minute, once."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo "No virtual environment: install the package python3-venv and run make setup again." >&2; exit 2; }
+	@$(BIN)/python -m pip install --disable-pip-version-check --root-user-action=ignore --editable '.[dev]'
+	@touch $@
+
+demo: setup ## the main job, shown on this machine in a few seconds
+	@$(BIN)/devalloc demo
+
+test: test-unit test-conformance test-machine test-cluster ## all tiers
+
+# $(call tier,NAME,PYTEST OPTIONS): a tier without tests yet passes, and says so.
+define tier
+	@if [ -n "$$(find tests/$(1) -name 'test_*.py' -print -quit 2>/dev/null)" ]; then \
+	  echo "== $(1)"; $(PYTEST) tests/$(1) $(2) $(ARGS); \
+	else echo "== $(1): no tests yet"; fi
+endef
+
+test-unit: setup ## seconds: properties, fakes
+	$(call tier,unit,-n $(JOBS))
+
+test-conformance: setup ## cases with known answers, examples, oracles
+	$(call tier,conformance,-n $(JOBS))
+
+test-machine: setup ## real QEMU and kernel (skips where there is none)
+	$(call tier,machine)
+
+test-cluster: setup ## a real Kubernetes control plane (skips where there is none)
+	$(call tier,cluster)
+
+lint: setup ## style, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## rewrite to the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## discovery by tree size, solving by fleet size: a table
+	$(BIN)/python -m benchmarks
+
+fuzz: setup ## property tests over and over with new seeds, for FUZZ_SECONDS
+	@end=$$((SECONDS + $(FUZZ_SECONDS))); round=0; \
+	while [ $$SECONDS -lt $$end ]; do \
+	  round=$$((round + 1)); seed=$$((RANDOM * 32768 + RANDOM)); \
+	  echo "== round $$round, --hypothesis-seed=$$seed, $$((end - SECONDS)) s left"; \
+	  $(PYTEST) tests -m hypothesis --hypothesis-seed=$$seed -n $(JOBS) -x -q $(ARGS); \
+	done
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache benchmarks/out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

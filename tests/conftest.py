@@ -1,0 +1,24 @@
+"""Rules that hold for every tier."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+TIERS_THAT_NEED_A_MACHINE = (Path(__file__).parent / "machine", Path(__file__).parent / "cluster")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With CI=true a skip in the machine and cluster tiers is a failure: there the machine is expected to be able."""
+    report = yield
+    needs_machine = any(item.path.is_relative_to(tier) for tier in TIERS_THAT_NEED_A_MACHINE)
+    if os.environ.get("CI") == "true" and needs_machine and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped although CI=true: {report.longrepr}"
+    return report
