@@ -39,33 +39,47 @@ class ApiModel(BaseModel):
         return self.model_dump(by_alias=True, exclude_none=True, exclude_defaults=False, exclude_unset=True)
 
 
-def _parsed(parse: Callable[[object], object]) -> BeforeValidator:
-    return BeforeValidator(lambda value: None if value is None else parse(value))
-
-
 def _subdomain(value: object) -> object:
     if not isinstance(value, str) or len(value) > 253 or _SUBDOMAIN.fullmatch(value) is None:
         raise ValueError(
-            f"must be a DNS name (lower-case letters, digits, '-' and '.', at most 253), not {_shown(value)}"
+            f"must be a DNS name (lower-case letters, digits, '-' and '.', at most 253), not {shown(value)}"
         )
     return value
 
 
 def _label(value: object) -> object:
     if not isinstance(value, str) or len(value) > 63 or _LABEL.fullmatch(value) is None:
-        raise ValueError(f"must be a DNS label (lower-case letters, digits and '-', at most 63), not {_shown(value)}")
+        raise ValueError(f"must be a DNS label (lower-case letters, digits and '-', at most 63), not {shown(value)}")
     return value
 
 
 def _plain_name(value: object) -> object:
     if not isinstance(value, str) or not 0 < len(value) <= 253 or _PLAIN.fullmatch(value) is None:
-        raise ValueError(f"must be a text of 1 to 253 printable characters, not {_shown(value)}")
+        raise ValueError(f"must be a text of 1 to 253 printable characters, not {shown(value)}")
     return value
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def shown(value: object) -> str:
+    """A value for a message, cut to one line."""
+    text = repr(getattr(value, "text", value))
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+_MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}", re.ASCII)
+
+
+def _mac(value: object) -> object:
+    if not isinstance(value, str) or _MAC.fullmatch(value) is None:
+        raise ValueError(f"must be a MAC address such as '02:00:00:12:34:56' in quotes, not {shown(value)}")
+    if int(value[:2], 16) & 1 or not value.strip("0:"):
+        raise ValueError(f"must be a unicast MAC address (even first byte, not all zero), not {shown(value)}")
+    return value
+
+
+def _object_name(value: object) -> object:
+    if not isinstance(value, str) or not 0 < len(value) <= 253 or "/" in value or "%" in value or value in (".", ".."):
+        raise ValueError(f"must be a name of 1 to 253 characters without '/' and '%', not {shown(value)}")
+    return value
 
 
 QuantityField = Annotated[
@@ -86,6 +100,12 @@ LabelName = Annotated[
 ]
 PlainName = Annotated[
     str, BeforeValidator(_plain_name), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 253})
+]
+
+ObjectName = Annotated[str, BeforeValidator(_object_name)]
+"""The name of an object of any API; some allow more than DNS names."""
+Mac = Annotated[
+    str, BeforeValidator(_mac), WithJsonSchema({"type": "string", "maxLength": 17, "pattern": f"^{_MAC.pattern}$"})
 ]
 
 

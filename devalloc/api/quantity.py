@@ -2,8 +2,8 @@
 
 A quantity is a whole number of *nano* units, so arithmetic never leaves the integers. The grammar is that of
 ``k8s.io/apimachinery`` ``resource.Quantity`` with two deliberate differences (claim-semantics S4, S4a): an amount
-finer than one nano is an error instead of being rounded up, and one beyond int64 base units is an error instead of being
-capped.
+finer than one nano is an error instead of being rounded up, and one beyond int64 base units is an error instead of
+being capped.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Quantity:
         if isinstance(value, Quantity):
             return value
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise QuantityError(f"must be a quantity such as 2, '500m' or '10Gi', not {_typename(value)}")
+            raise QuantityError(f"must be a quantity such as 2, '500m' or '10Gi', not {type_name(value)}")
         text = value if isinstance(value, str) else getattr(value, "text", None) or repr(value)
         return cls._parse_text(text)
 
@@ -181,12 +181,26 @@ def _scaled(digits: int, power: int, text: str) -> int:
         return digits * int(10**power)
     if power < -200:
         raise QuantityError(f"is finer than one nano unit: {text!r}")
-    nano, rest = divmod(digits, 10**-power)
+    nano, rest = divmod(digits, int(10**-power))
     if rest:
         raise QuantityError(f"is finer than one nano unit: {text!r}")
     return nano
 
 
-def _typename(value: object) -> str:
-    names = {type(None): "null", bool: "a boolean", list: "a list", dict: "a map"}
-    return names.get(type(value), type(value).__name__)
+def type_name(value: object) -> str:
+    """What a value is, in the words of a manifest's author."""
+    for kind, words in _TYPE_NAMES.items():
+        if isinstance(value, kind):
+            return words
+    return f"a {type(value).__name__}"
+
+
+_TYPE_NAMES: dict[type, str] = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "a map",
+}

@@ -1,0 +1,102 @@
+"""JSON content as such: what may stand in a document before anybody looks at its meaning."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from devalloc.api.quantity import type_name
+from devalloc.api.shapes import join
+
+MAX_DEPTH = 64
+MAX_NODES = 2_000_000
+MAX_INTEGER_BITS = 512
+MAX_FINDINGS = 100
+
+
+def unfit(content: object) -> list[tuple[str, str]]:
+    """(path, message) of what is no JSON content or beyond all bounds; empty when the content is fit to be read.
+
+    Works level by level, so that depth costs no stack.
+    """
+    level: list[object] = [content]
+    nodes = 0
+    for _ in range(MAX_DEPTH):
+        below: list[object] = []
+        for container in level:
+            if type(container) is dict:
+                values = list(container.values())
+                keys_fit = all(type(key) is str and _fault(key) is None for key in container)
+            else:
+                values = container if type(container) is list else [container]
+                keys_fit = True
+            nodes += len(values)
+            if not keys_fit or nodes > MAX_NODES:
+                return _search(content)
+            for value in values:
+                kind = type(value)
+                if kind is dict or kind is list:
+                    below.append(value)
+                elif _fault(value) is not None:
+                    return _search(content)
+        if not below:
+            return []
+        level = below
+    return _search(content)
+
+
+def _search(content: object) -> list[tuple[str, str]]:
+    """The faults with their places: the slow way, for content that has some."""
+    found: list[tuple[str, str]] = []
+    level: list[tuple[str, object]] = [("", content)]
+    nodes = 0
+    for depth in range(MAX_DEPTH + 1):
+        below: list[tuple[str, object]] = []
+        for path, value in level:
+            nodes += 1
+            if nodes > MAX_NODES:
+                return [*found, ("", f"is too large (more than {MAX_NODES} values)")]
+            if len(found) >= MAX_FINDINGS:
+                return found
+            if isinstance(value, (dict, list)) and depth == MAX_DEPTH:
+                return [*found, (path, f"is nested too deeply (more than {MAX_DEPTH} levels)")]
+            if isinstance(value, dict):
+                for key, entry in value.items():
+                    here = join(path, _printable(key), is_entry=False)
+                    if not isinstance(key, str):
+                        found.append((here, f"has a key that must be a text in quotes, not {type_name(key)}"))
+                    elif (message := _fault(key)) is not None:
+                        found.append((here, f"has a key that {message}"))
+                    below.append((here, entry))
+            elif isinstance(value, list):
+                below += [(join(path, i, is_entry=True), entry) for i, entry in enumerate(value)]
+            elif (message := _fault(value)) is not None:
+                found.append((path, message))
+        level = below
+    return found
+
+
+def _fault(value: object) -> str | None:
+    """What makes a scalar unfit, or None."""
+    if isinstance(value, str):
+        return None if value.isascii() or _is_unicode(value) else "has a broken character (half of a surrogate pair)"
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return None if value.bit_length() <= MAX_INTEGER_BITS else "is too large a number"
+    if isinstance(value, float):
+        return None if isfinite(value) else "must be a finite number"
+    return f"must be JSON content, not {type_name(value)}"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _printable(key: object) -> str:
+    if isinstance(key, str):
+        return key if _fault(key) is None else ascii(key)
+    return type_name(key) if _fault(key) is not None else str(key)

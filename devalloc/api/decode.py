@@ -1,0 +1,176 @@
+"""From manifest content to API objects, with every problem named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
+from devalloc.api.configobject import ConfigObject
+from devalloc.api.content import unfit
+from devalloc.api.explain import explain, nearest
+from devalloc.api.fields import ApiModel, shown
+from devalloc.api.kinds import KINDS, Kind
+from devalloc.api.lenient import Finding, read_leniently
+from devalloc.api.problems import Problem, Severity
+from devalloc.api.quantity import type_name
+
+MAX_PROBLEMS = 500
+"""Problems kept of one document; more are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An object, or None with at least one error among the problems; warnings may come with either."""
+
+    object: ApiModel | None
+    problems: list[Problem]
+
+
+def decode(manifest: object) -> Decoded:
+    """Read one manifest (JSON-like content). Never raises for content.
+
+    Unknown kinds of API groups that are not ours come back as ConfigObject.
+    """
+    if not isinstance(manifest, dict):
+        return Decoded(None, [Problem(f"must be an object with apiVersion and kind, not {type_name(manifest)}")])
+    about = _Subject.of(manifest)
+    if faults := unfit(manifest):
+        return Decoded(None, about.problems((Finding(*fault) for fault in faults), "error"))
+    kind = _kind_of(manifest)
+    if isinstance(kind, list):
+        return Decoded(None, about.problems(kind, "error"))
+    return _decode_as(ConfigObject if kind is None else kind.model, kind, manifest, about)
+
+
+def _decode_as(model: type[ApiModel], kind: Kind | None, manifest: dict[str, Any], about: _Subject) -> Decoded:
+    findings: list[Finding] = []
+    obj = _validated(model, manifest) if _needs_no_care(manifest) else None
+    if obj is None:
+        content, findings = read_leniently(manifest, model)
+        if kind is not None and not kind.namespaced:
+            findings += _drop_namespace(content, kind)
+        obj = _validated(model, content)
+        if obj is None:
+            errors = about.problems(explain(content, model), "error")
+            return Decoded(None, errors + about.problems(findings, "warning"))
+    if isinstance(obj, DeviceClaim):
+        findings = [*findings, *_any_device(obj)]
+    return Decoded(obj, about.problems(findings, "warning"))
+
+
+def _validated(model: type[ApiModel], content: dict[str, Any]) -> ApiModel | None:
+    try:
+        return model.model_validate(content, by_alias=True, by_name=False)
+    except ValidationError:
+        return None
+
+
+def _needs_no_care(manifest: dict[str, Any]) -> bool:
+    """True when content that validates has nothing that is read leniently: no nulls, no misplaced namespace."""
+    metadata = manifest.get("metadata")
+    kind = KINDS.get(str(manifest.get("kind")))
+    if isinstance(metadata, dict) and "namespace" in metadata and kind is not None and not kind.namespaced:
+        return False
+    stack: list[Any] = [manifest]
+    while stack:
+        value = stack.pop()
+        for entry in value.values() if isinstance(value, dict) else value:
+            if entry is None:
+                return False
+            if type(entry) is dict or type(entry) is list:
+                stack.append(entry)
+    return True
+
+
+def _drop_namespace(content: dict[str, Any], kind: Kind) -> list[Finding]:
+    metadata = content.get("metadata")
+    if not isinstance(metadata, dict) or "namespace" not in metadata:
+        return []
+    del metadata["namespace"]
+    return [Finding("metadata.namespace", f"is ignored: a {kind.kind} belongs to no namespace")]
+
+
+def _any_device(claim: DeviceClaim) -> Iterator[Finding]:
+    for i, entry in enumerate(claim.spec.claims):
+        details = [(f"spec.claims[{i}].oneOf[{j}]", detail) for j, detail in enumerate(entry.one_of)]
+        for path, detail in details or [(f"spec.claims[{i}]", entry)]:
+            if not _names_something(detail):
+                yield Finding(path, "names neither deviceClass nor deviceType, so any device of any driver will do")
+
+
+def _names_something(detail: DeviceClaimDetail) -> bool:
+    return bool(detail.device_class or detail.device_type)
+
+
+# -- which kind ------------------------------------------------------------------------------------------------------
+
+
+def _kind_of(manifest: dict[str, Any]) -> Kind | list[Finding] | None:
+    """Our kind, None for a kind of somebody else's API, or what is wrong."""
+    api_version, kind = manifest.get("apiVersion"), manifest.get("kind")
+    missing = [
+        Finding(name, "is required" if value in (None, "") else f"must be a text, not {type_name(value)}")
+        for name, value in (("apiVersion", api_version), ("kind", kind))
+        if not isinstance(value, str) or not value
+    ]
+    if missing:
+        return missing
+    assert isinstance(api_version, str)
+    assert isinstance(kind, str)
+    ours = KINDS.get(kind)
+    if ours is not None and ours.api_version == api_version:
+        return ours
+    group = api_version.partition("/")[0]
+    if any(group == known.group for known in KINDS.values()):
+        return [_unknown_in_group(api_version, kind, group)]
+    if ours is not None and ("/" not in api_version or nearest(group, [ours.group])):
+        return [Finding("apiVersion", f"must be {ours.api_version} for a {kind}, not {shown(api_version)}")]
+    return None
+
+
+def _unknown_in_group(api_version: str, kind: str, group: str) -> Finding:
+    ours = KINDS.get(kind)
+    if ours is not None:
+        return Finding("apiVersion", f"must be {ours.api_version} for a {kind}, not {shown(api_version)}")
+    known = [name for name, candidate in KINDS.items() if candidate.group == group]
+    near = nearest(kind, known)
+    advice = f"did you mean {near}?" if near else f"known here: {', '.join(known)}"
+    return Finding("kind", f"{shown(kind)} is no kind of {group}; {advice}")
+
+
+# -- problems --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """Who a document is about, as far as it can be told."""
+
+    kind: str | None
+    namespace: str | None
+    name: str | None
+
+    @classmethod
+    def of(cls, manifest: dict[str, Any]) -> _Subject:
+        metadata = manifest.get("metadata")
+        names = metadata if isinstance(metadata, dict) else {}
+        return cls(_word(manifest.get("kind")), _word(names.get("namespace")), _word(names.get("name")))
+
+    def problems(self, findings: Any, severity: Severity) -> list[Problem]:
+        found = [
+            Problem(finding.message, finding.path, self.kind, self.namespace, self.name, severity=severity)
+            for finding in findings
+        ]
+        if len(found) <= MAX_PROBLEMS:
+            return found
+        more = f"has {len(found) - MAX_PROBLEMS} more problems like these"
+        return [*found[:MAX_PROBLEMS], Problem(more, "", self.kind, self.namespace, self.name, severity=severity)]
+
+
+def _word(value: object) -> str | None:
+    if not isinstance(value, str) or not value:
+        return None
+    return value if value.isprintable() and len(value) <= 253 else ascii(value)[:253]

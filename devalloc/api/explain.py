@@ -1,0 +1,213 @@
+"""What is wrong with content that a model refuses, all of it at once, in words for its author.
+
+Validation stops a model's own checks while a field of it is wrong. So the errors found are repaired in a copy and the
+copy is validated again, until nothing new comes up; what a repair itself may have caused is left out.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from devalloc.api.claim import DeviceClaimDetail, DeviceClaimSpec
+from devalloc.api.fields import ApiModel, shown
+from devalloc.api.lenient import Finding
+from devalloc.api.pool import Attribute
+from devalloc.api.quantity import Quantity, type_name
+from devalloc.api.semver import SemVer
+from devalloc.api.shapes import Form, Loc, Shape, child, fields_of, model_shape, path_of
+
+ROUNDS = 6
+_KEY = "[key]"
+
+_COUNT_HINT = "write it inside requests, as requests.count"
+_HINTS: dict[type[ApiModel], dict[str, str]] = {
+    DeviceClaimDetail: {
+        "count": _COUNT_HINT,
+        "devices": _COUNT_HINT,
+        "maxDevices": "write limits.count",
+        "class": "did you mean deviceClass?",
+        "driver": "claims name a deviceClass or a deviceType; the class names the driver",
+        "adminAccess": "it belongs to the spec of a DeviceClass",
+        "distinctAttributes": "this API has no such constraint; claim the devices one by one and tell them apart in "
+        "constraints",
+    },
+    DeviceClaimSpec: dict.fromkeys(
+        ("deviceClass", "deviceType", "requests", "limits", "constraints", "oneOf", "configs", "count"),
+        "it belongs to an entry of spec.claims",
+    ),
+}
+
+
+def explain(content: dict[str, Any], model: type[ApiModel]) -> list[Finding]:
+    """Every error of the content; empty when the model takes it. Does not change the content."""
+    shape = model_shape(model)
+    findings: list[Finding] = []
+    known = _Known()
+    for _ in range(ROUNDS):
+        fresh = [error for error in _validate(content, model) if not known.covers(error["loc"])]
+        if not fresh:
+            break
+        if not findings:
+            content = _copy(content)
+        for error in fresh:
+            findings.append(_finding(error, shape))
+        for error in fresh:
+            known.add(error["loc"])
+            _repair(content, shape, error)
+    return findings
+
+
+def _validate(content: dict[str, Any], model: type[ApiModel]) -> list[ErrorDetails]:
+    try:
+        model.model_validate(content, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return error.errors(include_url=False)
+    return []
+
+
+class _Known:
+    """Places that are wrong already: what is found in them, or about something that contains them, says nothing new."""
+
+    def __init__(self) -> None:
+        self._wrong: set[Loc] = set()
+        self._above: set[Loc] = set()
+
+    def add(self, loc: Loc) -> None:
+        self._wrong.add(loc)
+        self._above.update(loc[:i] for i in range(len(loc)))
+
+    def covers(self, loc: Loc) -> bool:
+        return loc in self._above or any(loc[:i] in self._wrong for i in range(len(loc) + 1))
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def _finding(error: ErrorDetails, shape: Shape) -> Finding:
+    loc, value = error["loc"], error["input"]
+    is_key = bool(loc) and loc[-1] == _KEY
+    place = loc[:-1] if is_key else loc
+    message = _message(error, value, _at(shape, place[:-1]), place)
+    return Finding(path_of(shape, place), f"has a key that {message}" if is_key else message)
+
+
+def _message(error: ErrorDetails, value: Any, parent: Shape, loc: Loc) -> str:
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            return _unknown_field(str(loc[-1]), parent)
+        case "value_error":
+            return str(context["error"])
+        case "string_type":
+            quotes = " (write it in quotes)" if isinstance(value, (int, float)) else ""
+            return f"must be a text, not {type_name(value)}{quotes}"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"must be a whole number, not {_what(value)}"
+        case "bool_type" | "bool_parsing":
+            return f"must be true or false, not {_what(value)}"
+        case "model_type" | "model_attributes_type" | "dict_type" | "mapping_type":
+            return f"must be a map of fields, not {type_name(value)}"
+        case "list_type":
+            return f"must be a list, not {type_name(value)}"
+        case "literal_error":
+            return f"must be {context['expected']}, not {_what(value)}"
+        case "too_short":
+            return f"must have at least {_entries(context['min_length'])}, and has {_entries(context['actual_length'])}"
+        case "too_long":
+            return f"must have at most {_entries(context['max_length'])}, and has {_entries(len(value))}"
+        case "string_too_short":
+            return f"must have at least {context['min_length']} characters"
+        case "string_too_long":
+            return f"must have at most {context['max_length']} characters, and has {len(value)}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}, not {shown(value)}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}, not {shown(value)}"
+        case _:
+            return f"{error['msg'][:1].lower()}{error['msg'][1:]}, not {_what(value)}"
+
+
+def _unknown_field(name: str, parent: Shape) -> str:
+    assert parent.model is not None
+    fields = list(fields_of(parent.model))
+    for model in parent.model.__mro__:
+        if isinstance(model, type) and (hint := _HINTS.get(model, {}).get(name)):
+            return f"unknown field; {hint}"
+    near = nearest(name, fields)
+    if near:
+        return f"unknown field; did you mean `{near}`?"
+    return f"unknown field; known here: {', '.join(fields)}" if fields else "unknown field; none is known here"
+
+
+def nearest(word: str, known: list[str]) -> str | None:
+    """The known word that somebody who wrote ``word`` most likely meant, or None."""
+    by_folded = {name.lower().replace("-", "").replace("_", ""): name for name in known}
+    folded = word[:100].lower().replace("-", "").replace("_", "")
+    matches = get_close_matches(folded, by_folded, n=1, cutoff=0.6)
+    return by_folded[matches[0]] if matches else None
+
+
+def _entries(count: Any) -> str:
+    return "1 entry" if count == 1 else f"{count or 'no'} entries"
+
+
+def _what(value: Any) -> str:
+    return shown(value) if isinstance(value, (str, int, float)) else type_name(value)
+
+
+# -- repair --------------------------------------------------------------------------------------------------------
+
+
+def _at(shape: Shape, loc: Loc) -> Shape:
+    for step in loc:
+        shape = child(shape, step)
+    return shape
+
+
+def _repair(content: Any, shape: Shape, error: ErrorDetails) -> None:
+    """Make the place valid: drop it where it may be absent, else put the least that is valid there."""
+    loc = error["loc"][:-1] if error["loc"][-1:] == (_KEY,) else error["loc"]
+    if not loc:
+        return
+    for step in loc[:-1]:
+        try:
+            content = content[step]
+        except (KeyError, IndexError, TypeError):
+            return  # an earlier repair has dropped what contains it
+        shape = child(shape, step)
+    last = loc[-1]
+    field = fields_of(shape.model).get(str(last)) if shape.model else None
+    if isinstance(content, list) and isinstance(last, int) and last < len(content):
+        content[last] = _least(shape.item, last)
+    elif isinstance(content, dict) and field is not None and field.required:
+        content[last] = _least(field.shape, 0)
+    elif isinstance(content, dict):
+        content.pop(last, None)
+
+
+def _least(shape: Shape | None, number: int) -> Any:
+    """The least valid content of a shape; names differ by number."""
+    if shape is None or shape.form is Form.MAP or shape.form is Form.RAW:
+        return {}
+    if shape.model is not None:
+        extra = {"stringValue": ""} if shape.model is Attribute else {}
+        required = {name: _least(f.shape, number) for name, f in fields_of(shape.model).items() if f.required}
+        return required | extra
+    if shape.form is Form.LIST:
+        return [_least(shape.item, number)]
+    values = {int: 1, bool: False, Quantity: "1", SemVer: "0.0.0", str: f"repaired-{number}"}
+    return values.get(shape.scalar, shape.scalar) if isinstance(shape.scalar, type) else shape.scalar
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_copy(entry) for entry in value]
+    return value

@@ -1,0 +1,61 @@
+"""The kinds of objects that devalloc knows by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.configs import VfConfig, VfioConfig, VgpuConfig
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.fields import ApiModel
+from devalloc.api.meta import DEVALLOC, DEVMGMT
+from devalloc.api.pool import DevicePool
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind with its names for people and for the Kubernetes API."""
+
+    kind: str
+    api_version: str
+    plural: str
+    singular: str
+    short_names: tuple[str, ...]
+    namespaced: bool
+    model: type[ApiModel]
+
+    @property
+    def group(self) -> str:
+        return self.api_version.partition("/")[0]
+
+    @property
+    def version(self) -> str:
+        return self.api_version.partition("/")[2]
+
+
+def _kind(model: type[ApiModel], api_version: str, short: tuple[str, ...], *, namespaced: bool, plural: str) -> Kind:
+    name = model.__name__
+    return Kind(name, api_version, plural, name.lower(), short, namespaced, model)
+
+
+KINDS: dict[str, Kind] = {
+    kind.kind: kind
+    for kind in (
+        _kind(DevicePool, DEVMGMT, ("dp",), namespaced=False, plural="devicepools"),
+        _kind(DeviceClass, DEVMGMT, ("dc",), namespaced=False, plural="deviceclasses"),
+        _kind(DeviceClaim, DEVMGMT, ("dclaim",), namespaced=True, plural="deviceclaims"),
+        _kind(VfioConfig, DEVALLOC, (), namespaced=True, plural="vfioconfigs"),
+        _kind(VfConfig, DEVALLOC, (), namespaced=True, plural="vfconfigs"),
+        _kind(VgpuConfig, DEVALLOC, (), namespaced=True, plural="vgpuconfigs"),
+    )
+}
+"""By kind, such as "DevicePool"."""
+
+
+def find_kind(word: str) -> Kind | None:
+    """The kind that somebody means by "DevicePool", "devicepools", "dp", "dp.devmgmtproto.k8s.io" and the like."""
+    name, _, group = word.lower().partition(".")
+    for kind in KINDS.values():
+        if name in (kind.singular, kind.plural, *kind.short_names) and group in ("", kind.group):
+            return kind
+    return None

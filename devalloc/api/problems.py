@@ -1,0 +1,50 @@
+"""Problem: something in the input that its author should know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, where, and what to do.
+
+    ``message`` completes the sentence "<path> ..." where there is a path. ``source`` names the document, such as
+    "fleet.yaml, document 2". An error means that the object was left out, a warning that it was read in some way.
+    """
+
+    message: str
+    path: str = ""
+    kind: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+    source: str | None = None
+    severity: Severity = "error"
+
+    @property
+    def is_error(self) -> bool:
+        return self.severity == "error"
+
+    @property
+    def subject(self) -> str:
+        """The object, as "DeviceClaim team-a/train"; empty when the problem has none."""
+        name = "/".join(part for part in (self.namespace, self.name) if part)
+        return " ".join(part for part in (self.kind, name) if part)
+
+    def __str__(self) -> str:
+        where = [part for part in (self.source, self.subject, self.path) if part]
+        prefix = "warning: " if self.severity == "warning" else ""
+        return prefix + ": ".join([*where, self.message])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, unset fields left out."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, "")}
+
+
+def errors(problems: Iterable[Problem]) -> list[Problem]:
+    """Only the problems that cost an object."""
+    return [problem for problem in problems if problem.is_error]
