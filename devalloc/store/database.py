@@ -1,0 +1,128 @@
+"""A connection to the SQLite file: opened safely, migrated, with errors that say what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from devalloc.store.errors import StoreError, Unavailable, Unusable
+from devalloc.store.migrations import APPLICATION_ID, STEPS, migrate
+from devalloc.store.paths import prepare
+
+BUSY_SECONDS = 30.0
+"""How long a write waits for the writes of other processes."""
+_WAL_LIMIT_BYTES = 16 * 2**20
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """A connection for reading and writing, on a schema that is up to date. Raises Unusable, Unavailable."""
+    prepare(path)
+    with explained(path):
+        connection = _connect(path)
+        try:
+            _refuse_foreign(connection, path)
+            _use_wal(connection)
+            migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """One more connection to a database that is open already, for reading only."""
+    with explained(path):
+        connection = _connect(path)
+        connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, *, write: bool) -> Iterator[None]:
+    """All of it or nothing; reads see one moment."""
+    connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _explanation(path, error) from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # mode=rw: never create a file here, that is done with the right mode elsewhere.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
+    """Look before anything is written."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables and application != APPLICATION_ID:
+        raise Unusable(f"{path} is a database of another program; choose another path for the store")
+    if version > len(STEPS):
+        raise Unusable(
+            f"{path} was written by a newer devalloc (schema {version}; this one knows up to {len(STEPS)}). "
+            "It was left as it is. Use the newer version, or restore a backup that this version made"
+        )
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    # Switching the journal does not wait for other processes that open the file at the same moment.
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+    if mode != "wal":
+        raise sqlite3.OperationalError("this file system does not support SQLite's write-ahead log")
+    connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
+
+
+def _explanation(path: Path, error: sqlite3.Error) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    match code:
+        case sqlite3.SQLITE_NOTADB:
+            return Unusable(f"{path} is not a devalloc store ({error}); choose another path, or move the file away")
+        case sqlite3.SQLITE_CORRUPT:
+            return Unusable(
+                f"the store {path} is damaged ({error}). Stop devalloc, move {path.name}, {path.name}-wal and "
+                f"{path.name}-shm away for inspection, and put the last file that `devalloc backup` made in their place"
+            )
+        case sqlite3.SQLITE_FULL:
+            return Unavailable(f"no space left for the store {path}; nothing was written. Free space and try again")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN:
+            return Unavailable(f"the store {path} cannot be opened for writing ({error}); nothing was written")
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return Unavailable(
+                f"another process has kept the store {path} busy for {BUSY_SECONDS:.0f} s; "
+                "nothing was written. Try again"
+            )
+        case _:
+            return Unavailable(f"the store {path} failed: {error}; read again what was written last")

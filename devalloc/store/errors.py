@@ -1,0 +1,50 @@
+"""What can go wrong in a store. Every message is written for the person who reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StoreError(Exception):
+    """Base of every error a store raises."""
+
+
+class Invalid(StoreError):
+    """The request itself makes no sense: no name, no resourceVersion where one is needed."""
+
+
+class NotFound(StoreError):
+    """The object does not exist."""
+
+
+class AlreadyExists(StoreError):
+    """An object of this kind, namespace and name exists."""
+
+
+class Conflict(StoreError):
+    """Somebody else changed what the write was based on. Read again and decide again."""
+
+    def __init__(self, conflicts: Sequence[str]) -> None:
+        super().__init__("; ".join(conflicts))
+        self.conflicts = tuple(conflicts)
+        """One sentence for each object in the way."""
+
+
+class Expired(StoreError):
+    """A watch cannot resume from so old a resourceVersion: deletions since then are forgotten. List again."""
+
+
+class Unavailable(StoreError):
+    """The store cannot do it now (disk full, read-only, busy). Nothing was written; trying again later may help."""
+
+
+class Unusable(StoreError):
+    """The file is not one this program can or may use: damaged, too new, of another program or user."""
+
+
+class Held(StoreError):
+    """Another process runs the loops on this store."""
+
+    def __init__(self, message: str, pid: int | None) -> None:
+        super().__init__(message)
+        self.pid = pid

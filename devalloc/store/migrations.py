@@ -1,0 +1,71 @@
+"""The schema of the SQLite store, one step per release that changed it.
+
+A step, once released, is never edited. Steps run in order, each in a transaction of its own, so that a crash leaves
+the schema of the last whole step. ``PRAGMA user_version`` is the number of steps done; a higher number than this
+program knows means a newer program wrote the file, which is then left alone.
+
+There is no log of events: a watch reads the objects by their resourceVersion, and deletions from ``tombstones``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+APPLICATION_ID = 0x64_76_61_6C
+"""``PRAGMA application_id`` of our files: "dval"."""
+
+STEPS: tuple[tuple[str, ...], ...] = (
+    (
+        """
+        CREATE TABLE objects (
+            kind TEXT NOT NULL,
+            namespace TEXT NOT NULL,         -- '' for cluster-scoped objects
+            name TEXT NOT NULL,
+            version INTEGER NOT NULL,        -- metadata.resourceVersion
+            created_version INTEGER NOT NULL,
+            spec_version INTEGER NOT NULL,   -- resourceVersion of the last change of spec, the creation included
+            status_version INTEGER NOT NULL, -- resourceVersion of the last change of status, 0 for never
+            content TEXT NOT NULL,           -- the manifest as JSON
+            PRIMARY KEY (kind, namespace, name)
+        )
+        """,
+        "CREATE UNIQUE INDEX objects_version ON objects (version)",
+        """
+        CREATE TABLE tombstones (
+            version INTEGER PRIMARY KEY,     -- resourceVersion of the deletion
+            kind TEXT NOT NULL,
+            created_version INTEGER NOT NULL,
+            content TEXT NOT NULL            -- the manifest as it was last
+        )
+        """,
+        "CREATE INDEX tombstones_kind ON tombstones (kind, version)",
+        """
+        CREATE TABLE counter (
+            id INTEGER PRIMARY KEY CHECK (id = 1),
+            version INTEGER NOT NULL,        -- the newest resourceVersion
+            forgotten INTEGER NOT NULL       -- tombstones up to this resourceVersion are gone
+        )
+        """,
+        "INSERT INTO counter VALUES (1, 0, 0)",
+    ),
+)
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring the schema up to date. The caller has checked that it is not newer."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Read again: another process may have migrated while we waited for the lock.
+        (done,) = connection.execute("PRAGMA user_version").fetchone()
+        for number, step in enumerate(STEPS[done:], start=done + 1):
+            for statement in step:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute("COMMIT")
+            connection.execute("BEGIN IMMEDIATE")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

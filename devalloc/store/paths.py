@@ -1,0 +1,70 @@
+"""Where the embedded store lives, and that nobody else can read it or put a file in its place."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from devalloc.store.errors import Unavailable, Unusable
+
+ENVIRONMENT = "DEVALLOC_STORE"
+"""Environment variable with the path of the store."""
+
+_FILES = ("", "-wal", "-shm", "-journal", ".lock")
+"""The database, what SQLite keeps beside it, and the lock of the loops."""
+
+
+def default_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+    """``$DEVALLOC_STORE``, else /var/lib/devalloc/devalloc.db for root, else below the user's state folder."""
+    if path := environ.get(ENVIRONMENT):
+        return Path(path).expanduser()
+    if (os.geteuid() if uid is None else uid) == 0:
+        return Path("/var/lib/devalloc/devalloc.db")
+    state = Path(environ.get("XDG_STATE_HOME", ""))
+    # The XDG rules say that a relative path is to be ignored.
+    folder = state if state.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".local" / "state"
+    return folder / "devalloc" / "devalloc.db"
+
+
+def prepare(path: Path) -> None:
+    """Make the store's folder (0700) and file (0600) where missing, and check the files that are there.
+
+    Raises Unusable when one of them is a link, not a plain file or another user's. No file is opened for that: closing
+    any descriptor of a database drops the locks that SQLite holds on it elsewhere in this process.
+    """
+    try:
+        _make_folder(path.parent)
+        for suffix in _FILES:
+            check_private(path.with_name(path.name + suffix))
+        with suppress(FileExistsError):
+            os.mknod(path, stat.S_IFREG | 0o600)
+        check_private(path)
+    except OSError as error:
+        raise Unavailable(f"cannot open the store {path}: {error.strerror}") from error
+
+
+def check_private(path: Path) -> None:
+    """Refuse a link, anything but a plain file, and another user's file; take rights away from group and others."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a plain file"
+        raise Unusable(f"{path} is {what}, which devalloc does not follow; give the path of the file itself")
+    if found.st_uid != os.geteuid():
+        raise Unusable(
+            f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}); "
+            f"use a store of your own with ${ENVIRONMENT} or run as that user"
+        )
+    if found.st_mode & 0o077:
+        path.chmod(0o600)
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,0 +1,142 @@
+"""What every store offers, whatever is behind it.
+
+The semantics are those of the Kubernetes API for custom resources, so that a cluster can stand behind the same
+protocol:
+
+* an object is a manifest; the store knows kinds by their name only and checks nothing but identity;
+* ``metadata.uid``, ``creationTimestamp``, ``generation``, ``resourceVersion`` and ``deletionTimestamp`` are the
+  store's: what a caller puts there is ignored on create, and kept as it was on replace;
+* ``replace`` writes everything but ``status``, ``replace_status`` nothing but ``status``, ``create`` drops it;
+* every write to an existing object names the resourceVersion it is based on, in ``metadata.resourceVersion``. There
+  is no "last write wins": a missing resourceVersion is Invalid, an outdated one a Conflict;
+* a write that would change nothing changes nothing, the resourceVersion included;
+* ``delete`` of an object with finalizers only sets its deletionTimestamp; it goes with its last finalizer.
+
+Where it differs: ``creationTimestamp`` has microseconds; resourceVersions are decimal numbers of one counter for the
+whole store and may be compared; a watch may show quick changes to one object as one; two API groups cannot both have
+an object of one kind, namespace and name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from devalloc.store.key import Key, Object
+
+
+class EventType(StrEnum):
+    """What a watch says about an object."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change; for DELETED, ``object`` is the last state, at the resourceVersion of its deletion."""
+
+    type: EventType
+    object: Object
+
+    @property
+    def resource_version(self) -> str:
+        """Where a later watch resumes."""
+        return str(self.object["metadata"]["resourceVersion"])
+
+
+class Listing(NamedTuple):
+    """Objects ordered by kind, namespace and name, and the resourceVersion from which to watch for later changes."""
+
+    objects: list[Object]
+    resource_version: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """What ``commit`` writes on one object."""
+
+    key: Key
+    resource_version: str
+    """The object's resourceVersion that the change is based on."""
+    status: Object | None
+    """The whole new status; None for none."""
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    """Annotations to set, or to remove where the value is None. The others stay."""
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A decision read more than the objects it writes; it holds only while nothing of this changed."""
+
+    resource_version: str
+    """The Listing that was read."""
+    specs: frozenset[str] = frozenset()
+    """Kinds of which no object was created, deleted or got another spec since."""
+    statuses: frozenset[str] = frozenset()
+    """Kinds of which no object got another status since."""
+
+
+class Store(Protocol):
+    """Where objects live. Safe to share between threads. Errors: ``devalloc.store.errors``."""
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        """The object. Raises NotFound."""
+
+    def list(self, kinds: str | Iterable[str] | None = None, namespace: str | None = None) -> Listing:
+        """All objects of one kind, several or (None) all, in one namespace or (None) everywhere, as of one moment."""
+
+    def watch(
+        self,
+        kinds: str | Iterable[str] | None = None,
+        since: str = "0",
+        *,
+        timeout: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Event]:
+        """Changes after the resourceVersion ``since``, as they happen, in their order.
+
+        Ends after ``timeout`` seconds (0: with what is there already; None: never) or soon after ``stop`` is set.
+        "0" starts with an ADDED for each object there is. Iterating raises Expired when the store no longer remembers
+        all deletions since then: list, and watch from there.
+        """
+
+    def create(self, obj: Object) -> Object:
+        """Store a new object, without its status; returns it as stored. Raises AlreadyExists."""
+
+    def replace(self, obj: Object) -> Object:
+        """Write all but status; returns the object as stored. Raises NotFound, Conflict.
+
+        Removing the last finalizer of an object that is being deleted deletes it.
+        """
+
+    def replace_status(self, obj: Object) -> Object:
+        """Write status only (without one: remove it); returns the object as stored. Raises NotFound, Conflict."""
+
+    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Sequence[Object]:
+        """Write status and annotations of several objects, all or none; returns them as stored.
+
+        Raises Conflict that lists every object in the way: one that changed or is gone, or what the fence forbids.
+        No crash leaves a part of it.
+        """
+
+    def delete(
+        self,
+        kind: str,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+    ) -> Object:
+        """Delete the object, or mark it where it has finalizers; returns its last state. Raises NotFound, Conflict.
+
+        ``uid`` and ``resource_version`` are preconditions: only that very object, only in that state.
+        """
+
+    def close(self) -> None:
+        """Give back files and connections. Iterators of ``watch`` close their own."""

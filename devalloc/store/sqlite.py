@@ -1,0 +1,383 @@
+"""The embedded store: one SQLite file that several processes share.
+
+Every write is on disk (WAL, synchronous=FULL) before it returns. A watch polls for commits of other connections, which
+costs microseconds, so that it needs no daemon. The file must be on a local file system.
+
+Restoring a backup: stop ``devalloc up``, remove the store with its ``-wal`` and ``-shm``, and copy the backup there.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from devalloc.store import lifecycle
+from devalloc.store.database import explained, open_database, open_reader, transaction
+from devalloc.store.errors import AlreadyExists, Conflict, Expired, Invalid, NotFound, Unavailable
+from devalloc.store.key import Key, Object
+from devalloc.store.protocol import Change, Event, EventType, Fence, Listing
+
+POLL_SECONDS = 0.02
+"""How long a watch may take to see a change."""
+DELETIONS_KEPT = 10_000
+"""A watch that missed more deletions than this has to list again."""
+
+
+class SQLiteStore:
+    """``devalloc.store.Store`` in one file, made when missing. Safe to share between threads, not across a fork."""
+
+    def __init__(self, path: Path, *, deletions_kept: int = DELETIONS_KEPT) -> None:
+        """Raises Unusable (not ours to open, damaged, too new) and Unavailable (no rights, no space)."""
+        self.path = path
+        self._deletions_kept = deletions_kept
+        self._lock = threading.RLock()
+        self._connection = open_database(path)
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        key = Key.checked(kind, namespace, name)
+        with self._transaction(write=False) as rows:
+            return rows.read(key)
+
+    def list(self, kinds: str | Iterable[str] | None = None, namespace: str | None = None) -> Listing:
+        with self._transaction(write=False) as rows:
+            return Listing(rows.select(_kinds(kinds), namespace), str(rows.version()))
+
+    def watch(
+        self,
+        kinds: str | Iterable[str] | None = None,
+        since: str = "0",
+        *,
+        timeout: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Event]:
+        wanted, version = _kinds(kinds), _version(since)
+        until = None if timeout is None else time.monotonic() + timeout
+        with closing(open_reader(self.path)) as connection:
+            rows, seen = _Rows(connection), None
+            while stop is None or not stop.is_set():
+                with explained(self.path):
+                    (now,) = connection.execute("PRAGMA data_version").fetchone()
+                    events: list[Event] = []
+                    if now != seen:
+                        with transaction(connection, write=False):
+                            events, version = rows.events(wanted, version)
+                        seen = now
+                yield from events
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                pause = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
+                if stop is None:
+                    time.sleep(pause)
+                else:
+                    stop.wait(pause)
+
+    def create(self, obj: Object) -> Object:
+        key = Key.of(obj)
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        new = lifecycle.created(obj, str(uuid.uuid4()), now)
+        lifecycle.encode(new)
+        with self._transaction() as rows:
+            if (old := rows.find(key)) is not None:
+                raise AlreadyExists(f"{key} exists already ({old.get('apiVersion')})")
+            return rows.insert(key, new)
+
+    def replace(self, obj: Object) -> Object:
+        with self._transaction() as rows:
+            key, old = rows.current(obj)
+            new = lifecycle.replaced(old, obj)
+            if lifecycle.is_deleting(new) and not lifecycle.finalizers(new):
+                return rows.remove(key, new, self._deletions_kept)
+            return rows.update(key, old, new)
+
+    def replace_status(self, obj: Object) -> Object:
+        with self._transaction() as rows:
+            key, old = rows.current(obj)
+            return rows.update(key, old, lifecycle.with_status(old, obj.get("status")))
+
+    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Sequence[Object]:
+        with self._transaction() as rows:
+            conflicts = [] if fence is None else rows.broken(fence)
+            olds = []
+            for change in changes:
+                old = rows.find(change.key)
+                if old is None:
+                    conflicts.append(f"{change.key} is gone")
+                elif old["metadata"]["resourceVersion"] != change.resource_version:
+                    conflicts.append(_changed(change.key, old, change.resource_version))
+                else:
+                    olds.append(old)
+            if conflicts:
+                raise Conflict(conflicts)
+            return [
+                rows.update(
+                    change.key,
+                    old,
+                    lifecycle.annotated(lifecycle.with_status(old, change.status), change.annotations),
+                )
+                for change, old in zip(changes, olds, strict=True)
+            ]
+
+    def delete(
+        self,
+        kind: str,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+    ) -> Object:
+        key = Key.checked(kind, namespace, name)
+        with self._transaction() as rows:
+            old = rows.read(key)
+            metadata = old["metadata"]
+            if uid is not None and metadata["uid"] != uid:
+                raise Conflict([f"{key} is another object now (uid {metadata['uid']}, not {uid})"])
+            if resource_version is not None and metadata["resourceVersion"] != resource_version:
+                raise Conflict([_changed(key, old, resource_version)])
+            if not lifecycle.finalizers(old):
+                return rows.remove(key, old, self._deletions_kept)
+            now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            return rows.update(key, old, lifecycle.marked(old, now))
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def backup(self, path: Path) -> None:
+        """Copy the store to ``path`` (0600), whole as of one moment, while others use it.
+
+        What was at ``path`` is replaced only by a copy that is complete, checked and on disk.
+        """
+        if path.absolute() == self.path.absolute() or (path.exists() and path.samefile(self.path)):
+            raise Invalid(f"{path} is the store itself; name another file for the backup")
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+        try:
+            descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            os.close(descriptor)
+            try:
+                with explained(part), closing(sqlite3.connect(part)) as copy:
+                    with closing(open_reader(self.path)) as source:
+                        source.backup(copy)
+                    # Without its own log beside it, so that the one file is the whole backup.
+                    copy.execute("PRAGMA journal_mode = DELETE")
+                    problems = _Rows(copy).problems()
+                if problems:
+                    raise Unavailable(f"the backup of {self.path} came out damaged: {problems[0]}")
+                _sync(part)
+                part.replace(path)
+                _sync(path.parent)
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            raise Unavailable(f"cannot write the backup {path}: {error.strerror}") from error
+
+    def check(self) -> Sequence[str]:
+        """What is wrong with the file and the objects in it; nothing in a good store. Reads everything."""
+        with self._transaction(write=False) as rows:
+            return rows.problems()
+
+    @contextmanager
+    def _transaction(self, *, write: bool = True) -> Iterator[_Rows]:
+        with self._lock, explained(self.path), transaction(self._connection, write=write):
+            yield _Rows(self._connection)
+
+
+class _Rows:
+    """The statements, each to be used inside a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def find(self, key: Key) -> Object | None:
+        row = self._connection.execute(
+            "SELECT content FROM objects WHERE kind = ? AND namespace = ? AND name = ?", _row_key(key)
+        ).fetchone()
+        return None if row is None else lifecycle.decode(row[0])
+
+    def read(self, key: Key) -> Object:
+        if (obj := self.find(key)) is None:
+            raise NotFound(f"{key} does not exist")
+        return obj
+
+    def current(self, obj: Object) -> tuple[Key, Object]:
+        """The stored object that ``obj`` is to take the place of, if it is based on its latest state."""
+        key = Key.of(obj)
+        base, uid = obj["metadata"].get("resourceVersion"), obj["metadata"].get("uid")
+        if not base:
+            raise Invalid(f"{key}: metadata.resourceVersion must say which state the write is based on; get it first")
+        old = self.read(key)
+        if uid and uid != old["metadata"]["uid"]:
+            raise Conflict([f"{key} is another object now (uid {old['metadata']['uid']}, not {uid})"])
+        if base != old["metadata"]["resourceVersion"]:
+            raise Conflict([_changed(key, old, base)])
+        return key, old
+
+    def select(self, kinds: frozenset[str] | None, namespace: str | None) -> list[Object]:
+        where, parameters = _where(kinds)
+        if namespace is not None:
+            where, parameters = f"{where} AND namespace = ?", (*parameters, namespace)
+        rows = self._connection.execute(
+            f"SELECT content FROM objects WHERE {where} ORDER BY kind, namespace, name", parameters
+        )
+        return [lifecycle.decode(content) for (content,) in rows]
+
+    def version(self) -> int:
+        """The newest resourceVersion."""
+        (version,) = self._connection.execute("SELECT version FROM counter").fetchone()
+        return int(version)
+
+    def insert(self, key: Key, obj: Object) -> Object:
+        version = self._next()
+        obj = lifecycle.versioned(obj, version)
+        self._connection.execute(
+            "INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
+            (*_row_key(key), version, version, version, lifecycle.encode(obj)),
+        )
+        return obj
+
+    def update(self, key: Key, old: Object, new: Object) -> Object:
+        """Store ``new``; nothing is written when nothing changed."""
+        if new == old:
+            return old
+        version = self._next()
+        respecified = new["metadata"]["generation"] != old["metadata"]["generation"]
+        restated = new.get("status") != old.get("status")
+        new = lifecycle.versioned(new, version)
+        self._connection.execute(
+            "UPDATE objects SET version = ?, content = ?, spec_version = iif(?, ?, spec_version),"
+            " status_version = iif(?, ?, status_version) WHERE kind = ? AND namespace = ? AND name = ?",
+            (version, lifecycle.encode(new), respecified, version, restated, version, *_row_key(key)),
+        )
+        return new
+
+    def remove(self, key: Key, last: Object, deletions_kept: int) -> Object:
+        version = self._next()
+        last = lifecycle.versioned(last, version)
+        self._connection.execute(
+            "INSERT INTO tombstones SELECT ?, kind, created_version, ? FROM objects"
+            " WHERE kind = ? AND namespace = ? AND name = ?",
+            (version, lifecycle.encode(last), *_row_key(key)),
+        )
+        self._connection.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", _row_key(key))
+        self._forget(deletions_kept)
+        return last
+
+    def events(self, kinds: frozenset[str] | None, since: int) -> tuple[list[Event], int]:
+        """What changed after ``since``, in order, and the resourceVersion up to which that is all."""
+        newest, forgotten = self._connection.execute("SELECT version, forgotten FROM counter").fetchone()
+        # From 0 there is nothing a caller could still have to forget.
+        if 0 < since < forgotten or since > newest:
+            raise Expired(f"resourceVersion {since} is too old or of another store (now {newest}); list again")
+        where, parameters = _where(kinds)
+        changed = self._connection.execute(
+            f"SELECT version, created_version, content FROM objects WHERE version > ? AND {where}", (since, *parameters)
+        )
+        found = [
+            (version, EventType.ADDED if born > since else EventType.MODIFIED, content)
+            for version, born, content in changed
+        ]
+        # An object born and deleted since then was never there for the one who watches.
+        deleted = self._connection.execute(
+            f"SELECT version, content FROM tombstones WHERE version > ? AND created_version <= ? AND {where}",
+            (since, since, *parameters),
+        )
+        found += [(version, EventType.DELETED, content) for version, content in deleted]
+        return [Event(what, lifecycle.decode(content)) for _, what, content in sorted(found)], int(newest)
+
+    def broken(self, fence: Fence) -> list[str]:
+        """What the fence forbids and happened."""
+        since = _version(fence.resource_version)
+        conflicts = []
+        for kinds, column, what in (
+            (fence.specs, "spec_version", "its spec was written"),
+            (fence.statuses, "status_version", "its status was written"),
+        ):
+            where, parameters = _where(kinds)
+            rows = self._connection.execute(
+                f"SELECT kind, namespace, name FROM objects WHERE {where} AND {column} > ?", (*parameters, since)
+            )
+            conflicts += [f"{Key(kind, ns or None, name)} changed meanwhile: {what}" for kind, ns, name in rows]
+        where, parameters = _where(fence.specs)
+        rows = self._connection.execute(
+            f"SELECT content FROM tombstones WHERE {where} AND version > ?", (*parameters, since)
+        )
+        conflicts += [f"{Key.of(lifecycle.decode(content))} was deleted meanwhile" for (content,) in rows]
+        (forgotten,) = self._connection.execute("SELECT forgotten FROM counter").fetchone()
+        if since < forgotten and fence.specs:
+            conflicts.append("the decision is older than the deletions that the store remembers")
+        return conflicts
+
+    def problems(self) -> list[str]:
+        """Damage to the file, and rows that do not agree with the object in them."""
+        found = [text for (text,) in self._connection.execute("PRAGMA integrity_check") if text != "ok"]
+        newest = self.version()
+        for kind, namespace, name, version, content in self._connection.execute(
+            "SELECT kind, namespace, name, version, content FROM objects"
+        ):
+            key = Key(kind, namespace or None, name)
+            try:
+                obj = lifecycle.decode(content)
+                same = Key.of(obj) == key and obj["metadata"]["resourceVersion"] == str(version)
+            except (ValueError, KeyError, TypeError, AttributeError, Invalid):
+                same = False
+            if not same or version > newest:
+                found.append(f"{key}: what is stored is not that object at resourceVersion {version}")
+        return found
+
+    def _next(self) -> int:
+        self._connection.execute("UPDATE counter SET version = version + 1")
+        return self.version()
+
+    def _forget(self, deletions_kept: int) -> None:
+        (count,) = self._connection.execute("SELECT count(*) FROM tombstones").fetchone()
+        # In steps of a tenth, so that not every deletion pays for it.
+        if count <= deletions_kept + deletions_kept // 10:
+            return
+        (limit,) = self._connection.execute(
+            "SELECT version FROM tombstones ORDER BY version DESC LIMIT 1 OFFSET ?", (deletions_kept,)
+        ).fetchone()
+        self._connection.execute("DELETE FROM tombstones WHERE version <= ?", (limit,))
+        self._connection.execute("UPDATE counter SET forgotten = ?", (limit,))
+
+
+def _row_key(key: Key) -> tuple[str, str, str]:
+    return key.kind, key.namespace or "", key.name
+
+
+def _kinds(kinds: str | Iterable[str] | None) -> frozenset[str] | None:
+    if kinds is None:
+        return None
+    return frozenset([kinds] if isinstance(kinds, str) else kinds)
+
+
+def _where(kinds: frozenset[str] | None) -> tuple[str, tuple[str, ...]]:
+    if kinds is None:
+        return "TRUE", ()
+    return f"kind IN ({', '.join('?' * len(kinds))})", tuple(sorted(kinds))
+
+
+def _version(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise Invalid(f"resourceVersion must be a decimal number as the store gave it, not {text!r:.60}")
+    return int(text)
+
+
+def _changed(key: Key, old: Object, base: str) -> str:
+    now = old["metadata"]["resourceVersion"]
+    return f"{key} changed meanwhile (resourceVersion {now}, the write is based on {base}); get it and try again"
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
