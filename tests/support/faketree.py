@@ -1,0 +1,138 @@
+"""The files, links and uevents of a fake host, without any kernel behaviour (that is `tests.support.fakesysfs`)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Uevent(NamedTuple):
+    action: str
+    subsystem: str
+    path: str
+    """Below /sys, such as devices/pci0000:00/0000:00:03.0."""
+
+
+def fail(code: int, path: str) -> OSError:
+    return OSError(code, os.strerror(code), path)
+
+
+class FakeTree:
+    """`root` holds `sys` and `proc`; paths are below `sys`."""
+
+    def __init__(self, root: Path, *, nodes: int = 2) -> None:
+        self.root = root.resolve()
+        self.sys = self.root / "sys"
+        self.events: list[Uevent] = []
+        self._next_group = 0
+        for folder in ("pci/devices", "pci/drivers"):
+            (self.sys / "bus" / folder).mkdir(parents=True, exist_ok=True)
+        for folder in ("kernel/iommu_groups", "class/net", "class/block", "block"):
+            (self.sys / folder).mkdir(parents=True, exist_ok=True)
+        for file in ("drivers_probe", "rescan"):
+            (self.sys / "bus/pci" / file).touch(mode=0o200)
+        for node in range(nodes):
+            self.write(f"devices/system/node/node{node}/cpulist", f"{8 * node}-{8 * node + 7}")
+            self.write(f"devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       67108864 kB")
+        for name in ("mounts", "swaps", "cmdline", "net/route"):
+            self.proc(name, "")
+
+    def write(self, path: str, text: str) -> None:
+        """Make the file what the kernel would show; this is no user's write (see `store`)."""
+        file = self.sys / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n" if text and not text.endswith("\n") else text)
+
+    def read(self, path: str) -> str:
+        return (self.sys / path).read_text().strip()
+
+    def link(self, path: str, target: str) -> None:
+        """A relative link, as sysfs has them; both below sys."""
+        link = self.sys / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(self.sys / target, link.parent.resolve()))
+
+    def remove(self, path: str) -> None:
+        target = self.sys / path
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
+
+    def proc(self, name: str, text: str) -> None:
+        file = self.root / "proc" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def spoil(self, path: str, how: str) -> None:
+        """Make a file unreadable or senseless: "missing", "empty", "garbage", "folder" (EISDIR) or "loop" (ELOOP)."""
+        self.remove(path)
+        file = self.sys / path
+        match how:
+            case "missing":
+                pass
+            case "empty":
+                file.write_bytes(b"")
+            case "garbage":
+                file.write_bytes(b"\xff\xfe\x00 not what you want \x80\n")
+            case "folder":
+                file.mkdir()
+            case "loop":
+                file.symlink_to(file.name)
+            case _:
+                raise ValueError(f"no such way to spoil a file: {how}")
+
+    def emit(self, action: str, subsystem: str, path: str) -> None:
+        self.events.append(Uevent(action, subsystem, path))
+
+    def group_of(self, wanted: int | str | None) -> int | None:
+        """The IOMMU group number for what a function asks for: its own, a given one, none."""
+        if wanted is None:
+            return None
+        if wanted == "own":
+            while (self.sys / f"kernel/iommu_groups/{self._next_group}").exists():
+                self._next_group += 1
+            wanted = self._next_group
+        return int(wanted)
+
+    def join_group(self, group: int, name: str, path: str) -> None:
+        base = f"kernel/iommu_groups/{group}"
+        if not (self.sys / base).exists():
+            self.write(f"{base}/type", "DMA")
+        self.link(f"{base}/devices/{name}", path)
+        self.link(f"{path}/iommu_group", base)
+
+    def leave_group(self, group: int, name: str) -> None:
+        base = f"kernel/iommu_groups/{group}"
+        self.remove(f"{base}/devices/{name}")
+        if not any((self.sys / base / "devices").iterdir()):
+            self.remove(base)
+
+    # What the host itself uses.
+
+    def hold(self, disk: str, holder: str = "dm-0") -> None:
+        """A block device that LVM, md or device mapper holds."""
+        self.write(f"devices/virtual/block/{holder}/dm/name", f"vg-{holder}")
+        self.link(f"class/block/{disk}/holders/{holder}", f"devices/virtual/block/{holder}")
+
+    def mount(self, disk: str, folder: str = "/srv") -> None:
+        mounts = self.root / "proc/mounts"
+        mounts.write_text(mounts.read_text() + f"/dev/{disk} {folder} ext4 rw,relatime 0 0\n")
+
+    def swap(self, disk: str) -> None:
+        self.proc("swaps", f"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n/dev/{disk} partition\t8388604\t0\t-2\n")
+
+    def default_route(self, interface: str) -> None:
+        self.proc("net/route", (
+            "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+            f"{interface}\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+        ))
+
+    def enslave(self, interface: str, master: str = "br0") -> None:
+        """Make an interface a port of a bridge."""
+        self.write(f"devices/virtual/net/{master}/bridge/bridge_id", "8000.525400123456")
+        if not (self.sys / f"class/net/{master}").exists():
+            self.link(f"class/net/{master}", f"devices/virtual/net/{master}")
+        self.link(f"class/net/{interface}/master", f"devices/virtual/net/{master}")
