@@ -1,0 +1,137 @@
+"""An answer of the solver, read from its JSON form without trusting it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from devalloc.api import meta
+from devalloc.api.claim import DeviceClaimStatus
+from devalloc.api.quantity import Quantity
+
+DetailIndex = tuple[int, int | None]
+"""(index into spec.claims, index of the alternative of a oneOf)"""
+
+
+class MalformedAnswer(ValueError):
+    """An answer that is not of the form that settled L2 gives it."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """One entry of allocations: a device, and amounts in nano units when it is a share."""
+
+    pool: str
+    device: str
+    amounts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the solver says of one claim."""
+
+    namespace: str
+    name: str
+    allocated: bool
+    node: str | None
+    grants: list[Grant]
+    one_of: list[int | None] | None
+    annotations: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.namespace, self.name
+
+    def details(self) -> list[DetailIndex]:
+        """The detail that each grant belongs to, from the annotation (S18). Raises MalformedAnswer."""
+        text = self.annotations.get(meta.ALLOCATION_DETAILS)
+        if text is None:
+            raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} is missing (S18)")
+        try:
+            indexes = json.loads(text)
+        except (ValueError, RecursionError):
+            raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} is not JSON (S18)") from None
+        if not isinstance(indexes, list) or len(indexes) != len(self.grants):
+            raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} has not one index per allocation (S18)")
+        return [_detail_index(index) for index in indexes]
+
+
+def read_answer(content: object) -> Answer:
+    """Read one element of ``claims``. Raises MalformedAnswer with a sentence."""
+    if not isinstance(content, Mapping):
+        raise MalformedAnswer(f"an answer is a map, not {type(content).__name__}")
+    namespace, name, node = content.get("namespace"), content.get("name"), content.get("node")
+    if not isinstance(namespace, str) or not isinstance(name, str):
+        raise MalformedAnswer("an answer has no namespace and name")
+    where = f"{namespace}/{name}"
+    if not isinstance(content.get("allocated"), bool):
+        raise MalformedAnswer(f"{where}: allocated is neither true nor false")
+    if node is not None and (not isinstance(node, str) or not node):
+        raise MalformedAnswer(f"{where}: node is neither a name nor null")
+    grants = content.get("allocations")
+    if not isinstance(grants, list):
+        raise MalformedAnswer(f"{where}: allocations is not a list")
+    annotations = content.get("annotations") or {}
+    if not isinstance(annotations, Mapping) or not all(isinstance(value, str) for value in annotations.values()):
+        raise MalformedAnswer(f"{where}: annotations is not a map of texts")
+    return Answer(
+        namespace=namespace,
+        name=name,
+        allocated=bool(content["allocated"]),
+        node=node,
+        grants=[_grant(grant, f"{where}: allocations[{index}]") for index, grant in enumerate(grants)],
+        one_of=_one_of(content.get("oneOf"), where),
+        annotations=annotations,
+    )
+
+
+def recorded_grants(status: DeviceClaimStatus | None) -> list[Grant]:
+    """The grants that a status records (S18)."""
+    grants = []
+    for entry in status.allocations if status is not None else []:
+        amounts: dict[str, int] = {}
+        for amount in entry.allocations:
+            amounts[amount.name] = amounts.get(amount.name, 0) + amount.allocation.nano
+        grants.append(Grant(entry.device_pool_name, entry.device_name, amounts))
+    return grants
+
+
+def _grant(content: object, where: str) -> Grant:
+    if not isinstance(content, Mapping):
+        raise MalformedAnswer(f"{where} is not a map")
+    pool, device = content.get("devicePoolName"), content.get("deviceName")
+    listed = content.get("allocations")
+    if not isinstance(pool, str) or not isinstance(device, str):
+        raise MalformedAnswer(f"{where} does not name a pool and a device (S18)")
+    if listed is not None and not isinstance(listed, list):
+        raise MalformedAnswer(f"{where}.allocations is not a list")
+    amounts: dict[str, int] = {}
+    for amount in listed or []:
+        name = amount.get("name") if isinstance(amount, Mapping) else None
+        if not isinstance(name, str):
+            raise MalformedAnswer(f"{where} has an amount without a name")
+        if name in amounts:
+            raise MalformedAnswer(f"{where} has two amounts of {name}")
+        try:
+            amounts[name] = Quantity.parse(amount.get("allocation")).nano
+        except ValueError as error:
+            raise MalformedAnswer(f"{where}: the amount of {name} {error}") from None
+    return Grant(pool, device, amounts)
+
+
+def _one_of(content: object, where: str) -> list[int | None] | None:
+    if content is None:
+        return None
+    # Not isinstance: True would pass for the index 1.
+    if not isinstance(content, list) or not all(index is None or type(index) is int for index in content):
+        raise MalformedAnswer(f"{where}: oneOf is not a list of indexes and nulls (S16)")
+    return content
+
+
+def _detail_index(text: object) -> DetailIndex:
+    match = re.fullmatch(r"(\d{1,6})(?:\.(\d{1,6}))?", text, re.ASCII) if isinstance(text, str) else None
+    if match is None:
+        raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} has the index {text!r} (S18)")
+    return int(match[1]), None if match[2] is None else int(match[2])

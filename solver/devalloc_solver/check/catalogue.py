@@ -1,0 +1,83 @@
+"""The classes, and which devices a claim detail accepts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from devalloc.api import meta
+from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
+from devalloc.api.deviceclass import DeviceClass
+from devalloc_solver.check.fleet import PooledDevice
+from devalloc_solver.check.verdicts import Verdicts
+
+
+class Catalogue:
+    """All classes by name; two of one name are both invalid (S4a)."""
+
+    def __init__(self, classes: Iterable[DeviceClass], verdicts: Verdicts) -> None:
+        classes = list(classes)
+        count = Counter(each.metadata.name for each in classes)
+        self._by_name = {each.metadata.name: each for each in classes if count[each.metadata.name] == 1}
+        self._verdicts = verdicts
+
+    def is_admin(self, detail: DeviceClaimDetail) -> bool:
+        """Whether the detail names an admin class (S14)."""
+        named = self._by_name.get(detail.device_class or "")
+        return named is not None and bool(named.spec.admin_access)
+
+    def is_all_admin(self, claim: DeviceClaim) -> bool:
+        return all(self.is_admin(detail) for instance in claim.spec.claims for detail in instance.alternatives)
+
+    def invalid(self, claim: DeviceClaim) -> str | None:
+        """Why the claim can have nothing: a class it names (S5) or an expression (S6), in any alternative (S16)."""
+        for instance in claim.spec.claims:
+            for detail in instance.alternatives:
+                if error := self._verdicts.compile_error(detail.constraints or ""):
+                    return f"the expression {detail.constraints!r} is invalid: {error} (S6)"
+                if not detail.device_class:
+                    continue
+                named = self._by_name.get(detail.device_class)
+                if named is None:
+                    return f"class {detail.device_class} does not exist (S5)"
+                if error := self._verdicts.compile_error(named.spec.constraints or ""):
+                    return f"class {detail.device_class} is invalid: {error} (S5)"
+        return None
+
+    def refusal(self, detail: DeviceClaimDetail, pooled: PooledDevice) -> str | None:
+        """Why the detail does not accept the device, whoever else holds it; None when it does.
+
+        Raises BudgetExceeded.
+        """
+        if pooled.undefined_resources:
+            return f"requests {pooled.undefined_resources[0]}, which its pool does not define (S12)"
+        if meta.UNAVAILABLE in pooled.attributes and not self.is_admin(detail):
+            return f"is unavailable: {pooled.attributes[meta.UNAVAILABLE]} (S6a)"
+        if detail.device_class:
+            named = self._by_name[detail.device_class]
+            if detail.device_type and named.spec.device_type != detail.device_type:
+                return f"cannot match: class {detail.device_class} is not of type {detail.device_type} (S5)"
+            refusal = self._class_refusal(named, pooled)
+        elif detail.device_type:
+            refusal = self._type_refusal(detail.device_type, pooled)
+        else:
+            refusal = None
+        if refusal is None and not self._verdicts.holds(detail.constraints or "", pooled.attributes):
+            refusal = f"does not match {detail.constraints!r} (S6)"
+        return refusal
+
+    def _class_refusal(self, named: DeviceClass, pooled: PooledDevice) -> str | None:
+        name, spec, driver = named.metadata.name, named.spec, pooled.pool.spec.driver
+        if spec.driver and spec.driver != driver:
+            return f"is of driver {driver}, and class {name} is of driver {spec.driver} (S5)"
+        if not self._verdicts.holds(spec.constraints or "", pooled.attributes):
+            return f"does not match {spec.constraints!r} of class {name} (S6)"
+        return None
+
+    def _type_refusal(self, device_type: str, pooled: PooledDevice) -> str | None:
+        for named in self._by_name.values():
+            # An admin class is reached by its name only (S14), an invalid one not at all (S5).
+            reachable = not named.spec.admin_access and not self._verdicts.compile_error(named.spec.constraints or "")
+            if named.spec.device_type == device_type and reachable and self._class_refusal(named, pooled) is None:
+                return None
+        return f"is accepted by no class of type {device_type} (S5)"

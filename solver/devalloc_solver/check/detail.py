@@ -1,0 +1,134 @@
+"""The rules for the devices of one claim detail, whoever else holds devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from devalloc.api.claim import COUNT, DeviceClaimDetail
+from devalloc.api.quantity import NANO, ONE, Quantity
+from devalloc_solver.check.catalogue import Catalogue
+from devalloc_solver.check.fleet import Fleet, PooledDevice
+from devalloc_solver.check.use import Use
+
+
+def detail_violations(
+    detail: DeviceClaimDetail, uses: Sequence[Use], node: str | None, fleet: Fleet, catalogue: Catalogue
+) -> Iterator[str]:
+    """What is wrong with the devices of a detail, as sentences without their subject. Raises BudgetExceeded."""
+    if not uses:
+        yield "has no device (S8)"
+        return
+    for pooled, times in Counter(use.pooled for use in uses).items():
+        if times > 1:
+            yield f"has {times} entries for device {pooled} (S18)"
+    for use in uses:
+        if refusal := catalogue.refusal(detail, use.pooled):
+            yield f"device {use.pooled} {refusal}"
+    if catalogue.is_admin(detail):
+        yield from _admin(detail, uses, node, fleet, catalogue)
+    elif COUNT in detail.requests or not detail.requests:
+        yield from _whole(detail, uses)
+    else:
+        yield from _shares(detail, uses)
+    yield from disagreements(detail.match_attributes, [use.pooled for use in uses])
+
+
+def disagreements(names: Iterable[str], devices: Sequence[PooledDevice]) -> Iterator[str]:
+    """The attributes that not all devices have with one value; types count (S15, S3)."""
+    for name in names:
+        without = [pooled for pooled in devices if name not in pooled.attributes]
+        if without:
+            yield f"device {without[0]} lacks the attribute {name} that must match (S15)"
+            continue
+        first = devices[0].attributes[name] if devices else None
+        for pooled in devices:
+            value = pooled.attributes[name]
+            if type(value) is not type(first) or value != first:
+                yield f"devices {devices[0]} and {pooled} differ in {name}: {first!r} and {value!r} (S15)"
+                break
+
+
+def _admin(
+    detail: DeviceClaimDetail, uses: Sequence[Use], node: str | None, fleet: Fleet, catalogue: Catalogue
+) -> Iterator[str]:
+    yield from _no_amounts(uses)
+    yield from _count(detail, uses, exact=True)
+    if COUNT in detail.requests:
+        return
+    taken = {use.pooled.key for use in uses}
+    for pooled in fleet.reached(node):
+        if pooled.key not in taken and catalogue.refusal(detail, pooled) is None:
+            yield f"device {pooled} matches, and an admin detail without a count gets all (S14)"
+
+
+def _whole(detail: DeviceClaimDetail, uses: Sequence[Use]) -> Iterator[str]:
+    yield from _no_amounts(uses)
+    yield from _count(detail, uses)
+    for name in sorted(detail.requests.keys() | detail.limits.keys()):
+        if name == COUNT:
+            continue
+        total = sum(use.pooled.usable(name) for use in uses)
+        if name in detail.requests and total < detail.requests[name].nano:
+            yield f"{_text(total)} {name} is less than the request of {detail.requests[name]} (S10)"
+        if name in detail.limits and total > detail.limits[name].nano:
+            yield f"{_text(total)} {name} is more than the limit of {detail.limits[name]} (S10)"
+
+
+def _shares(detail: DeviceClaimDetail, uses: Sequence[Use]) -> Iterator[str]:
+    yield from _count(detail, uses)
+    for use in uses:
+        if not use.amounts:
+            yield f"the share of device {use.pooled} has no amounts (S10)"
+        for name, amount in use.amounts.items():
+            resource = use.pooled.resources.get(name)
+            if name not in detail.requests:
+                yield f"device {use.pooled} gives {name}, which was not requested (S11)"
+            elif resource is None:
+                yield f"device {use.pooled} has no {name} to give (S11)"
+            elif amount <= 0:
+                yield f"device {use.pooled} gives {_text(amount)} {name}: an entry is more than zero (S11)"
+            elif amount % resource.block.nano:
+                yield f"{_text(amount)} {name} of device {use.pooled} is no multiple of {resource.block} (S11)"
+    for name, request in detail.requests.items():
+        yield from _shared_total(name, request, detail.limits.get(name), uses)
+
+
+def _shared_total(name: str, request: Quantity, limit: Quantity | None, uses: Sequence[Use]) -> Iterator[str]:
+    givers = [use for use in uses if name in use.amounts and name in use.pooled.resources]
+    total = sum(use.amounts[name] for use in givers)
+    if total < request.nano:
+        yield f"{_text(total)} {name} is less than the request of {request} (S8)"
+    for use in givers:
+        block = use.pooled.resources[name].block
+        if use.amounts[name] > 0 and total - block.nano >= request.nano:
+            yield f"device {use.pooled} could give a block of {block} {name} less (S11)"
+    blocks = sum(use.pooled.resources[name].block.nano for use in givers)
+    if limit is not None and total > limit.nano and total - limit.nano >= blocks:
+        yield f"{_text(total)} {name} is more than the limit of {limit}, rounding to blocks included (S9)"
+
+
+def _no_amounts(uses: Sequence[Use]) -> Iterator[str]:
+    for use in uses:
+        if use.amounts:
+            yield f"device {use.pooled} is not shared here and still has amounts (S10)"
+
+
+def _count(detail: DeviceClaimDetail, uses: Sequence[Use], *, exact: bool = False) -> Iterator[str]:
+    """The number of devices lies between the request (S8) and the limit (S9); `exact` leaves no room above (S14)."""
+    count = len({use.pooled.key for use in uses})
+    asked, cap = detail.requests.get(COUNT), detail.limits.get(COUNT)
+    if asked is not None and (cap is None or exact):
+        cap = asked
+    elif cap is None and not detail.requests and not exact:
+        cap = ONE
+    if asked is not None and count * NANO < asked.nano:
+        yield f"has {count} devices, and {asked} are requested (S8)"
+    if cap is not None and count * NANO > cap.nano:
+        yield f"has {count} devices, and may have {cap} (S9)"
+
+
+def _text(nano: int) -> str:
+    """An amount for a message; sums may leave the range of a Quantity."""
+    units, rest = divmod(nano, NANO)
+    return str(units) if rest == 0 else f"{nano}n"

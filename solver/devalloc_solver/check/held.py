@@ -1,0 +1,89 @@
+"""What claims came in with: read back from their status, echoed unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from devalloc.api.claim import DeviceClaim, DeviceClaimDetail, DeviceClaimStatus
+from devalloc_solver.check.answer import Answer, DetailIndex, recorded_grants
+from devalloc_solver.check.catalogue import Catalogue
+from devalloc_solver.check.fleet import Fleet
+from devalloc_solver.check.use import Use
+
+
+class LeftOut(Protocol):
+    """A claim that was left out because it is invalid: it keeps what it holds (S13), or fails its group (S7)."""
+
+    @property
+    def key(self) -> tuple[str, str]: ...
+    @property
+    def group(self) -> str | None: ...
+    @property
+    def node(self) -> str | None: ...
+    @property
+    def status(self) -> DeviceClaimStatus | None: ...
+
+
+def held_uses(claim: DeviceClaim, fleet: Fleet, catalogue: Catalogue) -> list[Use]:
+    """What an allocated claim holds: no amounts mean the whole device, admin details hold nothing (S18)."""
+    details = _details(claim)
+    if details is None and catalogue.is_all_admin(claim):
+        return []
+    node = claim.allocated_node or claim.pinned_node
+    uses = []
+    for position, grant in enumerate(recorded_grants(claim.status)):
+        if details is None or not catalogue.is_admin(details[position]):
+            for pooled in fleet.find_held(node, grant.pool, grant.device):
+                uses.append(Use(pooled, "/".join(claim.key), grant.amounts, held=True))
+    return uses
+
+
+def left_out_uses(claim: LeftOut, fleet: Fleet) -> list[Use]:
+    """What an invalid claim holds: its details cannot be told apart, so every entry counts."""
+    return [
+        Use(pooled, "/".join(claim.key), grant.amounts, held=True)
+        for grant in recorded_grants(claim.status)
+        for pooled in fleet.find_held(claim.node, grant.pool, grant.device)
+    ]
+
+
+def held_node(claim: DeviceClaim, fleet: Fleet) -> str | None:
+    """The node of an allocated claim: as annotated, else the one that has its devices (S2); None when nothing tells."""
+    node = claim.allocated_node or claim.pinned_node
+    if node is not None:
+        return node
+    nodes = {
+        pooled.node
+        for grant in recorded_grants(claim.status)
+        for pooled in fleet.find_held(None, grant.pool, grant.device)
+        if pooled.node is not None
+    }
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def echo_violations(claim: DeviceClaim, answer: Answer) -> Iterator[str]:
+    """An allocated claim never moves: its answer repeats what it came in with (S18)."""
+    if not answer.allocated:
+        yield "came in allocated, and is answered as not allocated (S18)"
+        return
+    if answer.grants != recorded_grants(claim.status):
+        yield "came in allocated, and its allocations have changed (S18)"
+    node = claim.allocated_node or claim.pinned_node
+    if node is not None and answer.node != node:
+        yield f"came in allocated on node {node}, and is answered on {answer.node} (S18)"
+
+
+def _details(claim: DeviceClaim) -> list[DeviceClaimDetail] | None:
+    """The detail of each status entry; None when the annotation is missing or does not fit the spec (S18)."""
+    indexes = claim.allocation_details()
+    if indexes is None:
+        return None
+    known: dict[DetailIndex, DeviceClaimDetail] = {}
+    for position, instance in enumerate(claim.spec.claims):
+        if not instance.one_of:
+            known[position, None] = instance
+        for number, alternative in enumerate(instance.one_of):
+            known[position, number] = alternative
+    details = [known[index] for index in indexes if index in known]
+    return details if len(details) == len(indexes) else None

@@ -1,0 +1,104 @@
+"""Who uses which device, and the rules that hold across all claims, held and new."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from devalloc.api import meta
+from devalloc.api.quantity import floor_blocks
+from devalloc_solver.check.fleet import PooledDevice
+
+
+@dataclass(frozen=True)
+class Use:
+    """One device in the hands of one claim detail; with amounts (nano units) when it is a share."""
+
+    pooled: PooledDevice
+    user: str
+    """Claim and detail, such as "default/x: detail 0"."""
+    amounts: Mapping[str, int] = field(default_factory=dict)
+    held: bool = False
+    """Whether the claim came in with it. Too much held is nobody's fault now, and nothing left (S18)."""
+
+
+def conflicts(uses: Sequence[Use]) -> Iterator[str]:
+    """What new uses break of S10 to S13, the held ones coming first. Uses of admin details are not among them (S14)."""
+    by_device: dict[PooledDevice, list[Use]] = defaultdict(list)
+    for use in uses:
+        by_device[use.pooled].append(use)
+    for users in by_device.values():
+        yield from _whole_or_shared(users)
+        yield from _shared_capacity(users)
+    by_pool: dict[tuple[str, str], list[list[Use]]] = defaultdict(list)
+    for pooled, users in by_device.items():
+        by_pool[pooled.pool_key].append(users)
+    for devices in by_pool.values():
+        yield from _pool_resources(devices)
+        yield from _compatibility(devices)
+
+
+def _whole_or_shared(users: Sequence[Use]) -> Iterator[str]:
+    """A whole device has one user; sharers never meet a whole-taker (S10, S13)."""
+    for index, use in enumerate(users):
+        if use.held:
+            continue
+        for other in users[:index]:
+            if not use.amounts or not other.amounts:
+                how = "whole" if not other.amounts else "in shares"
+                again = "whole" if not use.amounts else "in shares"
+                yield f"{use.user}: device {use.pooled} is used {how} by {other.user} and {again} here (S10)"
+                break
+
+
+def _shared_capacity(users: Sequence[Use]) -> Iterator[str]:
+    """All shares of a device together fit its usable capacity (S10, S11)."""
+    names = {name for use in users if not use.held for name in use.amounts}
+    for name in sorted(names):
+        sharers = [use for use in users if name in use.amounts]
+        total = sum(use.amounts[name] for use in sharers)
+        pooled = users[0].pooled
+        if name in pooled.resources and total > pooled.usable(name):
+            new = next(use for use in sharers if not use.held)
+            others = sorted({use.user for use in sharers} - {new.user})
+            shared = f", shared with {', '.join(others)}" if others else ""
+            yield f"{new.user}: device {pooled} gives more {name} than it has{shared} (S11)"
+
+
+def _pool_resources(devices: Iterable[Sequence[Use]]) -> Iterator[str]:
+    """What the allocated devices of a pool draw from it fits its capacity, each device once (S12)."""
+    distinct = [(users[0].pooled, users) for users in devices]
+    pool = distinct[0][0].pool
+    for resource in pool.spec.resources:
+        drawn = sum(pooled.drawn_blocks(resource) for pooled, _ in distinct)
+        if drawn <= floor_blocks(resource.capacity, resource.block):
+            continue
+        for pooled, users in distinct:
+            if pooled.drawn_blocks(resource) and not any(use.held for use in users):
+                yield (
+                    f"{users[0].user}: device {pooled} and the other devices in use draw {drawn} blocks of"
+                    f" {resource.name}, and the pool has {floor_blocks(resource.capacity, resource.block)} (S12)"
+                )
+                break
+
+
+def _compatibility(devices: Iterable[Sequence[Use]]) -> Iterator[str]:
+    """Devices of one pool that carry a compatibility group carry the same one (S12a)."""
+    carriers = [(users[0].pooled, users) for users in devices if _compatibility_group(users[0].pooled) is not None]
+    for pooled, users in carriers:
+        if any(use.held for use in users):
+            continue
+        for other, _ in carriers:
+            if _compatibility_group(other) != _compatibility_group(pooled):
+                yield (
+                    f"{users[0].user}: device {pooled} of compatibility group {_compatibility_group(pooled)} is used"
+                    f" beside {other} of group {_compatibility_group(other)} (S12a)"
+                )
+                break
+
+
+def _compatibility_group(pooled: PooledDevice) -> str | None:
+    """The value of the attribute; only a text is one (S12a)."""
+    value = pooled.attributes.get(meta.COMPATIBILITY_GROUP)
+    return value if isinstance(value, str) else None
