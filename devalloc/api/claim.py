@@ -9,7 +9,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from devalloc.api import meta
-from devalloc.api.fields import INT64_MAX, ApiModel, PlainName, QuantityField, SubdomainName
+from devalloc.api.fields import (
+    INT64_MAX,
+    ApiModel,
+    Expression,
+    Fault,
+    PlainName,
+    QuantityField,
+    SubdomainName,
+    Text,
+    not_negative,
+    refuse,
+    shown,
+)
 from devalloc.api.meta import DEVMGMT, Condition, ObjectMeta
 from devalloc.api.quantity import Quantity
 
@@ -27,53 +39,54 @@ class DeviceConfigReference(ApiModel):
     name: SubdomainName
 
 
-def _requests(requests: dict[str, Quantity]) -> dict[str, Quantity]:
-    for name, amount in requests.items():
-        if amount.nano <= 0:
-            raise ValueError(f"must be more than zero: {name} is {amount}")
-    _whole_count(requests)
-    return requests
-
-
-def _limits(limits: dict[str, Quantity]) -> dict[str, Quantity]:
-    for name, amount in limits.items():
-        if amount.nano < 0:
-            raise ValueError(f"must not be negative: {name} is {amount}")
-    _whole_count(limits)
-    return limits
-
-
-def _whole_count(amounts: dict[str, Quantity]) -> None:
+def _whole_count(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
     count = amounts.get(COUNT)
     if count is not None and count.as_integer() is None:
-        raise ValueError(f"must be a whole number: count is {count}")
+        refuse([((COUNT,), f"must be a whole number, and is {count}")])
+    return amounts
+
+
+def _positive(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
+    refuse(
+        ((name,), f"must be more than zero, and is {amount}") for name, amount in amounts.items() if amount.nano <= 0
+    )
+    return amounts
+
+
+Amounts = Annotated[dict[PlainName, QuantityField], Field(max_length=32)]
+MatchAttributes = Annotated[list[PlainName], Field(max_length=32)]
+MAX_CONFIGS = 32
+MAX_DEVICES = 2048
+"""Devices that one claim can hold."""
 
 
 class DeviceClaimDetail(ApiModel):
     """A request for a set of devices."""
 
-    device_type: str | None = None
+    device_type: Text | None = None
     """Any class with this device type will do."""
-    device_class: str | None = None
+    device_class: Text | None = None
     """The class to take devices from."""
-    constraints: str | None = None
+    constraints: Expression | None = None
     """A CEL expression over ``device``, and-ed with that of the class."""
-    requests: Annotated[dict[PlainName, QuantityField], AfterValidator(_requests)] = Field(default_factory=dict)
+    requests: Annotated[Amounts, AfterValidator(_positive), AfterValidator(_whole_count)] = Field(default_factory=dict)
     """Least totals over all devices; ``count`` counts devices. Empty means one device."""
-    limits: Annotated[dict[PlainName, QuantityField], AfterValidator(_limits)] = Field(default_factory=dict)
+    limits: Annotated[Amounts, AfterValidator(not_negative), AfterValidator(_whole_count)] = Field(default_factory=dict)
     """Caps on the same totals (S9)."""
-    match_attributes: list[PlainName] = Field(default_factory=list)
+    match_attributes: MatchAttributes = Field(default_factory=list)
     """Every device chosen has these attributes, each with one value throughout."""
-    configs: list[DeviceConfigReference] = Field(default_factory=list)
+    configs: list[DeviceConfigReference] = Field(default_factory=list, max_length=MAX_CONFIGS)
 
     @model_validator(mode="after")
     def _limits_reach_requests(self) -> DeviceClaimDetail:
+        faults: list[Fault] = []
         for name, limit in self.limits.items():
             request = self.requests.get(name)
             if request is not None and limit < request:
-                raise ValueError(f"limits.{name} ({limit}) is below requests.{name} ({request})")
-            if name == COUNT and limit.nano <= 0:
-                raise ValueError(f"limits.count ({limit}) is below the least number of devices (1)")
+                faults.append((("limits", name), f"must not be below requests.{name} ({request}), and is {limit}"))
+            elif name == COUNT and limit.nano <= 0:
+                faults.append((("limits", name), "must be at least 1: an allocation has at least one device"))
+        refuse(faults)
         return self
 
     @property
@@ -95,13 +108,13 @@ class DeviceClaimDetail(ApiModel):
 class DeviceClaimInstance(DeviceClaimDetail):
     """A detail that must be satisfied, or alternatives of which exactly one is."""
 
-    one_of: list[DeviceClaimDetail] = Field(default_factory=list)
+    one_of: list[DeviceClaimDetail] = Field(default_factory=list, max_length=16)
     """Alternatives, the preferred first."""
 
     @model_validator(mode="after")
     def _detail_or_one_of(self) -> DeviceClaimInstance:
         if self.one_of and not self.is_empty:
-            raise ValueError("has oneOf and fields of its own; move those fields into each alternative")
+            refuse([(("oneOf",), "must not stand next to other fields; move those into each alternative")])
         return self
 
     @property
@@ -113,9 +126,9 @@ class DeviceClaimInstance(DeviceClaimDetail):
 class DeviceClaimSpec(ApiModel):
     """What the claim asks for."""
 
-    match_attributes: list[PlainName] = Field(default_factory=list)
+    match_attributes: MatchAttributes = Field(default_factory=list)
     """Attributes that have one value over all devices of all details."""
-    claims: Annotated[list[DeviceClaimInstance], Field(min_length=1)]
+    claims: Annotated[list[DeviceClaimInstance], Field(min_length=1, max_length=64)]
 
 
 class ResourceAllocation(ApiModel):
@@ -130,7 +143,7 @@ class DeviceAllocation(ApiModel):
 
     device_pool_name: PlainName
     device_name: PlainName
-    allocations: list[ResourceAllocation] = Field(default_factory=list)
+    allocations: list[ResourceAllocation] = Field(default_factory=list, max_length=32)
 
 
 class DeviceIP(ApiModel):
@@ -148,12 +161,14 @@ class DeviceStatus(ApiModel):
     device_ip: Annotated[str | None, Field(alias="deviceIP")] = None
     device_ips: Annotated[list[DeviceIP], Field(alias="deviceIPs")] = Field(default_factory=list)
     device_info: list[dict[str, Any]] = Field(default_factory=list)
-    allocations: list[ResourceAllocation] = Field(default_factory=list)
+    allocations: list[ResourceAllocation] = Field(default_factory=list, max_length=32)
 
     @model_validator(mode="after")
     def _first_ip(self) -> DeviceStatus:
         if self.device_ip and self.device_ips and self.device_ips[0].ip != self.device_ip:
-            raise ValueError(f"deviceIPs[0] ({self.device_ips[0].ip}) must equal deviceIP ({self.device_ip})")
+            refuse(
+                [(("deviceIPs", 0, "ip"), f"must equal deviceIP ({self.device_ip}), and is {self.device_ips[0].ip}")]
+            )
         return self
 
 
@@ -164,8 +179,8 @@ class DeviceClaimStatus(ApiModel):
     """Copies of the classes' configuration objects as of the allocation."""
     claim_configs: list[dict[str, Any]] = Field(default_factory=list)
     """Copies of the claim's configuration objects as of the allocation."""
-    allocations: list[DeviceAllocation] = Field(default_factory=list)
-    device_statuses: list[DeviceStatus] = Field(default_factory=list)
+    allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=MAX_DEVICES)
+    device_statuses: list[DeviceStatus] = Field(default_factory=list, max_length=MAX_DEVICES)
     pod_names: list[str] = Field(default_factory=list)
 
 
@@ -182,7 +197,7 @@ class DeviceClaim(ApiModel):
     def _annotations(self) -> DeviceClaim:
         text = self.metadata.annotations.get(meta.PRIORITY)
         if text is not None and (_INTEGER.fullmatch(text) is None or abs(int(text)) > INT64_MAX):
-            raise ValueError(f"metadata.annotations[{meta.PRIORITY}] must be an integer, not {text[:40]!r}")
+            refuse([(("metadata", "annotations", meta.PRIORITY), f"must be an integer, not {shown(text)}")])
         return self
 
     @property

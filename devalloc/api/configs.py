@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from devalloc.api.fields import ApiModel, Mac, PlainName
+from devalloc.api.fields import ApiModel, Mac, PlainName, refuse
 from devalloc.api.meta import DEVALLOC, ObjectMeta
 
 
@@ -48,7 +48,7 @@ class VfConfigSpec(ApiModel):
 
 def _ordered_rates(spec: VfConfigSpec) -> VfConfigSpec:
     if spec.max_tx_rate and (spec.min_tx_rate or 0) > spec.max_tx_rate:
-        raise ValueError(f"minTxRate ({spec.min_tx_rate}) is above maxTxRate ({spec.max_tx_rate})")
+        refuse([(("minTxRate",), f"must not be above maxTxRate ({spec.max_tx_rate}), and is {spec.min_tx_rate}")])
     return spec
 
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 from math import isfinite
 
 from devalloc.api.quantity import type_name
-from devalloc.api.shapes import join
+from devalloc.api.shapes import Loc
 
 MAX_DEPTH = 64
 MAX_NODES = 2_000_000
 MAX_INTEGER_BITS = 512
-MAX_FINDINGS = 100
 
 
-def unfit(content: object) -> list[tuple[str, str]]:
-    """(path, message) of what is no JSON content or beyond all bounds; empty when the content is fit to be read.
+class ContentError(ValueError):
+    """Content that is beyond all bounds at a location; nothing more can be said of it."""
 
-    Works level by level, so that depth costs no stack.
+    def __init__(self, loc: Loc, message: str) -> None:
+        super().__init__(message)
+        self.loc = loc
+        self.message = message
+
+
+def unfit(content: object) -> list[tuple[Loc, str]]:
+    """(location, message) of what is no JSON content or beyond all bounds; empty when the content is fit to be read.
+
+    Works level by level, so that depth costs no stack. Raises ContentError for content too deep or too large.
     """
     level: list[object] = [content]
     nodes = 0
@@ -44,33 +52,30 @@ def unfit(content: object) -> list[tuple[str, str]]:
     return _search(content)
 
 
-def _search(content: object) -> list[tuple[str, str]]:
+def _search(content: object) -> list[tuple[Loc, str]]:
     """The faults with their places: the slow way, for content that has some."""
-    found: list[tuple[str, str]] = []
-    level: list[tuple[str, object]] = [("", content)]
+    found: list[tuple[Loc, str]] = []
+    level: list[tuple[Loc, object]] = [((), content)]
     nodes = 0
     for depth in range(MAX_DEPTH + 1):
-        below: list[tuple[str, object]] = []
-        for path, value in level:
+        below: list[tuple[Loc, object]] = []
+        for loc, value in level:
             nodes += 1
             if nodes > MAX_NODES:
-                return [*found, ("", f"is too large (more than {MAX_NODES} values)")]
-            if len(found) >= MAX_FINDINGS:
-                return found
+                raise ContentError((), f"is too large (more than {MAX_NODES} values)")
             if isinstance(value, (dict, list)) and depth == MAX_DEPTH:
-                return [*found, (path, f"is nested too deeply (more than {MAX_DEPTH} levels)")]
+                raise ContentError(loc, f"is nested too deeply (more than {MAX_DEPTH} levels)")
             if isinstance(value, dict):
                 for key, entry in value.items():
-                    here = join(path, _printable(key), is_entry=False)
                     if not isinstance(key, str):
-                        found.append((here, f"has a key that must be a text in quotes, not {type_name(key)}"))
+                        found.append(((*loc, key), f"has a key that must be a text in quotes, not {type_name(key)}"))
                     elif (message := _fault(key)) is not None:
-                        found.append((here, f"has a key that {message}"))
-                    below.append((here, entry))
+                        found.append(((*loc, key), f"has a key that {message}"))
+                    below.append(((*loc, key), entry))
             elif isinstance(value, list):
-                below += [(join(path, i, is_entry=True), entry) for i, entry in enumerate(value)]
+                below += [((*loc, i), entry) for i, entry in enumerate(value)]
             elif (message := _fault(value)) is not None:
-                found.append((path, message))
+                found.append((loc, message))
         level = below
     return found
 
@@ -94,9 +99,3 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _printable(key: object) -> str:
-    if isinstance(key, str):
-        return key if _fault(key) is None else ascii(key)
-    return type_name(key) if _fault(key) is not None else str(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,15 @@ from pydantic import ValidationError
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc.api.configobject import ConfigObject
-from devalloc.api.content import unfit
+from devalloc.api.content import ContentError, unfit
 from devalloc.api.explain import explain, nearest
 from devalloc.api.fields import ApiModel, shown
 from devalloc.api.kinds import KINDS, Kind
 from devalloc.api.lenient import Finding, read_leniently
 from devalloc.api.problems import Problem, Severity
 from devalloc.api.quantity import type_name
+from devalloc.api.repair import repaired
+from devalloc.api.shapes import RAW, Loc, model_shape, path_of
 
 MAX_PROBLEMS = 500
 """Problems kept of one document; more are only counted."""
@@ -38,28 +40,38 @@ def decode(manifest: object) -> Decoded:
     if not isinstance(manifest, dict):
         return Decoded(None, [Problem(f"must be an object with apiVersion and kind, not {type_name(manifest)}")])
     about = _Subject.of(manifest)
-    if faults := unfit(manifest):
-        return Decoded(None, about.problems((Finding(*fault) for fault in faults), "error"))
+    try:
+        faults = unfit(manifest)
+    except ContentError as error:
+        return Decoded(None, about.problems([Finding(path_of(RAW, error.loc), error.message)], "error"))
     kind = _kind_of(manifest)
     if isinstance(kind, list):
         return Decoded(None, about.problems(kind, "error"))
-    return _decode_as(ConfigObject if kind is None else kind.model, kind, manifest, about)
+    model = ConfigObject if kind is None else kind.model
+    if faults:
+        return Decoded(None, about.problems(_explain_unfit(manifest, model, faults), "error"))
+    obj = _validated(model, manifest) if _needs_no_care(manifest, kind) else None
+    if obj is not None:
+        return Decoded(obj, about.problems(_advice(obj), "warning"))
+    return _decode_with_care(manifest, model, kind, about)
 
 
-def _decode_as(model: type[ApiModel], kind: Kind | None, manifest: dict[str, Any], about: _Subject) -> Decoded:
-    findings: list[Finding] = []
-    obj = _validated(model, manifest) if _needs_no_care(manifest) else None
+def _decode_with_care(manifest: dict[str, Any], model: type[ApiModel], kind: Kind | None, about: _Subject) -> Decoded:
+    content, findings = read_leniently(manifest, model)
+    if kind is not None and not kind.namespaced:
+        findings += _drop_namespace(content, kind)
+    obj = _validated(model, content)
     if obj is None:
-        content, findings = read_leniently(manifest, model)
-        if kind is not None and not kind.namespaced:
-            findings += _drop_namespace(content, kind)
-        obj = _validated(model, content)
-        if obj is None:
-            errors = about.problems(explain(content, model), "error")
-            return Decoded(None, errors + about.problems(findings, "warning"))
-    if isinstance(obj, DeviceClaim):
-        findings = [*findings, *_any_device(obj)]
-    return Decoded(obj, about.problems(findings, "warning"))
+        errors = about.problems(explain(content, model), "error")
+        return Decoded(None, errors + about.problems(findings, "warning"))
+    return Decoded(obj, about.problems([*findings, *_advice(obj)], "warning"))
+
+
+def _explain_unfit(manifest: dict[str, Any], model: type[ApiModel], faults: list[tuple[Loc, str]]) -> list[Finding]:
+    places = [loc for loc, _ in faults]
+    content, _ = read_leniently(repaired(manifest, model, places), model)
+    shape = model_shape(model)
+    return [Finding(path_of(shape, loc), message) for loc, message in faults] + explain(content, model, places)
 
 
 def _validated(model: type[ApiModel], content: dict[str, Any]) -> ApiModel | None:
@@ -69,10 +81,9 @@ def _validated(model: type[ApiModel], content: dict[str, Any]) -> ApiModel | Non
         return None
 
 
-def _needs_no_care(manifest: dict[str, Any]) -> bool:
+def _needs_no_care(manifest: dict[str, Any], kind: Kind | None) -> bool:
     """True when content that validates has nothing that is read leniently: no nulls, no misplaced namespace."""
     metadata = manifest.get("metadata")
-    kind = KINDS.get(str(manifest.get("kind")))
     if isinstance(metadata, dict) and "namespace" in metadata and kind is not None and not kind.namespaced:
         return False
     stack: list[Any] = [manifest]
@@ -94,8 +105,11 @@ def _drop_namespace(content: dict[str, Any], kind: Kind) -> list[Finding]:
     return [Finding("metadata.namespace", f"is ignored: a {kind.kind} belongs to no namespace")]
 
 
-def _any_device(claim: DeviceClaim) -> Iterator[Finding]:
-    for i, entry in enumerate(claim.spec.claims):
+def _advice(obj: ApiModel) -> Iterator[Finding]:
+    """What is valid, and most likely not what its author had in mind (S5)."""
+    if not isinstance(obj, DeviceClaim):
+        return
+    for i, entry in enumerate(obj.spec.claims):
         details = [(f"spec.claims[{i}].oneOf[{j}]", detail) for j, detail in enumerate(entry.one_of)]
         for path, detail in details or [(f"spec.claims[{i}]", entry)]:
             if not _names_something(detail):
@@ -159,7 +173,7 @@ class _Subject:
         names = metadata if isinstance(metadata, dict) else {}
         return cls(_word(manifest.get("kind")), _word(names.get("namespace")), _word(names.get("name")))
 
-    def problems(self, findings: Any, severity: Severity) -> list[Problem]:
+    def problems(self, findings: Iterable[Finding], severity: Severity) -> list[Problem]:
         found = [
             Problem(finding.message, finding.path, self.kind, self.namespace, self.name, severity=severity)
             for finding in findings

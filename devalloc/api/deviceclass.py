@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from devalloc.api.fields import ApiModel, LabelName, PlainName, SubdomainName
+from devalloc.api.fields import ApiModel, Expression, LabelName, PlainName, SubdomainName, Text
 from devalloc.api.meta import DEVMGMT, ObjectMeta
 
 
@@ -22,15 +22,15 @@ class DeviceClassConfigReference(ApiModel):
 class DeviceClassSpec(ApiModel):
     """Which devices are of the class, and how they are configured."""
 
-    driver: str = ""
+    driver: Text = ""
     """Only devices of this driver; empty for any."""
-    device_type: str = ""
+    device_type: Text = ""
     """A classification without a driver, such as gpu; claims may ask for it instead of a class."""
-    constraints: str | None = None
+    constraints: Expression | None = None
     """A CEL expression over ``device`` that is true for devices of this class."""
     admin_access: bool | None = None
     """Claims of this class observe devices: they consume nothing and conflict with nothing (S14)."""
-    configs: list[DeviceClassConfigReference] = Field(default_factory=list)
+    configs: list[DeviceClassConfigReference] = Field(default_factory=list, max_length=32)
 
 
 class DeviceClass(ApiModel):

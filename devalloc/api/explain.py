@@ -6,6 +6,7 @@ copy is validated again, until nothing new comes up; what a repair itself may ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,13 +16,11 @@ from pydantic_core import ErrorDetails
 from devalloc.api.claim import DeviceClaimDetail, DeviceClaimSpec
 from devalloc.api.fields import ApiModel, shown
 from devalloc.api.lenient import Finding
-from devalloc.api.pool import Attribute
-from devalloc.api.quantity import Quantity, type_name
-from devalloc.api.semver import SemVer
-from devalloc.api.shapes import Form, Loc, Shape, child, fields_of, model_shape, path_of
+from devalloc.api.quantity import type_name
+from devalloc.api.repair import place_of, repaired
+from devalloc.api.shapes import Loc, Shape, child, fields_of, model_shape, path_of, reading_order
 
 ROUNDS = 6
-_KEY = "[key]"
 
 _COUNT_HINT = "write it inside requests, as requests.count"
 _HINTS: dict[type[ApiModel], dict[str, str]] = {
@@ -42,23 +41,27 @@ _HINTS: dict[type[ApiModel], dict[str, str]] = {
 }
 
 
-def explain(content: dict[str, Any], model: type[ApiModel]) -> list[Finding]:
-    """Every error of the content; empty when the model takes it. Does not change the content."""
+def explain(content: dict[str, Any], model: type[ApiModel], known: Iterable[Loc] = ()) -> list[Finding]:
+    """Every error of the content in reading order; empty when the model takes it. Does not change the content.
+
+    Nothing is said about the ``known`` places, which are wrong already and were repaired.
+    """
     shape = model_shape(model)
-    findings: list[Finding] = []
-    known = _Known()
+    found: list[tuple[Loc, Finding]] = []
+    wrong = _Wrong()
+    for loc in known:
+        wrong.add(loc)
     for _ in range(ROUNDS):
-        fresh = [error for error in _validate(content, model) if not known.covers(error["loc"])]
+        fresh = [error for error in _validate(content, model) if not wrong.covers(error["loc"])]
         if not fresh:
             break
-        if not findings:
-            content = _copy(content)
-        for error in fresh:
-            findings.append(_finding(error, shape))
-        for error in fresh:
-            known.add(error["loc"])
-            _repair(content, shape, error)
-    return findings
+        found += [(error["loc"], _finding(error, shape)) for error in fresh]
+        places = [place_of(error["loc"]) for error in fresh]
+        content = repaired(content, model, places)
+        for place in places:
+            wrong.add(place)
+    found.sort(key=lambda entry: reading_order(entry[0]))
+    return [finding for _, finding in found]
 
 
 def _validate(content: dict[str, Any], model: type[ApiModel]) -> list[ErrorDetails]:
@@ -69,7 +72,7 @@ def _validate(content: dict[str, Any], model: type[ApiModel]) -> list[ErrorDetai
     return []
 
 
-class _Known:
+class _Wrong:
     """Places that are wrong already: what is found in them, or about something that contains them, says nothing new."""
 
     def __init__(self) -> None:
@@ -89,10 +92,15 @@ class _Known:
 
 def _finding(error: ErrorDetails, shape: Shape) -> Finding:
     loc, value = error["loc"], error["input"]
-    is_key = bool(loc) and loc[-1] == _KEY
-    place = loc[:-1] if is_key else loc
+    place = place_of(loc)
     message = _message(error, value, _at(shape, place[:-1]), place)
-    return Finding(path_of(shape, place), f"has a key that {message}" if is_key else message)
+    return Finding(path_of(shape, place), message if place == loc else f"has a key that {message}")
+
+
+def _at(shape: Shape, loc: Loc) -> Shape:
+    for step in loc:
+        shape = child(shape, step)
+    return shape
 
 
 def _message(error: ErrorDetails, value: Any, parent: Shape, loc: Loc) -> str:
@@ -102,6 +110,8 @@ def _message(error: ErrorDetails, value: Any, parent: Shape, loc: Loc) -> str:
             return "is required"
         case "extra_forbidden":
             return _unknown_field(str(loc[-1]), parent)
+        case "refused":
+            return str(context["message"])
         case "value_error":
             return str(context["error"])
         case "string_type":
@@ -159,55 +169,3 @@ def _entries(count: Any) -> str:
 
 def _what(value: Any) -> str:
     return shown(value) if isinstance(value, (str, int, float)) else type_name(value)
-
-
-# -- repair --------------------------------------------------------------------------------------------------------
-
-
-def _at(shape: Shape, loc: Loc) -> Shape:
-    for step in loc:
-        shape = child(shape, step)
-    return shape
-
-
-def _repair(content: Any, shape: Shape, error: ErrorDetails) -> None:
-    """Make the place valid: drop it where it may be absent, else put the least that is valid there."""
-    loc = error["loc"][:-1] if error["loc"][-1:] == (_KEY,) else error["loc"]
-    if not loc:
-        return
-    for step in loc[:-1]:
-        try:
-            content = content[step]
-        except (KeyError, IndexError, TypeError):
-            return  # an earlier repair has dropped what contains it
-        shape = child(shape, step)
-    last = loc[-1]
-    field = fields_of(shape.model).get(str(last)) if shape.model else None
-    if isinstance(content, list) and isinstance(last, int) and last < len(content):
-        content[last] = _least(shape.item, last)
-    elif isinstance(content, dict) and field is not None and field.required:
-        content[last] = _least(field.shape, 0)
-    elif isinstance(content, dict):
-        content.pop(last, None)
-
-
-def _least(shape: Shape | None, number: int) -> Any:
-    """The least valid content of a shape; names differ by number."""
-    if shape is None or shape.form is Form.MAP or shape.form is Form.RAW:
-        return {}
-    if shape.model is not None:
-        extra = {"stringValue": ""} if shape.model is Attribute else {}
-        required = {name: _least(f.shape, number) for name, f in fields_of(shape.model).items() if f.required}
-        return required | extra
-    if shape.form is Form.LIST:
-        return [_least(shape.item, number)]
-    values = {int: 1, bool: False, Quantity: "1", SemVer: "0.0.0", str: f"repaired-{number}"}
-    return values.get(shape.scalar, shape.scalar) if isinstance(shape.scalar, type) else shape.scalar
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_copy(entry) for entry in value]
-    return value

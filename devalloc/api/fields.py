@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
@@ -36,7 +37,14 @@ class ApiModel(BaseModel):
 
     def to_manifest(self) -> dict[str, Any]:
         """This object as JSON-able content: camelCase names, canonical quantities, unset fields left out."""
-        return self.model_dump(by_alias=True, exclude_none=True, exclude_defaults=False, exclude_unset=True)
+        content: dict[str, Any] = self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
+        fields = type(self).model_fields
+        identity = {camel: getattr(self, name) for name, camel in _IDENTITY if name in fields}
+        return identity | content
+
+
+_IDENTITY = (("api_version", "apiVersion"), ("kind", "kind"))
+"""Written even where they are the model's defaults: content without them could not be read back."""
 
 
 def _subdomain(value: object) -> object:
@@ -102,6 +110,10 @@ PlainName = Annotated[
     str, BeforeValidator(_plain_name), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 253})
 ]
 
+Text = Annotated[str, Field(max_length=253)]
+"""A short text that may be empty."""
+Expression = Annotated[str, Field(max_length=10 * 1024)]
+"""A CEL expression (S6)."""
 ObjectName = Annotated[str, BeforeValidator(_object_name)]
 """The name of an object of any API; some allow more than DNS names."""
 Mac = Annotated[
@@ -109,23 +121,35 @@ Mac = Annotated[
 ]
 
 
-def refuse_duplicates(what: str, names: Iterable[str]) -> None:
-    """Raise ValueError that lists every name which occurs twice."""
-    seen: set[str] = set()
-    twice = []
-    for name in names:
-        if name in seen and name not in twice:
-            twice.append(name)
-        seen.add(name)
-    if twice:
-        raise ValueError(f"{what} named twice: {', '.join(repr(name) for name in twice[:5])}")
+Fault = tuple[tuple[str | int, ...], str]
+"""Where below the value being validated (JSON names, keys, indexes), and what is wrong there."""
 
 
-def unique_by_name(what: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raise one validation error with all the faults, each at its own place; nothing when there are none."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError("refused", "{message}", {"message": message}), loc=loc, input=None)
+        for loc, message in faults
+    ]
+    if details:
+        raise ValidationError.from_exception_data("content", details)
+
+
+def unique_by_name(items: Sequence[Any]) -> Sequence[Any]:
     """A validator for lists of things with a ``name``."""
+    if len({item.name for item in items}) < len(items):
+        first: dict[str, int] = {}
+        for i, item in enumerate(items):
+            first.setdefault(item.name, i)
+        refuse(
+            ((i, "name"), f"is taken: {shown(item.name)} is the name of entry [{first[item.name]}] already")
+            for i, item in enumerate(items)
+            if first[item.name] != i
+        )
+    return items
 
-    def check(items: Sequence[Any]) -> Sequence[Any]:
-        refuse_duplicates(what, (item.name for item in items))
-        return items
 
-    return check
+def not_negative(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
+    """A validator for maps of amounts."""
+    refuse(((name,), f"must not be negative, and is {amount}") for name, amount in amounts.items() if amount.nano < 0)
+    return amounts

@@ -12,6 +12,7 @@ from devalloc.api.fields import (
     PlainName,
     QuantityField,
     SemVerField,
+    not_negative,
     unique_by_name,
 )
 from devalloc.api.meta import DEVMGMT, ObjectMeta
@@ -25,7 +26,7 @@ class Attribute(ApiModel):
     """A named value of a device. Exactly one of the four value fields is set."""
 
     name: PlainName
-    string_value: str | None = None
+    string_value: Annotated[str, Field(max_length=4096)] | None = None
     int_value: Int64 | None = None
     quantity_value: QuantityField | None = None
     sem_ver_value: SemVerField | None = None
@@ -88,23 +89,19 @@ class ResourceCapacity(ApiModel):
         return self.block_size or ONE
 
 
-def _not_negative(requests: dict[str, Quantity]) -> dict[str, Quantity]:
-    for name, amount in requests.items():
-        if amount.nano < 0:
-            raise ValueError(f"must not be negative: {name} is {amount}")
-    return requests
+Attributes = Annotated[list[Attribute], Field(max_length=48), AfterValidator(unique_by_name)]
+Resources = Annotated[list[ResourceCapacity], Field(max_length=64), AfterValidator(unique_by_name)]
+DeviceRequests = Annotated[dict[PlainName, QuantityField], Field(max_length=64), AfterValidator(not_negative)]
 
 
 class Device(ApiModel):
     """One device of a pool."""
 
     name: PlainName
-    attributes: Annotated[list[Attribute], AfterValidator(unique_by_name("attribute"))] = Field(default_factory=list)
-    requests: Annotated[dict[PlainName, QuantityField], AfterValidator(_not_negative)] = Field(default_factory=dict)
+    attributes: Attributes = Field(default_factory=list)
+    requests: DeviceRequests = Field(default_factory=dict)
     """Pool resources that allocating this device consumes."""
-    resources: Annotated[list[ResourceCapacity], AfterValidator(unique_by_name("resource"))] = Field(
-        default_factory=list
-    )
+    resources: Resources = Field(default_factory=list)
     """Resources of the device itself, which claims request and share."""
 
 
@@ -114,13 +111,13 @@ class DevicePoolSpec(ApiModel):
     node_name: PlainName | None = None
     """The node that has the devices; None (or "") for devices that every node reaches over the network."""
     driver: PlainName
-    attributes: Annotated[list[Attribute], AfterValidator(unique_by_name("attribute"))] = Field(default_factory=list)
+    attributes: Attributes = Field(default_factory=list)
     """Attributes of all devices; a device's own attribute of the same name wins."""
-    resources: Annotated[list[ResourceCapacity], AfterValidator(unique_by_name("resource"))] = Field(
+    resources: Resources = Field(default_factory=list)
+    """Resources that the devices draw on together (partitionable devices)."""
+    devices: Annotated[list[Device], Field(max_length=8192), AfterValidator(unique_by_name)] = Field(
         default_factory=list
     )
-    """Resources that the devices draw on together (partitionable devices)."""
-    devices: Annotated[list[Device], AfterValidator(unique_by_name("device"))] = Field(default_factory=list)
 
     @field_validator("node_name", mode="before")
     @classmethod

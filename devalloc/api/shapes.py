@@ -96,6 +96,11 @@ def path_of(shape: Shape, loc: Sequence[str | int]) -> str:
     return text
 
 
+def reading_order(loc: Loc) -> tuple[tuple[int, str], ...]:
+    """A sort key: names in alphabetic order, indexes by number."""
+    return tuple((step, "") if isinstance(step, int) else (-1, str(step)) for step in loc)
+
+
 def join(path: str, step: object, *, is_entry: bool) -> str:
     """The path one step further in: an entry of a list or map stands in brackets."""
     word = str(step)
