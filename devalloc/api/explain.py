@@ -21,6 +21,8 @@ from devalloc.api.repair import place_of, repaired
 from devalloc.api.shapes import Loc, Shape, child, fields_of, model_shape, path_of, reading_order
 
 ROUNDS = 6
+ENOUGH = 1000
+"""Findings after which nobody reads on."""
 
 _COUNT_HINT = "write it inside requests, as requests.count"
 _HINTS: dict[type[ApiModel], dict[str, str]] = {
@@ -52,14 +54,14 @@ def explain(content: dict[str, Any], model: type[ApiModel], known: Iterable[Loc]
     for loc in known:
         wrong.add(loc)
     for _ in range(ROUNDS):
-        fresh = [error for error in _validate(content, model) if not wrong.covers(error["loc"])]
-        if not fresh:
+        errors = _validate(content, model)
+        fresh = [error for error in errors if not wrong.covers(error["loc"])]
+        found += [(error["loc"], _finding(error, shape)) for error in fresh[: ENOUGH - len(found)]]
+        if not errors or len(found) >= ENOUGH:
             break
-        found += [(error["loc"], _finding(error, shape)) for error in fresh]
-        places = [place_of(error["loc"]) for error in fresh]
-        content = repaired(content, model, places)
-        for place in places:
-            wrong.add(place)
+        content = repaired(content, model, (place_of(error["loc"]) for error in errors))
+        for error in fresh:
+            wrong.add(place_of(error["loc"]))
     found.sort(key=lambda entry: reading_order(entry[0]))
     return [finding for _, finding in found]
 

@@ -105,6 +105,9 @@ class Device(ApiModel):
     """Resources of the device itself, which claims request and share."""
 
 
+Devices = Annotated[list[Device], Field(max_length=8192), AfterValidator(unique_by_name)]
+
+
 class DevicePoolSpec(ApiModel):
     """What a pool offers, before any allocation."""
 
@@ -115,9 +118,7 @@ class DevicePoolSpec(ApiModel):
     """Attributes of all devices; a device's own attribute of the same name wins."""
     resources: Resources = Field(default_factory=list)
     """Resources that the devices draw on together (partitionable devices)."""
-    devices: Annotated[list[Device], Field(max_length=8192), AfterValidator(unique_by_name)] = Field(
-        default_factory=list
-    )
+    devices: Devices = Field(default_factory=list)
 
     @field_validator("node_name", mode="before")
     @classmethod
