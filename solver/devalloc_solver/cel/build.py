@@ -1,0 +1,315 @@
+"""From a syntax tree to Python closures, with the static checks on the way.
+
+Each node becomes ``Code``: its static type, a closure and its fixed cost. A closure takes the frame of one evaluation,
+``[attributes, budget, variable, variable, ...]``. The fixed cost of everything outside macro bodies is spent before the
+evaluation starts, that of a body at each turn, so that a plain comparison pays nothing for being bounded.
+
+A node that can only fail, such as ``1 == 'a'``, has the type NEVER. That makes an expression invalid when nothing
+else can become of it; ``1 == 'a' || true`` is true, like any other error beside ``true``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatchmethod
+
+from devalloc_solver.cel import amounts, logic, macros, standard, strings
+from devalloc_solver.cel.errors import CompileError, EvaluationError
+from devalloc_solver.cel.functions import DYN, Overload, Table, table
+from devalloc_solver.cel.lexer import error_at
+from devalloc_solver.cel.logic import Frame, Run
+from devalloc_solver.cel.syntax import (
+    Binary,
+    Call,
+    Conditional,
+    Index,
+    ListOf,
+    Literal,
+    Logical,
+    Macro,
+    MapOf,
+    Name,
+    Node,
+    Select,
+    Unary,
+)
+from devalloc_solver.cel.values import type_name
+
+NEVER = "never"
+DEVICE = "device"
+FUNCTIONS: Table = table(standard.FUNCTIONS, amounts.FUNCTIONS, strings.FUNCTIONS)
+_ORDER: Mapping[str, Callable[[object, object], object]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a node becomes: its static type, its closure, its fixed cost in steps."""
+
+    type: str
+    run: Run
+    cost: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """A whole expression: ``slots`` is the number of macro variables in its frame, ``reads`` the attributes or None."""
+
+    run: Run
+    cost: int
+    slots: int
+    reads: frozenset[str] | None
+
+
+def build(text: str, tree: Node) -> Predicate:
+    """Check ``tree``, the syntax tree of ``text``, and turn it into a predicate. Raises CompileError."""
+    builder = _Builder(text)
+    code = builder.build(tree)
+    if code.type == NEVER:
+        raise builder.failures[0]
+    if code.type not in ("bool", DYN):
+        raise error_at(text, tree.at, f"the expression must be a boolean; this is always a {code.type}")
+    return Predicate(code.run, code.cost, builder.slots, None if builder.whole else frozenset(builder.reads))
+
+
+class _Builder:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.reads: set[str] = set()
+        self.whole = False
+        self.slots = 0
+        self.scope: dict[str, int] = {}
+        self.failures: list[CompileError] = []
+
+    @singledispatchmethod
+    def build(self, node: Node) -> Code:
+        raise AssertionError(node)
+
+    def error(self, node: Node, message: str) -> CompileError:
+        return error_at(self.text, node.at, message)
+
+    def never(self, node: Node, message: str) -> Code:
+        """Code for what can only fail, and does so when it is evaluated."""
+        self.failures.append(self.error(node, message))
+
+        def run(_frame: Frame) -> object:
+            raise EvaluationError(message)
+
+        return Code(NEVER, run)
+
+    def is_device(self, node: Node) -> bool:
+        if not isinstance(node, Name):
+            return False
+        return node.name == "." + DEVICE or (node.name == DEVICE and DEVICE not in self.scope)
+
+    # -- names and fields --------------------------------------------------------------------------------------------
+
+    @build.register
+    def _(self, node: Literal) -> Code:
+        value = node.value
+        return Code(type_name(value), lambda _frame: value)
+
+    @build.register
+    def _(self, node: Name) -> Code:
+        slot = self.scope.get(node.name)
+        if slot is not None:
+            return Code(DYN, operator.itemgetter(slot))
+        if self.is_device(node):
+            self.whole = True
+            return Code("map", logic.whole_device)
+        name = node.name.lstrip(".")
+        raise self.error(
+            node,
+            f"undeclared name {name!r}: only 'device' is declared"
+            " (text needs quotes; an attribute with - or / in its name is read as device['pcie-root'])",
+        )
+
+    @build.register
+    def _(self, node: Select) -> Code:
+        if self.is_device(node.operand):
+            self.reads.add(node.field)
+            if node.test:
+                return Code("bool", logic.has_attribute(node.field), 3)
+            return Code(DYN, logic.attribute(node.field), 2)
+        operand = self.build(node.operand)
+        if operand.type not in ("map", DYN):
+            return self.never(node, f"a {operand.type} has no fields, so no {node.field!r}")
+        return Code("bool" if node.test else DYN, logic.field(operand.run, node.field, node.test), 1 + operand.cost)
+
+    @build.register
+    def _(self, node: Index) -> Code:
+        if self.is_device(node.operand) and isinstance(node.key, Literal) and isinstance(node.key.value, str):
+            self.reads.add(node.key.value)
+            return Code(DYN, logic.attribute(node.key.value), 3)
+        operand, key = self.build(node.operand), self.build(node.key)
+        if operand.type not in ("list", "map", DYN):
+            return self.never(node, f"a {operand.type} has no elements")
+        return Code(DYN, logic.index(operand.run, key.run), 1 + operand.cost + key.cost)
+
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    @build.register
+    def _(self, node: Logical) -> Code:
+        operands = [self.build(operand) for operand in node.operands]
+        run = logic.logical([operand.run for operand in operands], decisive=node.operator == "||")
+        cost = 1 + sum(operand.cost for operand in operands)
+        if all(operand.type not in ("bool", DYN) for operand in operands):
+            return self.never(node, f"{node.operator} combines booleans, not a {operands[0].type}")
+        return Code("bool", run, cost)
+
+    @build.register
+    def _(self, node: Conditional) -> Code:
+        condition, then, otherwise = (self.build(child) for child in node.children())
+        if condition.type not in ("bool", DYN):
+            return self.never(node, f"the condition of ?: is a boolean, not a {condition.type}")
+        types = {then.type, otherwise.type} - {NEVER} or {NEVER}
+        run = logic.conditional(condition.run, then.run, otherwise.run)
+        return Code(_either(types), run, 1 + condition.cost + then.cost + otherwise.cost)
+
+    @build.register
+    def _(self, node: Unary) -> Code:
+        operand = self.build(node.operand)
+        if node.operator == "-":
+            return self.overloaded(node, "unary -", standard.NEGATIONS, [operand])
+        if operand.type not in ("bool", DYN):
+            return self.never(node, f"! negates a boolean, not a {operand.type}")
+        return Code("bool", logic.negation(operand.run), 1 + operand.cost)
+
+    @build.register
+    def _(self, node: Binary) -> Code:
+        if node.operator == "in" and self.is_device(node.right) and isinstance(node.left, Literal):
+            if isinstance(node.left.value, str):
+                self.reads.add(node.left.value)
+                return Code("bool", logic.has_attribute(node.left.value), 3)
+            return self.never(node, f"the names of attributes are strings, not a {type_name(node.left.value)}")
+        left, right = self.build(node.left), self.build(node.right)
+        if node.operator in standard.OPERATORS:
+            return self.overloaded(node, node.operator, standard.OPERATORS[node.operator], [left, right])
+        cost = 1 + left.cost + right.cost
+        if node.operator == "in":
+            if right.type not in ("list", "map", DYN):
+                return self.never(node, f"'in' looks into a list or a map, not into a {right.type}")
+            return Code("bool", logic.member(left.run, right.run), cost)
+        equality = node.operator in ("==", "!=")
+        if not _comparable(left.type, right.type, equality):
+            message = f"{node.operator} never compares {left.type} with {right.type}"
+            return self.never(node, message + _conversion_hint(left.type, right.type))
+        if equality:
+            return Code("bool", logic.equals(left.run, right.run, node.operator == "=="), cost)
+        return Code("bool", logic.compares(left.run, right.run, _ORDER[node.operator]), cost)
+
+    # -- collections, functions, macros ------------------------------------------------------------------------------
+
+    @build.register
+    def _(self, node: ListOf) -> Code:
+        items = [self.build(item) for item in node.items]
+        return Code("list", logic.list_of([item.run for item in items]), 1 + sum(item.cost for item in items))
+
+    @build.register
+    def _(self, node: MapOf) -> Code:
+        entries = [(self.build(key), self.build(value)) for key, value in node.entries]
+        run = logic.map_of([(key.run, value.run) for key, value in entries])
+        return Code("map", run, 1 + sum(key.cost + value.cost for key, value in entries))
+
+    @build.register
+    def _(self, node: Call) -> Code:
+        member = node.target is not None
+        overloads = FUNCTIONS.get((node.function, member), ())
+        if not overloads:
+            raise self.error(node, _undeclared(node.function, member))
+        operands = [self.build(child) for child in node.children()]
+        fitting = [row for row in overloads if len(row.params) == len(operands)]
+        if not fitting:
+            raise self.error(node, f"{node.function}() has other arguments: {_signatures(overloads)}")
+        code = self.overloaded(node, f"{node.function}()", fitting, operands)
+        return self.folded(node, code) if node.function in _CONSTANTS else code
+
+    @build.register
+    def _(self, node: Macro) -> Code:
+        over = self.build(node.over)
+        if over.type not in ("list", "map", DYN):
+            return self.never(node, f"{node.macro}() goes through a list or a map, not through a {over.type}")
+        slot = 2 + self.slots
+        self.slots += 1
+        outer = self.scope
+        self.scope = {**outer, node.variable: slot}
+        condition = self.build(node.condition) if node.condition is not None else None
+        body = self.build(node.body)
+        self.scope = outer
+        cost = 1 + body.cost + (condition.cost if condition else 0)
+        if node.macro in ("all", "exists"):
+            run = macros.quantifier(over.run, slot, body.run, cost, decisive=node.macro == "exists")
+            return Code("bool", run, 1 + over.cost)
+        if node.macro == "exists_one":
+            return Code("bool", macros.exists_one(over.run, slot, body.run, cost), 1 + over.cost)
+        if node.macro == "filter":
+            run = macros.collect(over.run, slot, body.run, None, cost)
+        else:
+            run = macros.collect(over.run, slot, condition.run if condition else None, body.run, cost)
+        return Code("list", run, 1 + over.cost)
+
+    def overloaded(self, node: Node, name: str, overloads: Sequence[Overload], operands: Sequence[Code]) -> Code:
+        types = [operand.type for operand in operands]
+        fitting = [row for row in overloads if row.accepts(types)]
+        if not fitting:
+            return self.never(node, f"{name} is not defined for {' and '.join(types)}")
+        run = logic.call(name, fitting, [operand.run for operand in operands])
+        return Code(_either({row.result for row in fitting}), run, 1 + sum(operand.cost for operand in operands))
+
+    def folded(self, node: Call, code: Code) -> Code:
+        """The value itself for a constructor of a literal, which must be one; a pattern is compiled ahead."""
+        argument = node.args[-1] if node.args else None
+        if code.type == NEVER or not isinstance(argument, Literal) or not isinstance(argument.value, str):
+            return code
+        try:
+            value = _CONSTANTS[node.function](argument.value)
+        except EvaluationError as error:
+            raise self.error(argument, str(error)) from None
+        return code if node.function == "matches" else Code(code.type, lambda _frame: value)
+
+
+_CONSTANTS: Mapping[str, Callable[[str], object]] = {
+    "quantity": amounts.to_quantity,
+    "semver": amounts.to_semver,
+    "matches": standard.regex,
+}
+
+
+def _either(types: set[str]) -> str:
+    return types.copy().pop() if len(types) == 1 else DYN
+
+
+def _comparable(left: str, right: str, equality: bool) -> bool:
+    if NEVER in (left, right):
+        return False
+    if not equality and not {left, right} <= _ORDERED:
+        return False
+    pair = {left, right}
+    return DYN in pair or len(pair) == 1 or pair in ({"string", "quantity"}, {"string", "semver"})
+
+
+_ORDERED = frozenset({"bool", "int", "uint", "double", "string", "quantity", "semver", DYN})
+
+
+def _conversion_hint(left: str, right: str) -> str:
+    numbers = {"int", "uint", "double"}
+    return "; convert one of them, such as int(...)" if {left, right} <= numbers else ""
+
+
+def _signatures(overloads: Sequence[Overload]) -> str:
+    return ", ".join(row.signature.partition(" ->")[0] for row in overloads)
+
+
+def _undeclared(name: str, member: bool) -> str:
+    twins = FUNCTIONS.get((name, not member), ())
+    if twins:
+        return f"{name}() is called as {_signatures(twins[:2])}"
+    if not member and name in ("timestamp", "duration", "bytes"):
+        return f"{name}() is not part of this dialect"
+    return f"undeclared function {name}()"

@@ -1,0 +1,216 @@
+"""The values of the language, how they compare, and what two different types have to do with each other (S6).
+
+===========  ======================  =================================================================
+CEL type     Python                  compares with
+===========  ======================  =================================================================
+bool         bool                    bool
+int          int (64 bits)           int
+uint         Uint (64 bits)          uint
+double       float                   double
+string       str                     string; quantity and semver, when it is the text of one
+null_type    None                    null (== and != only)
+list, map    list, CelMap            their like (== and != only)
+quantity     Quantity                quantity, string: by amount
+semver       SemVer                  semver, string: by precedence
+===========  ======================  =================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from devalloc.api.quantity import Quantity, QuantityError
+from devalloc.api.semver import Precedence, SemVer, SemVerError
+from devalloc_solver.cel.errors import Budget, EvaluationError
+
+MAX_INT = 2**63 - 1
+MIN_INT = -(2**63)
+MAX_UINT = 2**64 - 1
+
+
+class Uint(int):
+    """An unsigned integer: a type of its own, never equal to an int."""
+
+    __slots__ = ()
+
+
+class CelMap:
+    """A map: keys are bool, int, uint or string, and keys of two types are two keys."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[type, object], object] = {}
+
+    def put(self, key: object, value: object) -> None:
+        """Add an entry. Raises EvaluationError for a key of another type and for a key that is there already."""
+        entry = (_key_type(key), key)
+        if entry in self._entries:
+            raise EvaluationError(f"the map has the key {show(key)} twice")
+        self._entries[entry] = value
+
+    def get(self, key: object) -> object:
+        """The value of ``key``. Raises EvaluationError when there is none."""
+        try:
+            return self._entries[_key_type(key), key]
+        except KeyError:
+            raise EvaluationError(f"the map has no key {show(key)}") from None
+
+    def has(self, key: object) -> bool:
+        return (_key_type(key), key) in self._entries
+
+    def __iter__(self) -> Iterator[object]:
+        return (key for _, key in self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+_NAMES: dict[type, str] = {
+    bool: "bool",
+    int: "int",
+    Uint: "uint",
+    float: "double",
+    str: "string",
+    type(None): "null_type",
+    list: "list",
+    CelMap: "map",
+    Quantity: "quantity",
+    SemVer: "semver",
+}
+_PLAIN = frozenset({bool, int, Uint, float, str})
+_LONG = 64
+"""Texts up to this length compare for free; longer ones cost a step per ``_LONG`` characters."""
+
+
+def type_name(value: object) -> str:
+    """The CEL name of the type of ``value``."""
+    return _NAMES.get(type(value), type(value).__name__)
+
+
+def show(value: object) -> str:
+    """A short text of ``value`` for messages."""
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@lru_cache(maxsize=4096)
+def to_quantity(text: str) -> Quantity:
+    """Read a quantity. Raises EvaluationError."""
+    try:
+        return Quantity.parse(text)
+    except QuantityError as error:
+        raise EvaluationError(f"the string {error}") from None
+
+
+@lru_cache(maxsize=4096)
+def to_semver(text: str) -> SemVer:
+    """Read a semantic version. Raises EvaluationError."""
+    try:
+        return SemVer.parse(text)
+    except SemVerError as error:
+        raise EvaluationError(f"the string {error}") from None
+
+
+@lru_cache(maxsize=4096)
+def precedence(version: SemVer) -> Precedence:
+    """What orders versions; build metadata has no part in it."""
+    return version.precedence
+
+
+def equal(left: object, right: object, budget: Budget) -> bool:
+    """``left == right``. Raises EvaluationError for two types that do not compare."""
+    kind = type(left)
+    if kind is type(right):
+        if kind is type(None):
+            return True
+        if kind is list:
+            return _equal_lists(left, right, budget)  # type: ignore[arg-type]
+        if kind is CelMap:
+            return _equal_maps(left, right, budget)  # type: ignore[arg-type]
+    keys = _keys(left, right, budget)
+    if keys is None:
+        raise EvaluationError(f"{type_name(left)} and {type_name(right)} are different types and never compare")
+    return bool(keys[0] == keys[1])
+
+
+def ordered(left: object, right: object, budget: Budget) -> tuple[object, object]:
+    """Two keys that order as ``left`` and ``right`` do. Raises EvaluationError for types without a common order."""
+    keys = _keys(left, right, budget)
+    if keys is None:
+        raise EvaluationError(f"{type_name(left)} and {type_name(right)} have no order between them")
+    return keys
+
+
+def contains(items: list[object], wanted: object, budget: Budget) -> bool:
+    """``wanted in items``: as ``items.exists(x, x == wanted)``, so an element of another type is an error unless
+    another one is equal."""
+    budget.spend(len(items))
+    failure: EvaluationError | None = None
+    for item in items:
+        try:
+            if equal(item, wanted, budget):
+                return True
+        except EvaluationError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return False
+
+
+def _keys(left: object, right: object, budget: Budget) -> tuple[object, object] | None:
+    kind, other = type(left), type(right)
+    if kind is other:
+        if kind in _PLAIN:
+            if kind is str and len(left) > _LONG:  # type: ignore[arg-type]
+                budget.spend(len(left) // _LONG)  # type: ignore[arg-type]
+            return left, right
+    elif isinstance(left, str):
+        if other is Quantity:
+            left = to_quantity(left)
+        elif other is SemVer:
+            left = to_semver(left)
+    elif isinstance(right, str):
+        if kind is Quantity:
+            right = to_quantity(right)
+        elif kind is SemVer:
+            right = to_semver(right)
+    if isinstance(left, Quantity) and isinstance(right, Quantity):
+        return left.nano, right.nano
+    if isinstance(left, SemVer) and isinstance(right, SemVer):
+        return precedence(left), precedence(right)
+    return None
+
+
+def _equal_lists(left: list[object], right: list[object], budget: Budget) -> bool:
+    if len(left) != len(right):
+        return False
+    return _all_equal(zip(left, right, strict=True), budget)
+
+
+def _equal_maps(left: CelMap, right: CelMap, budget: Budget) -> bool:
+    if len(left) != len(right) or not all(right.has(key) for key in left):
+        return False
+    return _all_equal(((left.get(key), right.get(key)) for key in left), budget)
+
+
+def _all_equal(pairs: Iterator[tuple[object, object]], budget: Budget) -> bool:
+    failure: EvaluationError | None = None
+    for one, another in pairs:
+        budget.spend(1)
+        try:
+            if not equal(one, another, budget):
+                return False
+        except EvaluationError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return True
+
+
+def _key_type(key: object) -> type:
+    kind = type(key)
+    if kind not in (bool, int, Uint, str):
+        raise EvaluationError(f"a {type_name(key)} is no key of a map; keys are bool, int, uint or string")
+    return kind
