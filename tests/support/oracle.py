@@ -1,0 +1,407 @@
+"""The best answer to a small instance, by exhaustive search: goals 1 to 4 of claim-semantics S17.
+
+Everything that could be chosen is tried; what is left out is left out because it cannot be better:
+- devices that are alike and in the same state stand for each other;
+- a whole-taker never takes a device that it can do without;
+- of a share only the set of devices is searched. Whether amounts exist is a question of its own (`_fits`), and amounts
+  that suffice can be made irreducible by taking blocks away, which never needs another device;
+- a set of claims is not tried once a part of it has failed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, combinations
+from typing import Any
+
+from tests.support.oracle_instance import ADMIN, SHARE, Claim, Detail, Device, Group, Instance, Key, Value, read
+
+Choice = list[list[int]]
+"""Per entry of a claim the alternatives that may be chosen."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """What every best answer has in common."""
+
+    satisfied: frozenset[Key]
+    one_of: Mapping[Key, list[int | None]]
+    """Per satisfied claim, per entry: the chosen alternative, None where there is no oneOf."""
+    pools: int
+    devices: int
+
+
+def solve(documents: Iterable[Mapping[str, Any]]) -> Best:
+    """Goals 1 to 4 of S17 for these manifests."""
+    instance = read(documents)
+    groups = _satisfied(instance)
+    claims = [claim for group in groups for claim in group.claims]
+    choices = {claim.key: [list(range(len(entry))) for entry in claim.entries] for claim in claims}
+    for claim in sorted(claims, key=lambda c: (-c.priority, *c.order)):
+        for position, alternatives in enumerate(choices[claim.key]):
+            for alternative in list(alternatives):
+                choices[claim.key][position] = [alternative]
+                if len(alternatives) == 1 or _Search(instance, groups, choices).feasible():
+                    break
+    pools, devices = _Search(instance, groups, choices).smallest()
+    return Best(
+        satisfied=frozenset(claim.key for claim in claims),
+        one_of={
+            claim.key: [chosen[0] if one_of else None for chosen, one_of in zip(choices[claim.key], claim.is_one_of)]
+            for claim in claims
+        },
+        pools=pools,
+        devices=devices,
+    )
+
+
+def satisfiable(documents: Iterable[Mapping[str, Any]], key: Key) -> bool:
+    """Whether the claim (with its group) could be satisfied if it were the only one that waits."""
+    instance = read(documents)
+    return any(
+        _alone(instance, group) for group in instance.groups if any(claim.key == key for claim in group.claims)
+    )
+
+
+def _satisfied(instance: Instance) -> list[Group]:
+    """The groups to satisfy: goal 1."""
+    possible = [group for group in instance.groups if _alone(instance, group)]
+    claims = sorted((claim for group in instance.groups for claim in group.claims), key=lambda c: c.order)
+    levels = sorted({claim.priority for claim in claims}, reverse=True)
+
+    def rank(chosen: Sequence[int]) -> list[Any]:
+        keys = {claim.key for index in chosen for claim in possible[index].claims}
+        vectors = [[claim.key not in keys for claim in claims if claim.priority == level] for level in levels]
+        return [(sum(vector), vector) for vector in vectors]
+
+    indexes = range(len(possible))
+    subsets = chain.from_iterable(combinations(indexes, size) for size in range(len(possible) + 1))
+    failed: list[set[int]] = []
+    for subset in sorted(subsets, key=rank):
+        groups = [possible[index] for index in subset]
+        if any(part <= set(subset) for part in failed):
+            continue
+        if len(groups) < 2 or _Search(instance, groups).feasible():
+            return groups
+        failed.append(set(subset))
+    raise AssertionError("the empty set of groups is feasible")
+
+
+def _alone(instance: Instance, group: Group) -> bool:
+    return not group.failed and len(group.nodes) < 2 and _Search(instance, [group]).feasible()
+
+
+class _Enough(Exception):
+    """The search has what it looked for."""
+
+
+class _Search:
+    """Depth first over groups (their node), claims, entries (the alternative, then its devices)."""
+
+    def __init__(
+        self, instance: Instance, groups: Sequence[Group], choices: Mapping[Key, Choice] | None = None
+    ) -> None:
+        self.pools = instance.pools
+        self.devices = instance.devices
+        self.groups = groups
+        self.choices = choices or {}
+        self.nodes: list[str | None] = [*instance.nodes] or [None]
+        self.whole: set[int] = set()
+        self.shares: dict[int, list[Detail]] = defaultdict(list)
+        self.admin: dict[int, int] = defaultdict(int)
+        self.free = [dict(pool.free) for pool in instance.pools]
+        self.compatible = [list(pool.compatibility) for pool in instance.pools]
+        self.best: tuple[int, int] | None = None
+        self.first_only = False
+        self.kinds = self._kinds(instance.groups)
+
+    def feasible(self) -> bool:
+        """Whether all groups can be satisfied together."""
+        self.first_only = True
+        try:
+            self._group(0)
+        except _Enough:
+            return True
+        return False
+
+    def smallest(self) -> tuple[int, int]:
+        """Fewest pools, then fewest devices, of an answer that satisfies all groups."""
+        self._group(0)
+        assert self.best is not None
+        return self.best
+
+    # -- the levels of the search ------------------------------------------------------------------------------------
+
+    def _group(self, position: int) -> None:
+        if position == len(self.groups):
+            if self.first_only:
+                raise _Enough
+            self.best = min(self.best or self._cost(), self._cost())
+            return
+        group = self.groups[position]
+        entries = [
+            (claim, entry, self.choices[claim.key][index] if claim.key in self.choices else range(len(entry)))
+            for claim in group.claims
+            for index, entry in enumerate(claim.entries)
+        ]
+        for node in group.nodes or self.nodes:
+            self._entry(node, entries, 0, {}, lambda: self._group(position + 1))
+
+    def _entry(
+        self,
+        node: str | None,
+        entries: Sequence[tuple[Claim, tuple[Detail, ...], Sequence[int]]],
+        position: int,
+        agreed: Mapping[str, Value],
+        done: Callable[[], None],
+    ) -> None:
+        """Choose for the entry at ``position``; ``agreed`` are the values of the claim's own matchAttributes."""
+        if position == len(entries):
+            done()
+            return
+        claim, entry, alternatives = entries[position]
+        if position and entries[position - 1][0] is not claim:
+            agreed = {}
+        for alternative in alternatives:
+            detail = entry[alternative]
+            for chosen, values in self._sets(detail, claim.match, node, agreed):
+                with_this = {name: values[name] for name in claim.match}
+                self._apply(detail, chosen)
+                if self._promising():
+                    self._entry(node, entries, position + 1, with_this, done)
+                self._undo(detail, chosen)
+
+    def _cost(self) -> tuple[int, int]:
+        used = self.whole | self.shares.keys() | self.admin.keys()
+        return len({self.devices[index].pool for index in used}), len(used)
+
+    def _promising(self) -> bool:
+        return self.first_only or self.best is None or self._cost() < self.best
+
+    # -- using devices -----------------------------------------------------------------------------------------------
+
+    def _apply(self, detail: Detail, chosen: Iterable[int]) -> None:
+        for index in chosen:
+            if detail.mode == ADMIN:
+                self.admin[index] += 1
+                continue
+            self._draw(index, +1)
+            if detail.mode == SHARE:
+                self.shares[index].append(detail)
+            else:
+                self.whole.add(index)
+
+    def _undo(self, detail: Detail, chosen: Iterable[int]) -> None:
+        for index in chosen:
+            if detail.mode == ADMIN:
+                self.admin[index] -= 1
+                if not self.admin[index]:
+                    del self.admin[index]
+                continue
+            if detail.mode == SHARE:
+                self.shares[index].pop()
+                if not self.shares[index]:
+                    del self.shares[index]
+            else:
+                self.whole.discard(index)
+            self._draw(index, -1)
+
+    def _draw(self, index: int, sign: int) -> None:
+        """Take or give back what the device costs its pool, once however many shares it has (S12)."""
+        device = self.devices[index]
+        if device.in_use or index in self.shares:
+            return
+        for resource, blocks in device.draws.items():
+            self.free[device.pool][resource] -= sign * blocks
+        if device.compatibility is not None:
+            if sign > 0:
+                self.compatible[device.pool].append(device.compatibility)
+            else:
+                self.compatible[device.pool].remove(device.compatibility)
+
+    def _usable(self, index: int, detail: Detail) -> bool:
+        device = self.devices[index]
+        if detail.mode == ADMIN:
+            return True
+        if index in self.whole or device.held_whole:
+            return False
+        if detail.mode == SHARE:
+            if not any(device.free(resource) for resource in detail.requests):
+                return False
+        elif index in self.shares or device.in_use:
+            return False
+        return device.in_use or index in self.shares or self._pools_hold([device])
+
+    def _pools_hold(self, added: Sequence[Device]) -> bool:
+        """Whether pool resources and compatibility (S12, S12a) allow these devices, none of them in use."""
+        total: dict[tuple[int, str], int] = defaultdict(int)
+        groups: dict[int, set[Value]] = defaultdict(set)
+        for device in added:
+            for resource, blocks in device.draws.items():
+                total[device.pool, resource] += blocks
+            if device.compatibility is not None:
+                groups[device.pool].add(device.compatibility)
+        return all(blocks <= self.free[pool][resource] for (pool, resource), blocks in total.items() if blocks) and all(
+            len(values | set(self.compatible[pool])) == 1 for pool, values in groups.items()
+        )
+
+    # -- the sets of devices for one detail --------------------------------------------------------------------------
+
+    def _sets(
+        self, detail: Detail, spec_match: tuple[str, ...], node: str | None, agreed: Mapping[str, Value]
+    ) -> Iterator[tuple[tuple[int, ...], Mapping[str, Value]]]:
+        """Every set worth trying, with the values it agrees on."""
+        names = tuple(dict.fromkeys((*detail.match, *spec_match)))
+        reached = [i for i in detail.candidates if self.pools[self.devices[i].pool].node in (None, node)]
+        by_value: dict[tuple[Value, ...] | None, list[int]] = defaultdict(list)
+        for index in reached:
+            values = [value for name in names if (value := self.devices[index].value(name)) is not None]
+            by_value[tuple(values) if len(values) == len(names) else None].append(index)
+        if detail.every:
+            if len(by_value) == 1 and None not in by_value and (detail.most is None or len(reached) <= detail.most):
+                (values,) = by_value
+                assert values is not None
+                if _agree(dict(zip(names, values)), agreed):
+                    yield tuple(reached), dict(zip(names, values))
+            return
+        for values, indexes in by_value.items():
+            if values is not None and _agree(dict(zip(names, values)), agreed):
+                for chosen in self._choose(detail, indexes):
+                    yield chosen, dict(zip(names, values))
+
+    def _choose(self, detail: Detail, indexes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        alike: dict[Any, list[int]] = defaultdict(list)
+        for index in indexes:
+            if self._usable(index, detail):
+                state = tuple(sorted(id(share) for share in self.shares.get(index, ())))
+                alike[self.kinds[index], state, index in self.whole, index in self.admin].append(index)
+        bags = list(alike.values())
+        most = sum(map(len, bags)) if detail.most is None else detail.most
+        for size in range(detail.least, most + 1):
+            for counts in _compositions(size, [len(bag) for bag in bags]):
+                chosen = tuple(i for bag, count in zip(bags, counts) for i in bag[:count])
+                if self._suits(detail, chosen):
+                    yield chosen
+
+    def _suits(self, detail: Detail, chosen: Sequence[int]) -> bool:
+        if detail.mode == ADMIN:
+            return True
+        new = [self.devices[i] for i in chosen if not self.devices[i].in_use and i not in self.shares]
+        if not self._pools_hold(new):
+            return False
+        if detail.mode == SHARE:
+            return self._shares_fit(detail, chosen)
+        devices = [self.devices[i] for i in chosen]
+        if not _meets(detail, devices):
+            return False
+        # A set from which a device can be left out is never better than the smaller one.
+        return len(devices) == detail.least or not any(
+            _meets(detail, devices[:i] + devices[i + 1 :]) for i in range(len(devices))
+        )
+
+    def _shares_fit(self, detail: Detail, chosen: Sequence[int]) -> bool:
+        places: dict[int, list[int]] = {id(detail): list(chosen)}
+        details = {id(detail): detail}
+        for index, shares in self.shares.items():
+            for share in shares:
+                places.setdefault(id(share), []).append(index)
+                details[id(share)] = share
+        for resource in {resource for d in details.values() for resource in d.requests}:
+            wants = tuple(
+                (d.requests[resource], tuple(places[key])) for key, d in details.items() if resource in d.requests
+            )
+            involved = {index for _, where in wants for index in where}
+            blocks = {i: (self.devices[i].free(resource), self.devices[i].capacity.get(resource, (0, 1))[1]) for i in involved}
+            if not _fits(wants, blocks):
+                return False
+        return True
+
+    def _kinds(self, groups: Sequence[Group]) -> list[Any]:
+        """What makes a device differ from its neighbours."""
+        claims = [claim for group in groups for claim in group.claims]
+        details = [detail for claim in claims for entry in claim.entries for detail in entry]
+        names = sorted({name for detail in details for name in detail.match} | {n for c in claims for n in c.match})
+        candidate_of: dict[int, list[int]] = defaultdict(list)
+        for number, detail in enumerate(details):
+            for index in detail.candidates:
+                candidate_of[index].append(number)
+        return [
+            (
+                device.pool,
+                tuple(candidate_of[index]),
+                tuple(device.value(name) for name in names),
+                device.compatibility,
+                tuple(sorted(device.capacity.items())),
+                tuple(sorted(device.draws.items())),
+                (device.held_whole, device.in_use, tuple(sorted(device.held.items()))),
+            )
+            for index, device in enumerate(self.devices)
+        ]
+
+
+def _agree(values: Mapping[str, Value], agreed: Mapping[str, Value]) -> bool:
+    return all(values[name] == value for name, value in agreed.items())
+
+
+def _meets(detail: Detail, devices: Sequence[Device]) -> bool:
+    """Whole devices by their full capacities (S10)."""
+    return (
+        len(devices) >= detail.least
+        and all(sum(d.full(name) for d in devices) >= amount for name, amount in detail.requests.items())
+        and all(sum(d.full(name) for d in devices) <= amount for name, amount in detail.limits.items())
+    )
+
+
+def _compositions(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All ways to take ``total`` things out of bags of these sizes."""
+    if not limits:
+        if total == 0:
+            yield ()
+        return
+    if total > sum(limits):
+        return
+    for count in range(min(total, limits[0]), -1, -1):
+        for rest in _compositions(total - count, limits[1:]):
+            yield count, *rest
+
+
+def _fits(wants: Sequence[tuple[int, Sequence[int]]], blocks: Mapping[int, tuple[int, int]]) -> bool:
+    """Whether every (amount in nano, devices) is served from the devices' (free blocks, nano per block)."""
+    sizes = {size for _, size in blocks.values()}
+    if len(sizes) > 1:
+        order = sorted(blocks)
+        rows = tuple((amount, tuple(order.index(i) for i in where)) for amount, where in wants)
+        return _packs(rows, tuple(blocks[i][0] for i in order), tuple(blocks[i][1] for i in order))
+    (size,) = sizes
+    # One block size: a transport problem, solvable exactly when no set of takers wants more than its devices have.
+    for count in range(1, len(wants) + 1):
+        for takers in combinations(wants, count):
+            reachable = {index for _, where in takers for index in where}
+            if sum(-(-amount // size) for amount, _ in takers) > sum(blocks[index][0] for index in reachable):
+                return False
+    return True
+
+
+@cache
+def _packs(wants: tuple[tuple[int, tuple[int, ...]], ...], free: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """The same for mixed block sizes: the first taker's blocks are tried device by device."""
+    if not wants:
+        return True
+    (amount, where), *rest = wants
+    if amount <= 0:
+        return _packs(tuple(rest), free, sizes)
+    if not where:
+        return False
+    index, *others = where
+    needed = min(free[index], -(-amount // sizes[index]))
+    return any(
+        _packs(
+            ((amount - taken * sizes[index], tuple(others)), *rest),
+            (*free[:index], free[index] - taken, *free[index + 1 :]),
+            sizes,
+        )
+        for taken in range(needed, -1, -1)
+    )
