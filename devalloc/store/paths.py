@@ -13,6 +13,9 @@ from devalloc.store.errors import Unavailable, Unusable
 ENVIRONMENT = "DEVALLOC_STORE"
 """Environment variable with the path of the store."""
 
+SMALLEST_DATABASE_BYTES = 512
+"""SQLite's smallest page."""
+
 _FILES = ("", "-wal", "-shm", "-journal", ".lock")
 """The database, what SQLite keeps beside it, and the lock of the loops."""
 
@@ -42,6 +45,9 @@ def prepare(path: Path) -> None:
         with suppress(FileExistsError):
             os.mknod(path, stat.S_IFREG | 0o600)
         check_private(path)
+        # SQLite takes a file of one byte for an empty one and would write over it.
+        if 0 < path.stat().st_size < SMALLEST_DATABASE_BYTES:
+            raise Unusable(f"{path} is not a devalloc store; choose another path, or move the file away")
     except OSError as error:
         raise Unavailable(f"cannot open the store {path}: {error.strerror}") from error
 

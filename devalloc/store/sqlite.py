@@ -156,14 +156,14 @@ class SQLiteStore:
 
         What was at ``path`` is replaced only by a copy that is complete, checked and on disk.
         """
-        if path.absolute() == self.path.absolute() or (path.exists() and path.samefile(self.path)):
-            raise Invalid(f"{path} is the store itself; name another file for the backup")
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
         try:
+            if path.exists() and path.samefile(self.path):
+                raise Invalid(f"{path} is the store itself; name another file for the backup")
             descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             os.close(descriptor)
             try:
-                with explained(part), closing(sqlite3.connect(part)) as copy:
+                with explained(path), closing(sqlite3.connect(part)) as copy:
                     with closing(open_reader(self.path)) as source:
                         source.backup(copy)
                     # Without its own log beside it, so that the one file is the whole backup.

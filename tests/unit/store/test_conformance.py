@@ -23,7 +23,6 @@ from devalloc.store import (
     NotFound,
     Store,
 )
-
 from tests.support.objects import claim, pool
 
 Object = dict[str, Any]
@@ -207,9 +206,7 @@ class TestCommit:
         store.replace_status({**objects["b"], "status": {"podNames": ["mine"]}})
         store.delete("DeviceClaim", "default", "c")
         before = store.list()
-        changes = [
-            Change(Key.of(obj), version(obj), {"podNames": ["other"]}, {"x": "1"}) for obj in objects.values()
-        ]
+        changes = [Change(Key.of(obj), version(obj), {"podNames": ["other"]}, {"x": "1"}) for obj in objects.values()]
         with pytest.raises(Conflict) as caught:
             store.commit(changes)
         assert [text.split(" ")[1] for text in caught.value.conflicts] == ["default/b", "default/c"]

@@ -91,7 +91,11 @@ class StoreMachine(RuleBasedStateMachine):
             after = self.store.replace(new)
         except (Conflict, NotFound) as error:
             assert not self.is_current(obj)
-            assert isinstance(error, NotFound) == (key not in self.model)
+            missing = isinstance(error, NotFound)
+        else:
+            missing = None
+        if missing is not None:
+            assert missing == (key not in self.model)
             return
         assert self.is_current(obj)
         assert after["metadata"].get("finalizers", []) == new["metadata"]["finalizers"]

@@ -1,0 +1,371 @@
+"""What is particular to the embedded store: its file, its rights, its schema, and what happens when the disk fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from devalloc.store import Held, Invalid, StoreError, Unavailable, Unusable, migrations
+from devalloc.store.lease import hold
+from devalloc.store.paths import default_path
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.objects import claim
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "here" / "devalloc.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(path)) as opened:
+        yield opened
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+class TestPlace:
+    @pytest.mark.parametrize(
+        ("environ", "uid", "expected"),
+        [
+            ({}, 0, "/var/lib/devalloc/devalloc.db"),
+            ({"XDG_STATE_HOME": "/s"}, 0, "/var/lib/devalloc/devalloc.db"),
+            ({"HOME": "/h"}, 7, "/h/.local/state/devalloc/devalloc.db"),
+            ({"HOME": "/h", "XDG_STATE_HOME": "/s"}, 7, "/s/devalloc/devalloc.db"),
+            ({"HOME": "/h", "XDG_STATE_HOME": "relative"}, 7, "/h/.local/state/devalloc/devalloc.db"),
+            ({"HOME": "/h", "DEVALLOC_STORE": "/x/y.db"}, 7, "/x/y.db"),
+            ({"DEVALLOC_STORE": "/x/y.db"}, 0, "/x/y.db"),
+            ({"HOME": "/h", "DEVALLOC_STORE": ""}, 7, "/h/.local/state/devalloc/devalloc.db"),
+        ],
+    )
+    def test_default(self, environ: dict[str, str], uid: int, expected: str) -> None:
+        assert default_path(environ, uid) == Path(expected)
+
+    def test_all_that_is_made_is_the_users_alone(self, path: Path) -> None:
+        old = os.umask(0)
+        try:
+            with closing(SQLiteStore(path)) as store, hold(path):
+                store.create(claim())
+                assert {mode(file) for file in path.parent.iterdir()} == {0o600}
+                assert len(list(path.parent.iterdir())) == 4
+        finally:
+            os.umask(old)
+        assert mode(path.parent) == mode(path.parent.parent) == 0o700
+
+    def test_a_file_with_wider_rights_is_tightened(self, store: SQLiteStore, path: Path) -> None:
+        store.close()
+        path.chmod(0o644)
+        SQLiteStore(path).close()
+        assert mode(path) == 0o600
+
+    @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", ".lock"])
+    @pytest.mark.parametrize("target", ["there", "missing"])
+    def test_a_link_is_refused(self, tmp_path: Path, suffix: str, target: str) -> None:
+        (tmp_path / "there").write_text("precious")
+        (tmp_path / f"x.db{suffix}").symlink_to(tmp_path / target)
+        with pytest.raises(Unusable, match="symbolic link"):
+            SQLiteStore(tmp_path / "x.db")
+        assert (tmp_path / "there").read_text() == "precious"
+        assert not (tmp_path / "missing").exists()
+
+    def test_a_folder_or_fifo_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(Unusable, match="not a plain file"):
+            SQLiteStore(tmp_path)
+        os.mkfifo(tmp_path / "fifo")
+        with pytest.raises(Unusable, match="not a plain file"):
+            SQLiteStore(tmp_path / "fifo")
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+    def test_another_users_file_is_refused(self, store: SQLiteStore, path: Path) -> None:
+        store.close()
+        os.chown(path, 12345, 12345)
+        with pytest.raises(Unusable, match="belongs to user 12345"):
+            SQLiteStore(path)
+
+    def test_a_place_where_nothing_can_be_made_is_an_error(self) -> None:
+        with pytest.raises(Unavailable, match=r"cannot open the store /proc/nowhere/x\.db"):
+            SQLiteStore(Path("/proc/nowhere/x.db"))
+
+
+class TestSchema:
+    def test_a_newer_schema_is_refused_and_left_alone(self, store: SQLiteStore, path: Path) -> None:
+        store.create(claim())
+        store.close()
+        newer = len(migrations.STEPS) + 1
+        with closing(sqlite3.connect(path)) as raw:
+            raw.execute(f"PRAGMA user_version = {newer}")
+        before = path.read_bytes()
+        with pytest.raises(Unusable, match=f"newer devalloc.*schema {newer}"):
+            SQLiteStore(path)
+        assert path.read_bytes() == before
+
+    def test_steps_run_in_order_once_each_and_keep_what_is_there(
+        self, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = store.create(claim())
+        store.close()
+        more = (("CREATE TABLE t (x)", "INSERT INTO t VALUES (1)"), ("INSERT INTO t SELECT x + 1 FROM t",))
+        monkeypatch.setattr(migrations, "STEPS", migrations.STEPS + more)
+        monkeypatch.setattr("devalloc.store.database.STEPS", migrations.STEPS)
+        for _ in range(2):
+            with closing(SQLiteStore(path)) as again:
+                assert again.get("DeviceClaim", "default", "a") == made
+        with closing(sqlite3.connect(path)) as raw:
+            assert raw.execute("SELECT x FROM t ORDER BY x").fetchall() == [(1,), (2,)]
+            assert raw.execute("PRAGMA user_version").fetchone() == (len(migrations.STEPS),)
+
+    def test_a_step_that_fails_leaves_the_schema_of_the_one_before(
+        self, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.close()
+        good = migrations.STEPS
+        broken = (("CREATE TABLE whole (x)",), ("CREATE TABLE half (x)", "CREATE TABLE half (x)"))
+        monkeypatch.setattr(migrations, "STEPS", good + broken)
+        monkeypatch.setattr("devalloc.store.database.STEPS", migrations.STEPS)
+        with pytest.raises(StoreError):
+            SQLiteStore(path)
+        with closing(sqlite3.connect(path)) as raw:
+            tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            assert raw.execute("PRAGMA user_version").fetchone() == (len(good) + 1,)
+        assert "whole" in tables
+        assert "half" not in tables
+
+    def test_another_programs_database_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "other.db"
+        with closing(sqlite3.connect(path)) as raw:
+            raw.execute("CREATE TABLE mine (x)")
+        before = path.read_bytes()
+        with pytest.raises(Unusable, match="another program"):
+            SQLiteStore(path)
+        assert path.read_bytes() == before
+
+    def test_opened_by_many_at_once_it_is_made_once(self, path: Path) -> None:
+        failures: list[BaseException] = []
+
+        def open_it() -> None:
+            try:
+                SQLiteStore(path).close()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=open_it) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        with closing(SQLiteStore(path)) as store:
+            assert store.check() == []
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        "content", [b"not a database at all, but long enough to look at" * 20, b"x", os.urandom(9000)]
+    )
+    def test_a_file_that_is_no_database(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "x.db"
+        path.write_bytes(content)
+        with pytest.raises(Unusable, match="not a devalloc store"):
+            SQLiteStore(path)
+        assert path.read_bytes() == content
+
+    def test_an_empty_file_is_a_new_store(self, tmp_path: Path) -> None:
+        (tmp_path / "x.db").touch()
+        with closing(SQLiteStore(tmp_path / "x.db")) as store:
+            assert store.list().objects == []
+
+    def test_a_damaged_store_says_what_to_do(self, store: SQLiteStore, path: Path) -> None:
+        for number in range(100):
+            store.create(claim(f"n{number}"))
+        store.close()
+        pages = path.read_bytes()
+        path.write_bytes(pages[:4096] + b"\xff" * (len(pages) - 4096))
+        with pytest.raises(Unusable, match=r"damaged.*devalloc backup"), closing(SQLiteStore(path)) as broken:
+            broken.list()
+
+    def test_check_finds_an_object_that_is_not_what_its_row_says(self, store: SQLiteStore, path: Path) -> None:
+        store.create(claim("a"))
+        store.create(claim("b"))
+        assert store.check() == []
+        with closing(sqlite3.connect(path, isolation_level=None)) as raw:
+            raw.execute("UPDATE objects SET content = '{' WHERE name = 'a'")
+            raw.execute("UPDATE objects SET name = 'c' WHERE name = 'b'")
+        assert [problem.split(":")[0] for problem in store.check()] == [
+            "DeviceClaim default/a",
+            "DeviceClaim default/c",
+        ]
+
+
+class TestFailingWrites:
+    def test_a_full_disk_is_an_error_and_loses_nothing(self, store: SQLiteStore) -> None:
+        store.create(claim("before"))
+        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        store._connection.execute(f"PRAGMA max_page_count = {pages + 4}")
+        kept = ["before"]
+
+        def fill() -> None:
+            for number in range(1000):
+                store.create(claim(f"n{number:03}", annotations={"text": "x" * 500}))
+                kept.append(f"n{number:03}")
+
+        with pytest.raises(Unavailable, match="no space left"):
+            fill()
+        assert len(kept) > 1
+        assert [obj["metadata"]["name"] for obj in store.list().objects] == sorted(kept)
+        assert store.check() == []
+        store._connection.execute("PRAGMA max_page_count = 100000")
+        store.create(claim("after"))
+
+    def test_a_file_that_cannot_grow_is_an_error_and_loses_nothing(self, store: SQLiteStore, path: Path) -> None:
+        """The kernel refuses the write itself, in a process whose file size is limited."""
+        store.create(claim("before"))
+        script = """
+import resource, signal, sys
+from pathlib import Path
+from devalloc.store import StoreError
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.objects import claim
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = SQLiteStore(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+number = 0
+try:
+    while True:
+        store.create(claim(f"n{number:04}", annotations={"text": "x" * 2000}))
+        number += 1
+except StoreError as error:
+    print(number)
+"""
+        done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+        acknowledged = int(done.stdout)
+        assert acknowledged > 0
+        names = {obj["metadata"]["name"] for obj in store.list().objects}
+        assert {"before", *(f"n{number:04}" for number in range(acknowledged))} <= names
+        assert store.check() == []
+        store.create(claim("after"))
+
+    def test_a_store_that_is_read_only_can_be_read(self, store: SQLiteStore) -> None:
+        store.create(claim())
+        store._connection.execute("PRAGMA query_only = ON")
+        with pytest.raises(Unavailable, match="cannot be opened for writing"):
+            store.create(claim("b"))
+        assert len(store.list().objects) == 1
+
+
+class TestBackup:
+    def test_is_a_whole_store_of_its_own(self, store: SQLiteStore, tmp_path: Path) -> None:
+        for number in range(30):
+            store.create(claim(f"n{number}"))
+        listing = store.list()
+        old = os.umask(0)
+        try:
+            store.backup(tmp_path / "copy.db")
+        finally:
+            os.umask(old)
+        store.create(claim("later"))
+        assert mode(tmp_path / "copy.db") == 0o600
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.db", "made"]
+        with closing(SQLiteStore(tmp_path / "copy.db")) as copy:
+            assert copy.list() == listing
+            assert copy.check() == []
+
+    def test_is_whole_while_others_write(self, store: SQLiteStore, path: Path, tmp_path: Path) -> None:
+        """Pairs are committed in two steps; a copy of one moment never has the second without the first."""
+        stop = threading.Event()
+
+        def write() -> None:
+            with closing(SQLiteStore(path)) as other:
+                number = 0
+                while not stop.is_set():
+                    other.create(claim(f"a{number}"))
+                    other.create(claim(f"b{number}"))
+                    number += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for _ in range(5):
+                store.backup(tmp_path / "copy.db")
+                with closing(SQLiteStore(tmp_path / "copy.db")) as copy:
+                    names = {obj["metadata"]["name"] for obj in copy.list().objects}
+                    assert copy.check() == []
+                assert {"a" + name[1:] for name in names if name[0] == "b"} <= names
+        finally:
+            stop.set()
+            writer.join()
+
+    def test_restoring_it_by_copying(self, store: SQLiteStore, path: Path, tmp_path: Path) -> None:
+        store.create(claim("kept"))
+        store.backup(tmp_path / "copy.db")
+        store.create(claim("lost"))
+        store.close()
+        for file in path.parent.glob("devalloc.db*"):
+            file.unlink()
+        shutil.copy(tmp_path / "copy.db", path)
+        with closing(SQLiteStore(path)) as restored:
+            assert [obj["metadata"]["name"] for obj in restored.list().objects] == ["kept"]
+
+    def test_what_was_there_stays_when_it_fails(self, store: SQLiteStore, tmp_path: Path) -> None:
+        target = tmp_path / "copy.db"
+        target.write_text("the last backup")
+        store.close()
+        with pytest.raises(Unavailable):
+            store.backup(tmp_path / "nowhere" / "copy.db")
+        store.path.unlink()
+        with pytest.raises(StoreError):
+            store.backup(target)
+        assert target.read_text() == "the last backup"
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.db", "made"]
+
+    def test_never_over_the_store_itself(self, store: SQLiteStore, path: Path, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(path)
+        for target in (path, tmp_path / "link"):
+            with pytest.raises(Invalid, match="the store itself"):
+                store.backup(target)
+
+
+class TestLease:
+    def test_a_second_holder_is_told_who_holds_it(self, path: Path, store: SQLiteStore) -> None:
+        script = """
+import sys, pathlib
+from devalloc.store.lease import hold
+with hold(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+        other = subprocess.Popen(
+            [sys.executable, "-c", script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(Held, match=f"process {other.pid} ") as caught, hold(path):
+            pytest.fail("two hold the lease")
+        assert caught.value.pid == other.pid
+        other.kill()
+        other.wait()
+        with hold(path):
+            pass
+
+    def test_it_is_free_again_after_an_error_inside(self, path: Path, store: SQLiteStore) -> None:
+        with pytest.raises(RuntimeError), hold(path):
+            raise RuntimeError
+        with hold(path), pytest.raises(Held), hold(path):
+            pytest.fail("two hold the lease")
+
+    def test_it_does_not_stop_others_from_reading_and_writing(self, path: Path, store: SQLiteStore) -> None:
+        with hold(path), closing(SQLiteStore(path)) as other:
+            other.create(claim())
+        assert len(store.list().objects) == 1
