@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from typing import Any
 
 from tests.support.oracle_instance import ADMIN, SHARE, Claim, Detail, Device, Group, Instance, Key, Value, read
@@ -370,38 +370,42 @@ def _compositions(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]
 
 def _fits(wants: Sequence[tuple[int, Sequence[int]]], blocks: Mapping[int, tuple[int, int]]) -> bool:
     """Whether every (amount in nano, devices) is served from the devices' (free blocks, nano per block)."""
-    sizes = {size for _, size in blocks.values()}
-    if len(sizes) > 1:
-        order = sorted(blocks)
-        rows = tuple((amount, tuple(order.index(i) for i in where)) for amount, where in wants)
-        return _packs(rows, tuple(blocks[i][0] for i in order), tuple(blocks[i][1] for i in order))
-    (size,) = sizes
-    # One block size: a transport problem, solvable exactly when no set of takers wants more than its devices have.
-    for count in range(1, len(wants) + 1):
-        for takers in combinations(wants, count):
-            reachable = {index for _, where in takers for index in where}
-            if sum(-(-amount // size) for amount, _ in takers) > sum(blocks[index][0] for index in reachable):
-                return False
-    return True
+    order = sorted(blocks, key=lambda index: (blocks[index][1], index), reverse=True)
+    place = {index: position for position, index in enumerate(order)}
+    return _packs(
+        tuple((amount, tuple(sorted(place[i] for i in where))) for amount, where in wants),
+        tuple(blocks[index] for index in order),
+    )
 
 
 @cache
-def _packs(wants: tuple[tuple[int, tuple[int, ...]], ...], free: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
-    """The same for mixed block sizes: the first taker's blocks are tried device by device."""
-    if not wants:
+def _packs(wants: tuple[tuple[int, tuple[int, ...]], ...], blocks: tuple[tuple[int, int], ...]) -> bool:
+    """The same with devices by position, coarse blocks first: their blocks are handed out one by one.
+
+    What is left when all have one block size is a transport problem in whole blocks, solvable exactly when no set of
+    takers wants more than its devices have. In base units that is necessary for mixed sizes, too.
+    """
+    wants = tuple(want for want in wants if want[0] > 0)
+    sizes = {size for _, size in blocks}
+    unit = sizes.pop() if len(sizes) == 1 else 1
+    for count in range(1, len(wants) + 1):
+        for takers in combinations(wants, count):
+            reachable = {position for _, where in takers for position in where}
+            room = sum(blocks[position][0] * blocks[position][1] for position in reachable)
+            if sum(-(-amount // unit) for amount, _ in takers) * unit > room:
+                return False
+    if not sizes:
         return True
-    (amount, where), *rest = wants
-    if amount <= 0:
-        return _packs(tuple(rest), free, sizes)
-    if not where:
-        return False
-    index, *others = where
-    needed = min(free[index], -(-amount // sizes[index]))
-    return any(
-        _packs(
-            ((amount - taken * sizes[index], tuple(others)), *rest),
-            (*free[:index], free[index] - taken, *free[index + 1 :]),
-            sizes,
-        )
-        for taken in range(needed, -1, -1)
-    )
+    (free, size), *rest = blocks
+    takers = [number for number, (_, where) in enumerate(wants) if where and where[0] == 0]
+    tops = [min(free, -(-wants[number][0] // size)) for number in takers]
+    for parts in product(*(range(top, -1, -1) for top in tops)):
+        if sum(parts) <= free:
+            taken = dict(zip(takers, parts))
+            left = tuple(
+                (amount - taken.get(number, 0) * size, tuple(position - 1 for position in where if position))
+                for number, (amount, where) in enumerate(wants)
+            )
+            if _packs(left, tuple(rest)):
+                return True
+    return False
