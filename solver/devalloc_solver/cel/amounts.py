@@ -1,11 +1,13 @@
 """Kubernetes' functions for quantities and semantic versions.
 
-Where a member of a quantity or version takes another one, the text of one does as well: ``device.vram.isLessThan('8Gi')``.
+Where a member of a quantity or version takes another one, its text does as well: ``device.vram.isLessThan('8Gi')``.
 """
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.api.semver import SemVer
@@ -65,16 +67,23 @@ def _sum(left: Quantity, right: Quantity | str | int, sign: int) -> Quantity:
         raise EvaluationError(f"the result {error}") from None
 
 
+def _is(compare: Callable[[Any, Any], int], sign: int, left: Any, right: Any) -> bool:
+    return compare(left, right) == sign
+
+
 def _comparisons() -> list[Overload]:
-    rows = []
-    for (receiver, compare), other in product(
-        (("quantity", _compare_quantities), ("semver", _compare_versions)), ("same", "string")
-    ):
-        argument = receiver if other == "same" else other
+    rows: list[Overload] = []
+    pairs: list[tuple[str, str, Callable[[Any, Any], int]]] = [
+        ("quantity", "quantity", _compare_quantities),
+        ("quantity", "string", _compare_quantities),
+        ("semver", "semver", _compare_versions),
+        ("semver", "string", _compare_versions),
+    ]
+    for receiver, argument, compare in pairs:
         rows += [
             overload(f"{receiver}.compareTo({argument}) -> int", compare, "-1, 0 or 1"),
-            overload(f"{receiver}.isGreaterThan({argument}) -> bool", lambda a, b, c=compare: c(a, b) > 0),
-            overload(f"{receiver}.isLessThan({argument}) -> bool", lambda a, b, c=compare: c(a, b) < 0),
+            overload(f"{receiver}.isGreaterThan({argument}) -> bool", partial(_is, compare, 1)),
+            overload(f"{receiver}.isLessThan({argument}) -> bool", partial(_is, compare, -1)),
         ]
     return rows
 

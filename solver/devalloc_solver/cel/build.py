@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
+from typing import Any
 
 from devalloc_solver.cel import amounts, logic, macros, standard, strings
 from devalloc_solver.cel.errors import CompileError, EvaluationError
@@ -35,12 +36,12 @@ from devalloc_solver.cel.syntax import (
     Select,
     Unary,
 )
-from devalloc_solver.cel.values import type_name
+from devalloc_solver.cel.values import to_quantity, to_semver, type_name
 
 NEVER = "never"
 DEVICE = "device"
 FUNCTIONS: Table = table(standard.FUNCTIONS, amounts.FUNCTIONS, strings.FUNCTIONS)
-_ORDER: Mapping[str, Callable[[object, object], object]] = {
+_ORDER: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -55,6 +56,8 @@ class Code:
     type: str
     run: Run
     cost: int = 1
+    failure: CompileError | None = None
+    """Why it can only fail, when its type is NEVER."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,8 @@ def build(text: str, tree: Node) -> Predicate:
     """Check ``tree``, the syntax tree of ``text``, and turn it into a predicate. Raises CompileError."""
     builder = _Builder(text)
     code = builder.build(tree)
-    if code.type == NEVER:
-        raise builder.failures[0]
+    if code.failure is not None:
+        raise code.failure
     if code.type not in ("bool", DYN):
         raise error_at(text, tree.at, f"the expression must be a boolean; this is always a {code.type}")
     return Predicate(code.run, code.cost, builder.slots, None if builder.whole else frozenset(builder.reads))
@@ -85,7 +88,6 @@ class _Builder:
         self.whole = False
         self.slots = 0
         self.scope: dict[str, int] = {}
-        self.failures: list[CompileError] = []
 
     @singledispatchmethod
     def build(self, node: Node) -> Code:
@@ -94,14 +96,15 @@ class _Builder:
     def error(self, node: Node, message: str) -> CompileError:
         return error_at(self.text, node.at, message)
 
-    def never(self, node: Node, message: str) -> Code:
-        """Code for what can only fail, and does so when it is evaluated."""
-        self.failures.append(self.error(node, message))
+    def never(self, node: Node, message: str, *operands: Code) -> Code:
+        """Code for what can only fail, and does so when it is evaluated: because of an operand, or of ``message``."""
+        inner = next((operand.failure for operand in operands if operand.failure is not None), None)
+        failure = inner or self.error(node, message)
 
         def run(_frame: Frame) -> object:
-            raise EvaluationError(message)
+            raise EvaluationError(failure.message)
 
-        return Code(NEVER, run)
+        return Code(NEVER, run, failure=failure)
 
     def is_device(self, node: Node) -> bool:
         if not isinstance(node, Name):
@@ -139,7 +142,7 @@ class _Builder:
             return Code(DYN, logic.attribute(node.field), 2)
         operand = self.build(node.operand)
         if operand.type not in ("map", DYN):
-            return self.never(node, f"a {operand.type} has no fields, so no {node.field!r}")
+            return self.never(node, f"a {operand.type} has no fields, so no {node.field!r}", operand)
         return Code("bool" if node.test else DYN, logic.field(operand.run, node.field, node.test), 1 + operand.cost)
 
     @build.register
@@ -149,7 +152,7 @@ class _Builder:
             return Code(DYN, logic.attribute(node.key.value), 3)
         operand, key = self.build(node.operand), self.build(node.key)
         if operand.type not in ("list", "map", DYN):
-            return self.never(node, f"a {operand.type} has no elements")
+            return self.never(node, f"a {operand.type} has no elements", operand)
         return Code(DYN, logic.index(operand.run, key.run), 1 + operand.cost + key.cost)
 
     # -- operators ---------------------------------------------------------------------------------------------------
@@ -157,18 +160,19 @@ class _Builder:
     @build.register
     def _(self, node: Logical) -> Code:
         operands = [self.build(operand) for operand in node.operands]
-        run = logic.logical([operand.run for operand in operands], decisive=node.operator == "||")
-        cost = 1 + sum(operand.cost for operand in operands)
         if all(operand.type not in ("bool", DYN) for operand in operands):
-            return self.never(node, f"{node.operator} combines booleans, not a {operands[0].type}")
-        return Code("bool", run, cost)
+            return self.never(node, f"{node.operator} combines booleans, not a {operands[0].type}", *operands)
+        run = logic.logical([operand.run for operand in operands], decisive=node.operator == "||")
+        return Code("bool", run, 1 + sum(operand.cost for operand in operands))
 
     @build.register
     def _(self, node: Conditional) -> Code:
         condition, then, otherwise = (self.build(child) for child in node.children())
         if condition.type not in ("bool", DYN):
-            return self.never(node, f"the condition of ?: is a boolean, not a {condition.type}")
-        types = {then.type, otherwise.type} - {NEVER} or {NEVER}
+            return self.never(node, f"the condition of ?: is a boolean, not a {condition.type}", condition)
+        if then.failure is not None and otherwise.failure is not None:
+            return then
+        types = {branch.type for branch in (then, otherwise)} - {NEVER}
         run = logic.conditional(condition.run, then.run, otherwise.run)
         return Code(_either(types), run, 1 + condition.cost + then.cost + otherwise.cost)
 
@@ -178,7 +182,7 @@ class _Builder:
         if node.operator == "-":
             return self.overloaded(node, "unary -", standard.NEGATIONS, [operand])
         if operand.type not in ("bool", DYN):
-            return self.never(node, f"! negates a boolean, not a {operand.type}")
+            return self.never(node, f"! negates a boolean, not a {operand.type}", operand)
         return Code("bool", logic.negation(operand.run), 1 + operand.cost)
 
     @build.register
@@ -194,12 +198,12 @@ class _Builder:
         cost = 1 + left.cost + right.cost
         if node.operator == "in":
             if right.type not in ("list", "map", DYN):
-                return self.never(node, f"'in' looks into a list or a map, not into a {right.type}")
+                return self.never(node, f"'in' looks into a list or a map, not into a {right.type}", right)
             return Code("bool", logic.member(left.run, right.run), cost)
         equality = node.operator in ("==", "!=")
         if not _comparable(left.type, right.type, equality):
             message = f"{node.operator} never compares {left.type} with {right.type}"
-            return self.never(node, message + _conversion_hint(left.type, right.type))
+            return self.never(node, message + _conversion_hint(left.type, right.type), left, right)
         if equality:
             return Code("bool", logic.equals(left.run, right.run, node.operator == "=="), cost)
         return Code("bool", logic.compares(left.run, right.run, _ORDER[node.operator]), cost)
@@ -234,7 +238,7 @@ class _Builder:
     def _(self, node: Macro) -> Code:
         over = self.build(node.over)
         if over.type not in ("list", "map", DYN):
-            return self.never(node, f"{node.macro}() goes through a list or a map, not through a {over.type}")
+            return self.never(node, f"{node.macro}() goes through a list or a map, not through a {over.type}", over)
         slot = 2 + self.slots
         self.slots += 1
         outer = self.scope
@@ -258,7 +262,7 @@ class _Builder:
         types = [operand.type for operand in operands]
         fitting = [row for row in overloads if row.accepts(types)]
         if not fitting:
-            return self.never(node, f"{name} is not defined for {' and '.join(types)}")
+            return self.never(node, f"{name} is not defined for {' and '.join(types)}", *operands)
         run = logic.call(name, fitting, [operand.run for operand in operands])
         return Code(_either({row.result for row in fitting}), run, 1 + sum(operand.cost for operand in operands))
 
@@ -275,14 +279,14 @@ class _Builder:
 
 
 _CONSTANTS: Mapping[str, Callable[[str], object]] = {
-    "quantity": amounts.to_quantity,
-    "semver": amounts.to_semver,
+    "quantity": to_quantity,
+    "semver": to_semver,
     "matches": standard.regex,
 }
 
 
 def _either(types: set[str]) -> str:
-    return types.copy().pop() if len(types) == 1 else DYN
+    return next(iter(types)) if len(types) == 1 else DYN
 
 
 def _comparable(left: str, right: str, equality: bool) -> bool:

@@ -24,7 +24,7 @@ class Overload:
     params: tuple[str, ...]
     result: str
     run: Callable[..., object]
-    """Raises EvaluationError, QuantityError, or OverflowError for what cannot be computed."""
+    """Raises EvaluationError for what cannot be computed."""
     note: str = ""
     budgeted: bool = False
     """``run`` takes the budget as its last argument and spends what it costs; otherwise the sizes of the arguments

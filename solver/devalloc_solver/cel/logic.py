@@ -1,11 +1,10 @@
-"""Closures for everything that is neither a macro nor a function: fields, comparisons, logic, literals of collections."""
+"""Closures for all that is no macro: fields, comparisons, logic, literals of collections, calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from devalloc.api.quantity import QuantityError
 from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.cel.functions import Overload
 from devalloc_solver.cel.values import CelMap, Uint, contains, equal, ordered, show, type_name
@@ -112,7 +111,7 @@ def member(wanted: Run, within: Run) -> Run:
     return run
 
 
-def logical(operands: Sequence[Run], decisive: bool) -> Run:
+def logical(operands: Sequence[Run], *, decisive: bool) -> Run:
     """``a || b || ...`` (decided by a true one) and ``a && b && ...`` (by a false one), whatever errors beside it."""
     symbol = "||" if decisive else "&&"
 
@@ -202,9 +201,6 @@ def call(name: str, overloads: Sequence[Overload], operands: Sequence[Run]) -> R
         size = sum(len(value) for value in values if isinstance(value, _SIZED))
         if size:
             frame[1].spend(size)
-        try:
-            return function.run(*values)
-        except QuantityError as error:
-            raise EvaluationError(f"the quantity {error}") from None
+        return function.run(*values)
 
     return run

@@ -1,7 +1,7 @@
 """From text to a syntax tree, by recursive descent; linear in the length, bounded in depth.
 
-Why not the parser of a CEL package: those for Python cost 100 ms to import, take a process-wide lock or build step, and
-mislex raw strings and unclosed quotes. The grammar of CEL is a page long.
+The parsers of the CEL packages for Python cost 100 to 200 ms to import and build, are shared by the whole process, take
+``'\\'`` for a whole string and cannot read ``r'\\'``; the grammar of CEL is a page.
 """
 
 from __future__ import annotations
@@ -29,19 +29,25 @@ from devalloc_solver.cel.values import MAX_INT, MIN_INT
 
 MAX_LENGTH = 10 * 1024
 """Bytes of UTF-8 of an expression."""
-MAX_DEPTH = 64
-"""Levels of a syntax tree: what nests, and what chains from the left such as ``a + b + c``."""
+MAX_DEPTH = 100
+"""Levels of a syntax tree: what nests, and what chains such as ``a + b + c`` (chains of && or || are one level)."""
 
 _WORDS: dict[str, object] = {"true": True, "false": False, "null": None}
 _KEYWORDS = frozenset({*_WORDS, "in"})
 _RESERVED = frozenset(
-    ["as", "break", "const", "continue", "else", "for", "function", "if", "import", "let", "loop", "package", "namespace", "return", "var", "void", "while"]
+    word
+    for line in (
+        "as break const continue else for function if import let loop",
+        "package namespace return var void while",
+    )
+    for word in line.split()
 )
-_LEVELS: tuple[frozenset[str], ...] = (
-    frozenset({"==", "!=", "<", "<=", ">", ">=", "in"}),
-    frozenset({"+", "-"}),
-    frozenset({"*", "/", "%"}),
-)
+_LOGICAL = ("||", "&&")
+_BINDING = {
+    operator: level
+    for level, operators in enumerate(("||", "&&", "== != < <= > >= in", "+ -", "* / %"), start=1)
+    for operator in operators.split()
+}
 MACROS = {"all": (2,), "exists": (2,), "exists_one": (2,), "filter": (2,), "map": (2, 3)}
 """Macro name to the numbers of its arguments."""
 
@@ -104,34 +110,37 @@ class _Parser:
     # -- grammar -----------------------------------------------------------------------------------------------------
 
     def expression(self) -> Node:
+        node = self.operation(1)
+        at = self.token.at
+        if self.accept("?"):
+            then = self.operation(1)
+            self.expect(":")
+            node = self.bounded(Conditional(at, node, then, self.expression()))
+        return node
+
+    def operation(self, least: int) -> Node:
+        """Operands joined by binary operators that bind at least as tight as ``least``."""
         self.nesting += 1
         if self.nesting > MAX_DEPTH:
             raise self.too_deep(self.token.at)
-        node = self.logical("||")
-        at = self.token.at
-        if self.accept("?"):
-            then = self.logical("||")
-            self.expect(":")
-            node = self.bounded(Conditional(at, node, then, self.expression()))
+        node = self.unary()
+        while (level := self.binding()) >= least:
+            operator = self.advance()
+            right = self.operation(level + 1)
+            if operator.text in _LOGICAL:
+                operands = [node, right]
+                while self.accept(operator.text):
+                    operands.append(self.operation(level + 1))
+                node = Logical(operator.at, operator.text, tuple(operands))
+            else:
+                node = Binary(operator.at, operator.text, node, right)
+            self.bounded(node)
         self.nesting -= 1
         return node
 
-    def logical(self, operator: str) -> Node:
-        operands, at = [], self.token.at
-        while True:
-            operands.append(self.logical("&&") if operator == "||" else self.binary(0))
-            at = at if len(operands) > 1 else self.token.at
-            if not self.accept(operator):
-                return operands[0] if len(operands) == 1 else self.bounded(Logical(at, operator, tuple(operands)))
-
-    def binary(self, level: int) -> Node:
-        if level == len(_LEVELS):
-            return self.unary()
-        node = self.binary(level + 1)
-        while self.token.kind in ("symbol", "name") and self.token.text in _LEVELS[level]:
-            operator = self.advance()
-            node = self.bounded(Binary(operator.at, operator.text, node, self.binary(level + 1)))
-        return node
+    def binding(self) -> int:
+        """How tight the operator at the current token binds; 0 when it is none."""
+        return _BINDING.get(self.token.text, 0) if self.token.kind in ("symbol", "name") else 0
 
     def unary(self) -> Node:
         operators: list[Token] = []
@@ -229,7 +238,7 @@ class _Parser:
             if not self.accept(","):
                 self.expect(closing)
                 break
-            if closing == ")" and self.token.text == closing:
+            if closing == ")" and self.token.text == closing and self.token.kind == "symbol":
                 self.unexpected("an argument")
         return tuple(items)
 

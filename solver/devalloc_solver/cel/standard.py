@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from devalloc_solver.cel.errors import Budget, EvaluationError
@@ -45,10 +46,13 @@ def divide(left: int, right: int) -> int:
 
 
 def remainder(left: int, right: int) -> int:
-    """What ``divide`` leaves; it has the sign of ``left``."""
-    if right == 0:
-        raise EvaluationError("remainder of a division by zero")
+    """What ``divide`` leaves; it has the sign of ``left``. Raises EvaluationError for a zero divisor."""
     return left - right * divide(left, right)
+
+
+def _modulo(left: int, right: int) -> int:
+    integer(divide(left, right))  # -2**63 % -1 overflows like the division, as upstream
+    return remainder(left, right)
 
 
 def _divide_doubles(left: float, right: float) -> float:
@@ -65,12 +69,17 @@ def _truncate(value: float) -> int:
     return math.trunc(value)
 
 
-def _int_of_double(value: float) -> int:
-    # As upstream: the double 2^63 - 1 would round to is outside already.
-    whole = _truncate(value)
-    if not MIN_INT < whole < MAX_INT:
-        raise EvaluationError(f"the double {value} is beyond the range of a 64-bit integer")
-    return whole
+def _uint_of_double(value: float) -> Uint:
+    if value < 0:
+        raise EvaluationError(f"the double {value} is negative and no unsigned integer")
+    return unsigned(_truncate(value))
+
+
+def _double_of_string(text: str) -> float:
+    value = float(_read(_DOUBLE, text, "double"))
+    if math.isinf(value):
+        raise EvaluationError(f"the string {show(text)} is beyond the range of a double")
+    return value
 
 
 def _read(pattern: re.Pattern[str], text: str, what: str) -> str:
@@ -88,7 +97,7 @@ def _bool_of_string(text: str) -> bool:
 @lru_cache(maxsize=512)
 def regex(pattern: str) -> Any:
     """A compiled RE2 pattern. Raises EvaluationError for one that is invalid or too large."""
-    import re2
+    re2: Any = import_module("re2")  # only expressions that match patterns pay for the import
 
     options = re2.Options()
     options.log_errors = False
@@ -124,16 +133,16 @@ FUNCTIONS = (
     overload("bool(string) -> bool", _bool_of_string, "1 t T true TRUE True, 0 f F false FALSE False"),
     overload("int(int) -> int", lambda value: value),
     overload("int(uint) -> int", lambda value: integer(int(value))),
-    overload("int(double) -> int", _int_of_double, "toward zero"),
+    overload("int(double) -> int", lambda value: integer(_truncate(value)), "toward zero"),
     overload("int(string) -> int", lambda text: integer(int(_read(_INT, text, "int"))), "decimal"),
     overload("uint(uint) -> uint", lambda value: value),
     overload("uint(int) -> uint", unsigned),
-    overload("uint(double) -> uint", lambda value: unsigned(_truncate(value)), "toward zero"),
+    overload("uint(double) -> uint", _uint_of_double, "toward zero"),
     overload("uint(string) -> uint", lambda text: unsigned(int(_read(_UINT, text, "uint"))), "decimal"),
     overload("double(double) -> double", lambda value: value),
     overload("double(int) -> double", float, "the nearest double"),
     overload("double(uint) -> double", float, "the nearest double"),
-    overload("double(string) -> double", lambda text: float(_read(_DOUBLE, text, "double"))),
+    overload("double(string) -> double", _double_of_string),
     overload("string(string) -> string", lambda text: text),
     overload("string(bool) -> string", lambda value: "true" if value else "false"),
     overload("string(int) -> string", str),
@@ -161,12 +170,12 @@ OPERATORS = {
         overload("multiply(double, double) -> double", lambda a, b: a * b),
     ),
     "/": (
-        overload("divide(int, int) -> int", lambda a, b: integer(divide(a, b))),
+        overload("divide(int, int) -> int", lambda a, b: integer(divide(a, b)), "toward zero"),
         overload("divide(uint, uint) -> uint", lambda a, b: unsigned(divide(int(a), int(b)))),
         overload("divide(double, double) -> double", _divide_doubles),
     ),
     "%": (
-        overload("modulo(int, int) -> int", remainder),
+        overload("modulo(int, int) -> int", _modulo),
         overload("modulo(uint, uint) -> uint", lambda a, b: unsigned(remainder(int(a), int(b)))),
     ),
 }

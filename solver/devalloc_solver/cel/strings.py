@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from devalloc_solver.cel.errors import Budget, EvaluationError
@@ -10,8 +11,8 @@ from devalloc_solver.cel.standard import integer, unsigned
 from devalloc_solver.cel.values import Uint, equal, ordered, type_name
 
 _LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
-_UPPER = {code - 32 + 32: code - 32 for code in range(ord("a"), ord("z") + 1)}
-_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+_UPPER = {code: code - 32 for code in range(ord("a"), ord("z") + 1)}
+_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
 def _char_at(text: str, at: int) -> str:
@@ -79,9 +80,9 @@ def _last_index_of(items: list[Any], wanted: object, budget: Budget) -> int:
 
 def _is_sorted(items: list[Any], budget: Budget) -> bool:
     budget.spend(len(items))
-    for left, right in zip(items, items[1:], strict=False):
+    for left, right in pairwise(items):
         one, other = ordered(left, right, budget)
-        if one > other:  # type: ignore[operator]
+        if one > other:
             return False
     return True
 
@@ -93,7 +94,7 @@ def _extreme(items: list[Any], budget: Budget, smallest: bool) -> Any:
     found = items[0]
     for item in items[1:]:
         one, other = ordered(item, found, budget)
-        if (one < other) if smallest else (one > other):  # type: ignore[operator]
+        if (one < other) if smallest else (one > other):
             found = item
     return found
 
@@ -101,7 +102,8 @@ def _extreme(items: list[Any], budget: Budget, smallest: bool) -> Any:
 def _sum(items: list[Any]) -> Any:
     kinds = {type(item) for item in items} or {int}
     if len(kinds) > 1 or not kinds <= {int, float, Uint}:
-        raise EvaluationError(f"sum() adds numbers of one type, not {', '.join(sorted(map(type_name, items)))}")
+        names = sorted({type_name(item) for item in items})
+        raise EvaluationError(f"sum() adds numbers of one type, not {' and '.join(names)}")
     if kinds == {float}:
         return float(sum(items))
     total = sum(int(item) for item in items)

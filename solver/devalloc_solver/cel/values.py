@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 from devalloc.api.quantity import Quantity, QuantityError
 from devalloc.api.semver import Precedence, SemVer, SemVerError
@@ -119,23 +120,23 @@ def precedence(version: SemVer) -> Precedence:
     return version.precedence
 
 
-def equal(left: object, right: object, budget: Budget) -> bool:
+def equal(left: Any, right: Any, budget: Budget) -> bool:
     """``left == right``. Raises EvaluationError for two types that do not compare."""
     kind = type(left)
     if kind is type(right):
         if kind is type(None):
             return True
         if kind is list:
-            return _equal_lists(left, right, budget)  # type: ignore[arg-type]
+            return _equal_lists(left, right, budget)
         if kind is CelMap:
-            return _equal_maps(left, right, budget)  # type: ignore[arg-type]
+            return _equal_maps(left, right, budget)
     keys = _keys(left, right, budget)
     if keys is None:
         raise EvaluationError(f"{type_name(left)} and {type_name(right)} are different types and never compare")
     return bool(keys[0] == keys[1])
 
 
-def ordered(left: object, right: object, budget: Budget) -> tuple[object, object]:
+def ordered(left: Any, right: Any, budget: Budget) -> tuple[Any, Any]:
     """Two keys that order as ``left`` and ``right`` do. Raises EvaluationError for types without a common order."""
     keys = _keys(left, right, budget)
     if keys is None:
@@ -143,7 +144,7 @@ def ordered(left: object, right: object, budget: Budget) -> tuple[object, object
     return keys
 
 
-def contains(items: list[object], wanted: object, budget: Budget) -> bool:
+def contains(items: list[Any], wanted: object, budget: Budget) -> bool:
     """``wanted in items``: as ``items.exists(x, x == wanted)``, so an element of another type is an error unless
     another one is equal."""
     budget.spend(len(items))
@@ -159,31 +160,31 @@ def contains(items: list[object], wanted: object, budget: Budget) -> bool:
     return False
 
 
-def _keys(left: object, right: object, budget: Budget) -> tuple[object, object] | None:
+def _keys(left: Any, right: Any, budget: Budget) -> tuple[Any, Any] | None:
+    """What compares in place of two values: themselves, amounts or precedences; None for types that do not compare."""
     kind, other = type(left), type(right)
     if kind is other:
+        if kind is str and len(left) > _LONG:
+            budget.spend(len(left) // _LONG)
         if kind in _PLAIN:
-            if kind is str and len(left) > _LONG:  # type: ignore[arg-type]
-                budget.spend(len(left) // _LONG)  # type: ignore[arg-type]
             return left, right
-    elif isinstance(left, str):
-        if other is Quantity:
-            left = to_quantity(left)
-        elif other is SemVer:
-            left = to_semver(left)
-    elif isinstance(right, str):
         if kind is Quantity:
-            right = to_quantity(right)
-        elif kind is SemVer:
-            right = to_semver(right)
-    if isinstance(left, Quantity) and isinstance(right, Quantity):
-        return left.nano, right.nano
-    if isinstance(left, SemVer) and isinstance(right, SemVer):
-        return precedence(left), precedence(right)
+            return left.nano, right.nano
+        if kind is SemVer:
+            return precedence(left), precedence(right)
+    elif kind is str:
+        budget.spend(len(left) // _LONG)
+        if other is Quantity:
+            return to_quantity(left).nano, right.nano
+        if other is SemVer:
+            return precedence(to_semver(left)), precedence(right)
+    elif other is str and kind in (Quantity, SemVer):
+        keys = _keys(right, left, budget)
+        return keys and (keys[1], keys[0])
     return None
 
 
-def _equal_lists(left: list[object], right: list[object], budget: Budget) -> bool:
+def _equal_lists(left: list[Any], right: list[Any], budget: Budget) -> bool:
     if len(left) != len(right):
         return False
     return _all_equal(zip(left, right, strict=True), budget)

@@ -1,0 +1,222 @@
+"""What pending claims demand: details become slots, groups become units that share a node (S7-S11, S14-S16)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
+from devalloc.api.meta import NODE
+from devalloc_solver.eligibility import Candidates, Eligibility
+from devalloc_solver.holdings import Key, node_of
+from devalloc_solver.intake import Intake, Refused
+from devalloc_solver.naming import claim_order
+from devalloc_solver.reasons import Reason
+from devalloc_solver.snapshot import Snapshot
+
+
+class Mode(Enum):
+    """How a detail takes devices."""
+
+    WHOLE = "whole"
+    SHARE = "share"
+    ADMIN_COUNT = "admin count"
+    ADMIN_ALL = "admin all"
+
+    @property
+    def is_admin(self) -> bool:
+        return self in (Mode.ADMIN_COUNT, Mode.ADMIN_ALL)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """One alternative of one detail of a claim. Amounts are in nano units, without ``count``."""
+
+    detail: int
+    alternative: int | None
+    """index into oneOf, or None where the detail stands alone"""
+    spec: DeviceClaimDetail
+    mode: Mode
+    least: int
+    """fewest devices"""
+    most: int | None
+    """most devices, or None for no cap"""
+    requests: Mapping[str, int]
+    limits: Mapping[str, int]
+    match: tuple[str, ...]
+    candidates: Candidates
+
+    @property
+    def label(self) -> str:
+        """The index into spec.claims as the annotation has it (S18)."""
+        return str(self.detail) if self.alternative is None else f"{self.detail}.{self.alternative}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """A pending claim: for each detail the slots of which exactly one is filled."""
+
+    claim: DeviceClaim
+    details: tuple[tuple[Slot, ...], ...]
+    match: tuple[str, ...]
+
+    @property
+    def key(self) -> Key:
+        return self.claim.key
+
+    @property
+    def slots(self) -> Iterator[Slot]:
+        return (slot for detail in self.details for slot in detail)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """Demands that are satisfied all or none and share a node: a group, or a claim on its own."""
+
+    demands: tuple[Demand, ...]
+    group: str | None
+    pin: str | None
+    """the only node allowed, whether pools have it or not"""
+
+    @property
+    def is_free(self) -> bool:
+        """May be placed nowhere in particular: network devices only (S7)."""
+        return self.group is None and self.pin is None
+
+
+def build_units(intake: Intake, eligibility: Eligibility) -> tuple[list[Unit], list[Refused]]:
+    """The units worth solving, in the order claims are decided, and the claims that are not."""
+    refused: list[Refused] = []
+    demands: list[Demand] = []
+    for claim in sorted((c for c in intake.claims if not c.is_allocated), key=claim_order):
+        refusal = _refusal(claim, intake, eligibility)
+        if refusal is None:
+            demands.append(_demand(claim, eligibility))
+        else:
+            refused.append(refusal)
+    groups: dict[tuple[str, str], list[Demand]] = defaultdict(list)
+    for demand in demands:
+        if demand.claim.group is not None:
+            groups[demand.claim.namespace, demand.claim.group].append(demand)
+    units: list[Unit] = []
+    done: set[tuple[str, str]] = set()
+    for demand in demands:
+        if demand.claim.group is None:
+            units.append(Unit((demand,), None, demand.claim.pinned_node))
+            continue
+        group = (demand.claim.namespace, demand.claim.group)
+        if group in done:
+            continue
+        done.add(group)
+        found = _group_unit(group, groups[group], intake, refused, eligibility.snapshot)
+        if isinstance(found, Unit):
+            units.append(found)
+        else:
+            refused += found
+    return units, refused
+
+
+def _group_unit(
+    group: tuple[str, str], members: list[Demand], intake: Intake, refused: list[Refused], snapshot: Snapshot
+) -> Unit | list[Refused]:
+    namespace, name = group
+
+    def fail(message: str) -> list[Refused]:
+        return [Refused(d.key, Reason.GROUP_UNSATISFIABLE, message, group=name) for d in members]
+
+    failing = [
+        r
+        for r in (*intake.refused, *refused)
+        if r.key[0] == namespace and r.group == name and r.status is None and r.reason is not Reason.DELETING
+    ]
+    if failing:
+        first = min(failing, key=lambda r: r.key)
+        return fail(f"member {first.key[0]}/{first.key[1]} of group {name} fails: {first.reason}: {first.message}")
+    allocated = [c for c in intake.claims if c.is_allocated and c.group == name and c.namespace == namespace]
+    pins = {d.claim.pinned_node: d.key[1] for d in members if d.claim.pinned_node}
+    pins |= {node: c.metadata.name for c in allocated if (node := node_of(c, snapshot))}
+    if len(pins) > 1:
+        told = ", ".join(f"{node} ({member})" for node, member in sorted(pins.items()))
+        return fail(f"members of group {name} are bound to different nodes: {told}; see the annotation {NODE}")
+    return Unit(tuple(members), name, next(iter(pins), None))
+
+
+def _refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -> Refused | None:
+    if claim.is_deleting:
+        return Refused(claim.key, Reason.DELETING, "the claim is being deleted", group=claim.group)
+    found: list[tuple[Reason, str]] = []
+    for path, detail in _detail_paths(claim):
+        found += _detail_refusals(path, detail, claim, intake, eligibility)
+    for reason in (Reason.CLAIM_INVALID, Reason.CLASS_INVALID, Reason.CLASS_NOT_FOUND, Reason.CONFIG_NOT_FOUND):
+        messages = [message for why, message in found if why is reason]
+        if messages:
+            return Refused(claim.key, reason, "; ".join(messages), group=claim.group)
+    return None
+
+
+def _detail_paths(claim: DeviceClaim) -> Iterator[tuple[str, DeviceClaimDetail]]:
+    for index, entry in enumerate(claim.spec.claims):
+        if not entry.one_of:
+            yield f"spec.claims[{index}]", entry
+        for number, alternative in enumerate(entry.one_of):
+            yield f"spec.claims[{index}].oneOf[{number}]", alternative
+
+
+def _detail_refusals(
+    path: str, detail: DeviceClaimDetail, claim: DeviceClaim, intake: Intake, eligibility: Eligibility
+) -> Iterator[tuple[Reason, str]]:
+    if (error := eligibility.expression_error(detail.constraints)) is not None:
+        yield Reason.CLAIM_INVALID, f"{path}.constraints: {error}"
+    name = detail.device_class
+    if name and name not in intake.classes and name not in intake.invalid_classes:
+        yield Reason.CLASS_NOT_FOUND, f"{path}.deviceClass: class {name!r} does not exist"
+    elif name and (error := eligibility.class_error(name)) is not None:
+        yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {error}"
+    else:
+        for device_class in eligibility.classes_of(detail) or ():
+            for ref in device_class.spec.configs:
+                if (ref.api_version, ref.kind, ref.namespace, ref.name) not in intake.configs:
+                    told = f"class {device_class.metadata.name!r} refers to {ref.kind} {ref.namespace}/{ref.name}"
+                    yield Reason.CONFIG_NOT_FOUND, f"{path}: {told}, which does not exist"
+    for index, own in enumerate(detail.configs):
+        if (own.api_version, own.kind, claim.namespace, own.name) not in intake.configs:
+            told = f"{own.kind} {claim.namespace}/{own.name}"
+            yield Reason.CONFIG_NOT_FOUND, f"{path}.configs[{index}]: {told} does not exist"
+
+
+def _demand(claim: DeviceClaim, eligibility: Eligibility) -> Demand:
+    details = []
+    for index, entry in enumerate(claim.spec.claims):
+        numbers: list[int | None] = [*range(len(entry.one_of))] if entry.one_of else [None]
+        slots = zip(numbers, entry.alternatives, strict=True)
+        details.append(tuple(_slot(index, number, detail, eligibility) for number, detail in slots))
+    return Demand(claim, tuple(details), tuple(dict.fromkeys(claim.spec.match_attributes)))
+
+
+def _slot(index: int, alternative: int | None, detail: DeviceClaimDetail, eligibility: Eligibility) -> Slot:
+    count = detail.requests.get(COUNT)
+    limit = detail.limits.get(COUNT)
+    others = {name: amount.nano for name, amount in detail.requests.items() if name != COUNT}
+    whole = count is not None or not others
+    if eligibility.is_admin(detail):
+        mode = Mode.ADMIN_ALL if count is None else Mode.ADMIN_COUNT
+    else:
+        mode = Mode.WHOLE if whole else Mode.SHARE
+    least = (count.as_integer() or 1) if count is not None else 1
+    most = limit.as_integer() if limit is not None else None
+    if most is None and whole and mode is not Mode.ADMIN_ALL:
+        most = least
+    return Slot(
+        detail=index,
+        alternative=alternative,
+        spec=detail,
+        mode=mode,
+        least=least,
+        most=most,
+        requests={} if mode.is_admin else others,
+        limits={} if mode.is_admin else {n: a.nano for n, a in detail.limits.items() if n != COUNT},
+        match=tuple(dict.fromkeys(detail.match_attributes)),
+        candidates=eligibility.candidates(detail),
+    )

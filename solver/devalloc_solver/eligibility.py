@@ -1,0 +1,214 @@
+"""Which devices a claim detail may take: class, type and constraints (S5, S6), each judged once per distinct device.
+
+An expression is evaluated once per distinct tuple of the attributes it reads, however many devices there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from devalloc.api.claim import DeviceClaimDetail
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.pool import AttributeValue
+from devalloc_solver import cel
+from devalloc_solver.snapshot import Device, Snapshot
+
+EVALUATION_BUDGET = 5_000_000
+"""Evaluation steps that one expression may spend over the whole fleet (S6): a few seconds at the very most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stage of the funnel: the devices that fell there."""
+
+    what: str
+    devices: tuple[int, ...]
+    example: str | None = None
+    """Why the first of them fell, where there is more to say than ``what``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The devices that pass, each with the class that accepted it, and the funnel of those that do not."""
+
+    accepted: Mapping[int, str | None]
+    """device -> class name; classes in order of name, the first that accepts wins (S5)"""
+    funnel: tuple[Step, ...]
+
+
+class ExpressionError(Exception):
+    """An expression that is invalid, or too expensive to evaluate."""
+
+
+@dataclass(slots=True)
+class Eligibility:
+    """Judges devices; keeps every verdict."""
+
+    snapshot: Snapshot
+    classes: Mapping[str, DeviceClass]
+    invalid_classes: Mapping[str, str]
+    """classes that do not exist for deviceType; those with an invalid expression are found with ``class_error``"""
+    _verdicts: dict[str, dict[tuple[object, ...], bool | str]] = field(default_factory=dict)
+    _budgets: dict[str, cel.Budget] = field(default_factory=dict)
+    _failed: dict[str, str] = field(default_factory=dict)
+    _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
+    _errors: dict[str, str | None] = field(default_factory=dict)
+
+    # -- expressions -------------------------------------------------------------------------------------------------
+
+    def verdict(self, expression: str | None, device: Device) -> bool | str:
+        """True, False, or the text of a runtime error (which means: does not match).
+
+        Raises ExpressionError when the expression is invalid or its budget is spent.
+        """
+        if not expression or not expression.strip():
+            return True
+        if expression in self._failed:
+            raise ExpressionError(self._failed[expression])
+        try:
+            program = cel.compile(expression)
+            key = _read(device.attributes, program.attributes)
+            known = self._verdicts.setdefault(expression, {})
+            if key not in known:
+                budget = self._budgets.setdefault(expression, cel.Budget(EVALUATION_BUDGET))
+                try:
+                    known[key] = program.evaluate(device.attributes, budget)
+                except cel.EvaluationError as error:
+                    known[key] = str(error)
+            return known[key]
+        except cel.CompileError as error:
+            message = f"line {error.line}, column {error.column}: {error.message}"
+        except cel.BudgetExceeded:
+            message = "is too expensive: its evaluation over the fleet exceeds the budget; make it simpler"
+        self._failed[expression] = message
+        raise ExpressionError(message)
+
+    def class_error(self, name: str) -> str | None:
+        """Why a class is invalid, or None. Judges its expression over the whole fleet, for the budget's sake."""
+        if name in self.invalid_classes:
+            return self.invalid_classes[name]
+        error = self.expression_error(self.classes[name].spec.constraints)
+        return None if error is None else f"spec.constraints: {error}"
+
+    def expression_error(self, expression: str | None) -> str | None:
+        """Why an expression cannot be used on this fleet, or None."""
+        if not expression or not expression.strip():
+            return None
+        if expression not in self._errors:
+            self._errors[expression] = self._find_error(expression)
+        return self._errors[expression]
+
+    def _find_error(self, expression: str) -> str | None:
+        try:
+            cel.compile(expression)
+            for device in self.snapshot.devices:
+                self.verdict(expression, device)
+        except cel.CompileError as error:
+            return f"line {error.line}, column {error.column}: {error.message}"
+        except ExpressionError as error:
+            return str(error)
+        return None
+
+    # -- candidates --------------------------------------------------------------------------------------------------
+
+    def is_admin(self, detail: DeviceClaimDetail) -> bool:
+        """Whether the detail names an admin class (S14): admin classes are reached only by name."""
+        named = self.classes.get(detail.device_class or "")
+        return named is not None and bool(named.spec.admin_access)
+
+    def classes_of(self, detail: DeviceClaimDetail) -> list[DeviceClass] | None:
+        """The valid classes a device may belong to, in order of name; None for no class at all (S5)."""
+        if detail.device_class:
+            named = self.classes[detail.device_class]
+            fits = not detail.device_type or named.spec.device_type == detail.device_type
+            return [named] if fits else []
+        if not detail.device_type:
+            return None
+        return [
+            self.classes[name]
+            for name in sorted(self.classes)
+            if self.classes[name].spec.device_type == detail.device_type
+            and not self.classes[name].spec.admin_access
+            and self.class_error(name) is None
+        ]
+
+    def candidates(self, detail: DeviceClaimDetail) -> Candidates:
+        """The devices a detail may take, leaving aside what is in use. The detail's classes must be valid."""
+        match = tuple(dict.fromkeys(detail.match_attributes))
+        key = (detail.device_class or None, detail.device_type or None, detail.constraints or None, match)
+        if key not in self._candidates:
+            self._candidates[key] = self._judge(detail, match)
+        return self._candidates[key]
+
+    def _judge(self, detail: DeviceClaimDetail, match: tuple[str, ...]) -> Candidates:
+        classes = self.classes_of(detail)
+        admin = self.is_admin(detail)
+        accepted: dict[int, str | None] = {}
+        fallen: dict[str, list[int]] = {}
+        examples: dict[str, str] = {}
+        for device in self.snapshot.devices:
+            name, step, example = self._class_for(device, classes, detail)
+            if step is None:
+                step, example = self._other_step(device, detail, match, admin)
+            if step is None:
+                accepted[device.index] = name
+                continue
+            fallen.setdefault(step, []).append(device.index)
+            if example and step not in examples:
+                examples[step] = f"{self._title(device)}: {example}"
+        funnel = tuple(Step(what, tuple(devices), examples.get(what)) for what, devices in fallen.items())
+        return Candidates(accepted, funnel)
+
+    def _class_for(
+        self, device: Device, classes: list[DeviceClass] | None, detail: DeviceClaimDetail
+    ) -> tuple[str | None, str | None, str | None]:
+        """(class that accepts, step at which the device falls, example)"""
+        if classes is None:
+            return None, None, None
+        if not classes:
+            if detail.device_class:
+                return None, f"class {detail.device_class} is not of type {detail.device_type}", None
+            return None, f"no class has deviceType {detail.device_type!r}", None
+        driver = self.snapshot.pools[device.pool].driver
+        of_driver = [c for c in classes if c.spec.driver in ("", driver)]
+        if not of_driver:
+            return None, "are of another driver", f"driver {driver}"
+        error: str | None = None
+        for device_class in of_driver:
+            verdict = self.verdict(device_class.spec.constraints, device)
+            if verdict is True:
+                return device_class.metadata.name, None, None
+            error = error or (verdict if isinstance(verdict, str) else None)
+        only = of_driver[0]
+        if len(of_driver) == 1:
+            return None, f"fail {only.spec.constraints} of class {only.metadata.name}", error
+        return None, f"fail the constraints of all classes of type {detail.device_type}", error
+
+    def _other_step(
+        self, device: Device, detail: DeviceClaimDetail, match: tuple[str, ...], admin: bool
+    ) -> tuple[str | None, str | None]:
+        verdict = self.verdict(detail.constraints, device)
+        if verdict is not True:
+            return f"fail {detail.constraints}", verdict if isinstance(verdict, str) else None
+        if device.undefined is not None:
+            return "can never be allocated", f"requests {device.undefined!r}, which its pool does not define"
+        if not admin and device.unavailable is not None:
+            return "are unavailable", device.unavailable
+        missing = [name for name in match if name not in device.attributes]
+        if missing and not admin:
+            return f"have no attribute {missing[0]}", None
+        return None, None
+
+    def _title(self, device: Device) -> str:
+        return f"{self.snapshot.pools[device.pool].name}/{device.name}"
+
+
+_MISSING = object()
+
+
+def _read(attributes: Mapping[str, AttributeValue], names: frozenset[str] | None) -> tuple[object, ...]:
+    """What an expression sees of a device, as a key. A value's Python type tells its kind apart."""
+    if names is None:
+        return tuple(sorted((name, type(value).__name__, value) for name, value in attributes.items()))
+    return tuple(attributes.get(name, _MISSING) for name in sorted(names))

@@ -1,0 +1,191 @@
+"""The goals of S17, one after the other: each is optimised, then fixed, before the next is looked at.
+
+An incumbent is always at hand (at first: nobody is satisfied), so running out of time keeps the best answer found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from devalloc_solver.model import BatchModel, Terms
+from devalloc_solver.naming import claim_order
+from devalloc_solver.policy import policy_terms
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+STEP_LIMIT = 20.0
+"""CP-SAT's deterministic time (roughly seconds) that one goal may take when there is no deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One goal's outcome: what was reached, and the bound that proves how good it is."""
+
+    goal: str
+    value: int
+    bound: int
+    priority: int | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        return self.value == self.bound
+
+    def to_dict(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {"goal": self.goal}
+        if self.priority is not None:
+            shown["priority"] = self.priority
+        return shown | {"value": self.value, "bound": self.bound}
+
+
+@dataclass(slots=True)
+class Search:
+    """Solves one model goal by goal."""
+
+    model: BatchModel
+    ends: float | None = None
+    """monotonic time of the deadline"""
+    values: list[int] = field(default_factory=list)
+    """the incumbent: a value per variable"""
+
+    def __post_init__(self) -> None:
+        self.values = [0] * len(self.model.cp.proto.variables)
+
+    # -- values of the incumbent -------------------------------------------------------------------------------------
+
+    def value(self, variable: cp_model.IntVar) -> int:
+        return self.values[variable.index]
+
+    def total(self, terms: Terms) -> int:
+        return sum(weight * self.value(variable) for weight, variable in terms)
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def minimize(self, terms: Terms, *, best: int = 0, limit: float = STEP_LIMIT) -> tuple[int, int]:
+        """Minimise, keep what was reached as a constraint, and return (value, bound)."""
+        if not terms:
+            return 0, 0
+        self.values += [0] * (len(self.model.cp.proto.variables) - len(self.values))
+        value, bound = self.total(terms), best
+        if value > best:
+            bound = self._solve(terms, limit)
+            value = self.total(terms)
+            bound = max(best, min(bound, value))
+        self.model.cp.add(_sum(terms) <= value)
+        return value, bound
+
+    def maximize(self, terms: Terms, *, best: int) -> tuple[int, int]:
+        value, bound = self.minimize([(-weight, v) for weight, v in terms], best=-best)
+        return -value, -bound
+
+    def _solve(self, terms: Terms, limit: float) -> int:
+        """Improve the incumbent; returns a lower bound of the objective."""
+        from ortools.sat.python import cp_model
+
+        cp = self.model.cp
+        cp.minimize(_sum(terms))
+        solver = cp_model.CpSolver()
+        parameters = solver.parameters
+        parameters.num_workers = 1
+        parameters.random_seed = 1
+        parameters.max_deterministic_time = limit
+        if self.ends is not None:
+            parameters.max_time_in_seconds = max(0.01, self.ends - time.monotonic())
+        cp.clear_hints()
+        for index, value in enumerate(self.values):
+            cp.add_hint(cp.get_int_var_from_proto_index(index), value)
+        status = solver.solve(cp)
+        cp.clear_objective()
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            found = list(solver.response_proto.solution)
+            if self.improves(found, terms):
+                self.values = found
+            # The response's objective is a float; the bound of an optimal answer is recomputed in integers.
+            if status == cp_model.OPTIMAL:
+                return self.total(terms)
+            return round(solver.best_objective_bound)
+        if status != cp_model.UNKNOWN:
+            raise AssertionError(f"a model with a known solution is {solver.status_name(status)}: {cp.validate()}")
+        return _trivial_bound(terms)
+
+    def improves(self, found: Sequence[int], terms: Terms) -> bool:
+        new = sum(weight * found[v.index] for weight, v in terms)
+        return new <= self.total(terms)
+
+    def fix(self, variable: cp_model.IntVar, value: int) -> None:
+        self.model.cp.add(variable == value)
+
+
+def optimize(model: BatchModel, *, placement: str, ends: float | None) -> tuple[Search, list[Level]]:
+    """All goals in order. The counts of goal 1 come with their bounds; the rest as far as it could be proven."""
+    search = Search(model, ends)
+    levels = _satisfy(search)
+    levels += _alternatives(search)
+    value, bound = search.minimize([(1, used) for used in model.pools_used.values()])
+    levels.append(Level("pools", value, bound))
+    value, bound = search.minimize([(1, used) for used in model.devices_used])
+    levels.append(Level("devices", value, bound))
+    for terms in policy_terms(model, placement):
+        search.minimize(terms, limit=2.0)
+    return search, levels
+
+
+def _satisfy(search: Search) -> list[Level]:
+    """Goal 1: per priority as many claims as possible, then the earlier ones."""
+    model = search.model
+    members = sorted(
+        ((claim_order(d.claim), number) for number, unit in enumerate(model.units) for d in unit.demands),
+    )
+    priorities = sorted({-order[0] for order, _ in members}, reverse=True)
+    levels = []
+    settled: set[int] = set()
+    for priority in priorities:
+        mine = [number for order, number in members if -order[0] == priority]
+        terms = [(mine.count(number), model.satisfied[number]) for number in dict.fromkeys(mine)]
+        value, bound = search.maximize(terms, best=len(mine))
+        levels.append(Level("satisfied", value, bound, priority))
+        for number in dict.fromkeys(mine):
+            if number not in settled:
+                settled.add(number)
+                _prefer(search, number)
+    return levels
+
+
+def _prefer(search: Search, number: int) -> None:
+    """Satisfy this unit if the counts allow it, whatever becomes of later ones."""
+    literal = search.model.satisfied[number]
+    if not search.value(literal):
+        search.maximize([(1, literal)], best=1)
+    search.fix(literal, search.value(literal))
+
+
+def _alternatives(search: Search) -> list[Level]:
+    """Goal 2: the vector of chosen oneOf indexes, smallest first."""
+    by_claim: dict[int, dict[int, Terms]] = {}
+    order = {}
+    for parts in search.model.slots:
+        if parts.slot.alternative is None or not search.value(search.model.satisfied[parts.unit]):
+            continue
+        key = id(parts.demand)
+        order[key] = claim_order(parts.demand.claim)
+        by_claim.setdefault(key, {}).setdefault(parts.slot.detail, []).append((parts.slot.alternative, parts.chosen))
+    total_value = total_bound = 0
+    for key in sorted(by_claim, key=lambda k: order[k]):
+        for detail in sorted(by_claim[key]):
+            value, bound = search.minimize([(weight, v) for weight, v in by_claim[key][detail] if weight])
+            total_value, total_bound = total_value + value, total_bound + bound
+    return [Level("oneOf", total_value, total_bound)] if by_claim else []
+
+
+def _trivial_bound(terms: Terms) -> int:
+    """Holds for 0/1 variables with negative weights and any variables with positive ones."""
+    return sum(weight for weight, _ in terms if weight < 0)
+
+
+def _sum(terms: Terms) -> cp_model.LinearExprT:
+    from ortools.sat.python import cp_model
+
+    return cp_model.LinearExpr.weighted_sum([v for _, v in terms], [w for w, _ in terms])

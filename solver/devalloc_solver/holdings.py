@@ -1,0 +1,172 @@
+"""What allocated claims hold, read back from their status (S18)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from devalloc.api.claim import DeviceAllocation, DeviceClaim
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.problems import Problem
+from devalloc_solver.snapshot import Device, Pool, Snapshot
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One device that a claim holds: whole when ``amounts`` is None, else the nano units of each resource."""
+
+    device: int
+    amounts: tuple[tuple[str, int], ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The devices one claim holds; devices of admin details are not among them."""
+
+    claim: Key
+    priority: int
+    items: tuple[Held, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An allocated device that exists no more."""
+
+    claim: Key
+    pool: str
+    device: str
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All that is in use, added up. Amounts never go below zero: more held than there is leaves nothing (S18)."""
+
+    snapshot: Snapshot
+    whole: set[int] = field(default_factory=set)
+    shared: dict[int, dict[str, int]] = field(default_factory=dict)
+    """device -> resource -> nano units in use"""
+    drawn: dict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
+    """pool -> resource -> blocks in use"""
+    groups: dict[int, set[object]] = field(default_factory=lambda: defaultdict(set))
+    """pool -> compatibility groups in use (S12a)"""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, holdings: Iterable[Holding]) -> Ledger:
+        ledger = cls(snapshot)
+        for holding in holdings:
+            ledger.add(holding)
+        return ledger
+
+    def add(self, holding: Holding) -> None:
+        for item in holding.items:
+            device = self.snapshot.devices[item.device]
+            if not self.in_use(device):
+                for name, blocks in device.draws:
+                    self.drawn[device.pool][name] += blocks
+                if device.compatibility is not None:
+                    self.groups[device.pool].add(device.compatibility)
+            if item.amounts is None:
+                self.whole.add(item.device)
+            else:
+                used = self.shared.setdefault(item.device, defaultdict(int))
+                for name, nano in item.amounts:
+                    used[name] += nano
+
+    def in_use(self, device: Device) -> bool:
+        return device.index in self.whole or device.index in self.shared
+
+    def pools_in_use(self) -> set[int]:
+        return {self.snapshot.devices[index].pool for index in (*self.whole, *self.shared)}
+
+    def free_blocks(self, device: Device, resource: str) -> int:
+        """Blocks that a new share may take."""
+        capacity = device.resources.get(resource)
+        if capacity is None or device.index in self.whole:
+            return 0
+        used = self.shared.get(device.index, {}).get(resource, 0)
+        return max(0, (capacity.nano - used) // capacity.block)
+
+    def free_pool_blocks(self, pool: int, resource: str) -> int:
+        capacity = self.snapshot.pools[pool].resources[resource].blocks
+        return max(0, capacity - self.drawn[pool][resource] if pool in self.drawn else capacity)
+
+
+def node_of(claim: DeviceClaim, snapshot: Snapshot) -> str | None:
+    """The node of an allocated claim: as its annotations say, else the one that has its devices (S2)."""
+    named = claim.allocated_node or claim.pinned_node
+    if named is not None or claim.status is None:
+        return named
+    devices = [d for entry in claim.status.allocations for d in _devices(snapshot, claim, entry)]
+    nodes = {snapshot.pools[device.pool].node for device in devices} - {None}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def read_holdings(
+    snapshot: Snapshot, claims: Iterable[DeviceClaim], classes: Mapping[str, DeviceClass]
+) -> tuple[list[Holding], list[Lost], list[Problem]]:
+    """What the allocated claims hold, the devices of theirs that are gone, and what could not be resolved."""
+    holdings: list[Holding] = []
+    lost: list[Lost] = []
+    problems: list[Problem] = []
+    for claim in claims:
+        assert claim.status is not None
+        held: list[Held] = []
+        for entry, admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
+            devices = _devices(snapshot, claim, entry)
+            if not devices:
+                lost.append(Lost(claim.key, entry.device_pool_name, entry.device_name))
+            if len(devices) > 1:
+                problems.append(_ambiguous(claim, entry, len(devices)))
+            if not admin:
+                amounts = tuple((a.name, a.allocation.nano) for a in entry.allocations) or None
+                held += [Held(device.index, amounts) for device in devices]
+        holdings.append(Holding(claim.key, claim.priority, tuple(held)))
+    return holdings, lost, problems
+
+
+def admin_entries(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> list[bool]:
+    """For each allocation entry, whether it belongs to an admin detail and so holds nothing (S14, S18)."""
+    assert claim.status is not None
+
+    def is_admin(device_class: str | None) -> bool:
+        found = classes.get(device_class or "")
+        return found is not None and bool(found.spec.admin_access)
+
+    details = claim.allocation_details()
+    if details is None:
+        every = all(is_admin(d.device_class) for entry in claim.spec.claims for d in entry.alternatives)
+        return [every] * len(claim.status.allocations)
+    answers = []
+    for index, alternative in details:
+        named = None
+        if index < len(claim.spec.claims):
+            alternatives = claim.spec.claims[index].alternatives
+            named = alternatives[alternative or 0] if (alternative or 0) < len(alternatives) else None
+        answers.append(named is not None and is_admin(named.device_class))
+    return answers
+
+
+def _devices(snapshot: Snapshot, claim: DeviceClaim, entry: DeviceAllocation) -> list[Device]:
+    """The device of an entry. Where its node is unknown and the pool name is not unique, every one it may be:
+    holding too much is safe, giving a device twice is not (S13)."""
+    node = claim.allocated_node or claim.pinned_node
+    if node is not None:
+        pool = snapshot.find_pool(node, entry.device_pool_name)
+        pools: tuple[Pool, ...] = (pool,) if pool is not None else ()
+    else:
+        pools = snapshot.pools_by_name.get(entry.device_pool_name, ())
+    return [device for pool in pools for device in pool.devices if device.name == entry.device_name]
+
+
+def _ambiguous(claim: DeviceClaim, entry: DeviceAllocation, count: int) -> Problem:
+    return Problem(
+        f"{count} pools are named {entry.device_pool_name!r} and the claim does not say its node: "
+        f"device {entry.device_name!r} counts as held in all of them; set the annotation devalloc.io/allocated-node",
+        path="status.allocations",
+        kind="DeviceClaim",
+        namespace=claim.namespace,
+        name=claim.metadata.name,
+    )

@@ -1,0 +1,195 @@
+"""From manifests to a problem worth solving: what is valid, what is not, and who is affected (S4a, S16).
+
+Nothing raises here: an invalid object is left out and reported, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from devalloc.api import meta
+from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
+from devalloc.api.decode import decode
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.fields import ApiModel
+from devalloc.api.pool import DevicePool
+from devalloc.api.problems import Problem
+from devalloc_solver.holdings import Key
+from devalloc_solver.reasons import Reason
+
+ConfigKey = tuple[str, str, str, str]
+"""(apiVersion, kind, namespace, name)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A claim that is not solved, and why."""
+
+    key: Key
+    reason: Reason
+    message: str
+    group: str | None = None
+    status: DeviceClaimStatus | None = None
+    """What the claim holds all the same: an invalid claim keeps the devices it was given (S13)."""
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """The valid objects by kind, and what was refused."""
+
+    pools: tuple[DevicePool, ...]
+    classes: Mapping[str, DeviceClass]
+    invalid_classes: Mapping[str, str]
+    """class name -> why"""
+    claims: tuple[DeviceClaim, ...]
+    configs: Mapping[ConfigKey, dict[str, Any]]
+    refused: tuple[Refused, ...]
+    problems: tuple[Problem, ...]
+    warnings: Mapping[Key, tuple[str, ...]]
+
+
+def read_documents(documents: Iterable[object]) -> Intake:
+    """Decode manifests of all kinds and sort them out."""
+    objects: list[ApiModel] = []
+    problems: list[Problem] = []
+    invalid_classes: dict[str, str] = {}
+    refused: list[Refused] = []
+    warnings: dict[Key, list[str]] = defaultdict(list)
+    for document in documents:
+        decoded = decode(document)
+        if decoded.object is not None:
+            objects.append(decoded.object)
+            if isinstance(decoded.object, DeviceClaim):
+                warnings[decoded.object.key] += [p.message for p in decoded.problems]
+                continue
+        problems += decoded.problems
+        errors = [p for p in decoded.problems if p.severity == "error"]
+        if decoded.object is None and isinstance(document, Mapping):
+            _note_invalid(document, errors, invalid_classes, refused)
+    return _without_duplicates(objects, problems, invalid_classes, refused, warnings)
+
+
+def read_objects(
+    pools: Iterable[DevicePool],
+    classes: Iterable[DeviceClass],
+    claims: Iterable[DeviceClaim],
+    configs: Iterable[ApiModel | Mapping[str, Any]] = (),
+) -> Intake:
+    """The same for objects that are already typed."""
+    objects: list[ApiModel] = [*pools, *classes, *claims]
+    for config in configs:
+        found = config if isinstance(config, ApiModel) else decode(config).object
+        if found is not None:
+            objects.append(found)
+    return _without_duplicates(objects, [], {}, [], {})
+
+
+def _note_invalid(
+    document: Mapping[Any, Any], errors: Sequence[Problem], classes: dict[str, str], refused: list[Refused]
+) -> None:
+    """Remember an invalid class or claim by name, so that whoever names it gets a true answer."""
+    why = "; ".join(f"{p.path}: {p.message}" if p.path else p.message for p in errors[:5])
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(metadata, Mapping) or not isinstance(name, str):
+        return
+    if document.get("kind") == "DeviceClass":
+        classes.setdefault(name, why)
+    elif document.get("kind") == "DeviceClaim":
+        namespace = metadata.get("namespace")
+        annotations = metadata.get("annotations")
+        marks = annotations if isinstance(annotations, Mapping) else {}
+        key = (namespace if isinstance(namespace, str) and namespace else "default", name)
+        nodes = (_text(marks.get(meta.ALLOCATED_NODE)), _text(marks.get(meta.NODE)))
+        refused.append(
+            Refused(
+                key,
+                Reason.CLAIM_INVALID,
+                why,
+                group=_text(marks.get(meta.GROUP)),
+                status=_salvaged_status(document.get("status")),
+                node=nodes[0] or nodes[1],
+            )
+        )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _salvaged_status(content: object) -> DeviceClaimStatus | None:
+    if not isinstance(content, Mapping) or not content.get("allocations"):
+        return None
+    try:
+        return DeviceClaimStatus.model_validate({"allocations": content["allocations"]})
+    except ValidationError:
+        return None
+
+
+def _without_duplicates(
+    objects: Sequence[ApiModel],
+    problems: list[Problem],
+    invalid_classes: dict[str, str],
+    refused: list[Refused],
+    warnings: Mapping[Key, list[str]],
+) -> Intake:
+    pools = [o for o in objects if isinstance(o, DevicePool)]
+    classes = [o for o in objects if isinstance(o, DeviceClass)]
+    claims = [o for o in objects if isinstance(o, DeviceClaim)]
+    names = Counter([c.metadata.name for c in classes] + list(invalid_classes))
+    kept_classes = {}
+    for device_class in classes:
+        name = device_class.metadata.name
+        if names[name] == 1:
+            kept_classes[name] = device_class
+            continue
+        invalid_classes[name] = f"{names[name]} classes are named {name!r}; rename all but one"
+        problems.append(Problem(invalid_classes[name], path="metadata.name", kind="DeviceClass", name=name))
+    keys = Counter([c.key for c in claims] + [r.key for r in refused])
+    kept_claims = []
+    for claim in claims:
+        if keys[claim.key] == 1:
+            kept_claims.append(claim)
+            continue
+        namespace, name = claim.key
+        message = f"{keys[claim.key]} claims are named {namespace}/{name}; rename all but one"
+        problems.append(Problem(message, path="metadata.name", kind="DeviceClaim", namespace=namespace, name=name))
+        refused.append(
+            Refused(
+                claim.key,
+                Reason.CLAIM_INVALID,
+                message,
+                group=claim.group,
+                status=claim.status if claim.is_allocated else None,
+                node=claim.allocated_node or claim.pinned_node,
+            )
+        )
+    return Intake(
+        pools=tuple(pools),
+        classes=kept_classes,
+        invalid_classes=invalid_classes,
+        claims=tuple(kept_claims),
+        configs=_configs(objects),
+        refused=tuple(refused),
+        problems=tuple(problems),
+        warnings={key: tuple(messages) for key, messages in warnings.items() if messages},
+    )
+
+
+def _is_config(obj: ApiModel) -> bool:
+    return not isinstance(obj, DevicePool | DeviceClass | DeviceClaim)
+
+
+def _configs(objects: Iterable[ApiModel]) -> dict[ConfigKey, dict[str, Any]]:
+    found = {}
+    for manifest in (obj.to_manifest() for obj in objects if _is_config(obj)):
+        metadata = manifest["metadata"]
+        key = manifest["apiVersion"], manifest["kind"], metadata.get("namespace") or "default", metadata["name"]
+        found[key] = manifest
+    return found

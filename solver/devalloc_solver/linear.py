@@ -1,0 +1,78 @@
+"""Exact linear constraints over amounts that may not fit into 64 bits.
+
+CP-SAT computes in int64, while an amount in nano units may reach 2**93. Amounts are divided by their greatest common
+divisor and clamped to the bound; where that is not enough, the sum is split into two limbs with a carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+    Literal = cp_model.BoolVarT
+
+_DIRECT = 2**44
+_LIMB = 2**40
+_CARRY = 2**50
+
+
+def add_at_least(
+    model: cp_model.CpModel,
+    variables: Sequence[cp_model.IntVar],
+    amounts: Sequence[int],
+    bound: int,
+    when: Literal,
+) -> None:
+    """``when`` implies sum(amount * variable) >= bound. Amounts and variables are not negative."""
+    if bound <= 0:
+        return
+    useful = [(v, a) for v, a in zip(variables, amounts, strict=True) if a > 0]
+    if not useful:
+        model.add_implication(when, when.negated())
+        return
+    unit = gcd(*(a for _, a in useful))
+    least = -(-bound // unit)
+    scaled = [min(a // unit, least) for _, a in useful]
+    terms = [v for v, _ in useful]
+    if least < _DIRECT:
+        model.add(_sum(terms, scaled) >= least).only_enforce_if(when)
+        return
+    carry = model.new_int_var(-1, _CARRY, "")
+    high, low = divmod(least, _LIMB)
+    model.add(_sum(terms, [a % _LIMB for a in scaled]) >= low + _LIMB * carry).only_enforce_if(when)
+    model.add(_sum(terms, [a // _LIMB for a in scaled]) >= high - carry).only_enforce_if(when)
+
+
+def add_at_most(
+    model: cp_model.CpModel, variables: Sequence[cp_model.IntVar], amounts: Sequence[int], bound: int
+) -> None:
+    """sum(amount * variable) <= bound. Amounts and variables are not negative."""
+    useful = [(v, a) for v, a in zip(variables, amounts, strict=True) if a > 0]
+    if not useful:
+        return
+    unit = gcd(*(a for _, a in useful))
+    most = max(bound, -1) // unit
+    for variable, amount in useful:
+        if amount // unit > most:
+            model.add(variable == 0)
+    terms = [v for v, a in useful if a // unit <= most]
+    scaled = [a // unit for _, a in useful if a // unit <= most]
+    if not terms:
+        return
+    if most < _DIRECT:
+        model.add(_sum(terms, scaled) <= most)
+        return
+    carry = model.new_int_var(0, _CARRY, "")
+    high, low = divmod(most, _LIMB)
+    model.add(_sum(terms, [a % _LIMB for a in scaled]) <= low + _LIMB * carry)
+    model.add(_sum(terms, [a // _LIMB for a in scaled]) <= high - carry)
+
+
+def _sum(variables: Sequence[cp_model.IntVar], coefficients: Sequence[int]) -> cp_model.LinearExprT:
+    from ortools.sat.python import cp_model
+
+    return cp_model.LinearExpr.weighted_sum(variables, coefficients)

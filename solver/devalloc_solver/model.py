@@ -1,0 +1,511 @@
+"""The exact model of a batch: every rule of claim-semantics S5 to S16 as CP-SAT constraints.
+
+One model holds some units, the devices they may take (as bunches of interchangeable ones) and what is in use. Devices are
+counted, not named: names are given afterwards (assignment.py). Claims in ``releasable`` keep their devices only while a
+literal says so, which is how the reasons find who is in the way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from devalloc_solver.bunches import Bunch, make_bunches, may_take
+from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.holdings import Holding, Key, Ledger
+from devalloc_solver.linear import add_at_least, add_at_most
+from devalloc_solver.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+    IntVar = cp_model.IntVar
+
+Terms = list[tuple[int, "IntVar"]]
+"""A linear expression: (coefficient, variable)."""
+Place = str | None
+"""A node, or None for no node: network devices only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relax:
+    """Rules to leave out, one at a time, when looking for the reason of a refusal (S19)."""
+
+    match: bool = False
+    pool_resources: bool = False
+    node: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class SlotVars:
+    """The decisions of one slot."""
+
+    unit: int
+    demand: Demand
+    slot: Slot
+    chosen: IntVar
+    counts: dict[int, IntVar] = field(default_factory=dict)
+    """bunch -> devices, for whole takers and counted admin details"""
+    shares: dict[tuple[int, int], tuple[IntVar, dict[str, IntVar]]] = field(default_factory=dict)
+    """(bunch, bin) -> whether a share is taken, and the blocks of each resource"""
+    every: dict[Place, tuple[int, ...]] = field(default_factory=dict)
+    """place -> the bunches an admin detail gets all of there"""
+
+
+@dataclass(slots=True, eq=False)
+class BatchModel:
+    """The CP-SAT model and the meaning of its variables."""
+
+    snapshot: Snapshot
+    ledger: Ledger
+    units: Sequence[Unit]
+    bunches: Sequence[Bunch]
+    cp: cp_model.CpModel
+    kept: dict[Key, IntVar]
+    """releasable claim -> whether it keeps its devices"""
+    satisfied: list[IntVar] = field(default_factory=list)
+    places: list[dict[Place, IntVar]] = field(default_factory=list)
+    slots: list[SlotVars] = field(default_factory=list)
+    pools_used: dict[int, IntVar] = field(default_factory=dict)
+    devices_used: list[IntVar] = field(default_factory=list)
+    """distinct devices in use, per bunch"""
+    nodes_used: dict[str, IntVar] = field(default_factory=dict)
+
+
+def model_size(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit]) -> int:
+    """An estimate of the number of variables that the model would have."""
+    bunches = make_bunches(snapshot, ledger, units)
+    by_set: dict[int, int] = {}
+    total = 0
+    for unit in units:
+        for demand in unit.demands:
+            for slot in demand.slots:
+                if id(slot.candidates) not in by_set:
+                    by_set[id(slot.candidates)] = sum(b.one.index in slot.candidates.accepted for b in bunches)
+                total += by_set[id(slot.candidates)] * (3 if slot.mode is Mode.SHARE else 1)
+        total += len({b.node for b in bunches})
+    return total
+
+
+def build_model(
+    snapshot: Snapshot,
+    holdings: Iterable[Holding],
+    units: Sequence[Unit],
+    *,
+    releasable: Sequence[Holding] = (),
+    relax: Relax = Relax(),  # noqa: B008  (frozen)
+) -> BatchModel:
+    """Build the model of a batch. ``holdings`` are in use for good, ``releasable`` ones may give way."""
+    from ortools.sat.python import cp_model
+
+    ledger = Ledger.of(snapshot, holdings)
+    apart = frozenset(item.device for holding in releasable for item in holding.items)
+    bunches = make_bunches(snapshot, ledger, units, apart=apart)
+    cp = cp_model.CpModel()
+    kept = {holding.claim: cp.new_bool_var("") for holding in releasable}
+    model = BatchModel(snapshot=snapshot, ledger=ledger, units=units, bunches=bunches, cp=cp, kept=kept)
+    builder = _Builder(model, relax)
+    for number, unit in enumerate(units):
+        builder.add_unit(number, unit)
+    builder.add_bunches(releasable)
+    builder.add_nodes()
+    return model
+
+
+class _Builder:
+    """Adds variables and constraints; lives only while a model is being built."""
+
+    def __init__(self, model: BatchModel, relax: Relax) -> None:
+        self.model, self.cp, self.relax = model, model.cp, relax
+        self.uppers: dict[int, int] = {}
+        self.bin_counts: dict[int, int] = {}
+        self.by_set: dict[int, list[int]] = {}
+        self.takers: dict[int, Terms] = defaultdict(list)
+        self.watchers: dict[int, list[tuple[int, IntVar]]] = defaultdict(list)
+        self.bin_takers: dict[tuple[int, int], list[IntVar]] = defaultdict(list)
+        self.bin_blocks: dict[tuple[int, int, str], list[IntVar]] = defaultdict(list)
+
+    # -- units -------------------------------------------------------------------------------------------------------
+
+    def add_unit(self, number: int, unit: Unit) -> None:
+        satisfied = self.cp.new_bool_var("")
+        self.model.satisfied.append(satisfied)
+        eligible = {id(slot): self.eligible(slot) for demand in unit.demands for slot in demand.slots}
+        places: dict[Place, IntVar] = {p: self.cp.new_bool_var("") for p in self.places_of(unit, eligible)}
+        self.model.places.append(places)
+        self.cp.add(sum(places.values()) == satisfied)
+        for demand in unit.demands:
+            spec_values: dict[object, IntVar] = {}
+            for alternatives in demand.details:
+                chosen = [satisfied] if len(alternatives) == 1 else [self.cp.new_bool_var("") for _ in alternatives]
+                if len(alternatives) > 1:
+                    self.cp.add(sum(chosen) == satisfied)
+                for slot, literal in zip(alternatives, chosen, strict=True):
+                    self.add_slot(number, demand, slot, literal, eligible[id(slot)], places, spec_values)
+            if spec_values:
+                self.cp.add(sum(spec_values.values()) == satisfied)
+
+    def eligible(self, slot: Slot) -> list[int]:
+        key = id(slot.candidates)
+        if key not in self.by_set:
+            accepted = slot.candidates.accepted
+            self.by_set[key] = [i for i, b in enumerate(self.model.bunches) if b.one.index in accepted]
+        return [i for i in self.by_set[key] if may_take(slot, self.model.bunches[i], self.model.ledger)]
+
+    def places_of(self, unit: Unit, eligible: Mapping[int, list[int]]) -> list[Place]:
+        """Nodes where every detail has some candidate; None where network devices alone may do (S7)."""
+        if self.relax.node:
+            return [None]
+        if unit.pin is not None:
+            return [unit.pin]
+        reachable: set[Place] | None = None
+        everywhere: set[Place] = {*self.model.snapshot.nodes} if self.model.snapshot.nodes else set()
+        network = {None, *everywhere}
+        for demand in unit.demands:
+            for alternatives in demand.details:
+                nodes = {self.model.bunches[i].node for slot in alternatives for i in eligible[id(slot)]}
+                found = network if None in nodes else nodes
+                reachable = found if reachable is None else reachable & found
+        reachable = reachable or set()
+        if None in reachable and everywhere:
+            # Any node does for network devices alone: the claim needs none; a group has one all the same.
+            modelled = {b.node for b in self.model.bunches if b.node is not None}
+            reachable &= {None, *modelled, self.model.snapshot.nodes[0]}
+            if not unit.is_free:
+                reachable.discard(None)
+        order = {node: position for position, node in enumerate(self.model.snapshot.nodes)}
+        return sorted(reachable, key=lambda place: -1 if place is None else order[place])
+
+    # -- slots -------------------------------------------------------------------------------------------------------
+
+    def add_slot(
+        self,
+        number: int,
+        demand: Demand,
+        slot: Slot,
+        chosen: IntVar,
+        eligible: Sequence[int],
+        places: Mapping[Place, IntVar],
+        spec_values: dict[object, IntVar],
+    ) -> None:
+        parts = SlotVars(number, demand, slot, chosen)
+        self.model.slots.append(parts)
+        if slot.mode is Mode.ADMIN_ALL:
+            self.add_every(parts, demand, eligible, places, spec_values)
+            return
+        reached = {b: places.get(self.node(b)) for b in eligible if self.node(b) is not None and not self.relax.node}
+        usable = [
+            b
+            for b in eligible
+            if (b not in reached or reached[b] is not None)
+            and (self.relax.match or self.value(b, slot.match) is not None and self.value(b, demand.match) is not None)
+        ]
+        if slot.mode is Mode.SHARE:
+            self.add_shares(parts, usable)
+        else:
+            self.add_counts(parts, usable)
+        amounts = self.taken(parts)
+        for b, terms in amounts.items():
+            place = reached.get(b)
+            if place is not None:
+                for _, variable in terms:
+                    self.imply_positive(variable, place)
+        if not self.relax.match:
+            self.add_match(amounts, slot.match, {}, chosen)
+            self.add_match(amounts, demand.match, spec_values, None)
+
+    def add_counts(self, parts: SlotVars, usable: Sequence[int]) -> None:
+        slot, cp = parts.slot, self.cp
+        most = slot.most
+        for b in usable:
+            size = self.model.bunches[b].size
+            count = self.new_int(size if most is None else min(size, most))
+            parts.counts[b] = count
+            (self.watchers[b] if slot.mode.is_admin else self.takers[b]).append((1, count))
+        total = sum(parts.counts.values())
+        cap = sum(self.model.bunches[b].size for b in usable) if most is None else most
+        if not parts.counts or cap < slot.least:
+            cp.add(parts.chosen == 0)
+            return
+        cp.add(total >= slot.least * parts.chosen)
+        cp.add(total <= cap * parts.chosen)
+        for name, amount in slot.requests.items():
+            add_at_least(cp, [*parts.counts.values()], self.capacities(parts.counts, name), amount, parts.chosen)
+        for name, amount in slot.limits.items():
+            add_at_most(cp, [*parts.counts.values()], self.capacities(parts.counts, name), amount)
+
+    def capacities(self, bunches: Iterable[int], name: str) -> list[int]:
+        """Full capacity of one device of each bunch, rounded down to blocks (S10)."""
+        found = (self.model.bunches[b].one.resources.get(name) for b in bunches)
+        return [0 if resource is None else resource.nano for resource in found]
+
+    def add_shares(self, parts: SlotVars, usable: Sequence[int]) -> None:
+        slot, cp = parts.slot, self.cp
+        supply: dict[str, tuple[list[IntVar], list[int]]] = {name: ([], []) for name in slot.requests}
+        for b in usable:
+            device = self.model.bunches[b].one
+            needs: dict[str, int] = {}
+            for name, amount in slot.requests.items():
+                free = self.model.ledger.free_blocks(device, name)
+                if free:
+                    needs[name] = min(free, -(-amount // device.resources[name].block))
+            if not needs:
+                continue
+            for number in range(self.bin_count(b)):
+                taken = cp.new_bool_var("")
+                blocks = {name: self.new_int(most) for name, most in needs.items()}
+                cp.add_implication(taken, parts.chosen)
+                parts.shares[b, number] = (taken, blocks)
+                self.bin_takers[b, number].append(taken)
+                for name, variable in blocks.items():
+                    cp.add(variable <= needs[name] * taken)
+                    self.bin_blocks[b, number, name].append(variable)
+                    supply[name][0].append(variable)
+                    supply[name][1].append(device.resources[name].block)
+        for name, amount in slot.requests.items():
+            add_at_least(cp, *supply[name], amount, parts.chosen)
+        if slot.most is not None and parts.shares:
+            cp.add(sum(taken for taken, _ in parts.shares.values()) <= slot.most)
+
+    def add_every(
+        self,
+        parts: SlotVars,
+        demand: Demand,
+        eligible: Sequence[int],
+        places: Mapping[Place, IntVar],
+        spec_values: dict[object, IntVar],
+    ) -> None:
+        """All matching devices the node reaches: at least one, within the limit, agreeing on every match (S14)."""
+        slot = parts.slot
+        for place, literal in places.items():
+            mine = tuple(b for b in eligible if self.node(b) is None or self.node(b) == place or self.relax.node)
+            count = sum(self.model.bunches[b].size for b in mine)
+            values = {self.value(b, slot.match) for b in mine}
+            shared = {self.value(b, demand.match) for b in mine}
+            agree = self.relax.match or (
+                len(values) == 1 and len(shared) == 1 and None not in values and None not in shared
+            )
+            if not mine or not agree or (slot.most is not None and count > slot.most):
+                self.cp.add_bool_or(literal.negated(), parts.chosen.negated())
+                continue
+            parts.every[place] = mine
+            here = self.cp.new_bool_var("")
+            self.cp.add_bool_or(literal.negated(), parts.chosen.negated(), here)
+            for b in mine:
+                self.watchers[b].append((self.model.bunches[b].size, here))
+            if demand.match and not self.relax.match:
+                self.cp.add_implication(here, self.value_literal(spec_values, next(iter(shared))))
+
+    # -- relations ---------------------------------------------------------------------------------------------------
+
+    def node(self, bunch: int) -> Place:
+        return self.model.bunches[bunch].node
+
+    def value(self, bunch: int, names: Sequence[str]) -> object | None:
+        return self.model.bunches[bunch].match_value(names)
+
+    def value_literal(self, literals: dict[object, IntVar], value: object) -> IntVar:
+        if value not in literals:
+            literals[value] = self.cp.new_bool_var("")
+        return literals[value]
+
+    def taken(self, parts: SlotVars) -> dict[int, Terms]:
+        amounts: dict[int, Terms] = defaultdict(list)
+        for b, count in parts.counts.items():
+            amounts[b].append((1, count))
+        for (b, _), (taken, _) in parts.shares.items():
+            amounts[b].append((1, taken))
+        return amounts
+
+    def add_match(
+        self, amounts: Mapping[int, Terms], names: Sequence[str], literals: dict[object, IntVar], chosen: IntVar | None
+    ) -> None:
+        """Devices of one value only. Spec-level literals are shared by the details and summed by the caller (S15)."""
+        if not names:
+            return
+        for b, terms in amounts.items():
+            literal = self.value_literal(literals, self.value(b, names))
+            for _, variable in terms:
+                self.imply_positive(variable, literal)
+        if chosen is not None and literals:
+            self.cp.add(sum(literals.values()) == chosen)
+
+    def imply_positive(self, variable: IntVar, literal: IntVar) -> None:
+        """variable > 0 implies literal."""
+        upper = self.uppers.get(variable.index, 1)
+        if upper == 1:
+            self.cp.add_implication(variable, literal)
+        else:
+            self.cp.add(variable <= upper * literal)
+
+    def new_int(self, upper: int) -> IntVar:
+        """A variable from 0 to ``upper``; CP-SAT's own domain is slow to read back."""
+        variable = self.cp.new_bool_var("") if upper == 1 else self.cp.new_int_var(0, upper, "")
+        self.uppers[variable.index] = upper
+        return variable
+
+    def bin_count(self, b: int) -> int:
+        """How many devices of a bunch shares may need at most: each share takes one block at least (S11)."""
+        if b not in self.bin_counts:
+            bunch = self.model.bunches[b]
+            need = 0
+            for slot in (s for unit in self.model.units for d in unit.demands for s in d.slots):
+                if slot.mode is Mode.SHARE and bunch.one.index in slot.candidates.accepted:
+                    resources = bunch.one.resources
+                    blocks = sum(-(-a // resources[n].block) for n, a in slot.requests.items() if n in resources)
+                    need += blocks if slot.most is None else min(blocks, slot.most)
+            self.bin_counts[b] = min(bunch.size, need)
+        return self.bin_counts[b]
+
+    # -- bunches and pools -------------------------------------------------------------------------------------------
+
+    def add_bunches(self, releasable: Sequence[Holding]) -> None:
+        holders: dict[int, list[IntVar]] = defaultdict(list)
+        shares: dict[int, list[tuple[IntVar, dict[str, int]]]] = defaultdict(list)
+        for holding in releasable:
+            kept = self.model.kept[holding.claim]
+            for item in holding.items:
+                holders[item.device].append(kept)
+                if item.amounts is not None:
+                    shares[item.device].append((kept, dict(item.amounts)))
+        occupancy: dict[int, Terms] = {}
+        for b, bunch in enumerate(self.model.bunches):
+            occupancy[b] = self.add_bunch(b, bunch, holders.get(bunch.one.index, []), shares.get(bunch.one.index, []))
+        self.add_pools(occupancy, holders)
+
+    def add_bunch(
+        self, b: int, bunch: Bunch, holders: Sequence[IntVar], shares: Sequence[tuple[IntVar, dict[str, int]]]
+    ) -> Terms:
+        """Exclusive use, block capacities, and the number of distinct devices. Returns what draws on the pool."""
+        cp = self.cp
+        bins = [number for number in range(bunch.size) if (b, number) in self.bin_takers]
+        used_bins: list[IntVar] = []
+        for number in bins:
+            used = cp.new_bool_var("")
+            for taken in self.bin_takers[b, number]:
+                cp.add_implication(taken, used)
+            if used_bins:
+                cp.add_implication(used, used_bins[-1])
+            used_bins.append(used)
+            self.add_bin_capacity(b, number, bunch, shares)
+        users: Terms = [*self.takers[b], *((1, used) for used in used_bins)]
+        if users:
+            cp.add(_total(users) <= bunch.size)
+        self.count_devices(b, bunch, users)
+        if not holders:
+            return users
+        sharing = {kept.index for kept, _ in shares}
+        for kept in holders:  # the bunch is a single device: while a holder keeps it, nobody else has it whole
+            for _, variable in self.takers[b] if kept.index in sharing else users:
+                cp.add_implication(kept, variable.negated())
+        occupied = cp.new_bool_var("")
+        for variable in (*(v for _, v in users), *holders):
+            self.imply_positive(variable, occupied)
+        return [(1, occupied)]
+
+    def add_bin_capacity(
+        self, b: int, number: int, bunch: Bunch, shares: Sequence[tuple[IntVar, dict[str, int]]]
+    ) -> None:
+        for name, resource in bunch.one.resources.items():
+            blocks = self.bin_blocks.get((b, number, name))
+            if not blocks:
+                continue
+            free = self.model.ledger.free_blocks(bunch.one, name)
+            held = [(kept, amounts[name]) for kept, amounts in shares if name in amounts]
+            if not held:
+                self.cp.add(sum(blocks) <= free)
+                continue
+            self.add_capacity(
+                [(resource.block, v) for v in blocks], [(a, kept) for kept, a in held], free * resource.block
+            )
+
+    def add_capacity(self, new: Terms, held: Terms, bound: int) -> None:
+        """new + held <= bound, but more held than there is means nothing is left and no contradiction (S18)."""
+        if sum(amount for amount, _ in held) > bound:
+            some = self.cp.new_bool_var("")
+            for _, variable in new:
+                self.imply_positive(variable, some)
+            counted: Terms = []
+            for amount, kept in held:
+                both = self.cp.new_bool_var("")
+                self.cp.add_bool_or(kept.negated(), some.negated(), both)
+                counted.append((amount, both))
+            held = counted
+        terms = [*new, *held]
+        add_at_most(self.cp, [v for _, v in terms], [a for a, _ in terms], bound)
+
+    def count_devices(self, b: int, bunch: Bunch, mine: Terms) -> None:
+        """Distinct devices: exclusive users add up, admin details may look at the same ones (S17, goal 4)."""
+        watchers = self.watchers.get(b, [])
+        if not mine and not watchers:
+            return
+        distinct = self.cp.new_int_var(0, bunch.size, "")
+        self.model.devices_used.append(distinct)
+        if mine:
+            self.cp.add(_total(mine) <= distinct)
+        for weight, variable in watchers:
+            self.cp.add(weight * variable <= distinct)
+        used = self.model.pools_used.get(bunch.pool)
+        if used is None:
+            used = self.model.pools_used[bunch.pool] = self.cp.new_bool_var("")
+        self.cp.add(distinct <= bunch.size * used)
+
+    def add_pools(self, occupancy: Mapping[int, Terms], holders: Mapping[int, Sequence[IntVar]]) -> None:
+        if self.relax.pool_resources:
+            return
+        draws: dict[tuple[int, str], Terms] = defaultdict(list)
+        held_draws: dict[tuple[int, str], Terms] = defaultdict(list)
+        groups: dict[int, dict[object, Terms]] = defaultdict(lambda: defaultdict(list))
+        for b, bunch in enumerate(self.model.bunches):
+            if bunch.held_share:
+                continue
+            for name, blocks in bunch.one.draws:
+                terms = held_draws if bunch.one.index in holders else draws
+                terms[bunch.pool, name] += [(blocks * weight, v) for weight, v in occupancy[b]]
+            if bunch.one.compatibility is not None:
+                groups[bunch.pool][bunch.one.compatibility] += occupancy[b]
+        modelled = {b.one.index for b in self.model.bunches}
+        for index, keeping in holders.items():
+            device = self.model.snapshot.devices[index]
+            if index in modelled:
+                continue
+            occupied = self.cp.new_bool_var("")
+            for kept in keeping:
+                self.cp.add_implication(kept, occupied)
+            for name, blocks in device.draws:
+                held_draws[device.pool, name].append((blocks, occupied))
+            if device.compatibility is not None:
+                groups[device.pool][device.compatibility].append((1, occupied))
+        for pool, name in {**draws, **held_draws}:
+            free = self.model.ledger.free_pool_blocks(pool, name)
+            self.add_capacity(draws[pool, name], held_draws[pool, name], free)
+        for pool, by_value in groups.items():
+            self.add_groups(by_value, self.model.ledger.groups.get(pool, set()))
+
+    def add_groups(self, by_value: Mapping[object, Terms], held: set[object]) -> None:
+        literals = []
+        for value, terms in by_value.items():
+            active = self.cp.new_bool_var("")
+            for _, variable in terms:
+                self.imply_positive(variable, active)
+            if held - {value}:
+                self.cp.add(active == 0)
+            literals.append(active)
+        if len(literals) > 1:
+            self.cp.add_at_most_one(literals)
+
+    def add_nodes(self) -> None:
+        """Whether a node is used at all, for the placement policy."""
+        for places in self.model.places:
+            for place, literal in places.items():
+                if place is not None:
+                    used = self.model.nodes_used.setdefault(place, self.cp.new_bool_var(""))
+                    self.cp.add_implication(literal, used)
+
+
+def _total(terms: Terms) -> cp_model.LinearExprT:
+    from ortools.sat.python import cp_model
+
+    return cp_model.LinearExpr.weighted_sum([v for _, v in terms], [a for a, _ in terms])

@@ -1,0 +1,30 @@
+"""Orders: natural order of names, and the order in which claims are decided."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.meta import parse_time
+
+_DIGITS = re.compile(r"(\d+)")
+
+NaturalKey = tuple[tuple[int, int, str], ...]
+ClaimOrder = tuple[int, datetime, str, str]
+
+_LAST = datetime.max.replace(tzinfo=UTC)
+
+
+@lru_cache(maxsize=200_000)
+def natural(name: str) -> tuple[NaturalKey, str]:
+    """A key that sorts ``gpu-2`` before ``gpu-10``; the name itself breaks ties such as ``gpu-02``."""
+    parts = tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(name) if part)
+    return parts, name
+
+
+def claim_order(claim: DeviceClaim) -> ClaimOrder:
+    """The order of S17: priority (highest first), creation time (a missing one last), namespace, name."""
+    created = claim.metadata.creation_timestamp
+    return -claim.priority, parse_time(created) if created else _LAST, *claim.key

@@ -1,0 +1,73 @@
+"""Goals 5 and 6 of S17: the placement policy and the natural order of names. Preferences, not proven."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from devalloc_solver.model import BatchModel, Terms
+
+PLACEMENTS = ("pack", "spread")
+
+
+def policy_terms(model: BatchModel, placement: str) -> list[Terms]:
+    """Costs to minimise, one after the other."""
+    snapshot, ledger = model.snapshot, model.ledger
+    busy_pools = ledger.pools_in_use()
+    busy_nodes = {snapshot.pools[p].node for p in busy_pools}
+    sign = 1 if placement == "pack" else -1
+    nodes: Terms = [(sign, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
+    pools: Terms = [(sign, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
+    terms = [nodes, pools]
+    if placement == "pack":
+        terms.append(_largest_left(model))
+    terms.append(_natural_order(model))
+    return [t for t in terms if t]
+
+
+def _largest_left(model: BatchModel) -> Terms:
+    """For each partitionable pool a claim may draw on: the largest device that can still be allocated, as a gain."""
+    from ortools.sat.python import cp_model
+
+    cp = model.cp
+    gains: Terms = []
+    draws: dict[int, dict[str, Terms]] = defaultdict(lambda: defaultdict(list))
+    for parts in model.slots:
+        if parts.slot.mode.is_admin:
+            continue
+        for b, count in parts.counts.items():
+            bunch = model.bunches[b]
+            for name, blocks in bunch.one.draws:
+                draws[bunch.pool][name].append((blocks, count))
+    for pool_index, by_resource in sorted(draws.items()):
+        pool = model.snapshot.pools[pool_index]
+        sizes: dict[tuple[tuple[str, int], ...], int] = {}
+        for device in pool.devices:
+            if device.undefined is None and device.unavailable is None and not model.ledger.in_use(device):
+                sizes[device.draws] = _share_of_pool(device.draws, {n: r.blocks for n, r in pool.resources.items()})
+        if len(sizes) < 2:
+            continue
+        fitting = []
+        for needed, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+            fits = cp.new_bool_var("")
+            model_terms = {name: by_resource.get(name, []) for name, _ in needed}
+            for name, blocks in needed:
+                free = model.ledger.free_pool_blocks(pool_index, name)
+                taken = model_terms[name]
+                expression = cp_model.LinearExpr.weighted_sum([v for _, v in taken], [w for w, _ in taken])
+                cp.add(expression + blocks * fits <= max(free, 0)).only_enforce_if(fits)
+            fitting.append(fits)
+            gains.append((-size, fits))
+        cp.add_at_most_one(fitting)
+    return gains
+
+
+def _share_of_pool(draws: tuple[tuple[str, int], ...], capacity: dict[str, int]) -> int:
+    return sum(1000 * blocks // capacity[name] for name, blocks in draws if capacity.get(name))
+
+
+def _natural_order(model: BatchModel) -> Terms:
+    """Prefer nodes, then pools, then devices that come first. Pools are already in natural order (snapshot.py)."""
+    rank = {node: position for position, node in enumerate(model.snapshot.nodes)}
+    terms: Terms = [(1000 * rank.get(node, 0), used) for node, used in model.nodes_used.items()]
+    terms += [(pool, used) for pool, used in model.pools_used.items()]
+    return [(weight, v) for weight, v in terms if weight]

@@ -1,0 +1,184 @@
+"""The answer: what ``solve`` returns, and its JSON form (settled L2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc.api.claim import DeviceAllocation, DeviceClaim, ResourceAllocation
+from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
+from devalloc.api.problems import Problem
+from devalloc.api.quantity import Format, Quantity
+from devalloc_solver.assignment import Entry, Placement
+from devalloc_solver.eligibility import Eligibility
+from devalloc_solver.goals import Level
+from devalloc_solver.holdings import Key, Lost, node_of
+from devalloc_solver.intake import Intake
+from devalloc_solver.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswer:
+    """What became of one claim."""
+
+    namespace: str
+    name: str
+    allocated: bool
+    node: str | None = None
+    allocations: tuple[dict[str, Any], ...] = ()
+    """DeviceAllocation manifests in spec order (S18)"""
+    one_of: tuple[int | None, ...] | None = None
+    """chosen alternative per entry of spec.claims"""
+    reason: str | None = None
+    """a code of ``devalloc_solver.reasons.Reason``"""
+    message: str | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """to be written on the claim together with the allocation"""
+    class_configs: tuple[dict[str, Any], ...] = ()
+    claim_configs: tuple[dict[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+    funnel: tuple[dict[str, Any], ...] = ()
+    blockers: tuple[dict[str, Any], ...] = ()
+    lost: tuple[dict[str, str], ...] = ()
+    """allocated devices that exist no more (``DeviceLost``)"""
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "namespace": self.namespace,
+            "name": self.name,
+            "allocated": self.allocated,
+            "node": self.node,
+            "allocations": list(self.allocations),
+            "oneOf": None if self.one_of is None else list(self.one_of),
+            "reason": self.reason,
+            "message": self.message,
+        }
+        where_something_to_say = {
+            "annotations": dict(self.annotations),
+            "classConfigs": list(self.class_configs),
+            "claimConfigs": list(self.claim_configs),
+            "warnings": list(self.warnings),
+            "funnel": list(self.funnel),
+            "blockers": list(self.blockers),
+            "lost": list(self.lost),
+        }
+        return shown | {name: value for name, value in where_something_to_say.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The answers to all claims, ordered by namespace and name."""
+
+    claims: tuple[ClaimAnswer, ...]
+    levels: tuple[Level, ...]
+    optimal: bool
+    """the counts of goal 1 are proven, for every priority (S17)"""
+    seconds: float
+    problems: tuple[Problem, ...]
+    """objects that were left out, and what is wrong with them"""
+
+    def __getitem__(self, key: Key) -> ClaimAnswer:
+        """The answer to the claim (namespace, name). Raises KeyError."""
+        return next((a for a in self.claims if a.key == key), None) or _missing(key)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able content; equal for equal input in all but ``seconds``."""
+        return {
+            "claims": [answer.to_dict() for answer in self.claims],
+            "objective": {"levels": [level.to_dict() for level in self.levels]},
+            "optimal": self.optimal,
+            "seconds": round(self.seconds, 6),
+            "problems": [problem.to_dict() for problem in self.problems],
+        }
+
+
+def _missing(key: Key) -> ClaimAnswer:
+    raise KeyError(key)
+
+
+def answer_placement(placement: Placement, snapshot: Snapshot, intake: Intake, eligibility: Eligibility) -> ClaimAnswer:
+    """The answer for a claim that got its devices."""
+    claim = placement.demand.claim
+    chosen: dict[int, int | None] = {}
+    for entry in placement.entries:
+        chosen[entry.slot.detail] = entry.slot.alternative
+    annotations = {ALLOCATION_DETAILS: json.dumps([entry.slot.label for entry in placement.entries])}
+    if placement.node is not None:
+        annotations[ALLOCATED_NODE] = placement.node
+    class_configs, claim_configs = _configs(placement, intake)
+    return ClaimAnswer(
+        namespace=claim.namespace,
+        name=claim.metadata.name,
+        allocated=True,
+        node=placement.node,
+        allocations=tuple(_allocation(entry, snapshot) for entry in placement.entries),
+        one_of=tuple(chosen.get(index) for index in range(len(claim.spec.claims))),
+        annotations=annotations,
+        class_configs=class_configs,
+        claim_configs=claim_configs,
+        warnings=intake.warnings.get(claim.key, ()),
+    )
+
+
+def answer_allocated(
+    claim: DeviceClaim, snapshot: Snapshot, lost: Iterable[Lost], warnings: tuple[str, ...]
+) -> ClaimAnswer:
+    """The echo of a claim that came in allocated (S18)."""
+    assert claim.status is not None
+    details = claim.allocation_details() or []
+    chosen = {index: alternative for index, alternative in details if alternative is not None}
+    gone = tuple({"devicePoolName": entry.pool, "deviceName": entry.device} for entry in lost)
+    told = tuple(f"DeviceLost: device {e['devicePoolName']}/{e['deviceName']} exists no more" for e in gone)
+    return ClaimAnswer(
+        namespace=claim.namespace,
+        name=claim.metadata.name,
+        allocated=True,
+        node=node_of(claim, snapshot),
+        allocations=tuple(a.to_manifest() for a in claim.status.allocations),
+        one_of=tuple(chosen.get(index) for index in range(len(claim.spec.claims))),
+        class_configs=tuple(claim.status.class_configs),
+        claim_configs=tuple(claim.status.claim_configs),
+        warnings=warnings + told,
+        lost=gone,
+    )
+
+
+def _allocation(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
+    allocation = DeviceAllocation(
+        device_pool_name=snapshot.pools[entry.device.pool].name,
+        device_name=entry.device.name,
+        allocations=[
+            ResourceAllocation(name=name, allocation=Quantity(nano, _format(entry, name)))
+            for name, nano in entry.amounts
+        ],
+    )
+    manifest = allocation.to_manifest()
+    if not entry.amounts:
+        del manifest["allocations"]
+    return manifest
+
+
+def _format(entry: Entry, name: str) -> Format:
+    """Amounts are written the way the claim wrote its request."""
+    return entry.slot.spec.requests[name].format
+
+
+def _configs(placement: Placement, intake: Intake) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
+    """Copies of what the classes of the devices and the chosen details refer to, each once, in spec order."""
+    claim = placement.demand.claim
+    of_class, of_claim = {}, {}
+    for entry in placement.entries:
+        name = entry.slot.candidates.accepted[entry.device.index]
+        for ref in intake.classes[name].spec.configs if name is not None else ():
+            key = (ref.api_version, ref.kind, ref.namespace, ref.name)
+            of_class[key] = intake.configs[key]
+        for own in entry.slot.spec.configs:
+            key = (own.api_version, own.kind, claim.namespace, own.name)
+            of_claim[key] = intake.configs[key]
+    return tuple(of_class.values()), tuple(of_claim.values())

@@ -1,0 +1,208 @@
+"""The line of stages: intake, snapshot, eligibility, units, exact model or one by one, names, check, reasons."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.fields import ApiModel
+from devalloc.api.pool import DevicePool
+from devalloc.api.problems import Problem
+from devalloc_solver.assignment import Placement, name_devices
+from devalloc_solver.check import check
+from devalloc_solver.demand import Unit, build_units
+from devalloc_solver.eligibility import Eligibility
+from devalloc_solver.explain import Explainer
+from devalloc_solver.goals import Level, optimize
+from devalloc_solver.holdings import Held, Holding, Key, Ledger, Lost, read_holdings
+from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
+from devalloc_solver.model import build_model, model_size
+from devalloc_solver.policy import PLACEMENTS
+from devalloc_solver.sequence import place_one_by_one
+from devalloc_solver.snapshot import Snapshot, take_snapshot
+from devalloc_solver.solution import ClaimAnswer, Solution, answer_allocated, answer_placement
+
+EXACT_SIZE = 20_000
+"""Variables up to which a batch is solved as one exact model; beyond, claims are placed one by one."""
+
+
+class AnswerRefused(AssertionError):
+    """The independent check found a violation in an answer: a bug of the solver. The answer is never returned."""
+
+
+def solve_manifests(
+    documents: Iterable[Mapping[str, Any]], *, placement: str = "pack", deadline: float | None = None
+) -> dict[str, Any]:
+    """Allocate the pending DeviceClaims among manifests (pools, classes, claims, configuration objects).
+
+    Never raises for content: what is invalid is reported in ``problems`` and answered with ``allocated: false``.
+
+    Args:
+        documents: manifests as JSON-like dicts, in any order.
+        placement: ``pack`` (default) or ``spread`` (S17, goal 5).
+        deadline: seconds after which the best answer found so far is returned; None for no limit.
+
+    Returns:
+        ``{"claims": [...], "objective": {"levels": [...]}, "optimal": bool, "seconds": float, "problems": [...]}``
+        with claims ordered by namespace and name (settled L2).
+    """
+    started = time.monotonic()
+    return _solve(read_documents(documents), placement, deadline, started).to_dict()
+
+
+def solve(
+    pools: Iterable[DevicePool],
+    classes: Iterable[DeviceClass],
+    claims: Iterable[DeviceClaim],
+    configs: Iterable[ApiModel | Mapping[str, Any]] = (),
+    *,
+    placement: str = "pack",
+    deadline: float | None = None,
+) -> Solution:
+    """The same for typed objects; see ``solve_manifests``."""
+    started = time.monotonic()
+    return _solve(read_objects(pools, classes, claims, configs), placement, deadline, started)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything known before the search begins."""
+
+    intake: Intake
+    snapshot: Snapshot
+    eligibility: Eligibility
+    holdings: tuple[Holding, ...]
+    lost: Mapping[Key, tuple[Lost, ...]]
+    units: tuple[Unit, ...]
+    refused: tuple[Refused, ...]
+    problems: tuple[Problem, ...]
+
+
+def prepare(intake: Intake) -> Prepared:
+    """All stages before the search."""
+    snapshot, problems = take_snapshot(intake.pools)
+    eligibility = Eligibility(snapshot, intake.classes, intake.invalid_classes)
+    allocated = [claim for claim in intake.claims if claim.is_allocated]
+    holdings, lost, unclear = read_holdings(snapshot, allocated, intake.classes)
+    holdings += [_salvaged(refused, snapshot) for refused in intake.refused if refused.status is not None]
+    units, refused = build_units(intake, eligibility)
+    by_claim: dict[Key, tuple[Lost, ...]] = {}
+    for entry in lost:
+        by_claim[entry.claim] = (*by_claim.get(entry.claim, ()), entry)
+    gone = [
+        Problem(
+            f"DeviceLost: device {entry.pool}/{entry.device} exists no more",
+            path="status.allocations",
+            kind="DeviceClaim",
+            namespace=entry.claim[0],
+            name=entry.claim[1],
+        )
+        for entry in lost
+    ]
+    broken = [
+        Problem(error, path="", kind="DeviceClass", name=name)
+        for name in sorted(intake.classes)
+        if (error := eligibility.class_error(name)) is not None
+    ]
+    return Prepared(
+        intake,
+        snapshot,
+        eligibility,
+        tuple(sorted(holdings, key=lambda h: h.claim)),
+        by_claim,
+        tuple(units),
+        (*intake.refused, *refused),
+        (*intake.problems, *problems, *unclear, *broken, *gone),
+    )
+
+
+def _salvaged(refused: Refused, snapshot: Snapshot) -> Holding:
+    """What an invalid claim holds all the same: giving its devices away would be worse than its error (S13)."""
+    assert refused.status is not None
+    held = []
+    for entry in refused.status.allocations:
+        for pool in snapshot.pools_by_name.get(entry.device_pool_name, ()):
+            if refused.node is None or pool.node in (refused.node, None):
+                amounts = tuple((a.name, a.allocation.nano) for a in entry.allocations) or None
+                held += [Held(d.index, amounts) for d in pool.devices if d.name == entry.device_name]
+    return Holding(refused.key, 0, tuple(held))
+
+
+def _solve(intake: Intake, placement: str, deadline: float | None, started: float) -> Solution:
+    if placement not in PLACEMENTS:
+        raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+    ends = None if deadline is None else started + deadline
+    prepared = prepare(intake)
+    placements, levels, proven = _search(prepared, placement, ends)
+    answers = _answers(prepared, placements, proven, ends)
+    _refuse_wrong(prepared, answers)
+    return Solution(
+        claims=tuple(answers),
+        levels=tuple(levels),
+        optimal=all(level.is_proven for level in levels if level.goal == "satisfied"),
+        seconds=time.monotonic() - started,
+        problems=prepared.problems,
+    )
+
+
+def _search(prepared: Prepared, placement: str, ends: float | None) -> tuple[list[Placement], list[Level], bool]:
+    """(placements, levels, whether the counts are proven)"""
+    if not prepared.units:
+        return [], [], True
+    snapshot, holdings, units = prepared.snapshot, prepared.holdings, prepared.units
+    if model_size(snapshot, Ledger.of(snapshot, holdings), units) > EXACT_SIZE:
+        placements, levels = place_one_by_one(snapshot, holdings, units, placement=placement, ends=ends)
+    else:
+        search, levels = optimize(build_model(snapshot, holdings, units), placement=placement, ends=ends)
+        placements = name_devices(search)
+    return placements, levels, all(level.is_proven for level in levels if level.goal == "satisfied")
+
+
+def _answers(
+    prepared: Prepared, placements: Sequence[Placement], proven: bool, ends: float | None
+) -> list[ClaimAnswer]:
+    intake = prepared.intake
+    answers = [answer_placement(p, prepared.snapshot, intake, prepared.eligibility) for p in placements]
+    answers += [
+        answer_allocated(claim, prepared.snapshot, prepared.lost.get(claim.key, ()), intake.warnings.get(claim.key, ()))
+        for claim in intake.claims
+        if claim.is_allocated
+    ]
+    answers += [_answer_refused(refused) for refused in prepared.refused]
+    explainer = Explainer(prepared.snapshot, prepared.holdings, placements, proven=proven, ends=ends)
+    placed = {p.demand.key for p in placements}
+    for unit in prepared.units:
+        if unit.demands[0].key not in placed:
+            answers += explainer.explain(unit, intake.warnings)
+    return sorted(answers, key=lambda a: a.key)
+
+
+def _answer_refused(refused: Refused) -> ClaimAnswer:
+    held = refused.status is not None
+    return ClaimAnswer(
+        namespace=refused.key[0],
+        name=refused.key[1],
+        allocated=held,
+        node=refused.node if held else None,
+        allocations=tuple(a.to_manifest() for a in refused.status.allocations) if refused.status else (),
+        reason=None if held else refused.reason,
+        message=None if held else refused.message,
+        warnings=(f"{refused.reason}: {refused.message}",) if held else (),
+    )
+
+
+def _refuse_wrong(prepared: Prepared, answers: Sequence[ClaimAnswer]) -> None:
+    intake = prepared.intake
+    violations = check(
+        intake.pools,
+        intake.classes.values(),
+        intake.claims,
+        [answer.to_dict() for answer in answers],
+        left_out=intake.refused,
+    )
+    if violations:
+        raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
