@@ -1,0 +1,5 @@
+"""``python -m devalloc.cli``"""
+
+from devalloc.cli.main import main
+
+main()

@@ -1,0 +1,46 @@
+"""Answers of the solver as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from devalloc.cli.columns import devices_text
+from devalloc.cli.output import Cell, Styled, note, table
+
+if TYPE_CHECKING:
+    from devalloc.api.problems import Problem
+
+Answer = dict[str, Any]
+
+
+def answer_table(claims: Sequence[Answer], *, wide: bool = False) -> None:
+    """A row for each claim: where it is satisfied and with what, or why not."""
+    rows: list[list[Cell]] = []
+    for claim in claims:
+        name = f"{claim['namespace']}/{claim['name']}"
+        if claim["allocated"]:
+            devices = devices_text(claim["allocations"], limit=None if wide else 4)
+            rows.append([name, Styled("yes", "green"), claim["node"] or "(network)", devices + _chosen(claim)])
+        else:
+            message = claim["message"] if wide else (claim["message"] or "").split("\n")[0]
+            rows.append([name, Styled("no", "red"), "", f"{claim['reason']}: {message}"])
+    table(["CLAIM", "ALLOCATED", "NODE", "DEVICES, OR WHY NOT"], rows)
+
+
+def _chosen(claim: Answer) -> str:
+    """Which alternatives were taken, where it was not the first."""
+    chosen = [index for index in claim.get("oneOf") or [] if index]
+    return "".join(f" (alternative {index + 1})" for index in chosen)
+
+
+def show_answer_problems(answer: Answer, known: Iterable[Problem] = ()) -> None:
+    """Print the solver's problems on stderr, but for those that were shown already."""
+    seen = {(problem.kind, problem.name, problem.path, problem.message) for problem in known}
+    for entry in answer["problems"]:
+        if (entry.get("kind"), entry.get("name"), entry.get("path", ""), entry["message"]) in seen:
+            continue
+        from devalloc.api.problems import Problem
+
+        problem = Problem(**entry)
+        note(f"error: {problem}" if problem.is_error else str(problem))

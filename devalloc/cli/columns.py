@@ -1,0 +1,156 @@
+"""What a table says of each kind of object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.cli.output import Cell, Styled
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column; ``wide`` ones show with -o wide only."""
+
+    header: str
+    cell: Callable[[Object], Cell]
+    wide: bool = False
+
+
+def header_and_rows(
+    kind: str, objects: Sequence[Object], *, wide: bool, namespaces: bool
+) -> tuple[list[str], list[Any]]:
+    """Headers and rows for objects of one kind."""
+    columns = [column for column in _COLUMNS.get(kind, _OTHER) if wide or not column.wide]
+    if namespaces:
+        columns = [Column("NAMESPACE", lambda obj: obj["metadata"].get("namespace", "")), *columns]
+    return [column.header for column in columns], [[column.cell(obj) for column in columns] for obj in objects]
+
+
+def devices_of(claim: Object, *, limit: int | None = 4) -> str:
+    """The devices of an allocated claim, as "pool/device (memory 3Gi)", at most ``limit`` of them by name."""
+    entries = claim.get("status", {}).get("allocations", [])
+    return devices_text(entries, limit=limit)
+
+
+def devices_text(entries: Sequence[Object], *, limit: int | None = 4) -> str:
+    """Allocation entries in a line; devices of one pool after another name the pool once."""
+    shown = entries if limit is None or len(entries) <= limit else entries[: limit - 1]
+    texts, last = [], None
+    for entry in shown:
+        pool = entry["devicePoolName"]
+        amounts = ", ".join(f"{amount['name']} {amount['allocation']}" for amount in entry.get("allocations", []))
+        name = entry["deviceName"] if pool == last else f"{pool}/{entry['deviceName']}"
+        texts.append(f"{name} ({amounts})" if amounts else name)
+        last = pool
+    if len(shown) < len(entries):
+        texts.append(f"{len(entries) - len(shown)} more")
+    return ", ".join(texts)
+
+
+def attribute(device_or_spec: Object, name: str) -> str:
+    """The value of an attribute as text, "" where there is none."""
+    for entry in device_or_spec.get("attributes", []):
+        if entry["name"] == name:
+            return next(str(value) for key, value in entry.items() if key != "name")
+    return ""
+
+
+def age(obj: Object) -> str:
+    """How old the object is: 42s, 5m, 3h, 12d."""
+    created = obj["metadata"].get("creationTimestamp")
+    if not created:
+        return ""
+    seconds = int((datetime.now(UTC) - meta.parse_time(created)).total_seconds())
+    for unit, size, limit in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172800)):
+        if seconds < limit:
+            return f"{max(seconds, 0) // size}{unit}"
+    return f"{seconds // 86400}d"
+
+
+def claim_state(claim: Object) -> Cell:
+    """Allocated, Pending or Deleting."""
+    if claim["metadata"].get("deletionTimestamp"):
+        return Styled("Deleting", "yellow")
+    if claim.get("status", {}).get("allocations"):
+        return Styled("Allocated", "green")
+    return Styled("Pending", "yellow")
+
+
+def _name(obj: Object) -> str:
+    return str(obj["metadata"]["name"])
+
+
+def _annotation(obj: Object, name: str) -> str:
+    return str(obj["metadata"].get("annotations", {}).get(name, ""))
+
+
+def _wanted(claim: Object) -> str:
+    """What a claim asks for: "4 gpu, 1 vf"."""
+    return ", ".join(_detail(entry) for entry in claim.get("spec", {}).get("claims", []))
+
+
+def _detail(detail: Object) -> str:
+    if detail.get("oneOf"):
+        return " or ".join(_detail(alternative) for alternative in detail["oneOf"])
+    what = detail.get("deviceClass") or detail.get("deviceType") or "any device"
+    requests = dict(detail.get("requests", {}))
+    count = requests.pop("count", None)
+    amounts = " ".join(f"{amount} {name}" for name, amount in requests.items())
+    if amounts and count is None:
+        return f"{amounts} of {what}"
+    return f"{count or 1} {what}" + (f" with {amounts}" if amounts else "")
+
+
+def _models(pool: Object) -> str:
+    spec = pool.get("spec", {})
+    models = [attribute(spec, "model"), *(attribute(device, "model") for device in spec.get("devices", []))]
+    return ", ".join(dict.fromkeys(model for model in models if model))
+
+
+def _numas(pool: Object) -> str:
+    spec = pool.get("spec", {})
+    values = [attribute(spec, "numa"), *(attribute(device, "numa") for device in spec.get("devices", []))]
+    return ",".join(dict.fromkeys(value for value in values if value))
+
+
+def _resources(pool: Object) -> str:
+    return " ".join(f"{entry['name']}={entry['capacity']}" for entry in pool.get("spec", {}).get("resources", []))
+
+
+_COLUMNS = {
+    "DevicePool": (
+        Column("NAME", _name),
+        Column("NODE", lambda pool: pool["spec"].get("nodeName") or "(network)"),
+        Column("DRIVER", lambda pool: pool["spec"]["driver"]),
+        Column("MODEL", _models),
+        Column("NUMA", _numas),
+        Column("DEVICES", lambda pool: str(len(pool["spec"].get("devices", [])))),
+        Column("RESOURCES", _resources, wide=True),
+        Column("AGE", age),
+    ),
+    "DeviceClass": (
+        Column("NAME", _name),
+        Column("DRIVER", lambda cls: cls.get("spec", {}).get("driver", "")),
+        Column("TYPE", lambda cls: cls.get("spec", {}).get("deviceType", "")),
+        Column("CONSTRAINTS", lambda cls: cls.get("spec", {}).get("constraints", "")),
+        Column("ADMIN", lambda cls: "yes" if cls.get("spec", {}).get("adminAccess") else "", wide=True),
+        Column("AGE", age),
+    ),
+    "DeviceClaim": (
+        Column("NAME", _name),
+        Column("STATE", claim_state),
+        Column("WANTS", _wanted),
+        Column("NODE", lambda claim: _annotation(claim, meta.ALLOCATED_NODE)),
+        Column("DEVICES", devices_of),
+        Column("GROUP", lambda claim: _annotation(claim, meta.GROUP), wide=True),
+        Column("PRIORITY", lambda claim: _annotation(claim, meta.PRIORITY), wide=True),
+        Column("AGE", age),
+    ),
+}
+_OTHER = (Column("NAME", _name), Column("AGE", age))

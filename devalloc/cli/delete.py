@@ -1,0 +1,90 @@
+"""``devalloc delete``: remove objects from the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from devalloc.cli.names import keys_of, kind_of, shown
+from devalloc.cli.options import all_namespaces_option, files_option, namespace_option, store_option
+from devalloc.cli.output import note
+from devalloc.cli.verb import BadInput, verb
+
+if TYPE_CHECKING:
+    from devalloc.store.key import Key
+    from devalloc.store.sqlite import SQLiteStore
+
+
+@verb("delete")
+@click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME...")
+@files_option(required=False)
+@click.option("--all", "everything", is_flag=True, help="Every object of the kind.")
+@click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
+@namespace_option
+@all_namespaces_option
+@store_option
+def delete(
+    what: tuple[str, ...],
+    files: tuple[str, ...],
+    everything: bool,
+    ignore_not_found: bool,
+    namespace: str,
+    all_namespaces: bool,
+    store: Path | None,
+) -> int:
+    """Delete objects. A claim's devices are free again at once.
+
+    \b
+    devalloc delete dclaim/train
+    devalloc delete -f examples/whole-gpu
+    devalloc delete claims --all -A
+    """
+    from devalloc.cli.storage import opened
+    from devalloc.store.errors import NotFound
+
+    code = 0
+    with opened(store) as objects:
+        keys, code = _meant(objects, what, files, everything, None if all_namespaces else namespace, namespace)
+        for key in keys:
+            try:
+                last = objects.delete(*key)
+            except NotFound as error:
+                if not ignore_not_found:
+                    note(f"error: {error}")
+                    code = max(code, 1)
+                continue
+            waiting = last["metadata"].get("finalizers")
+            held = f" once {', '.join(waiting)} let go" if waiting else ""
+            click.echo(f"{shown(key)} deleted{held}")
+    return code
+
+
+def _meant(
+    store: SQLiteStore,
+    what: tuple[str, ...],
+    files: tuple[str, ...],
+    everything: bool,
+    within: str | None,
+    namespace: str,
+) -> tuple[list[Key], int]:
+    """The keys to delete, and the exit code so far."""
+    from devalloc.store.key import Key
+
+    if bool(what) == bool(files):
+        raise BadInput("say what to delete: either KIND NAME... or -f PATH")
+    if files:
+        from devalloc.cli.documents import read
+
+        documents = read(files, namespace)
+        return [Key.of(document.content) for document in documents.good], documents.exit_code
+    if everything:
+        if len(what) != 1 or "/" in what[0]:
+            raise BadInput("--all goes with one KIND and no names")
+        kind = kind_of(what[0])
+        listed = store.list(kind.kind, within if kind.namespaced else None).objects
+        return [Key.of(obj) for obj in listed], 0
+    if len(what) == 1 and "/" not in what[0]:
+        raise BadInput(f"which {what[0]}? Name them, or say --all")
+    return keys_of(what, namespace), 0

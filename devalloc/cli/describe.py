@@ -1,0 +1,158 @@
+"""``devalloc describe``: all about an object, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.names import keys_of
+from devalloc.cli.options import namespace_option, store_option
+from devalloc.cli.verb import BadInput, verb
+
+if TYPE_CHECKING:
+    from devalloc.store.sqlite import SQLiteStore
+
+Object = dict[str, Any]
+
+
+@verb("describe")
+@click.argument("what", nargs=-1, required=True, metavar="KIND NAME... | KIND/NAME...")
+@namespace_option
+@store_option
+def describe(what: tuple[str, ...], namespace: str, store: Path | None) -> int:
+    """Show all about objects: a claim with its devices, a pool with who uses what.
+
+    \b
+    devalloc describe dclaim/train
+    devalloc describe pool node-a-l40s
+    """
+    from devalloc.cli.storage import opened
+
+    keys = keys_of(what, namespace)
+    if not keys:
+        raise BadInput(f"which {what[0]}? Name it, such as {what[0]}/NAME; `devalloc get {what[0]}` lists them")
+    with opened(store) as objects:
+        for i, key in enumerate(keys):
+            if i:
+                click.echo()
+            _describe(objects, objects.get(*key))
+    return 0
+
+
+def _describe(store: SQLiteStore, obj: Object) -> None:
+    from devalloc.cli.columns import age
+
+    metadata = obj["metadata"]
+    facts = [("Name", metadata["name"]), ("Namespace", metadata.get("namespace", "")), ("Kind", obj["kind"])]
+    facts += [("Created", f"{metadata.get('creationTimestamp', '')} ({age(obj)} ago)")]
+    facts += [("Deleting since", metadata.get("deletionTimestamp", ""))]
+    facts += [("Finalizers", ", ".join(metadata.get("finalizers", [])))]
+    match obj["kind"]:
+        case "DeviceClaim":
+            _facts(facts + _claim_facts(obj))
+            _claim(store, obj)
+        case "DevicePool":
+            _facts([*facts, ("Node", obj["spec"].get("nodeName") or "(network)"), ("Driver", obj["spec"]["driver"])])
+            _pool(store, obj)
+        case _:
+            _facts(facts)
+            _as_yaml("Spec", obj.get("spec"))
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in facts) + 2
+    for name, text in facts:
+        if text:
+            click.echo(f"{name + ':':{width}}{text}")
+
+
+def _as_yaml(title: str, content: object) -> None:
+    from devalloc.cli.output import dump, heading
+
+    if content:
+        click.echo()
+        heading(title)
+        dump(content, "yaml")
+
+
+def _claim_facts(claim: Object) -> list[tuple[str, str]]:
+    from devalloc.api import meta
+    from devalloc.cli.columns import claim_state
+
+    annotations = claim["metadata"].get("annotations", {})
+    state = claim_state(claim)
+    return [
+        ("State", state if isinstance(state, str) else state[0]),
+        ("Node", annotations.get(meta.ALLOCATED_NODE, "")),
+        ("Pinned to", annotations.get(meta.NODE, "")),
+        ("Group", annotations.get(meta.GROUP, "")),
+        ("Priority", annotations.get(meta.PRIORITY, "")),
+    ]
+
+
+def _claim(store: SQLiteStore, claim: Object) -> None:
+    from devalloc.cli.inventory import effective
+    from devalloc.cli.output import heading, table
+
+    _as_yaml("Spec", claim["spec"])
+    status = claim.get("status", {})
+    entries = status.get("allocations", [])
+    if not entries:
+        click.echo(
+            f"\nIt holds nothing. Why: devalloc explain {claim['metadata']['name']} "
+            f"-n {claim['metadata'].get('namespace', 'default')}"
+        )
+        return
+    pools = {pool["metadata"]["name"]: pool for pool in store.list("DevicePool").objects}
+    rows = []
+    for entry in entries:
+        pool = pools.get(entry["devicePoolName"], {"metadata": {}, "spec": {}})
+        device = next((d for d in pool["spec"].get("devices", []) if d["name"] == entry["deviceName"]), None)
+        amounts = ", ".join(f"{amount['name']} {amount['allocation']}" for amount in entry.get("allocations", []))
+        facts = [effective(pool, device, name) if device else "" for name in ("model", "profile", "pciBusID", "numa")]
+        rows.append([entry["devicePoolName"], entry["deviceName"], amounts or "whole", *facts])
+    click.echo()
+    heading("Devices")
+    table(["POOL", "DEVICE", "AMOUNT", "MODEL", "PROFILE", "PCI BUS ID", "NUMA"], rows)
+    _as_yaml("Device statuses", status.get("deviceStatuses"))
+    _as_yaml("Configs of classes", status.get("classConfigs"))
+    _as_yaml("Configs of the claim", status.get("claimConfigs"))
+
+
+def _pool(store: SQLiteStore, pool: Object) -> None:
+    from devalloc.cli.inventory import effective
+    from devalloc.cli.output import heading, table
+
+    users: dict[str, list[str]] = {}
+    for claim in store.list("DeviceClaim").objects:
+        for entry in claim.get("status", {}).get("allocations", []):
+            if entry["devicePoolName"] == pool["metadata"]["name"]:
+                amounts = ", ".join(f"{part['name']} {part['allocation']}" for part in entry.get("allocations", []))
+                who = f"{claim['metadata'].get('namespace', 'default')}/{claim['metadata']['name']}"
+                users.setdefault(entry["deviceName"], []).append(f"{who} ({amounts})" if amounts else who)
+    spec = pool["spec"]
+    _as_yaml("Attributes", {entry["name"]: _value(entry) for entry in spec.get("attributes", [])})
+    if spec.get("resources"):
+        click.echo()
+        heading("Resources that the devices draw on together")
+        table(
+            ["RESOURCE", "CAPACITY", "BLOCK"],
+            [[entry["name"], str(entry["capacity"]), str(entry.get("blockSize", 1))] for entry in spec["resources"]],
+        )
+    click.echo()
+    heading("Devices")
+    rows = []
+    for device in spec.get("devices", []):
+        draws = ", ".join(f"{name} {amount}" for name, amount in device.get("requests", {}).items())
+        state = effective(pool, device, "devalloc.io/unavailable") or ", ".join(users.get(device["name"], []))
+        what = effective(pool, device, "profile") or effective(pool, device, "function")
+        shares = ", ".join(f"{entry['name']} {entry['capacity']}" for entry in device.get("resources", []))
+        rows.append([device["name"], what, draws, shares, state])
+    table(["DEVICE", "WHAT", "DRAWS ON THE POOL", "SHARES", "USED BY"], rows)
+
+
+def _value(attribute: Object) -> object:
+    return next(value for key, value in attribute.items() if key != "name")

@@ -1,0 +1,69 @@
+"""Manifests that a verb is given with -f, and what is wrong with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from devalloc.cli.output import note, working
+
+if TYPE_CHECKING:
+    from devalloc.api.manifests import Document
+    from devalloc.api.problems import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """What was read. The problems were shown already."""
+
+    all: Sequence[Document]
+    good: Sequence[Document]
+    """Those that are valid objects by themselves, as devalloc writes them: canonical amounts, known spellings."""
+    problems: Sequence[Problem]
+
+    @property
+    def exit_code(self) -> int:
+        """2 when something was left out, else 0."""
+        return 2 if any(problem.is_error for problem in self.problems) else 0
+
+
+def read(files: Sequence[str], namespace: str | None = None) -> Documents:
+    """Read and decode manifests, and show every problem on stderr.
+
+    With a namespace, objects of namespaced kinds that name none get that one.
+    """
+    from devalloc.api.decode import decode
+    from devalloc.api.manifests import load
+
+    with working("reading manifests"):
+        manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None)
+        documents = [_placed(document, namespace) for document in manifests.documents]
+        problems, good = list(manifests.problems), []
+        for document in documents:
+            decoded = decode(document.content)
+            problems += [replace(problem, source=document.source) for problem in decoded.problems]
+            if decoded.object is not None:
+                good.append(replace(document, content=decoded.object.to_manifest()))
+    show(problems)
+    return Documents(documents, good, problems)
+
+
+def show(problems: Iterable[Problem]) -> None:
+    """Print problems on stderr, one line each."""
+    for problem in problems:
+        note(f"error: {problem}" if problem.is_error else str(problem))
+
+
+def _placed(document: Document, namespace: str | None) -> Document:
+    content: Any = document.content
+    if namespace is None or not isinstance(content, dict) or not isinstance(content.get("metadata"), dict):
+        return document
+    from devalloc.api.kinds import KINDS
+
+    kind = KINDS.get(str(content.get("kind")))
+    if content["metadata"].get("namespace") or (kind is not None and not kind.namespaced):
+        return document
+    metadata = {**content["metadata"], "namespace": namespace}
+    return replace(document, content={**content, "metadata": metadata})

@@ -1,0 +1,128 @@
+"""``devalloc get``: objects of the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.names import key_of, keys_of, kind_of, shown
+from devalloc.cli.options import all_namespaces_option, namespace_option, output_option, store_option
+from devalloc.cli.output import dump, dump_objects, note, table
+from devalloc.cli.verb import BadInput, verb
+
+if TYPE_CHECKING:
+    from devalloc.store.key import Key
+    from devalloc.store.sqlite import SQLiteStore
+
+Object = dict[str, Any]
+
+
+@verb("get")
+@click.argument("what", nargs=-1, required=True, metavar="KIND [NAME...] | KIND/NAME...")
+@namespace_option
+@all_namespaces_option
+@output_option()
+@click.option("-w", "--watch", is_flag=True, help="Go on with every change, until Ctrl-C.")
+@store_option
+def get(
+    what: tuple[str, ...], namespace: str, all_namespaces: bool, output: str, watch: bool, store: Path | None
+) -> int:
+    """List objects, or print them.
+
+    \b
+    devalloc get pools
+    devalloc get claims -A -o wide
+    devalloc get dclaim/train -o yaml
+    """
+    from devalloc.cli.storage import opened
+
+    with opened(store) as objects:
+        if "/" not in what[0] and len(what) == 1:
+            return _list(objects, what[0], None if all_namespaces else namespace, output, watch)
+        if all_namespaces:
+            raise BadInput("a name and --all-namespaces do not go together; say the namespace with -n")
+        return _named(objects, keys_of(what, namespace), output, watch)
+
+
+def _list(store: SQLiteStore, words: str, namespace: str | None, output: str, watch: bool) -> int:
+    kinds = [kind_of(word) for word in words.split(",")]
+    wanted = {kind.kind: namespace if kind.namespaced else None for kind in kinds}
+    listing = store.list(wanted)
+    found = [
+        obj
+        for obj in listing.objects
+        if wanted[obj["kind"]] is None or obj["metadata"].get("namespace") == wanted[obj["kind"]]
+    ]
+    _print(found, output, namespaces=namespace is None)
+    if not found and output in ("table", "wide") and not watch:
+        where = "" if namespace is None or not kinds[0].namespaced else f" in namespace {namespace} (-A shows all)"
+        note(f"no {', '.join(kind.plural for kind in kinds)}{where}")
+    if watch:
+        _follow(store, set(wanted), listing.resource_version, None, namespace, output)
+    return 0
+
+
+def _named(store: SQLiteStore, keys: list[Key], output: str, watch: bool) -> int:
+    from devalloc.store.errors import NotFound
+
+    version = store.list(()).resource_version
+    found, missing = [], 0
+    for key in keys:
+        try:
+            found.append(store.get(*key))
+        except NotFound as error:
+            note(f"error: {error}{_elsewhere(store, key)}")
+            missing += 1
+    if output in ("json", "yaml") and len(keys) == 1 and found:
+        dump(found[0], output)
+    else:
+        _print(found, output, namespaces=False)
+    if watch:
+        _follow(store, {key.kind for key in keys}, version, set(keys), None, output)
+    return 1 if missing else 0
+
+
+def _elsewhere(store: SQLiteStore, key: Key) -> str:
+    """Where else an object of that kind and name is, as the end of a sentence."""
+    namesakes = [obj["metadata"] for obj in store.list(key.kind).objects if obj["metadata"]["name"] == key.name]
+    spaces = ", ".join(metadata["namespace"] for metadata in namesakes if metadata.get("namespace"))
+    return f"; there is one in namespace {spaces}" if spaces else ""
+
+
+def _follow(
+    store: SQLiteStore, kinds: set[str], since: str, keys: set[Key] | None, namespace: str | None, output: str
+) -> None:
+    from devalloc.store.key import Key
+
+    for event in store.watch(kinds, since):
+        key = Key.of(event.object)
+        if (keys is None and key.namespace in (None, namespace or key.namespace)) or (keys and key in keys):
+            _print([event.object], output, namespaces=namespace is None and keys is None, change=event.type.value)
+
+
+def _print(objects: list[Object], output: str, *, namespaces: bool, change: str | None = None) -> None:
+    if output == "name":
+        for obj in objects:
+            click.echo(shown(key_of(kind_of(obj["kind"]), obj["metadata"]["name"], "")))
+    elif output in ("json", "yaml"):
+        if change is None:
+            dump_objects(objects, output)
+        else:
+            dump({"type": change, "object": objects[0]}, output)
+    else:
+        _tables(objects, wide=output == "wide", namespaces=namespaces, change=change)
+
+
+def _tables(objects: list[Object], *, wide: bool, namespaces: bool, change: str | None) -> None:
+    from devalloc.cli.columns import header_and_rows
+
+    for i, kind in enumerate(dict.fromkeys(obj["kind"] for obj in objects)):
+        of_kind = [obj for obj in objects if obj["kind"] == kind]
+        headers, rows = header_and_rows(kind, of_kind, wide=wide, namespaces=namespaces and kind_of(kind).namespaced)
+        if change is not None:
+            headers, rows = ["CHANGE", *headers], [[change, *row] for row in rows]
+        if i:
+            click.echo()
+        table(headers, rows)

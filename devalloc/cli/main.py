@@ -1,0 +1,119 @@
+"""The command itself: its verbs, loaded only when used, and how it ends.
+
+Exit codes: 0 all is well, 1 not satisfied or failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+VERBS: dict[str, dict[str, str]] = {
+    "Start here": {
+        "demo": "the main job, shown in one screen on a small recorded fleet",
+        "up": "run everything on this machine in the foreground: publish, allocate, release",
+        "discover": "the devices of this host, as DevicePools",
+    },
+    "Manifests": {
+        "validate": "check manifests; every error with file, document and path",
+        "solve": "which claim gets which device; nothing is written",
+        "apply": "create or update objects in the store",
+        "crds": "the CustomResourceDefinitions of all kinds",
+    },
+    "Objects in the store": {
+        "get": "list objects, or print them",
+        "describe": "all about one object, for people",
+        "delete": "delete objects",
+        "wait": "wait until claims are allocated, released or deleted",
+    },
+    "Claims": {
+        "explain": "why a claim has what it has, or has nothing",
+        "capacity": "how many more claims like this one fit",
+        "release": "take a claim's devices back and keep the claim",
+    },
+    "Care": {
+        "snapshot": "write all objects and the answer into one file",
+        "replay": "solve a snapshot again, offline, and compare",
+        "backup": "copy the store while it is in use",
+        "completion": "shell completion for bash, zsh or fish",
+    },
+}
+
+
+class Devalloc(click.Group):
+    """Imports a verb's module (``devalloc.cli.<verb>``) when the verb is used, so that the others cost nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for section in VERBS.values() for name in section]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command = getattr(importlib.import_module(f"devalloc.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self.list_commands(ctx), n=1)
+            advice = f"did you mean `{near[0]}`?" if near else "`devalloc --help` lists them."
+            ctx.fail(f"There is no verb `{name}`; {advice}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, verbs in VERBS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(verbs.items()))
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    click.echo(f"devalloc {version('devalloc')}")
+    ctx.exit()
+
+
+@click.group(
+    cls=Devalloc,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DEVALLOC", "show_default": True},
+    epilog="Every option can be set in the environment: DEVALLOC_<VERB>_<OPTION>, such as DEVALLOC_SOLVE_PLACEMENT.",
+)
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="The version.")
+def cli() -> None:
+    """Finds devices (GPUs, vGPU slices, SR-IOV functions) and decides which claim gets which.
+
+    New here? Run `devalloc demo`.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point. Exits."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        code = cli.main(None if arguments is None else list(arguments), prog_name="devalloc", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        # Whoever read us has seen enough. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,101 @@
+"""Options that several verbs have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from devalloc.cli.output import FORMATS
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+
+
+def duration(text: str) -> float:
+    """Seconds, written as 30s, 5m, 1h30m, 500ms or a plain number."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise click.BadParameter(f"{text!r} is no duration; write it like 30s, 5m, 1h30m or 500ms")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def store_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--store PATH: passed as ``store: Path | None``."""
+    return click.option(
+        "--store",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        envvar="DEVALLOC_STORE",
+        help="File of the embedded store [env: DEVALLOC_STORE; default: /var/lib/devalloc/devalloc.db for root, "
+        "else ~/.local/state/devalloc/devalloc.db].",
+    )(function)
+
+
+def output_option(*forms: str, default: str = "table") -> Decorator:
+    """-o FORM: passed as ``output: str``."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(forms or FORMATS),
+        default=default,
+        help="How the answer is printed.",
+    )
+
+
+def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """-n NAMESPACE: passed as ``namespace: str``."""
+    return click.option(
+        "-n",
+        "--namespace",
+        default="default",
+        metavar="NAME",
+        envvar="DEVALLOC_NAMESPACE",
+        help="Namespace of claims and configs.",
+    )(function)
+
+
+def all_namespaces_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """-A: passed as ``all_namespaces: bool``."""
+    return click.option("-A", "--all-namespaces", is_flag=True, help="Every namespace.")(function)
+
+
+def files_option(*, required: bool, help: str = "") -> Decorator:
+    """-f PATH, repeatable: passed as ``files: tuple[str, ...]``."""
+    return click.option(
+        "-f",
+        "--filename",
+        "files",
+        multiple=True,
+        required=required,
+        metavar="PATH",
+        help=help or "A manifest file, a folder of them, or - for stdin; may be given several times.",
+    )
+
+
+def placement_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--placement: passed as ``placement: str``."""
+    return click.option(
+        "--placement",
+        type=click.Choice(["pack", "spread"]),
+        default="pack",
+        help="Among equally good answers: fill nodes that are in use, or use empty ones.",
+    )(function)
+
+
+def deadline_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--deadline: passed as ``deadline: float | None`` in seconds."""
+    return click.option(
+        "--deadline",
+        type=duration,
+        metavar="DURATION",
+        help="Stop searching for something better after this time, such as 10s. No limit by default.",
+    )(function)

@@ -1,0 +1,121 @@
+"""Answers on stdout: tables for people, JSON and YAML for programs. Everything else goes to stderr."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import click
+
+FORMATS = ("table", "wide", "json", "yaml", "name")
+GAP = "   "
+
+
+class Styled(NamedTuple):
+    """A cell with a colour on terminals."""
+
+    text: str
+    style: str
+
+
+Cell = str | Styled
+
+
+def dump(value: object, form: str) -> None:
+    """Print JSON-able content as "json" or "yaml"."""
+    if form == "json":
+        import json
+
+        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    # libyaml's emitter is several times faster, and part of most builds of PyYAML.
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    click.echo(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def dump_objects(objects: Sequence[dict[str, Any]], form: str) -> None:
+    """Print manifests: JSON as one ``{"items": [...]}``, YAML as a stream of documents that can be applied again."""
+    if form == "json":
+        dump({"items": list(objects)}, form)
+        return
+    for i, obj in enumerate(objects):
+        if i:
+            click.echo("---")
+        dump(obj, form)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """Print a table: lines that programs can cut when piped, colours and wrapping only on a terminal."""
+    if sys.stdout.isatty():
+        _rich_table(headers, rows)
+        return
+    for line in lines(headers, rows):
+        click.echo(line)
+
+
+def lines(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
+    """The table as plain lines, columns aligned."""
+    texts = [list(headers), *([_text(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(headers))]
+    return [GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
+
+
+def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, header_style="bold", padding=(0, len(GAP), 0, 0))
+    for i, header in enumerate(headers):
+        grid.add_column(header, overflow="fold", no_wrap=i == 0)
+    for row in rows:
+        grid.add_row(*(Text(_text(cell), style=cell.style if isinstance(cell, Styled) else "") for cell in row))
+    Console().print(grid)
+
+
+def heading(text: str) -> None:
+    """Print a title above what follows."""
+    click.secho(text, bold=True)
+
+
+def _text(cell: Cell) -> str:
+    return cell.text if isinstance(cell, Styled) else cell
+
+
+def note(text: str) -> None:
+    """Print a line for people on stderr."""
+    click.echo(text, err=True)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on a terminal's stderr what takes so long, from one second on, and remove it when it is done."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    spinner = threading.Thread(target=_spin, args=(what, done), daemon=True)
+    spinner.start()
+    try:
+        yield
+    finally:
+        done.set()
+        spinner.join()
+
+
+def _spin(what: str, done: threading.Event) -> None:
+    if done.wait(1):
+        return
+    for tenths in itertools.count(10):
+        sys.stderr.write(f"\r{'|/-'[tenths % 3]} {what} ({tenths // 10} s)")
+        sys.stderr.flush()
+        if done.wait(0.1):
+            break
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()

@@ -1,0 +1,69 @@
+"""``devalloc solve``: which claim gets which device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from devalloc.cli.options import (
+    deadline_option,
+    files_option,
+    namespace_option,
+    output_option,
+    placement_option,
+    store_option,
+)
+from devalloc.cli.verb import verb
+
+
+@verb("solve")
+@files_option(required=False)
+@namespace_option
+@placement_option
+@deadline_option
+@output_option("table", "wide", "json", "yaml")
+@store_option
+def solve(
+    files: tuple[str, ...], namespace: str, placement: str, deadline: float | None, output: str, store: Path | None
+) -> int:
+    """Decide which claim gets which device: for manifests (-f), or for what the store has. Nothing is written.
+
+    Exit code 1 when a claim gets nothing, 2 when a manifest is wrong; the others are answered all the same.
+
+    \b
+    devalloc solve -f examples/whole-gpu
+    devalloc solve -f fleet/ -f claim.yaml -o json
+    """
+    from devalloc.cli.answers import answer_table, show_answer_problems
+    from devalloc.cli.output import dump, working
+    from devalloc_solver import solve_manifests
+
+    contents, known, code = _documents(files, namespace, store)
+    with working("solving"):
+        answer: dict[str, Any] = solve_manifests(contents, placement=placement, deadline=deadline)
+    show_answer_problems(answer, known)
+    if output in ("json", "yaml"):
+        dump(answer, output)
+    elif answer["claims"]:
+        answer_table(answer["claims"], wide=output == "wide")
+    else:
+        click.echo("no claims")
+    errors = any(problem.get("severity", "error") == "error" for problem in answer["problems"])
+    if code or (files and errors):
+        return 2
+    return 0 if all(claim["allocated"] for claim in answer["claims"]) else 1
+
+
+def _documents(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[list[Any], list[Any], int]:
+    """The contents to solve, the problems that were shown already, and the exit code so far."""
+    if files:
+        from devalloc.cli.documents import read
+
+        documents = read(files, namespace)
+        return [document.content for document in documents.all], list(documents.problems), documents.exit_code
+    from devalloc.cli.storage import opened
+
+    with opened(store) as objects:
+        return objects.list().objects, [], 0

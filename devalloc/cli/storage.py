@@ -1,0 +1,38 @@
+"""Opening the embedded store for a verb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from devalloc.cli.verb import Failed
+
+if TYPE_CHECKING:
+    from devalloc.store.sqlite import SQLiteStore
+
+
+def store_path(path: Path | None) -> Path:
+    """The given path, or the default of this user."""
+    from devalloc.store.paths import default_path
+
+    return path if path is not None else default_path()
+
+
+@contextmanager
+def opened(path: Path | None, *, create: bool = False) -> Iterator[SQLiteStore]:
+    """The store, closed at the end. Raises Failed when there is none and it is not to be made."""
+    from devalloc.store.sqlite import SQLiteStore
+
+    where = store_path(path)
+    if not create and not where.exists():
+        raise Failed(
+            f"there is no store at {where}; start one with `devalloc up` or `devalloc apply -f`, "
+            "or name another with --store or DEVALLOC_STORE"
+        )
+    store = SQLiteStore(where)
+    try:
+        yield store
+    finally:
+        store.close()
