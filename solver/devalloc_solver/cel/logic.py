@@ -119,7 +119,7 @@ def logical(operands: Sequence[Run], *, decisive: bool) -> Run:
         failure: EvaluationError | None = None
         for operand in operands:
             try:
-                value = operand(frame)
+                value: object = operand(frame)
             except EvaluationError as error:
                 failure = failure or error
                 continue

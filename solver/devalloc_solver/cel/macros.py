@@ -27,7 +27,7 @@ def quantifier(over: Run, slot: int, body: Run, cost: int, decisive: bool) -> Ru
             frame[1].spend(cost)
             frame[slot] = element
             try:
-                value = body(frame)
+                value: object = body(frame)
             except EvaluationError as error:
                 failure = failure or error
                 continue
