@@ -118,8 +118,9 @@ def unallocated(name: str) -> Manifest:
 
 def echo(claim: DeviceClaim) -> Manifest:
     """The answer of a claim that came in allocated."""
+    node = claim.allocated_node or claim.pinned_node
     status = claim.to_manifest()["status"]
-    return {**unallocated(claim.metadata.name), "allocated": True, "node": claim.allocated_node, **status}
+    return {**unallocated(claim.metadata.name), "allocated": True, "node": node, **status}
 
 
 def _attributes(attributes: Attributes | None) -> list[Manifest]:
