@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from devalloc.store.key import Key
 
 
 class StoreError(Exception):
@@ -24,10 +28,14 @@ class AlreadyExists(StoreError):
 class Conflict(StoreError):
     """Somebody else changed what the write was based on. Read again and decide again."""
 
-    def __init__(self, conflicts: Sequence[str]) -> None:
-        super().__init__("; ".join(conflicts))
-        self.conflicts = tuple(conflicts)
+    def __init__(self, conflicts: Mapping[Key, str]) -> None:
+        super().__init__("; ".join(conflicts.values()))
+        self.conflicts = dict(conflicts)
         """One sentence for each object in the way."""
+
+
+class FenceBroken(Conflict):
+    """What a decision read has changed, so all of it is to be made again."""
 
 
 class Expired(StoreError):

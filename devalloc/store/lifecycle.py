@@ -35,6 +35,11 @@ def decode(text: str) -> Object:
     return obj
 
 
+def plain(obj: Object) -> Object:
+    """The object as it will be read back: lists for tuples, texts for keys. Raises Invalid."""
+    return decode(encode(obj))
+
+
 def created(obj: Object, uid: str, now: str) -> Object:
     """A new object, as yet without resourceVersion."""
     server = {"uid": uid, "generation": 1, "creationTimestamp": now}

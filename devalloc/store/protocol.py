@@ -120,8 +120,8 @@ class Store(Protocol):
     def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Sequence[Object]:
         """Write status and annotations of several objects, all or none; returns them as stored.
 
-        Raises Conflict that lists every object in the way: one that changed or is gone, or what the fence forbids.
-        No crash leaves a part of it.
+        Raises FenceBroken that lists what the fence forbids and happened, or else Conflict that lists every object of
+        ``changes`` that has changed or is gone; Expired for a fence that is too old to tell. No crash leaves a part.
         """
 
     def delete(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from devalloc.store import lifecycle
 from devalloc.store.database import explained, open_database, open_reader, transaction
-from devalloc.store.errors import AlreadyExists, Conflict, Expired, Invalid, NotFound, Unavailable
+from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, Invalid, NotFound, Unavailable
 from devalloc.store.key import Key, Object
 from devalloc.store.protocol import Change, Event, EventType, Fence, Listing
 
@@ -82,8 +82,7 @@ class SQLiteStore:
     def create(self, obj: Object) -> Object:
         key = Key.of(obj)
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        new = lifecycle.created(obj, str(uuid.uuid4()), now)
-        lifecycle.encode(new)
+        new = lifecycle.plain(lifecycle.created(obj, str(uuid.uuid4()), now))
         with self._transaction() as rows:
             if (old := rows.find(key)) is not None:
                 raise AlreadyExists(f"{key} exists already ({old.get('apiVersion')})")
@@ -92,7 +91,7 @@ class SQLiteStore:
     def replace(self, obj: Object) -> Object:
         with self._transaction() as rows:
             key, old = rows.current(obj)
-            new = lifecycle.replaced(old, obj)
+            new = lifecycle.plain(lifecycle.replaced(old, obj))
             if lifecycle.is_deleting(new) and not lifecycle.finalizers(new):
                 return rows.remove(key, new, self._deletions_kept)
             return rows.update(key, old, new)
@@ -100,30 +99,28 @@ class SQLiteStore:
     def replace_status(self, obj: Object) -> Object:
         with self._transaction() as rows:
             key, old = rows.current(obj)
-            return rows.update(key, old, lifecycle.with_status(old, obj.get("status")))
+            return rows.update(key, old, lifecycle.plain(lifecycle.with_status(old, obj.get("status"))))
 
     def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Sequence[Object]:
         with self._transaction() as rows:
-            conflicts = [] if fence is None else rows.broken(fence)
-            olds = []
+            if fence is not None and (broken := rows.broken(fence)):
+                raise FenceBroken(broken)
+            conflicts, olds = {}, []
             for change in changes:
                 old = rows.find(change.key)
                 if old is None:
-                    conflicts.append(f"{change.key} is gone")
+                    conflicts[change.key] = f"{change.key} is gone"
                 elif old["metadata"]["resourceVersion"] != change.resource_version:
-                    conflicts.append(_changed(change.key, old, change.resource_version))
+                    conflicts[change.key] = _changed(change.key, old, change.resource_version)
                 else:
                     olds.append(old)
             if conflicts:
                 raise Conflict(conflicts)
-            return [
-                rows.update(
-                    change.key,
-                    old,
-                    lifecycle.annotated(lifecycle.with_status(old, change.status), change.annotations),
-                )
-                for change, old in zip(changes, olds, strict=True)
-            ]
+            done = []
+            for change, old in zip(changes, olds, strict=True):
+                new = lifecycle.annotated(lifecycle.with_status(old, change.status), change.annotations)
+                done.append(rows.update(change.key, old, lifecycle.plain(new)))
+            return done
 
     def delete(
         self,
@@ -139,9 +136,9 @@ class SQLiteStore:
             old = rows.read(key)
             metadata = old["metadata"]
             if uid is not None and metadata["uid"] != uid:
-                raise Conflict([f"{key} is another object now (uid {metadata['uid']}, not {uid})"])
+                raise Conflict({key: _another(key, old, uid)})
             if resource_version is not None and metadata["resourceVersion"] != resource_version:
-                raise Conflict([_changed(key, old, resource_version)])
+                raise Conflict({key: _changed(key, old, resource_version)})
             if not lifecycle.finalizers(old):
                 return rows.remove(key, old, self._deletions_kept)
             now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -215,9 +212,9 @@ class _Rows:
             raise Invalid(f"{key}: metadata.resourceVersion must say which state the write is based on; get it first")
         old = self.read(key)
         if uid and uid != old["metadata"]["uid"]:
-            raise Conflict([f"{key} is another object now (uid {old['metadata']['uid']}, not {uid})"])
+            raise Conflict({key: _another(key, old, uid)})
         if base != old["metadata"]["resourceVersion"]:
-            raise Conflict([_changed(key, old, base)])
+            raise Conflict({key: _changed(key, old, base)})
         return key, old
 
     def select(self, kinds: frozenset[str] | None, namespace: str | None) -> list[Object]:
@@ -292,27 +289,28 @@ class _Rows:
         found += [(version, EventType.DELETED, content) for version, content in deleted]
         return [Event(what, lifecycle.decode(content)) for _, what, content in sorted(found)], int(newest)
 
-    def broken(self, fence: Fence) -> list[str]:
+    def broken(self, fence: Fence) -> dict[Key, str]:
         """What the fence forbids and happened."""
-        since = _version(fence.resource_version)
-        conflicts = []
+        since, conflicts = _version(fence.resource_version), {}
+        (forgotten,) = self._connection.execute("SELECT forgotten FROM counter").fetchone()
+        if since < forgotten:
+            raise Expired(f"the fence is as old as resourceVersion {since}, and deletions since then are forgotten")
         for kinds, column, what in (
             (fence.specs, "spec_version", "its spec was written"),
             (fence.statuses, "status_version", "its status was written"),
         ):
             where, parameters = _where(kinds)
-            rows = self._connection.execute(
-                f"SELECT kind, namespace, name FROM objects WHERE {where} AND {column} > ?", (*parameters, since)
-            )
-            conflicts += [f"{Key(kind, ns or None, name)} changed meanwhile: {what}" for kind, ns, name in rows]
+            for (content,) in self._connection.execute(
+                f"SELECT content FROM objects WHERE {where} AND {column} > ?", (*parameters, since)
+            ):
+                key = Key.of(lifecycle.decode(content))
+                conflicts[key] = f"{key} changed meanwhile: {what}"
         where, parameters = _where(fence.specs)
-        rows = self._connection.execute(
+        for (content,) in self._connection.execute(
             f"SELECT content FROM tombstones WHERE {where} AND version > ?", (*parameters, since)
-        )
-        conflicts += [f"{Key.of(lifecycle.decode(content))} was deleted meanwhile" for (content,) in rows]
-        (forgotten,) = self._connection.execute("SELECT forgotten FROM counter").fetchone()
-        if since < forgotten and fence.specs:
-            conflicts.append("the decision is older than the deletions that the store remembers")
+        ):
+            key = Key.of(lifecycle.decode(content))
+            conflicts[key] = f"{key} was deleted meanwhile"
         return conflicts
 
     def problems(self) -> list[str]:
@@ -373,6 +371,10 @@ def _version(text: str) -> int:
 def _changed(key: Key, old: Object, base: str) -> str:
     now = old["metadata"]["resourceVersion"]
     return f"{key} changed meanwhile (resourceVersion {now}, the write is based on {base}); get it and try again"
+
+
+def _another(key: Key, old: Object, uid: str) -> str:
+    return f"{key} is another object now (uid {old['metadata']['uid']}, not {uid})"
 
 
 def _sync(path: Path) -> None:

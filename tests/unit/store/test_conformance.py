@@ -18,6 +18,7 @@ from devalloc.store import (
     EventType,
     Expired,
     Fence,
+    FenceBroken,
     Invalid,
     Key,
     NotFound,
@@ -209,7 +210,7 @@ class TestCommit:
         changes = [Change(Key.of(obj), version(obj), {"podNames": ["other"]}, {"x": "1"}) for obj in objects.values()]
         with pytest.raises(Conflict) as caught:
             store.commit(changes)
-        assert [text.split(" ")[1] for text in caught.value.conflicts] == ["default/b", "default/c"]
+        assert [key.name for key in caught.value.conflicts] == ["b", "c"]
         assert store.list() == before
 
     @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ class TestCommit:
             store.commit([change], fence)
             assert store.get(*A)["status"] == {"podNames": ["x"]}
         else:
-            with pytest.raises(Conflict, match="meanwhile"):
+            with pytest.raises(FenceBroken, match="meanwhile"):
                 store.commit([change], fence)
             assert "status" not in store.get(*A)
 
@@ -273,6 +274,24 @@ class TestCommit:
         store.commit([Change(Key.of(a), version(a), {"podNames": ["the device"]})], fence)
         with pytest.raises(Conflict):
             store.commit([Change(Key.of(b), version(b), {"podNames": ["the device"]})], fence)
+
+    def test_a_fence_too_old_to_tell_is_expired(self, store: Store) -> None:
+        made = store.create(claim())
+        fence = Fence(store.list().resource_version, specs=frozenset({"DevicePool"}))
+        for number in range(60):
+            store.delete(*Key.of(store.create(claim(f"n{number}"))))
+        with pytest.raises(Expired):
+            store.commit([Change(A, version(made), {"podNames": ["x"]})], fence)
+
+    def test_stores_json_and_nothing_else(self, store: Store) -> None:
+        made = store.create({**claim(), "spec": {"list": (1, 2), 3: None}})
+        assert made == store.get(*A)
+        assert made["spec"] == {"list": [1, 2], "3": None}
+        with pytest.raises(Invalid):
+            store.commit([Change(A, version(made), {"a": object()})])
+        with pytest.raises(Invalid):
+            store.replace_status({**made, "status": {"a": float("inf")}})
+        assert store.get(*A) == made
 
 
 class TestDelete:
