@@ -12,6 +12,21 @@ MAX_NODES = 2_000_000
 MAX_INTEGER_BITS = 512
 
 
+class DecimalFloat(float):
+    """A JSON number with a fraction or exponent that remembers how it was written: ``text`` is exact."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> DecimalFloat:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    def __reduce__(self) -> tuple[type[DecimalFloat], tuple[str]]:
+        return type(self), (self.text,)
+
+
 class ContentError(ValueError):
     """Content that is beyond all bounds at a location; nothing more can be said of it."""
 

@@ -1,0 +1,91 @@
+"""JSON text to content: one value or several in a row, numbers with their text, no key twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api.content import MAX_DEPTH, DecimalFloat
+from devalloc.api.shapes import Loc
+
+_MAX_DIGITS = 400
+
+
+class JsonError(ValueError):
+    """Text that is no JSON; ``line`` counts from 1."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class JsonValue:
+    """A value, the places of keys that occur twice in it, and the line it starts in, from 1."""
+
+    content: Any
+    twice: list[Loc]
+    line: int
+
+
+def read_json(text: str) -> Iterator[JsonValue]:
+    """The values of a text, up to the first error; then raises JsonError."""
+    position = _skip_space(text, 0)
+    while position < len(text):
+        twice: dict[int, list[str]] = {}
+        kept: list[dict[str, Any]] = []
+
+        def hook(
+            pairs: list[tuple[str, Any]], twice: dict[int, list[str]] = twice, kept: list[Any] = kept
+        ) -> dict[str, Any]:
+            content = dict(pairs)
+            if len(content) < len(pairs):
+                keys = [key for key, _ in pairs]
+                twice[id(content)] = [key for key in content if keys.count(key) > 1]
+                kept.append(content)  # an id is only good while its owner lives
+            return content
+
+        decoder = json.JSONDecoder(
+            object_pairs_hook=hook, parse_float=DecimalFloat, parse_int=_integer, parse_constant=_no_constant
+        )
+        line = text.count("\n", 0, position) + 1
+        try:
+            content, end = decoder.raw_decode(text, position)
+        except json.JSONDecodeError as error:
+            raise JsonError(f"is no JSON: {error.msg[:1].lower()}{error.msg[1:]}", error.lineno) from None
+        except RecursionError:
+            raise JsonError(f"is nested too deeply (more than {MAX_DEPTH} levels)", line) from None
+        except ValueError as error:
+            raise JsonError(str(error), line) from None
+        yield JsonValue(content, list(_places(content, twice)) if twice else [], line)
+        position = _skip_space(text, end)
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError("has a number that is too long")
+    return int(text)
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"has {text}, which is no JSON number")
+
+
+def _places(content: Any, twice: dict[int, list[str]]) -> Iterator[Loc]:
+    stack: list[tuple[Loc, Any]] = [((), content)]
+    while stack:
+        loc, value = stack.pop()
+        if isinstance(value, dict):
+            yield from ((*loc, key) for key in twice.get(id(value), ()))
+            stack += [((*loc, key), entry) for key, entry in value.items()]
+        elif isinstance(value, list):
+            stack += [((*loc, i), entry) for i, entry in enumerate(value)]
