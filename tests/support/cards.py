@@ -94,8 +94,9 @@ class Function:
 
 def gpu(address: str = "0000:01:00.0", **changes: Any) -> Function:
     """An NVIDIA L4 without SR-IOV in use, class 0302."""
-    return _function(address, 0x10DE, 0x27B8, 0x030200, changes, native="nvidia", drm="card0",
-                     subsystem=(0x10DE, 0x16CA))
+    return _function(
+        address, 0x10DE, 0x27B8, 0x030200, changes, native="nvidia", drm="card0", subsystem=(0x10DE, 0x16CA)
+    )
 
 
 def gpu_audio(address: str = "0000:01:00.1", **changes: Any) -> Function:
@@ -105,27 +106,62 @@ def gpu_audio(address: str = "0000:01:00.1", **changes: Any) -> Function:
 
 def amd_gpu(address: str = "0000:03:00.0", **changes: Any) -> Function:
     """An AMD Instinct MI210 with 8 possible VFs, class 0380."""
-    return _function(address, 0x1002, 0x740F, 0x038000, changes, native="amdgpu", drm="card1",
-                     sriov=Sriov(8, offset=16, stride=1, vf_device=0x7410, vf_driver="amdgpu"))
+    return _function(
+        address,
+        0x1002,
+        0x740F,
+        0x038000,
+        changes,
+        native="amdgpu",
+        drm="card1",
+        sriov=Sriov(8, offset=16, stride=1, vf_device=0x7410, vf_driver="amdgpu"),
+    )
 
 
 def intel_gpu(address: str = "0000:00:02.0", **changes: Any) -> Function:
     """An Intel integrated GPU (class 0300) with 7 possible VFs on the same slot."""
-    return _function(address, 0x8086, 0xA780, 0x030000, changes, native="i915", drm="card2", boot_vga=False,
-                     sriov=Sriov(7, offset=1, stride=1, vf_device=0xA780, vf_driver="i915"))
+    return _function(
+        address,
+        0x8086,
+        0xA780,
+        0x030000,
+        changes,
+        native="i915",
+        drm="card2",
+        boot_vga=False,
+        sriov=Sriov(7, offset=1, stride=1, vf_device=0xA780, vf_driver="i915"),
+    )
 
 
 def nic(address: str = "0000:41:00.0", **changes: Any) -> Function:
     """An Intel 82576 (igb): 7 possible VFs at offset 128, stride 2, as QEMU emulates it."""
-    return _function(address, 0x8086, 0x10C9, 0x020000, changes, native="igb", netdev="eth0", speed=1000,
-                     sriov=Sriov(7, offset=128, stride=2, vf_device=0x10CA, vf_driver="igbvf"))
+    return _function(
+        address,
+        0x8086,
+        0x10C9,
+        0x020000,
+        changes,
+        native="igb",
+        netdev="eth0",
+        speed=1000,
+        sriov=Sriov(7, offset=128, stride=2, vf_device=0x10CA, vf_driver="igbvf"),
+    )
 
 
 def connectx(address: str = "0000:61:00.0", **changes: Any) -> Function:
     """A Mellanox ConnectX-6 Dx port with RDMA and 16 possible VFs."""
-    return _function(address, 0x15B3, 0x101D, 0x020000, changes, native="mlx5_core", netdev="ens1f0np0",
-                     speed=100_000, infiniband="mlx5_0",
-                     sriov=Sriov(16, offset=2, stride=1, vf_device=0x101E, vf_driver="mlx5_core"))
+    return _function(
+        address,
+        0x15B3,
+        0x101D,
+        0x020000,
+        changes,
+        native="mlx5_core",
+        netdev="ens1f0np0",
+        speed=100_000,
+        infiniband="mlx5_0",
+        sriov=Sriov(16, offset=2, stride=1, vf_device=0x101E, vf_driver="mlx5_core"),
+    )
 
 
 def plain_nic(address: str = "0000:05:00.0", **changes: Any) -> Function:
@@ -155,22 +191,47 @@ def bridge(address: str, **changes: Any) -> Function:
 
 def a2_vgpu_card(address: str = "0000:08:00.0", **changes: Any) -> Function:
     """An NVIDIA A2 with the vGPU host driver, mdev layout: 16 VFs at offset 4, the profiles of the recorded server."""
-    return _function(address, 0x10DE, 0x25B6, 0x030200, changes, native="nvidia", subsystem=(0x10DE, 0x157E),
-                     ports=("0000:00:03.0",), sriov=Sriov(16, 4, 1, vf_device=0x25B6, vf_driver="nvidia"),
-                     vgpu=Vgpu("mdev", 16384, A2_TYPES))
+    return _function(
+        address,
+        0x10DE,
+        0x25B6,
+        0x030200,
+        changes,
+        native="nvidia",
+        subsystem=(0x10DE, 0x157E),
+        ports=("0000:00:03.0",),
+        sriov=Sriov(16, 4, 1, vf_device=0x25B6, vf_driver="nvidia"),
+        vgpu=Vgpu("mdev", 16384, A2_TYPES),
+    )
 
 
 def t4_vgpu_card(address: str = "0000:3b:00.0", **changes: Any) -> Function:
     """An NVIDIA T4 with the vGPU host driver: no SR-IOV, the profiles are offered by the PF itself."""
-    return _function(address, 0x10DE, 0x1EB8, 0x030200, changes, native="nvidia", subsystem=(0x10DE, 0x12A2),
-                     vgpu=Vgpu("mdev", 16384, T4_TYPES))
+    return _function(
+        address,
+        0x10DE,
+        0x1EB8,
+        0x030200,
+        changes,
+        native="nvidia",
+        subsystem=(0x10DE, 0x12A2),
+        vgpu=Vgpu("mdev", 16384, T4_TYPES),
+    )
 
 
 def l40s_vgpu_card(address: str = "0000:26:00.0", **changes: Any) -> Function:
     """An NVIDIA L40S with the vGPU host driver, vendor VFIO layout: 32 VFs at offset 4, mixed sizes allowed."""
-    return _function(address, 0x10DE, 0x26B9, 0x030200, changes, native="nvidia", subsystem=(0x10DE, 0x1851),
-                     sriov=Sriov(32, 4, 1, vf_device=0x26B9, vf_driver="nvidia"),
-                     vgpu=Vgpu("vfio", 49152, L40S_TYPES, one_size=False))
+    return _function(
+        address,
+        0x10DE,
+        0x26B9,
+        0x030200,
+        changes,
+        native="nvidia",
+        subsystem=(0x10DE, 0x1851),
+        sriov=Sriov(32, 4, 1, vf_device=0x26B9, vf_driver="nvidia"),
+        vgpu=Vgpu("vfio", 49152, L40S_TYPES, one_size=False),
+    )
 
 
 def _function(

@@ -97,15 +97,29 @@ class FakeSysfs(FakeTree):
         group = self.group_of(spec.iommu_group)
         function = self.functions[spec.address] = Plugged(spec, path, group=group, pf=pf)
         vendor, device = spec.subsystem
-        modalias = (f"pci:v{spec.vendor:08X}d{spec.device:08X}sv{vendor:08X}sd{device:08X}"
-                    f"bc{spec.class_code >> 16:02X}sc{spec.class_code >> 8 & 255:02X}i{spec.class_code & 255:02X}")
+        modalias = (
+            f"pci:v{spec.vendor:08X}d{spec.device:08X}sv{vendor:08X}sd{device:08X}"
+            f"bc{spec.class_code >> 16:02X}sc{spec.class_code >> 8 & 255:02X}i{spec.class_code & 255:02X}"
+        )
         speed, width = spec.link
         files = {
-            "vendor": f"0x{spec.vendor:04x}", "device": f"0x{spec.device:04x}", "class": f"0x{spec.class_code:06x}",
-            "subsystem_vendor": f"0x{vendor:04x}", "subsystem_device": f"0x{device:04x}", "revision": "0xa1",
-            "modalias": modalias, "numa_node": str(spec.numa), "enable": "0", "driver_override": "(null)",
-            "current_link_speed": speed, "max_link_speed": speed, "power_state": "D0", "reset_method": "flr bus",
-            "current_link_width": str(width), "max_link_width": str(width), "irq": "0",
+            "vendor": f"0x{spec.vendor:04x}",
+            "device": f"0x{spec.device:04x}",
+            "class": f"0x{spec.class_code:06x}",
+            "subsystem_vendor": f"0x{vendor:04x}",
+            "subsystem_device": f"0x{device:04x}",
+            "revision": "0xa1",
+            "modalias": modalias,
+            "numa_node": str(spec.numa),
+            "enable": "0",
+            "driver_override": "(null)",
+            "current_link_speed": speed,
+            "max_link_speed": speed,
+            "power_state": "D0",
+            "reset_method": "flr bus",
+            "current_link_width": str(width),
+            "max_link_width": str(width),
+            "irq": "0",
             "local_cpulist": f"{8 * spec.numa}-{8 * spec.numa + 7}" if spec.numa >= 0 else "0-15",
             "resource": "0x0000000000000000 0x0000000000000000 0x0000000000000000\n" * 13,
         }
@@ -114,8 +128,11 @@ class FakeSysfs(FakeTree):
         if spec.sriov:
             sriov = spec.sriov
             files |= {
-                "sriov_totalvfs": str(sriov.total), "sriov_numvfs": "0", "sriov_offset": str(sriov.offset),
-                "sriov_stride": str(sriov.stride), "sriov_vf_device": f"{sriov.vf_device:x}",
+                "sriov_totalvfs": str(sriov.total),
+                "sriov_numvfs": "0",
+                "sriov_offset": str(sriov.offset),
+                "sriov_stride": str(sriov.stride),
+                "sriov_vf_device": f"{sriov.vf_device:x}",
                 "sriov_drivers_autoprobe": "1",
             }
         for name, text in {**files, **spec.files}.items():
@@ -136,10 +153,13 @@ class FakeSysfs(FakeTree):
     def _uevent_file(self, function: Plugged) -> None:
         spec = function.spec
         driver = f"DRIVER={function.driver}\n" if function.driver else ""
-        self.write(f"{function.path}/uevent", (
-            f"{driver}PCI_CLASS={spec.class_code:X}\nPCI_ID={spec.vendor:04X}:{spec.device:04X}\n"
-            f"PCI_SUBSYS_ID={spec.subsystem[0]:04X}:{spec.subsystem[1]:04X}\nPCI_SLOT_NAME={spec.address}\n"
-        ))
+        self.write(
+            f"{function.path}/uevent",
+            (
+                f"{driver}PCI_CLASS={spec.class_code:X}\nPCI_ID={spec.vendor:04X}:{spec.device:04X}\n"
+                f"PCI_SUBSYS_ID={spec.subsystem[0]:04X}:{spec.subsystem[1]:04X}\nPCI_SLOT_NAME={spec.address}\n"
+            ),
+        )
 
     # Drivers.
 
@@ -215,8 +235,10 @@ class FakeSysfs(FakeTree):
         self.remove(f"bus/pci/drivers/{driver}/{address}")
         self._uevent_file(function)
         self.emit("unbind", "pci", path)
-        if driver == "vfio-pci" and function.group is not None and not any(
-            f.group == function.group and f.driver == "vfio-pci" for f in self.functions.values()
+        if (
+            driver == "vfio-pci"
+            and function.group is not None
+            and not any(f.group == function.group and f.driver == "vfio-pci" for f in self.functions.values())
         ):
             self._vfio_group(function.group, present=False)
 
@@ -235,9 +257,17 @@ class FakeSysfs(FakeTree):
         path = f"{parent}/{kind}/{name}"
         files: dict[str, str] = {"uevent": f"INTERFACE={name}" if kind == "net" else f"DEVNAME={name}"}
         if kind == "net":
-            files |= {"address": spec.mac, "type": "1", "mtu": "1500", "flags": "0x1003", "dev_port": "0",
-                      "speed": str(spec.speed), "carrier": str(int(spec.speed > 0)), "iflink": "2",
-                      "operstate": "up" if spec.speed > 0 else "down"}
+            files |= {
+                "address": spec.mac,
+                "type": "1",
+                "mtu": "1500",
+                "flags": "0x1003",
+                "dev_port": "0",
+                "speed": str(spec.speed),
+                "carrier": str(int(spec.speed > 0)),
+                "iflink": "2",
+                "operstate": "up" if spec.speed > 0 else "down",
+            }
         if kind == "nvme":
             files |= {"model": "SAMSUNG MZQL23T8HCLS-00A07", "serial": "S64HNE0R500001", "state": "live"}
         if kind == "infiniband":
@@ -301,11 +331,18 @@ class FakeSysfs(FakeTree):
     def _create_vf(self, pf: str, index: int, vf: str, sriov: Sriov) -> None:
         parent = self._function(pf)
         spec = Function(
-            vf, parent.spec.vendor, sriov.vf_device, parent.spec.class_code, sriov.vf_driver,
-            subsystem=(parent.spec.subsystem[0], 0), numa=parent.spec.numa, link=("Unknown", 0),
+            vf,
+            parent.spec.vendor,
+            sriov.vf_device,
+            parent.spec.class_code,
+            sriov.vf_driver,
+            subsystem=(parent.spec.subsystem[0], 0),
+            numa=parent.spec.numa,
+            link=("Unknown", 0),
             iommu_group=None if parent.spec.iommu_group is None else "own",
             netdev=f"{parent.spec.netdev}v{index}" if parent.spec.netdev else None,
-            mac=f"02:00:00:00:{index >> 8:02x}:{index & 255:02x}", speed=parent.spec.speed,
+            mac=f"02:00:00:00:{index >> 8:02x}:{index & 255:02x}",
+            speed=parent.spec.speed,
         )
         path = f"{os.path.dirname(parent.path)}/{vf}"
         parent.vfs.append(vf)

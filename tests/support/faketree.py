@@ -125,10 +125,13 @@ class FakeTree:
         self.proc("swaps", f"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n/dev/{disk} partition\t8388604\t0\t-2\n")
 
     def default_route(self, interface: str) -> None:
-        self.proc("net/route", (
-            "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
-            f"{interface}\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
-        ))
+        self.proc(
+            "net/route",
+            (
+                "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+                f"{interface}\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+            ),
+        )
 
     def enslave(self, interface: str, master: str = "br0") -> None:
         """Make an interface a port of a bridge."""

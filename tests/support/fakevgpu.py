@@ -188,4 +188,3 @@ class VgpuKernel:
         return (self._host.functions[address].pf is None) == (
             self._host.functions[self._pf(address)].spec.sriov is None
         )
-

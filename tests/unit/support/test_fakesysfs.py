@@ -58,9 +58,20 @@ class TestLayout:
         assert host.path("0000:82:00.0") == "devices/pci0000:80/0000:80:01.0/0000:82:00.0"
 
     def test_every_preset_plugs_in_and_leaves_again(self, host: FakeSysfs) -> None:
-        presets = [cards.gpu(), cards.gpu_audio(), cards.amd_gpu(), cards.nic(), cards.connectx(), cards.plain_nic(),
-                   cards.nvme(), cards.accelerator(), cards.bmc_vga(), cards.a2_vgpu_card(vfs=16),
-                   cards.t4_vgpu_card(), cards.l40s_vgpu_card(vfs=32)]
+        presets = [
+            cards.gpu(),
+            cards.gpu_audio(),
+            cards.amd_gpu(),
+            cards.nic(),
+            cards.connectx(),
+            cards.plain_nic(),
+            cards.nvme(),
+            cards.accelerator(),
+            cards.bmc_vga(),
+            cards.a2_vgpu_card(vfs=16),
+            cards.t4_vgpu_card(),
+            cards.l40s_vgpu_card(vfs=32),
+        ]
         for card in presets:
             host.add(card)
         assert dangling(host) == []
@@ -74,14 +85,39 @@ class TestLayout:
         recorded = tmp_path / "recorded"
         with tarfile.open(SHARED / "sysfs/igb-guest.tar.gz") as tar:
             tar.extractall(recorded, filter="fully_trusted")
-        host.add(cards.nic(PF, ports=("0000:40:00.0",), vfs=3, netdev="eth1", link=("2.5 GT/s PCIe", 1),
-                           files={"reset_method": "flr pm bus", "revision": "0x01"}))
+        host.add(
+            cards.nic(
+                PF,
+                ports=("0000:40:00.0",),
+                vfs=3,
+                netdev="eth1",
+                link=("2.5 GT/s PCIe", 1),
+                files={"reset_method": "flr pm bus", "revision": "0x01"},
+            )
+        )
         path = Path(host.path(PF))
         mine, theirs = host.sys / path, recorded / "sys" / path
         assert {p.name for p in mine.iterdir()} <= {p.name for p in theirs.iterdir()}
-        same = ["vendor", "device", "class", "subsystem_vendor", "modalias", "numa_node", "driver_override", "revision",
-                "sriov_totalvfs", "sriov_numvfs", "sriov_offset", "sriov_stride", "sriov_vf_device", "reset_method",
-                "current_link_speed", "current_link_width", "net/eth1/type", "net/eth1/mtu"]
+        same = [
+            "vendor",
+            "device",
+            "class",
+            "subsystem_vendor",
+            "modalias",
+            "numa_node",
+            "driver_override",
+            "revision",
+            "sriov_totalvfs",
+            "sriov_numvfs",
+            "sriov_offset",
+            "sriov_stride",
+            "sriov_vf_device",
+            "reset_method",
+            "current_link_speed",
+            "current_link_width",
+            "net/eth1/type",
+            "net/eth1/mtu",
+        ]
         assert {n: (mine / n).read_text() for n in same} == {n: (theirs / n).read_text() for n in same}
         assert set((mine / "uevent").read_text().split()) <= set((theirs / "uevent").read_text().split())
         links = ["driver", "subsystem", "virtfn0", "virtfn1", "virtfn2", "../0000:41:10.0/physfn"]
@@ -159,8 +195,10 @@ class TestSriov:
 class TestVgpu:
     def available(self, host: FakeSysfs, parent: str) -> dict[str, tuple[str, str]]:
         folder = host.sys / "class/mdev_bus" / parent / "mdev_supported_types"
-        return {t.name: (t.joinpath("name").read_text().strip(), t.joinpath("available_instances").read_text().strip())
-                for t in folder.iterdir()}
+        return {
+            t.name: (t.joinpath("name").read_text().strip(), t.joinpath("available_instances").read_text().strip())
+            for t in folder.iterdir()
+        }
 
     @pytest.mark.skipif(not (SHARED / "sysfs/harvester-pcidevices.tar.gz").exists(), reason="no recording of the A2")
     def test_with_three_live_4c_a_free_vf_of_the_a2_shows_the_recorded_numbers(
@@ -172,8 +210,10 @@ class TestVgpu:
         with tarfile.open(SHARED / "sysfs/harvester-pcidevices.tar.gz") as tar:
             tar.extractall(tmp_path / "r", filter="fully_trusted")
         types = tmp_path / "r/harvester-pcidevices/sys/class/mdev_bus/0000:08:01.7/mdev_supported_types"
-        recorded = {t.name: ((t / "name").read_text().strip(), (t / "available_instances").read_text().strip())
-                    for t in types.iterdir()}
+        recorded = {
+            t.name: ((t / "name").read_text().strip(), (t / "available_instances").read_text().strip())
+            for t in types.iterdir()
+        }
         assert self.available(host, "0000:08:01.7") == recorded
 
     def test_one_instance_a_vf_and_none_over_the_framebuffer(self, host: FakeSysfs) -> None:
@@ -233,8 +273,12 @@ class AnyOperations(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.host = FakeSysfs(Path(self.folder.name))
         small = cards.Sriov(3, vf_device=0x25B6, vf_driver="nvidia")
-        for card in (cards.nic(PF), cards.a2_vgpu_card(A2, sriov=small), cards.nvme(),
-                     cards.l40s_vgpu_card(sriov=small)):
+        for card in (
+            cards.nic(PF),
+            cards.a2_vgpu_card(A2, sriov=small),
+            cards.nvme(),
+            cards.l40s_vgpu_card(sriov=small),
+        ):
             self.host.add(card)
 
     def teardown(self) -> None:

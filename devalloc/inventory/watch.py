@@ -1,0 +1,185 @@
+"""Keep what is published about this host's devices true: look again when something may have changed.
+
+Events are debounced into one discovery; besides there is a periodic resync, which finds what sends no event (a NIC that
+got an address, an event that was lost), and a manual rescan. Only a discovery whose pools differ from the published
+ones is published.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from devalloc.api.pool import DevicePool
+from devalloc.inventory.events import EventSource
+
+if TYPE_CHECKING:
+    from devalloc.inventory import Discovery
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    """When to look again. All in seconds, all more than 0."""
+
+    quiet: float = 0.2
+    """Look when no event came for this long. Creating VFs sends a few events each over about half a second; half
+    created cards are not worth publishing."""
+
+    longest_delay: float = 2.0
+    """Look this long after the first event even if more keep coming, so that a storm delays news but never stops it."""
+
+    min_interval: float = 1.0
+    """From the start of one discovery to the start of the next. A discovery of a big host costs some 0.3 s of CPU:
+    this bounds the share of a core that a storm of events can take."""
+
+    resync: float = 60.0
+    """Look this long after the last discovery without any event. What sends no event is seen at the latest then."""
+
+    retry: float = 5.0
+    """Try again this long after a discovery or a publication failed, twice as long after each further failure, up to
+    `resync`. An event or a rescan tries again at once."""
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            if not getattr(self, setting.name) > 0:
+                raise ValueError(f"watch setting {setting.name} must be more than 0 seconds")
+
+
+DEFAULTS = WatchSettings()
+
+
+@dataclass(frozen=True)
+class PoolChanges:
+    """What differs between two sets of pools; false when nothing does."""
+
+    added: tuple[DevicePool, ...] = ()
+    changed: tuple[DevicePool, ...] = ()
+    """As they are now."""
+    removed: tuple[DevicePool, ...] = ()
+    """As they were."""
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+    def __str__(self) -> str:
+        parts = {"added": self.added, "changed": self.changed, "removed": self.removed}
+        named = (f"{how} {', '.join(p.metadata.name for p in pools)}" for how, pools in parts.items() if pools)
+        return "; ".join(named) or "no change"
+
+
+def diff(old: Sequence[DevicePool], new: Sequence[DevicePool]) -> PoolChanges:
+    """What became of the pools, by name, in the order of `new` (removed ones in the order of `old`)."""
+    before = {pool.metadata.name: pool for pool in old}
+    after = {pool.metadata.name: pool for pool in new}
+    return PoolChanges(
+        added=tuple(pool for name, pool in after.items() if name not in before),
+        changed=tuple(pool for name, pool in after.items() if name in before and pool != before[name]),
+        removed=tuple(pool for name, pool in before.items() if name not in after),
+    )
+
+
+class InventoryWatcher:
+    """Discovers now, publishes, and goes on doing so whenever it may be needed, until it is stopped.
+
+    `discover` and `publish` run in the thread that calls `run`, never at the same time. Whatever they raise is logged
+    and tried again; only what was published without an error counts as published. The first discovery is always
+    published, an empty one too: a host that lost its last device has to say so.
+    """
+
+    def __init__(
+        self,
+        discover: Callable[[], Discovery],
+        publish: Callable[[Discovery], None],
+        *,
+        source: EventSource,
+        settings: WatchSettings = DEFAULTS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._discover = discover
+        self._publish = publish
+        self._source = source
+        self._settings = settings
+        self._clock = clock
+        self._published: Sequence[DevicePool] | None = None
+        self._problems: frozenset[str] = frozenset()
+        self._first_event: float | None = None
+        self._last_event = 0.0
+        self._started = float("-inf")
+        self._resync_at = float("-inf")
+        self._failures = 0
+        self._asked: deque[bool] = deque()  # rescans asked for, each with or without republishing
+        self._owed = False  # a republication that failed
+
+    def rescan(self, *, republish: bool = False) -> None:
+        """Discover soon (after `min_interval`); with `republish` publish also if nothing changed.
+
+        From any thread or signal handler, such as one for SIGHUP: it takes no lock.
+        """
+        self._asked.append(republish)  # atomic
+        self._source.wake()
+
+    def run(self, stop: threading.Event) -> None:
+        """Watch until `stop` is set. A discovery or publication that is running then is finished first."""
+        waker = threading.Thread(target=self._wake_at, args=(stop,), name="inventory-stop", daemon=True)
+        waker.start()
+        self._source.wait(0)  # listen before the first look, so that nothing falls between the two
+        while not stop.is_set():
+            now = self._clock()
+            due = self._due(now)
+            if due <= now:
+                self._look(now)
+            elif self._source.wait(due - now):
+                self._last_event = self._clock()
+                if self._first_event is None:
+                    self._first_event = self._last_event
+        waker.join()  # it must not wake a source that our caller has closed
+
+    def _wake_at(self, stop: threading.Event) -> None:
+        stop.wait()
+        self._source.wake()
+
+    def _due(self, now: float) -> float:
+        """When the next discovery is to start."""
+        due = self._resync_at
+        if self._first_event is not None:
+            settled = min(self._last_event + self._settings.quiet, self._first_event + self._settings.longest_delay)
+            due = min(due, settled)
+        if self._asked:
+            due = now
+        return max(due, self._started + self._settings.min_interval)
+
+    def _look(self, now: float) -> None:
+        """Discover, and publish what changed. What happens from here on is for the next discovery."""
+        self._started, self._first_event = now, None
+        while self._asked:
+            self._owed |= self._asked.popleft()
+        try:
+            found = self._discover()
+            self._report(found)
+            changes = diff(self._published or (), found.pools)
+            if changes or self._owed or self._published is None:
+                self._publish(found)
+                log.info("published %d pools: %s", len(found.pools), changes)
+        except Exception:
+            self._failures += 1
+            delay = min(self._settings.retry * 2 ** min(self._failures - 1, 30), self._settings.resync)
+            self._resync_at = self._clock() + delay
+            log.exception("could not bring the inventory up to date; next try in %.0f s or on the next event", delay)
+        else:
+            self._published, self._failures, self._owed = list(found.pools), 0, False
+            self._resync_at = self._clock() + self._settings.resync
+
+    def _report(self, found: Discovery) -> None:
+        """Log each problem when it comes, not every time it is seen."""
+        problems = {str(problem): problem for problem in found.problems}
+        for text, problem in problems.items():
+            if text not in self._problems:
+                log.log(logging.ERROR if problem.severity == "error" else logging.WARNING, "%s", text)
+        self._problems = frozenset(problems)
