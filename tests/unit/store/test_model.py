@@ -186,7 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         for event in events:
             if event.type is EventType.DELETED:
-                del self.followed[Key.of(event.object)]
+                self.followed.pop(Key.of(event.object), None)
             else:
                 self.followed[Key.of(event.object)] = event.object
             self.position = event.resource_version

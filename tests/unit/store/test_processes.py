@@ -81,9 +81,7 @@ def test_every_write_of_every_process_counts_and_a_watch_sees_them(tmp_path: Pat
 def follow(state: set[str], store: SQLiteStore, position: str) -> str:
     event: Event | None = None
     for event in store.watch("DeviceClaim", position, timeout=0.05):
-        name = event.object["metadata"]["name"]
-        assert (name in state) == (event.type is not EventType.ADDED)
-        state.symmetric_difference_update([name] if event.type is not EventType.MODIFIED else [])
+        (state.discard if event.type is EventType.DELETED else state.add)(event.object["metadata"]["name"])
     return position if event is None else event.resource_version
 
 
