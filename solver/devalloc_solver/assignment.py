@@ -106,8 +106,8 @@ def _shares(
             bins[place] = bunch.devices[next_free[place[0]]]
             next_free[place[0]] += 1
         device = bins[place]
-        amounts = tuple((name, count * device.resources[name].block) for name, count in sorted(given.items()))
-        entries.append(Entry(slot, device, amounts))
+        sizes = tuple((name, count * device.resources[name].block) for name, count in sorted(given.items()))
+        entries.append(Entry(slot, device, sizes))
     return entries
 
 

@@ -86,6 +86,7 @@ class Search:
         from ortools.sat.python import cp_model
 
         cp = self.model.cp
+        cp.clear_objective()  # type: ignore[no-untyped-call]
         cp.minimize(_sum(terms))
         solver = cp_model.CpSolver()
         parameters = solver.parameters
@@ -94,11 +95,10 @@ class Search:
         parameters.max_deterministic_time = limit
         if self.ends is not None:
             parameters.max_time_in_seconds = max(0.01, self.ends - time.monotonic())
-        cp.clear_hints()
+        cp.clear_hints()  # type: ignore[no-untyped-call]
         for index, value in enumerate(self.values):
             cp.add_hint(cp.get_int_var_from_proto_index(index), value)
         status = solver.solve(cp)
-        cp.clear_objective()
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             found = list(solver.response_proto.solution)
             if self.improves(found, terms):

@@ -1,8 +1,8 @@
 """The exact model of a batch: every rule of claim-semantics S5 to S16 as CP-SAT constraints.
 
-One model holds some units, the devices they may take (as bunches of interchangeable ones) and what is in use. Devices are
-counted, not named: names are given afterwards (assignment.py). Claims in ``releasable`` keep their devices only while a
-literal says so, which is how the reasons find who is in the way.
+One model holds some units, the devices they may take (as bunches of interchangeable ones) and what is in use. Devices
+are counted, not named: names are given afterwards (assignment.py). Claims in ``releasable`` keep their devices only while
+a literal says so, which is how the reasons find who is in the way.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class Relax:
     match: bool = False
     pool_resources: bool = False
     node: bool = False
+
+
+NOTHING = Relax()
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +98,7 @@ def build_model(
     units: Sequence[Unit],
     *,
     releasable: Sequence[Holding] = (),
-    relax: Relax = Relax(),  # noqa: B008  (frozen)
+    relax: Relax = NOTHING,
 ) -> BatchModel:
     """Build the model of a batch. ``holdings`` are in use for good, ``releasable`` ones may give way."""
     from ortools.sat.python import cp_model
@@ -200,7 +203,7 @@ class _Builder:
             b
             for b in eligible
             if (b not in reached or reached[b] is not None)
-            and (self.relax.match or self.value(b, slot.match) is not None and self.value(b, demand.match) is not None)
+            and (self.relax.match or None not in (self.value(b, slot.match), self.value(b, demand.match)))
         ]
         if slot.mode is Mode.SHARE:
             self.add_shares(parts, usable)

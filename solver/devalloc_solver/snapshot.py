@@ -101,7 +101,7 @@ def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]
         resources = {r.name: Resource.of(r) for r in pool.spec.resources}
         blocks = {r.name: r.block for r in pool.spec.resources}
         common = {a.name: a.value for a in pool.spec.attributes}
-        members = []
+        members: list[Device] = []
         for device in sorted(pool.spec.devices, key=lambda d: natural(d.name)):
             own = {a.name: a.value for a in device.attributes}
             undefined = next((name for name in sorted(device.requests) if name not in resources), None)

@@ -173,7 +173,7 @@ def _answers(
         if claim.is_allocated
     ]
     answers += [_answer_refused(refused) for refused in prepared.refused]
-    explainer = Explainer(prepared.snapshot, prepared.holdings, placements, proven=proven, ends=ends)
+    explainer = Explainer(prepared.snapshot, prepared.holdings, placements, ends)
     placed = {p.demand.key for p in placements}
     for unit in prepared.units:
         if unit.demands[0].key not in placed:

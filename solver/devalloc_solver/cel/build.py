@@ -213,6 +213,9 @@ class _Builder:
     @build.register
     def _(self, node: ListOf) -> Code:
         items = [self.build(item) for item in node.items]
+        if all(isinstance(item, Literal) for item in node.items):
+            constant = [item.value for item in node.items if isinstance(item, Literal)]
+            return Code("list", lambda _frame: constant, 1 + len(items))
         return Code("list", logic.list_of([item.run for item in items]), 1 + sum(item.cost for item in items))
 
     @build.register

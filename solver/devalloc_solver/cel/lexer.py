@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from devalloc_solver.cel.errors import CompileError
-from devalloc_solver.cel.values import MAX_INT, MAX_UINT, Uint
+from devalloc_solver.cel.values import MAX_INT, MAX_UINT, Uint, brief
 
 _SKIP = re.compile(r"(?:[ \t\n\f\r]+|//[^\n]*)*")
 _NUMBER = re.compile(
@@ -94,16 +94,16 @@ def _number(text: str, at: int, match: re.Match[str]) -> Token:
     if match["float"]:
         number = float(written)
         if math.isinf(number):
-            raise error_at(text, at, f"{written} is beyond the range of a double")
+            raise error_at(text, at, f"{brief(written)} is beyond the range of a double")
         return Token("literal", written, at, number)
     digits = match["int"]
     value = int(digits, 16 if digits.startswith("0x") else 10) if len(digits) <= 30 else MAX_UINT + 1
     if match["uint"]:
         if value > MAX_UINT:
-            raise error_at(text, at, f"{written} is beyond the range of a 64-bit unsigned integer")
+            raise error_at(text, at, f"{brief(written)} is beyond the range of a 64-bit unsigned integer")
         return Token("literal", written, at, Uint(value))
     if value > MAX_INT + 1:
-        raise error_at(text, at, f"{written} is beyond the range of a 64-bit integer")
+        raise error_at(text, at, f"{brief(written)} is beyond the range of a 64-bit integer")
     return Token("literal", written, at, value, negatable=value == MAX_INT + 1)
 
 

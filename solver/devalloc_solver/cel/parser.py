@@ -25,7 +25,7 @@ from devalloc_solver.cel.syntax import (
     Select,
     Unary,
 )
-from devalloc_solver.cel.values import MAX_INT, MIN_INT
+from devalloc_solver.cel.values import MAX_INT, MIN_INT, brief
 
 MAX_LENGTH = 10 * 1024
 """Bytes of UTF-8 of an expression."""
@@ -96,7 +96,7 @@ class _Parser:
 
     def unexpected(self, wanted: str) -> NoReturn:
         token = self.token
-        found = "the end" if token.kind == "end" else token.text if len(token.text) <= 40 else token.text[:37] + "..."
+        found = brief(token.text)
         raise error_at(self.text, token.at, f"found {found} where {wanted} is expected")
 
     def bounded(self, node: Node) -> Node:

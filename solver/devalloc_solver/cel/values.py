@@ -92,7 +92,11 @@ def type_name(value: object) -> str:
 
 def show(value: object) -> str:
     """A short text of ``value`` for messages."""
-    text = repr(value) if isinstance(value, str) else str(value)
+    return brief(repr(value) if isinstance(value, str) else str(value))
+
+
+def brief(text: str) -> str:
+    """``text``, cut to what fits into a message."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 

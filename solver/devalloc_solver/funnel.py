@@ -1,0 +1,167 @@
+"""The funnel of a request: how many devices fell at which step, and what is left on the best node (S19)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api.quantity import Quantity
+from devalloc_solver.bunches import MatchValue
+from devalloc_solver.demand import Demand, Mode, Slot
+from devalloc_solver.holdings import Holding, Key, Ledger
+from devalloc_solver.snapshot import Device, Snapshot
+
+SHOWN = 3
+"""Examples per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Funnel:
+    """What became of all devices of the fleet, as one slot sees them."""
+
+    slot: Slot
+    total: int
+    steps: tuple[tuple[str, int, tuple[str, ...], str | None], ...]
+    """(what, devices, first names, why the first one fell)"""
+    matching: int
+    """devices that pass all steps, in use or not"""
+    holders: tuple[tuple[Key, int], ...]
+    """claims that hold matching devices this slot cannot have, with the number of them; most first"""
+    in_use: int
+    free: int
+
+    def to_dict(self) -> dict[str, Any]:
+        steps = []
+        for what, count, names, example in self.steps:
+            step: dict[str, Any] = {"what": what, "count": count, "devices": list(names)}
+            steps.append(step | ({"example": example} if example else {}))
+        return {
+            "request": self.slot.label,
+            "devices": self.total,
+            "steps": steps,
+            "matching": self.matching,
+            "inUse": self.in_use,
+            "usedBy": [{"namespace": k[0], "name": k[1], "count": n} for k, n in self.holders],
+            "free": self.free,
+        }
+
+    def sentence(self) -> str:
+        """Such as "8 of 12 devices are of another driver, 2 are used by default/train-1"."""
+        parts = [f"{count} {_verb(what, count)}" for what, count, _, _ in self.steps]
+        if self.in_use:
+            names = [f"{ns}/{name}" for (ns, name), _ in self.holders]
+            more = f" and {len(names) - SHOWN} more claims" if len(names) > SHOWN else ""
+            parts.append(
+                f"{self.in_use} {'is' if self.in_use == 1 else 'are'} used by {', '.join(names[:SHOWN])}{more}"
+            )
+        if not parts:
+            return f"all {self.total} devices match" if self.total else "the fleet has no devices"
+        first, *rest = parts
+        number, _, what = first.partition(" ")
+        noun = "device" if self.total == 1 else "devices"
+        return ", ".join([f"{number} of {self.total} {noun} {what}", *rest])
+
+
+def make_funnel(snapshot: Snapshot, slot: Slot, holdings: Iterable[Holding]) -> Funnel:
+    """Count for one slot. ``holdings`` are all claims that hold anything now."""
+    holdings = list(holdings)
+    ledger, nothing_held = Ledger.of(snapshot, holdings), Ledger(snapshot)
+    accepted = {i for i in slot.candidates.accepted if _may_have(slot, snapshot, i, nothing_held)}
+    without = [i for i in slot.candidates.accepted if i not in accepted]
+    taken = {index for index in accepted if not _may_have(slot, snapshot, index, ledger)}
+    users: Counter[Key] = Counter()
+    for holding in holdings:
+        for item in holding.items:
+            if item.device in taken:
+                users[holding.claim] += 1
+    fallen = [(step.what, step.devices, step.example) for step in slot.candidates.funnel]
+    if without:
+        fallen.append((f"have no {' or '.join(sorted(slot.requests))} to share", tuple(without), None))
+    steps = tuple(
+        (what, len(devices), tuple(title(snapshot, i) for i in devices[:SHOWN]), example)
+        for what, devices, example in fallen
+    )
+    ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
+    return Funnel(slot, len(snapshot.devices), steps, len(accepted), ranked, len(taken), len(accepted) - len(taken))
+
+
+def title(snapshot: Snapshot, index: int) -> str:
+    """pool/device"""
+    device = snapshot.devices[index]
+    return f"{snapshot.pools[device.pool].name}/{device.name}"
+
+
+def shortage(snapshot: Snapshot, demand: Demand, slot: Slot, ledger: Ledger, *, free: str, pin: str | None) -> str:
+    """What the best node lacks, such as "no node has 2 free devices with one `numa` value (at most 1)".
+
+    Empty when counting alone does not show it. ``free`` is the word for devices, "free " or "".
+    """
+    match = tuple(dict.fromkeys((*slot.match, *demand.match)))
+    where = f"node {pin} does not have" if pin else "no node has"
+    together = f" with one {' and one '.join(f'`{name}`' for name in match)} value" if match else ""
+    usable = [snapshot.devices[i] for i in slot.candidates.accepted if _may_have(slot, snapshot, i, ledger)]
+    sets = list(_reachable_sets(snapshot, usable, match, pin))
+    if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT):
+        best = max((len(devices) for devices in sets), default=0)
+        if best < slot.least:
+            noun = "device" if slot.least == 1 else "devices"
+            return f"{where} {slot.least} {free}{noun}{together} (at most {best})"
+    for name, amount in slot.requests.items():
+        best_amount = max((_amount(slot, devices, name, ledger) for devices in sets), default=0)
+        if best_amount < amount:
+            shown = slot.spec.requests[name]
+            most = f" on {slot.most} device{'s' if slot.most != 1 else ''}" if slot.most is not None else ""
+            at_most = Quantity(best_amount, shown.format)
+            return f"{where} {shown} of {free}{name}{most}{together} (at most {at_most})"
+    return ""
+
+
+def _reachable_sets(
+    snapshot: Snapshot, devices: Sequence[Device], match: Sequence[str], pin: str | None
+) -> Iterable[list[Device]]:
+    """Devices that may be chosen together: of one node (and the network), with equal match values."""
+    network = [d for d in devices if snapshot.pools[d.pool].node is None]
+    by_node: dict[str | None, list[Device]] = defaultdict(list)
+    for device in devices:
+        node = snapshot.pools[device.pool].node
+        if node is not None and pin in (None, node):
+            by_node[node].append(device)
+    if not by_node:
+        by_node[None] = []
+    for mine in by_node.values():
+        by_value: dict[MatchValue, list[Device]] = defaultdict(list)
+        for device in (*network, *mine):
+            if all(name in device.attributes for name in match):
+                by_value[tuple(device.attributes[name] for name in match)].append(device)
+        yield from by_value.values()
+
+
+def _amount(slot: Slot, devices: Sequence[Device], name: str, ledger: Ledger) -> int:
+    def usable(device: Device) -> int:
+        resource = device.resources.get(name)
+        if resource is None:
+            return 0
+        return resource.nano if slot.mode is Mode.WHOLE else ledger.free_blocks(device, name) * resource.block
+
+    amounts = sorted((usable(device) for device in devices), reverse=True)
+    return sum(amounts if slot.most is None else amounts[: slot.most])
+
+
+def _may_have(slot: Slot, snapshot: Snapshot, index: int, ledger: Ledger) -> bool:
+    if slot.mode.is_admin:
+        return True
+    device = snapshot.devices[index]
+    if slot.mode is Mode.WHOLE:
+        return not ledger.in_use(device)
+    return any(ledger.free_blocks(device, name) > 0 for name in slot.requests)
+
+
+def _verb(what: str, count: int) -> str:
+    """ "are unavailable" -> "is unavailable" for one device."""
+    if count != 1:
+        return what
+    forms: Mapping[str, str] = {"are": "is", "have": "has", "fail": "fails"}
+    first, _, rest = what.partition(" ")
+    return f"{forms.get(first, first)} {rest}"
