@@ -1,0 +1,153 @@
+"""What the host itself needs (reserved), and what somebody has open (in use).
+
+Read from /proc and sysfs below the same root. What a recording does not hold is not assumed. These are answers for
+choosing; whoever binds a device asks again and refuses when in doubt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from devalloc.inventory.nic import interfaces
+from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.storage import blocks, controllers
+from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces, openers
+
+_LINK_LOCAL = "20"
+_DRM = re.compile(r"(?:card|renderD)[0-9]+", re.ASCII)
+_MONITORS = frozenset({"nvidia-persiste", "nvidia-vgpud", "nvidia-vgpu-mgr", "nv-hostengine", "dcgm-exporter"})
+"""Processes (as cut off by the kernel) that keep GPUs open to watch them, not to use them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """What of this host is spoken for."""
+
+    default_route: frozenset[str]
+    """Interfaces of a default route."""
+    addressed: frozenset[str]
+    """Interfaces with an address or a route."""
+    mounted: frozenset[str]
+    """Block devices that are mounted, by name (``nvme0n1p1``) or number (``259:1``)."""
+    swap: frozenset[str]
+    """Block devices that are swapped to, by name."""
+    opened: Mapping[Address, str]
+    """Functions that a process has open, and which process."""
+
+    @classmethod
+    def read(cls, tree: Tree, functions: Iterable[PciFunction]) -> Holders:
+        default_route, addressed = _routes(tree)
+        nodes = {node: function.address for function in functions for node in _nodes(function)}
+        users = openers(tree.proc, nodes.keys()) if nodes and tree.proc else {}
+        return cls(
+            default_route=frozenset(default_route),
+            addressed=frozenset(addressed | _ipv6(tree) | ipv4_interfaces(tree)),
+            mounted=frozenset(_mounted(tree)),
+            swap=frozenset(row[0].rpartition("/")[2] for row in _rows(tree, "swaps")[1:]),
+            opened={
+                nodes[node]: user for node, user in sorted(users.items()) if user.rpartition(" ")[0] not in _MONITORS
+            },
+        )
+
+    def reserved(self, function: PciFunction) -> str | None:
+        """What the host needs the function for: ``default route``; None when it does not."""
+        if function.folder.number("boot_vga") == 1:
+            return "boot VGA"
+        if function.folder.folder("graphics", "fb0") is not None:
+            return "console"
+        return self._network_use(function) or self._storage_use(function)
+
+    def user(self, function: PciFunction) -> str | None:
+        """The process that has the function open; None where none is seen."""
+        return self.opened.get(function.address)
+
+    def _network_use(self, function: PciFunction) -> str | None:
+        found = interfaces(function)
+        for interface in found:
+            if interface.name in self.default_route:
+                return "default route"
+        for interface in found:
+            if interface.name in self.addressed:
+                return f"address on {interface.name}"
+            names = interface.names()
+            if "master" in names:
+                return f"member of {interface.link('master')}"
+            upper = next((name for name in names if name.startswith("upper_")), None)
+            if upper is not None:
+                return f"carries {upper.removeprefix('upper_')}"
+        return None
+
+    def _storage_use(self, function: PciFunction) -> str | None:
+        for block in blocks(function):
+            if block.name in self.mounted or block.text("dev") in self.mounted:
+                return f"{block.name} is mounted"
+            if block.name in self.swap:
+                return f"swap on {block.name}"
+            holders = block.names("holders")
+            if holders:
+                return f"{block.name} is held by {holders[0]}"
+        return None
+
+
+def _nodes(function: PciFunction) -> Iterator[str]:
+    """The device nodes through which processes use a function."""
+    if function.on_vfio and function.iommu_group is not None:
+        yield f"/dev/vfio/{function.iommu_group}"
+        yield from (f"/dev/vfio/devices/{name}" for name in function.folder.names("vfio-dev"))
+    yield from (f"/dev/dri/{name}" for name in function.folder.names("drm") if _DRM.fullmatch(name))
+    yield from (f"/dev/infiniband/{name}" for name in function.folder.names("infiniband_verbs"))
+    yield from (f"/dev/{name}" for name in controllers(function))
+    yield from (f"/dev/{block.name}" for block in blocks(function))
+    yield from _nvidia_node(function)
+
+
+def _nvidia_node(function: PciFunction) -> Iterator[str]:
+    proc = function.folder.tree.proc if function.driver == "nvidia" else None
+    card = proc.folder("driver", "nvidia", "gpus", str(function.address)) if proc else None
+    minor = re.search(r"^Device Minor:\s*([0-9]+)$", (card.text("information") if card else None) or "", re.MULTILINE)
+    if minor:
+        yield f"/dev/nvidia{minor[1]}"
+
+
+def _rows(tree: Tree, *names: str) -> list[list[str]]:
+    """The words of each line of a file below /proc."""
+    *folders, name = names
+    place: Folder | None = tree.proc
+    if place is not None and folders:
+        place = place.folder(*folders)
+    return [row.split() for row in ((place.text(name) if place else None) or "").splitlines() if row.strip()]
+
+
+def _routes(tree: Tree) -> tuple[set[str], set[str]]:
+    """Interfaces of default routes, and of any route."""
+    default: set[str] = set()
+    any_route: set[str] = set()
+    for row in _rows(tree, "net", "route")[1:]:
+        if len(row) >= 8:
+            any_route.add(row[0])
+            if row[1] == "00000000" == row[7]:
+                default.add(row[0])
+    for row in _rows(tree, "net", "ipv6_route"):
+        if len(row) == 10 and row[0] == "0" * 32 and row[1] == "00" and row[9] != "lo":
+            default.add(row[9])
+    return default, any_route
+
+
+def _ipv6(tree: Tree) -> set[str]:
+    """Interfaces with an IPv6 address that is not link-local: every interface that is up has one of those."""
+    return {row[5] for row in _rows(tree, "net", "if_inet6") if len(row) == 6 and row[3] != _LINK_LOCAL}
+
+
+def _mounted(tree: Tree) -> Iterator[str]:
+    for process in ("self", "1"):
+        for row in _rows(tree, process, "mountinfo"):
+            source = row[row.index("-") + 2 :] if "-" in row else []
+            if len(row) > 2:
+                yield row[2]
+            if source and source[0].startswith("/dev/"):
+                yield source[0].rpartition("/")[2]
+    for row in _rows(tree, "mounts"):
+        if row[0].startswith("/dev/"):
+            yield row[0].rpartition("/")[2]

@@ -1,0 +1,53 @@
+"""Network cards: their interfaces, and what is published of them."""
+
+from __future__ import annotations
+
+import re
+
+from devalloc.api.pool import AttributeValue
+from devalloc.api.quantity import NANO, Quantity
+from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.sysfs import Folder
+
+_NETWORK = 0x02
+_LINK_BY_SUBCLASS = {0x0200: "ethernet", 0x0207: "infiniband"}
+_LINK_BY_TYPE = {1: "ethernet", 32: "infiniband"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND
+_MEGABIT = 10**6
+_MAC = re.compile(r"(?:[0-9a-f]{2}:){5}(?:[0-9a-f]{2}|(?:[0-9a-f]{2}:){14}[0-9a-f]{2})", re.ASCII)
+_VIRTIO = re.compile(r"virtio[0-9]+", re.ASCII)
+
+
+def is_nic(function: PciFunction) -> bool:
+    """True for network controllers of any sort."""
+    return function.base_class == _NETWORK
+
+
+def interfaces(function: PciFunction) -> list[Folder]:
+    """The network interfaces that drivers have made of the function, in this network namespace."""
+    places = [function.folder, *filter(None, map(function.folder.folder, _virtio(function)))]
+    return [found for place in places for name in place.names("net") if (found := place.folder("net", name))]
+
+
+def is_elsewhere(function: PciFunction) -> bool:
+    """True when the interface exists but in another network namespace: the kernel shows an empty ``net`` folder."""
+    return function.folder.folder("net") is not None and not function.folder.names("net")
+
+
+def attributes(function: PciFunction) -> dict[str, AttributeValue]:
+    """linkType, linkSpeed (bit/s), mac and rdma, as far as they are known."""
+    found: dict[str, AttributeValue] = {"rdma": int(bool(function.folder.names("infiniband")))}
+    link = _LINK_BY_SUBCLASS.get(function.subclass)
+    for interface in interfaces(function)[:1]:
+        link = _LINK_BY_TYPE.get(interface.number("type") or 0, link)
+        speed, mac = interface.number("speed"), interface.text("address")
+        if speed is not None and 0 < speed < 2**32 - 1:  # -1 and its unsigned form: no carrier
+            found["linkSpeed"] = Quantity(speed * _MEGABIT * NANO)
+        if mac is not None and _MAC.fullmatch(mac):
+            found["mac"] = mac
+    if link is not None:
+        found["linkType"] = link
+    return found
+
+
+def _virtio(function: PciFunction) -> list[str]:
+    return [name for name in function.folder.names() if _VIRTIO.fullmatch(name)]

@@ -1,0 +1,223 @@
+"""PCI functions: what sysfs says about each, and where their virtual functions are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from devalloc.inventory.sysfs import Folder, Tree
+
+_ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])", re.ASCII)
+_ROOT = re.compile(r"/(pci[0-9a-f]{4,8}:[0-9a-f]{2})(?:/|$)")
+_HEX = re.compile(r"[0-9a-fA-F]{1,4}", re.ASCII)
+_VIRTFN = re.compile(r"virtfn([0-9]{1,5})", re.ASCII)
+
+_SRIOV_CAPABILITY = 0x10
+_CONFIG_SIZE = 4096
+MAX_VFS = 0xFFFF
+
+BRIDGE = 0x06
+"""Base class of bridges."""
+NVIDIA = 0x10DE
+_DISPLAY_3D = 0x030200
+
+
+class Address(NamedTuple):
+    """A PCI address with a domain of up to 32 bits, ordered by number."""
+
+    domain: int
+    bus: int
+    slot: int
+    function: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address | None:
+        """The address in ``0000:08:00.4``; None for any other text."""
+        match = _ADDRESS.fullmatch(text)
+        if match is None:
+            return None
+        address = cls(*(int(part, 16) for part in match.groups()))
+        return address if address.slot < 32 else None
+
+    def __str__(self) -> str:
+        return f"{self.domain:04x}:{self.bus:02x}:{self.slot:02x}.{self.function}"
+
+    @property
+    def card(self) -> Address:
+        """Function 0 of the slot: what the functions of one card have in common."""
+        return self._replace(function=0)
+
+    @property
+    def device_name(self) -> str:
+        """The address as a device name: ``0000-08-00-4``."""
+        return str(self).replace(":", "-").replace(".", "-")
+
+    @property
+    def slot_name(self) -> str:
+        """The slot as the end of a pool name: ``0000-08-00``."""
+        return self.device_name.rpartition("-")[0]
+
+    def plus(self, functions: int) -> Address | None:
+        """The address so many routing IDs further; None beyond the last bus."""
+        routing = (self.bus << 8 | self.slot << 3 | self.function) + functions
+        if not 0 <= routing <= 0xFFFF:
+            return None
+        return Address(self.domain, routing >> 8, routing >> 3 & 0x1F, routing & 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Sriov:
+    """The SR-IOV capability of a physical function."""
+
+    total: int
+    """VFs that it can have at most."""
+    active: int
+    """VFs that are switched on."""
+    offset: int | None
+    """Routing IDs from the PF to its first VF; None when neither sysfs nor the configuration space tells."""
+    stride: int | None
+    """Routing IDs from one VF to the next."""
+    vf_device: int | None
+    """Device ID of the VFs; None where the kernel does not tell (before 4.16)."""
+
+    def address(self, pf: Address, index: int) -> Address | None:
+        """Where VF number ``index`` (from 0) is or will be."""
+        if self.offset is None or self.stride is None or self.offset < 1:
+            return None
+        return pf.plus(self.offset + index * self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """One PCI function, as read."""
+
+    address: Address
+    folder: Folder
+    class_code: int
+    """Base class, subclass and programming interface: 0x030200."""
+    vendor: int
+    device: int | None
+    driver: str | None
+    numa: int | None
+    """The NUMA node; None where the machine does not say (sysfs: -1)."""
+    iommu_group: int | None
+    root: str | None
+    """The root complex of its branch of the PCI tree: ``pci0000:00``."""
+    sriov: Sriov | None
+    physfn: Address | None
+    """The physical function, for a VF."""
+    virtfns: tuple[tuple[int, Address], ...]
+    """Index and address of the VFs that exist, for a PF."""
+
+    @property
+    def base_class(self) -> int:
+        return self.class_code >> 16
+
+    @property
+    def subclass(self) -> int:
+        """Base class and subclass: 0x0302."""
+        return self.class_code >> 8
+
+    @property
+    def on_vfio(self) -> bool:
+        """True when a VFIO driver (or a variant of it) has the function, so that no host driver does."""
+        return self.driver is not None and "vfio" in self.driver
+
+
+def scan(tree: Tree) -> dict[Address, PciFunction]:
+    """Every PCI function of the tree by address, in numeric order. Functions that cannot be read are faults."""
+    found: dict[Address, PciFunction] = {}
+    if tree.sys is None:
+        return found
+    # Recordings of a vGPU host may hold a VF below mdev_bus only.
+    for place in (("bus", "pci", "devices"), ("class", "mdev_bus")):
+        listing = tree.sys.folder(*place)
+        for name in listing.names() if listing else ():
+            address = Address.parse(name)
+            if address is None or address in found or listing is None:
+                continue
+            folder = listing.folder(name)
+            function = read(address, folder) if folder else None
+            if function is not None:
+                found[address] = function
+    return dict(sorted(found.items()))
+
+
+def read(address: Address, folder: Folder) -> PciFunction | None:
+    """The function in ``folder``; None, and a fault, when not even its class and vendor can be told."""
+    class_code, vendor = folder.number("class"), folder.number("vendor")
+    if class_code is None or vendor is None:
+        if folder.folder("nvidia") is None:
+            folder.tree.fault(folder.path, "has no readable class and vendor, so it is left out")
+            return None
+        folder.tree.fault(folder.path, "has no readable class and vendor; taken for an NVIDIA GPU by its nvidia folder")
+        class_code, vendor = _DISPLAY_3D, NVIDIA
+    numa = folder.number("numa_node")
+    root = _ROOT.search(folder.path)
+    return PciFunction(
+        address=address,
+        folder=folder,
+        class_code=class_code,
+        vendor=vendor,
+        device=folder.number("device"),
+        driver=folder.link("driver"),
+        numa=numa if numa is not None and numa >= 0 else None,
+        iommu_group=_group(folder),
+        root=root[1] if root else None,
+        sriov=_sriov(folder),
+        physfn=Address.parse(folder.link("physfn") or ""),
+        virtfns=tuple(_virtfns(folder)),
+    )
+
+
+def _group(folder: Folder) -> int | None:
+    name = folder.link("iommu_group")
+    if name is None:
+        return None
+    if not (name.isascii() and name.isdigit() and len(name) < 10):
+        folder.tree.fault(f"{folder.path}/iommu_group", f"points at no IOMMU group: {name[:40]!r}")
+        return None
+    return int(name)
+
+
+def _virtfns(folder: Folder) -> Iterable[tuple[int, Address]]:
+    found = []
+    for name in folder.names():
+        match = _VIRTFN.fullmatch(name)
+        address = Address.parse(folder.link(name) or "") if match else None
+        if match and address is not None:
+            found.append((int(match[1]), address))
+    return sorted(found)
+
+
+def _sriov(folder: Folder) -> Sriov | None:
+    total = folder.number("sriov_totalvfs")
+    if total is None or not 0 < total <= MAX_VFS:
+        return None
+    offset, stride = folder.number("sriov_offset"), folder.number("sriov_stride")
+    if offset is None or stride is None:
+        offset, stride = _routing_from_config(folder)
+    vf_device = folder.text("sriov_vf_device") or ""  # four hexadecimal digits without 0x
+    return Sriov(
+        total=total,
+        active=folder.number("sriov_numvfs") or 0,
+        offset=offset,
+        stride=stride,
+        vf_device=int(vf_device, 16) if _HEX.fullmatch(vf_device) else None,
+    )
+
+
+def _routing_from_config(folder: Folder) -> tuple[int | None, int | None]:
+    """First VF offset and VF stride out of the SR-IOV capability, for kernels before 4.14."""
+    config = folder.raw("config", _CONFIG_SIZE) or b""
+    position, seen = 0x100, set[int]()
+    while 0x100 <= position <= len(config) - 0x18 and position not in seen:
+        seen.add(position)
+        header = int.from_bytes(config[position : position + 4], "little")
+        if header & 0xFFFF == _SRIOV_CAPABILITY:
+            words = [int.from_bytes(config[position + at : position + at + 2], "little") for at in (0x14, 0x16)]
+            return words[0], words[1]
+        position = header >> 20
+    return None, None

@@ -1,0 +1,200 @@
+"""vGPU profiles as devices: what a card can still hold, told by pool resources and compatibility groups.
+
+What profiles cost is counted per card, never summed over its VFs: they share the framebuffer, a profile may have a most
+number of instances, a VF holds one instance, and many cards hold instances of one size at a time. Live instances that no
+claim explains are taken off the capacities; those that a claim holds are drawn by the claim's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from devalloc.api.quantity import NANO, Format, Quantity
+from devalloc.inventory.pci import NVIDIA
+from devalloc.inventory.vgpu import Instance, Parent, Profile
+
+FRAMEBUFFER = "framebuffer"
+INSTANCES = "instances"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One device of a profile on a parent."""
+
+    name: str
+    parent: Parent
+    profile: Profile
+    exists: bool
+    compatibility: str | None
+    obstacle: str | None
+    """Why it cannot be had although nothing is wrong with the parent."""
+    requests: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What the vGPU parents of one port offer."""
+
+    total: int | None
+    """Framebuffer of the card in bytes; None where no profile tells."""
+    capacity: dict[str, int]
+    """Resources and what is left of them after instances that nobody claimed."""
+    offers: tuple[Offer, ...]
+    foreign: tuple[Instance, ...]
+    """Live instances that no claim explains."""
+    known: dict[str, Profile]
+    """By id."""
+
+
+def quantity(size: int) -> Quantity:
+    """Bytes as a quantity with a binary suffix."""
+    return Quantity(size * NANO, Format.BINARY_SI)
+
+
+def stock(parents: Sequence[Parent], held: Collection[str]) -> Stock:
+    """The offers of a port's parents. ``held``: names of devices that claims hold."""
+    known: dict[str, Profile] = {}
+    for parent in parents:
+        for profile in parent.profiles:
+            known.setdefault(profile.id, profile)
+    foreign = tuple(instance for parent in parents for instance in _foreign(parent, held))
+    live = [instance for parent in parents for instance in parent.live]
+    card = _Card(
+        known=known,
+        total=_total(parents, known, live),
+        one_size=_one_size(parents, known, live),
+        foreign=foreign,
+        claimed=len(live) > len(foreign),
+    )
+    offers = tuple(offer for parent in parents for offer in _offers(card, parent, held))
+    return Stock(card.total, _capacity(card, parents, offers), offers, foreign, known)
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    known: dict[str, Profile]
+    total: int | None
+    one_size: bool
+    foreign: tuple[Instance, ...]
+    claimed: bool
+
+    def size(self, instance: Instance) -> int | None:
+        profile = self.known.get(instance.profile_id or "")
+        return profile.framebuffer if profile else None
+
+    @property
+    def free(self) -> int | None:
+        """Framebuffer left by foreign instances; none if the size of one is unknown."""
+        sizes = [self.size(instance) for instance in self.foreign]
+        return None if self.total is None else max(0, self.total - sum(self.total if s is None else s for s in sizes))
+
+    def most(self, profile: Profile) -> int | None:
+        """Instances that are possible at once, where that binds before the framebuffer does."""
+        if profile.max_instance is None:
+            return None
+        bound_by_framebuffer = self.total is not None and profile.framebuffer is not None
+        if bound_by_framebuffer and profile.max_instance * (profile.framebuffer or 0) >= (self.total or 0):
+            return None
+        return profile.max_instance
+
+
+def _foreign(parent: Parent, held: Collection[str]) -> Iterator[Instance]:
+    claimed = {profile_id: sum(name in held for name in _names(parent, profile_id, len(parent.live)))
+               for profile_id in {instance.profile_id for instance in parent.live}}  # fmt: skip
+    for instance in sorted(parent.live, key=lambda instance: instance.uuid or ""):
+        if claimed[instance.profile_id] > 0:
+            claimed[instance.profile_id] -= 1
+        else:
+            yield instance
+
+
+def _names(parent: Parent, profile_id: str | None, count: int) -> list[str]:
+    """Device names of a profile on a parent; the first has the plain name."""
+    plain = f"{parent.address.device_name}-{profile_id}"
+    return [plain, *(f"{plain}-{number}" for number in range(1, count))]
+
+
+def _total(parents: Sequence[Parent], known: dict[str, Profile], live: Sequence[Instance]) -> int | None:
+    """The card's framebuffer: what its profiles prove. In the vendor VFIO layout a lower bound while instances live."""
+    whole = [p.framebuffer * (p.max_instance or 1) for p in known.values() if p.framebuffer is not None]
+    if not whole:
+        return None
+    taken = sum((known[i.profile_id].framebuffer or 0) for i in live if i.profile_id in known)
+    more = [p.framebuffer or 0 for parent in parents for p in parent.profiles if parent.available.get(p.id)]
+    return max(*whole, taken + max(more, default=0))
+
+
+def _one_size(parents: Sequence[Parent], known: dict[str, Profile], live: Sequence[Instance]) -> bool:
+    """NVIDIA cards hold one size at a time unless they are seen to do otherwise."""
+    if not any(parent.function.vendor == NVIDIA for parent in parents):
+        return False
+    sizes = {known[i.profile_id].framebuffer for i in live if i.profile_id in known}
+    creatable = {p.framebuffer for parent in parents for p in parent.profiles if parent.available.get(p.id)}
+    return not (len(sizes) > 1 or (sizes and creatable - sizes))
+
+
+def _offers(card: _Card, parent: Parent, held: Collection[str]) -> Iterator[Offer]:
+    on_vf = parent.function.physfn is not None
+    if on_vf and any(instance in card.foreign for instance in parent.live):
+        return
+    profiles = {profile.id: profile for profile in parent.profiles}
+    for instance in parent.live:  # a claimed instance keeps its device, whatever the driver lists at the moment
+        known = card.known.get(instance.profile_id or "")
+        if instance.profile_id is not None and instance not in card.foreign:
+            unknown = Profile(instance.profile_id, instance.profile_id, None, None, mig=False)
+            profiles.setdefault(instance.profile_id, known or unknown)
+    for profile in profiles.values():
+        living = sum(i.profile_id == profile.id for i in parent.live if i not in card.foreign)
+        room = 1 if on_vf else max(1, living + parent.available.get(profile.id, 0))
+        for number, name in enumerate(_names(parent, profile.id, room)):
+            yield Offer(
+                name=name,
+                parent=parent,
+                profile=profile,
+                exists=number < living,
+                compatibility=_compatibility(card, profile),
+                obstacle=None if name in held else _obstacle(card, parent, profile),
+                requests=_requests(card, profile),
+            )
+
+
+def _compatibility(card: _Card, profile: Profile) -> str | None:
+    if profile.framebuffer is None:
+        return profile.id  # what instances of two such profiles cost together is not known
+    if not card.one_size:
+        return None
+    return "mig" if profile.mig else str(quantity(profile.framebuffer))
+
+
+def _obstacle(card: _Card, parent: Parent, profile: Profile) -> str | None:
+    sizes = {card.size(instance) for instance in card.foreign}
+    if card.one_size and sizes and not profile.mig and profile.framebuffer not in sizes:
+        held = ", ".join(sorted(str(quantity(size)) for size in sizes if size is not None)) or "another size"
+        return f"in use: the card holds vGPUs of {held} only"
+    if profile.framebuffer is not None and card.free is not None and profile.framebuffer > card.free:
+        return f"in use: {quantity(card.free)} of the card's framebuffer are left"
+    if not card.claimed and not parent.available.get(profile.id):
+        return "in use: the driver has no instance to give at present"
+    return None
+
+
+def _requests(card: _Card, profile: Profile) -> dict[str, int]:
+    requests = {} if profile.framebuffer is None else {FRAMEBUFFER: profile.framebuffer}
+    if profile.framebuffer is None or card.most(profile) is not None:
+        requests[f"{INSTANCES}-{profile.id}"] = 1
+    return requests
+
+
+def _capacity(card: _Card, parents: Sequence[Parent], offers: Sequence[Offer]) -> dict[str, int]:
+    capacity = {}
+    for profile in {offer.profile.id: offer.profile for offer in offers}.values():
+        for resource in _requests(card, profile):
+            if resource == FRAMEBUFFER:
+                capacity[resource] = card.free or 0
+            elif (most := card.most(profile)) is not None:
+                taken = sum(instance.profile_id == profile.id for instance in card.foreign)
+                capacity[resource] = max(0, most - taken)
+            else:
+                capacity[resource] = sum(offer.profile.id == profile.id for offer in offers)
+    return capacity

@@ -1,0 +1,38 @@
+"""NVMe drives, and the block devices on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.sysfs import Folder
+
+_NVM = 0x0108
+_CONTROLLER = re.compile(r"nvme[0-9]+", re.ASCII)
+_NAMESPACE = re.compile(r"(nvme[0-9]+)(?:c[0-9]+)?(n[0-9]+)", re.ASCII)
+
+
+def is_nvme(function: PciFunction) -> bool:
+    """True for non-volatile memory controllers."""
+    return function.subclass == _NVM
+
+
+def controllers(function: PciFunction) -> list[str]:
+    """The names of the controllers a driver has made of the function: ``nvme0``."""
+    return [name for name in function.folder.names("nvme") if _CONTROLLER.fullmatch(name)]
+
+
+def blocks(function: PciFunction) -> Iterator[Folder]:
+    """The disks and partitions on the function. With multipath a disk hangs below a virtual subsystem, not below here."""
+    for controller in controllers(function):
+        for name in function.folder.names("nvme", controller):
+            match = _NAMESPACE.fullmatch(name)
+            if match is None:
+                continue
+            system = function.folder.tree.sys
+            head = system.folder("class", "block", match[1] + match[2]) if system else None
+            disk = head or function.folder.folder("nvme", controller, name)
+            if disk is not None:
+                yield disk
+                yield from filter(None, (disk.folder(part) for part in disk.names() if part.startswith(f"{disk.name}p")))

@@ -1,0 +1,214 @@
+"""The one way this package reads a host: files below a root folder, never outside it.
+
+A ``Folder`` is a place that is proven to lie inside the root: links are followed and the result is checked once, then the
+files in it are opened without following a link. Names are single path components. Whatever cannot be read is a value (None
+or nothing) and, unless the file simply is not there, a ``Fault`` of the tree, so that one bad file never costs more than
+itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_BYTES = 1 << 20
+"""Most bytes read of one file; the largest that matter here (mountinfo of a busy host) stay well below."""
+
+# What the kernel answers for an attribute that has no value at the moment, or whose device has just gone.
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ESRCH})
+_SIOCGIFADDR = 0x8915
+_NUMBER = re.compile(r"-?[0-9]{1,18}|0x[0-9a-fA-F]{1,16}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A file or folder that is there and cannot be used: its path below the root, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Tree:
+    """A host's files below ``root``: the folder that holds ``sys``, or that ``sys`` folder itself."""
+
+    root: Path
+    faults: list[Fault] = field(default_factory=list)
+    sys: Folder | None = field(init=False, default=None)
+    """None when there is no sysfs below the root."""
+    proc: Folder | None = field(init=False, default=None)
+    """None in a recording that holds no process files."""
+    _top: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        top = Path(os.path.realpath(self.root))
+        if not (top / "sys").is_dir() and any((top / name).is_dir() for name in ("bus", "devices", "class")):
+            top = top.parent if top.name == "sys" else top
+            self.sys = Folder(self, str(top / "sys")) if (top / "sys").is_dir() else Folder(self, str(top))
+        self._top = str(top)
+        holder = Folder(self, self._top)
+        self.sys = self.sys or holder.folder("sys")
+        self.proc = holder.folder("proc")
+
+    @property
+    def is_host(self) -> bool:
+        """True when the root is this machine's own."""
+        return self._top == "/"
+
+    def holds(self, path: str) -> bool:
+        """True when a path without links lies inside the root."""
+        return path == self._top or path.startswith(self._top.rstrip("/") + "/")
+
+    def fault(self, path: str, reason: str) -> None:
+        """Note what cannot be used."""
+        shown = path[len(self._top) :] if self.holds(path) and self._top != "/" else path
+        entry = Fault(shown, reason)
+        if entry not in self.faults:
+            self.faults.append(entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder inside the root, by its path without links."""
+
+    tree: Tree
+    path: str
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    def folder(self, *names: str) -> Folder | None:
+        """The folder that a chain of names leads to, links followed; None when absent or outside the root."""
+        path = "/".join((self.path.rstrip("/"), *map(_component, names)))
+        real = os.path.realpath(path)
+        if not self.tree.holds(real):
+            self.tree.fault(path, "leads out of the root folder")
+            return None
+        try:
+            mode = os.stat(real, follow_symlinks=False).st_mode
+        except OSError as error:
+            self._report(path, error)
+            return None
+        return Folder(self.tree, real) if stat.S_ISDIR(mode) else None
+
+    def names(self, *names: str) -> list[str]:
+        """What is in this folder, or in the one that the names lead to: sorted, empty when it cannot be listed."""
+        place = self.folder(*names) if names else self
+        if place is None:
+            return []
+        try:
+            return sorted(os.listdir(place.path))
+        except OSError as error:
+            self._report(place.path, error)
+            return []
+
+    def link(self, name: str) -> str | None:
+        """The last component of where a link points, whether or not that exists (such as the name of a driver)."""
+        path = f"{self.path}/{_component(name)}"
+        try:
+            target = os.readlink(path)
+        except OSError as error:
+            self._report(path, error)
+            return None
+        return target.rstrip("/").rpartition("/")[2] or None
+
+    def raw(self, name: str, limit: int = MAX_BYTES) -> bytes | None:
+        """The bytes of a file in this folder; longer than ``limit`` is a fault."""
+        path = f"{self.path}/{_component(name)}"
+        try:
+            content = self._content(path, limit)
+        except OSError as error:
+            self._report(path, error)
+            return None
+        if content is not None and len(content) > limit:
+            self.tree.fault(path, f"is longer than {limit} bytes")
+            return None
+        return content
+
+    def _content(self, path: str, limit: int) -> bytes | None:
+        # Not blocking and not through a link: whatever stands in for the file cannot stall or divert the reader.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path, flags)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            real = os.path.realpath(path)  # rare: /proc/mounts is a link
+            if not self.tree.holds(real):
+                self.tree.fault(path, "leads out of the root folder")
+                return None
+            descriptor = os.open(real, flags)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                self.tree.fault(path, "is no file")
+                return None
+            content = bytearray()
+            while len(content) <= limit and (part := os.read(descriptor, limit + 1 - len(content))):
+                content += part
+            return bytes(content)
+        finally:
+            os.close(descriptor)
+
+    def text(self, name: str) -> str | None:
+        """The text of a file without blanks around it; None when absent, unreadable or empty."""
+        content = self.raw(name)
+        return content.decode("utf-8", "replace").strip(" \t\r\n\0") or None if content is not None else None
+
+    def number(self, name: str) -> int | None:
+        """The whole number in a file, decimal or 0x…; None when absent or unreadable."""
+        text = self.text(name)
+        if text is None:
+            return None
+        if _NUMBER.fullmatch(text) is None:
+            self.tree.fault(f"{self.path}/{name}", f"is no number: {text[:40]!r}")
+            return None
+        return int(text, 0) if text.startswith("0x") else int(text)
+
+    def _report(self, path: str, error: OSError) -> None:
+        if error.errno not in _ABSENT:
+            self.tree.fault(path, f"cannot be read: {error.strerror or error}")
+
+
+def _component(name: str) -> str:
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"is no name of a file: {name!r}")
+    return name
+
+
+def openers(proc: Folder, nodes: Collection[str]) -> dict[str, str]:
+    """Which of the device nodes (``/dev/vfio/15``) a process has open, and who: ``qemu-system-x86 4711``.
+
+    Processes that this one may not look into are passed over; there is no telling what they hold.
+    """
+    found: dict[str, str] = {}
+    for pid in sorted((name for name in proc.names() if name.isdecimal()), key=int):
+        with suppress(OSError):  # the process has ended, or is another user's
+            for descriptor in os.listdir(f"{proc.path}/{pid}/fd"):
+                node = os.readlink(f"{proc.path}/{pid}/fd/{descriptor}")
+                if node in nodes and node not in found:
+                    process = proc.folder(pid)
+                    found[node] = f"{(process and process.text('comm')) or 'process'} {pid}"
+    return found
+
+
+def ipv4_interfaces(tree: Tree) -> set[str]:
+    """Interfaces with an IPv4 address, asked of the kernel; nothing for a tree that is not this host's own."""
+    if not tree.is_host:
+        return set()
+    found = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # EADDRNOTAVAIL: no address
+                fcntl.ioctl(control, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
+                found.add(name)
+    return found

@@ -1,0 +1,142 @@
+"""vGPU parents in both layouts: which profiles a function offers, and which instances live on it.
+
+Legacy mdev: ``mdev_supported_types/<id>/{name,description,available_instances}``, live instances are folders named by
+their UUID. Vendor VFIO (kernel 6.8 and later): ``nvidia/creatable_vgpu_types`` lists what can be created now,
+``nvidia/current_vgpu_type`` is what lives there, 0 for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.sysfs import Folder
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+_TYPE_ID = re.compile(r"[A-Za-z0-9_.-]{1,80}", re.ASCII)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+_NVIDIA_ROW = re.compile(r"\s*([0-9]{1,9})\s*:\s*(\S.*?)\s*", re.ASCII)
+_FRAMEBUFFER = re.compile(r"framebuffer=([0-9]{1,9})M\b", re.ASCII)
+_MAX_INSTANCE = re.compile(r"max_instance=([0-9]{1,6})\b", re.ASCII)
+# "NVIDIA L40S-12Q", "GRID V100D-8Q", MIG-backed "NVIDIA A100-2-10C": the last number is the framebuffer in GiB.
+_NVIDIA_NAME = re.compile(r".*?-(?:([1-9])-)?([0-9]{1,4})[ABCQ](?:ME)?[0-9]?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A kind of vGPU."""
+
+    id: str
+    """``nvidia-746``, in both layouts."""
+    name: str
+    """``NVIDIA A2-4Q``."""
+    framebuffer: int | None
+    """Bytes; None where neither description nor name tells."""
+    max_instance: int | None
+    """Instances that one card can hold; None where the driver does not say."""
+    mig: bool
+    """Backed by a MIG instance: sizes may differ on one card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A vGPU that lives on a parent."""
+
+    parent: Address
+    profile_id: str | None
+    uuid: str | None
+    """None in the vendor VFIO layout, where a VF has at most one instance."""
+    iommu_group: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A function that vGPUs can be created on."""
+
+    function: PciFunction
+    profiles: tuple[Profile, ...]
+    available: dict[str, int]
+    """How many more of each profile id the driver would create now."""
+    live: tuple[Instance, ...]
+
+    @property
+    def address(self) -> Address:
+        return self.function.address
+
+
+def parent(function: PciFunction) -> Parent | None:
+    """What a function offers; None when it is no vGPU parent."""
+    folder = function.folder
+    types = folder.folder("mdev_supported_types")
+    live = [Instance(function.address, _mdev_type(mdev), mdev.name.lower(), _group(mdev)) for mdev in _mdevs(folder)]
+    if types is not None or live:
+        found = [_mdev_profile(place) for name in (types.names() if types else ())
+                 if types and _TYPE_ID.fullmatch(name) and (place := types.folder(name))]  # fmt: skip
+        available = {profile.id: max(count, 0) for profile, count in found}
+        return Parent(function, tuple(_by_id(profile for profile, _ in found)), available, tuple(live))
+    nvidia = folder.folder("nvidia")
+    listing = nvidia.text("creatable_vgpu_types") if nvidia else None
+    current = nvidia.number("current_vgpu_type") if nvidia else None
+    if listing is None and current is None:
+        return None
+    rows = [match for row in (listing or "").splitlines() if (match := _NVIDIA_ROW.fullmatch(row))]
+    profiles = _by_id(_named(f"nvidia-{row[1]}", row[2]) for row in rows)
+    if current:
+        live = [Instance(function.address, f"nvidia-{current}", None, function.iommu_group)]
+    return Parent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live))
+
+
+def _mdevs(folder: Folder) -> list[Folder]:
+    return [mdev for name in folder.names() if _UUID.fullmatch(name) and (mdev := folder.folder(name))]
+
+
+def _mdev_type(mdev: Folder) -> str | None:
+    name = mdev.link("mdev_type")
+    return name if name is not None and _TYPE_ID.fullmatch(name) else None
+
+
+def _group(mdev: Folder) -> int | None:
+    name = mdev.link("iommu_group")
+    return int(name) if name is not None and name.isascii() and name.isdigit() and len(name) < 10 else None
+
+
+def _mdev_profile(place: Folder) -> tuple[Profile, int]:
+    name, description = place.text("name") or place.name, place.text("description") or ""
+    framebuffer, most = _FRAMEBUFFER.search(description), _MAX_INSTANCE.search(description)
+    profile = _named(place.name, name)
+    profile = Profile(
+        id=profile.id,
+        name=profile.name,
+        framebuffer=int(framebuffer[1]) * MIB if framebuffer else profile.framebuffer,
+        max_instance=int(most[1]) if most else None,
+        mig=profile.mig,
+    )
+    return profile, place.number("available_instances") or 0
+
+
+def _named(profile_id: str, name: str) -> Profile:
+    """A profile as far as its name tells."""
+    match = _NVIDIA_NAME.fullmatch(name)
+    return Profile(
+        id=profile_id,
+        name=name,
+        framebuffer=int(match[2]) * GIB if match else None,
+        max_instance=None,
+        mig=match is not None and match[1] is not None,
+    )
+
+
+def _by_id(profiles: Iterable[Profile]) -> list[Profile]:
+    """In the order of the number at the end of their ids; of one id the first."""
+    found: dict[str, Profile] = {}
+    for profile in profiles:
+        found.setdefault(profile.id, profile)
+    return sorted(found.values(), key=lambda profile: (_numbers(profile.id), profile.id))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", text))
