@@ -76,10 +76,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
-    """Look before anything is written."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    """Look before anything is written, and at one moment: another process may be making the schema."""
+    with transaction(connection, write=False):
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables and application != APPLICATION_ID:
         raise Unusable(f"{path} is a database of another program; choose another path for the store")
     if version > len(STEPS):
