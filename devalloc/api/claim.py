@@ -14,13 +14,18 @@ from devalloc.api.fields import (
     ApiModel,
     Expression,
     Fault,
+    NotNegative,
     PlainName,
+    Positive,
     QuantityField,
     SubdomainName,
     Text,
     not_negative,
+    positive,
     refuse,
     shown,
+    unique_by,
+    unique_by_name,
 )
 from devalloc.api.meta import DEVMGMT, Condition, ObjectMeta
 from devalloc.api.quantity import Quantity
@@ -46,14 +51,12 @@ def _whole_count(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
     return amounts
 
 
-def _positive(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
-    refuse(
-        ((name,), f"must be more than zero, and is {amount}") for name, amount in amounts.items() if amount.nano <= 0
-    )
-    return amounts
-
-
-Amounts = Annotated[dict[PlainName, QuantityField], Field(max_length=32)]
+Requests = Annotated[
+    dict[PlainName, Positive], Field(max_length=32), AfterValidator(positive), AfterValidator(_whole_count)
+]
+Limits = Annotated[
+    dict[PlainName, NotNegative], Field(max_length=32), AfterValidator(not_negative), AfterValidator(_whole_count)
+]
 MatchAttributes = Annotated[list[PlainName], Field(max_length=32)]
 MAX_CONFIGS = 32
 MAX_DEVICES = 2048
@@ -69,9 +72,9 @@ class DeviceClaimDetail(ApiModel):
     """The class to take devices from."""
     constraints: Expression | None = None
     """A CEL expression over ``device``, and-ed with that of the class."""
-    requests: Annotated[Amounts, AfterValidator(_positive), AfterValidator(_whole_count)] = Field(default_factory=dict)
+    requests: Requests = Field(default_factory=dict)
     """Least totals over all devices; ``count`` counts devices. Empty means one device."""
-    limits: Annotated[Amounts, AfterValidator(not_negative), AfterValidator(_whole_count)] = Field(default_factory=dict)
+    limits: Limits = Field(default_factory=dict)
     """Caps on the same totals (S9)."""
     match_attributes: MatchAttributes = Field(default_factory=list)
     """Every device chosen has these attributes, each with one value throughout."""
@@ -138,18 +141,24 @@ class ResourceAllocation(ApiModel):
     allocation: QuantityField
 
 
+Amounts = Annotated[list[ResourceAllocation], Field(max_length=32), AfterValidator(unique_by_name)]
+
+
 class DeviceAllocation(ApiModel):
     """One device given to one detail of a claim; with amounts when it is a share."""
 
     device_pool_name: PlainName
     device_name: PlainName
-    allocations: list[ResourceAllocation] = Field(default_factory=list, max_length=32)
+    allocations: Amounts = Field(default_factory=list)
 
 
 class DeviceIP(ApiModel):
     """An address of a device."""
 
-    ip: str = ""
+    ip: Text = ""
+
+
+Conditions = Annotated[list[Condition], Field(max_length=16), AfterValidator(unique_by("type"))]
 
 
 class DeviceStatus(ApiModel):
@@ -157,11 +166,11 @@ class DeviceStatus(ApiModel):
 
     device_pool_name: PlainName
     device_name: PlainName
-    conditions: list[Condition] = Field(default_factory=list)
-    device_ip: Annotated[str | None, Field(alias="deviceIP")] = None
-    device_ips: Annotated[list[DeviceIP], Field(alias="deviceIPs")] = Field(default_factory=list)
+    conditions: Conditions = Field(default_factory=list)
+    device_ip: Annotated[Text | None, Field(alias="deviceIP")] = None
+    device_ips: Annotated[list[DeviceIP], Field(alias="deviceIPs", max_length=64)] = Field(default_factory=list)
     device_info: list[dict[str, Any]] = Field(default_factory=list)
-    allocations: list[ResourceAllocation] = Field(default_factory=list, max_length=32)
+    allocations: Amounts = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _first_ip(self) -> DeviceStatus:
@@ -172,6 +181,11 @@ class DeviceStatus(ApiModel):
         return self
 
 
+DeviceStatuses = Annotated[
+    list[DeviceStatus], Field(max_length=MAX_DEVICES), AfterValidator(unique_by("device_pool_name", "device_name"))
+]
+
+
 class DeviceClaimStatus(ApiModel):
     """What the claim got."""
 
@@ -180,7 +194,7 @@ class DeviceClaimStatus(ApiModel):
     claim_configs: list[dict[str, Any]] = Field(default_factory=list)
     """Copies of the claim's configuration objects as of the allocation."""
     allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=MAX_DEVICES)
-    device_statuses: list[DeviceStatus] = Field(default_factory=list, max_length=MAX_DEVICES)
+    device_statuses: DeviceStatuses = Field(default_factory=list)
     pod_names: list[str] = Field(default_factory=list)
 
 

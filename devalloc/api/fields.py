@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from devalloc.api.quantity import Quantity
+from devalloc.api import semver
+from devalloc.api.quantity import MAX_LENGTH, Quantity
 from devalloc.api.semver import SemVer
 
 INT64_MAX = 2**63 - 1
@@ -90,14 +91,38 @@ def _object_name(value: object) -> object:
     return value
 
 
+_SUFFIX = r"([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,4})?"
+
+
+def _int_or_string(pattern: str, **bounds: int) -> WithJsonSchema:
+    return WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "x-kubernetes-int-or-string": True,
+            "maxLength": MAX_LENGTH,
+            "pattern": f"^{pattern}{_SUFFIX}$",
+            **bounds,
+        }
+    )
+
+
 QuantityField = Annotated[
     Quantity,
     BeforeValidator(Quantity.parse),
     PlainSerializer(str, return_type=str),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}),
+    _int_or_string(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)"),
 ]
+NotNegative = Annotated[QuantityField, _int_or_string(r"(-[0.]+|\+?([0-9]+\.?[0-9]*|\.[0-9]+))", minimum=0)]
+"""Declares in the CRD what ``not_negative`` checks."""
+Positive = Annotated[
+    QuantityField, _int_or_string(r"\+?([0-9]*[1-9][0-9]*\.?[0-9]*|[0-9]*\.[0-9]*[1-9][0-9]*)", minimum=1)
+]
+"""Declares in the CRD what ``positive`` checks."""
 SemVerField = Annotated[
-    SemVer, BeforeValidator(SemVer.parse), PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})
+    SemVer,
+    BeforeValidator(SemVer.parse),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string", "maxLength": semver.MAX_LENGTH, "pattern": f"^{semver.PATTERN}$"}),
 ]
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 SubdomainName = Annotated[
@@ -107,7 +132,9 @@ LabelName = Annotated[
     str, BeforeValidator(_label), WithJsonSchema({"type": "string", "maxLength": 63, "pattern": f"^{_DNS_LABEL}$"})
 ]
 PlainName = Annotated[
-    str, BeforeValidator(_plain_name), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 253})
+    str,
+    BeforeValidator(_plain_name),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 253, "pattern": f"^{_PLAIN.pattern}$"}),
 ]
 
 Text = Annotated[str, Field(max_length=253)]
@@ -135,21 +162,39 @@ def refuse(faults: Iterable[Fault]) -> None:
         raise ValidationError.from_exception_data("content", details)
 
 
-def unique_by_name(items: Sequence[Any]) -> Sequence[Any]:
-    """A validator for lists of things with a ``name``."""
-    if len({item.name for item in items}) < len(items):
-        first: dict[str, int] = {}
-        for i, item in enumerate(items):
-            first.setdefault(item.name, i)
-        refuse(
-            ((i, "name"), f"is taken: {shown(item.name)} is the name of entry [{first[item.name]}] already")
-            for i, item in enumerate(items)
-            if first[item.name] != i
-        )
-    return items
+def unique_by(*names: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A validator for lists whose entries differ in these fields (Python names), the keys of the list."""
+
+    def key(item: Any) -> tuple[Any, ...]:
+        return tuple(getattr(item, name) for name in names)
+
+    def check(items: Sequence[Any]) -> Sequence[Any]:
+        if len({key(item) for item in items}) < len(items):
+            first: dict[tuple[Any, ...], int] = {}
+            for i, item in enumerate(items):
+                first.setdefault(key(item), i)
+            refuse(
+                ((i, to_camel(names[-1])), f"is taken: entry [{first[key(item)]}] has {shown(key(item)[-1])} already")
+                for i, item in enumerate(items)
+                if first[key(item)] != i
+            )
+        return items
+
+    return check
+
+
+unique_by_name = unique_by("name")
+
+
+def positive(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
+    """A validator for maps of amounts."""
+    faulty = {name: amount for name, amount in amounts.items() if amount.nano <= 0}
+    refuse(((name,), f"must be more than zero, and is {amount}") for name, amount in faulty.items())
+    return amounts
 
 
 def not_negative(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
     """A validator for maps of amounts."""
-    refuse(((name,), f"must not be negative, and is {amount}") for name, amount in amounts.items() if amount.nano < 0)
+    faulty = {name: amount for name, amount in amounts.items() if amount.nano < 0}
+    refuse(((name,), f"must not be negative, and is {amount}") for name, amount in faulty.items())
     return amounts

@@ -55,16 +55,12 @@ class Document:
     def _line(self, path: str) -> int | None:
         if self.text is None:
             return None
-        lines = {_steps(loc): line for loc, line in lines_of(self.text.text, self.text.number).items()}
+        lines = lines_of(self.text.text, self.text.number)
         steps = (*(str(step) for step in self.text.within), *(a or b for a, b in _STEP.findall(path)))
         for end in range(len(steps), 0, -1):
             if (line := lines.get(steps[:end])) is not None:
                 return self.text.first_line + line - 1
         return self.text.first_line + min(lines.values()) - 1 if lines else None
-
-
-def _steps(loc: Loc) -> tuple[str, ...]:
-    return tuple(str(step) for step in loc)
 
 
 @dataclass(slots=True)

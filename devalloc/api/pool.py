@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from devalloc.api.fields import (
     ApiModel,
     Int64,
+    NotNegative,
     PlainName,
+    Positive,
     QuantityField,
     SemVerField,
     not_negative,
@@ -66,8 +68,8 @@ class ResourceCapacity(ApiModel):
     """An amount of a named resource, handed out in whole blocks."""
 
     name: PlainName
-    capacity: QuantityField
-    block_size: QuantityField | None = None
+    capacity: NotNegative
+    block_size: Positive | None = None
 
     @field_validator("capacity", mode="after")
     @classmethod
@@ -90,8 +92,9 @@ class ResourceCapacity(ApiModel):
 
 
 Attributes = Annotated[list[Attribute], Field(max_length=48), AfterValidator(unique_by_name)]
-Resources = Annotated[list[ResourceCapacity], Field(max_length=64), AfterValidator(unique_by_name)]
-DeviceRequests = Annotated[dict[PlainName, QuantityField], Field(max_length=64), AfterValidator(not_negative)]
+PoolResources = Annotated[list[ResourceCapacity], Field(max_length=256), AfterValidator(unique_by_name)]
+DeviceResources = Annotated[list[ResourceCapacity], Field(max_length=32), AfterValidator(unique_by_name)]
+DeviceRequests = Annotated[dict[PlainName, NotNegative], Field(max_length=64), AfterValidator(not_negative)]
 
 
 class Device(ApiModel):
@@ -101,7 +104,7 @@ class Device(ApiModel):
     attributes: Attributes = Field(default_factory=list)
     requests: DeviceRequests = Field(default_factory=dict)
     """Pool resources that allocating this device consumes."""
-    resources: Resources = Field(default_factory=list)
+    resources: DeviceResources = Field(default_factory=list)
     """Resources of the device itself, which claims request and share."""
 
 
@@ -111,12 +114,12 @@ Devices = Annotated[list[Device], Field(max_length=8192), AfterValidator(unique_
 class DevicePoolSpec(ApiModel):
     """What a pool offers, before any allocation."""
 
-    node_name: PlainName | None = None
+    node_name: Annotated[PlainName, WithJsonSchema({"type": "string", "maxLength": 253})] | None = None
     """The node that has the devices; None (or "") for devices that every node reaches over the network."""
     driver: PlainName
     attributes: Attributes = Field(default_factory=list)
     """Attributes of all devices; a device's own attribute of the same name wins."""
-    resources: Resources = Field(default_factory=list)
+    resources: PoolResources = Field(default_factory=list)
     """Resources that the devices draw on together (partitionable devices)."""
     devices: Devices = Field(default_factory=list)
 

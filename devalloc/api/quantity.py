@@ -15,6 +15,8 @@ from functools import total_ordering
 
 NANO = 10**9
 MAX_BASE_UNITS = 2**63 - 1
+MAX_LENGTH = 100
+"""Characters of a quantity's text."""
 
 _NUMBER = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)(.*)", re.DOTALL | re.ASCII)
 _EXPONENT = re.compile(r"[eE]([+-]?\d{1,4})", re.ASCII)
@@ -79,7 +81,7 @@ class Quantity:
     @classmethod
     def _parse_text(cls, text: str) -> Quantity:
         match = _NUMBER.fullmatch(text)
-        if len(text) > 100 or match is None:
+        if len(text) > MAX_LENGTH or match is None:
             shown = text if len(text) <= 40 else text[:37] + "..."
             raise QuantityError(f"is no quantity: {shown!r} (write a number and a suffix, such as 2, '500m' or '10Gi')")
         sign, number, suffix = match.groups()

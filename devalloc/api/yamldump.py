@@ -21,7 +21,10 @@ def dump_yaml(objects: Iterable[ApiModel | dict[str, Any]]) -> str:
     )
 
 
-class _Dumper(yaml.SafeDumper):
+_Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_Base):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

@@ -8,8 +8,9 @@ out. Aliases and merge keys work, as long as what they stand for stays within th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import yaml
@@ -93,8 +94,12 @@ def read_yaml(text: str, first_line: int = 1) -> Iterator[YamlDocument]:
         raise YamlError(f"is no YAML: {' '.join(str(error).split())}") from None
 
 
-def lines_of(text: str, number: int) -> dict[Loc, int]:
-    """The line of every place in one document of a text (``number`` from 0), as far as it can be read."""
+@lru_cache(maxsize=4)
+def lines_of(text: str, number: int) -> Mapping[tuple[str, ...], int]:
+    """The line of every place in one document of a text (``number`` from 0), as far as it can be read.
+
+    Places are given by names, keys and indexes, all as texts.
+    """
     lines: dict[Loc, int] = {}
     try:
         builder = _Builder(lines=lines)
@@ -110,7 +115,7 @@ def lines_of(text: str, number: int) -> dict[Loc, int]:
                 builder.take(event)
     except (yaml.YAMLError, YamlError):
         pass  # the lines up to the error are as good as they get
-    return lines
+    return {tuple(str(step) for step in loc): line for loc, line in lines.items()}
 
 
 # -- building --------------------------------------------------------------------------------------------------------
