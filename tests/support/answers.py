@@ -123,6 +123,13 @@ def echo(claim: DeviceClaim) -> Manifest:
     return {**unallocated(claim.metadata.name), "allocated": True, "node": node, **status}
 
 
+def assert_refused(violations: list[str], *parts: str) -> None:
+    """One thing is wrong, and the sentence says which."""
+    assert len(violations) == 1, violations
+    for part in parts:
+        assert part in violations[0]
+
+
 def _attributes(attributes: Attributes | None) -> list[Manifest]:
     return [Attribute.of(name, value).to_manifest() for name, value in (attributes or {}).items()]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from devalloc.api.claim import DeviceClaim
+from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
@@ -53,23 +53,23 @@ def check(
     claims = list(claims)
     count = Counter(claim.key for claim in claims)
     valid = {claim.key: claim for claim in claims if count[claim.key] == 1}
-    invalid = {claim.key: claim for claim in left_out if claim.key not in valid}
+    invalid = [claim for claim in left_out if claim.key not in valid]
     fleet = Fleet(pools)
     catalogue = Catalogue(classes, Verdicts() if verdicts is None else verdicts)
 
     uses = [use for claim in claims if claim.is_allocated for use in held_uses(claim, fleet, catalogue)]
-    uses += [use for claim in invalid.values() for use in left_out_uses(claim, fleet)]
+    uses += [use for claim in invalid for use in left_out_uses(claim, fleet)]
     given, violations = _read(answers)
     allocated: dict[Key, Answer] = {}
-    for key, answer in given.items():
-        claim = valid.get(key)
+    for answer in given:
+        key, claim = answer.key, valid.get(answer.key)
         found: list[str] = []
         if claim is not None and claim.is_allocated:
             found += echo_violations(claim, answer)
         elif not answer.allocated:
             found += ["is not allocated, and has allocations (S18)"] if answer.grants else []
         elif claim is None:
-            found += _invalid_violations(answer, invalid.get(key))
+            found += _invalid_violations(answer, [each.status for each in invalid if each.key == key])
         elif claim.is_deleting:
             found.append("is being deleted, and has been allocated (S18)")
         else:
@@ -77,34 +77,34 @@ def check(
             taken, found = new_uses(claim, answer, fleet, catalogue)
             uses += taken
         violations += [f"{'/'.join(key)}: {sentence}" for sentence in found]
-    violations += [f"{'/'.join(key)}: has no answer (S16)" for key in valid if key not in given]
+    times = Counter(answer.key for answer in given)
+    for key in valid:
+        if times[key] != 1:
+            violations.append(f"{'/'.join(key)}: has {times[key] or 'no'} answers (S16)")
     violations += conflicts(uses)
-    failed = {(claim.key[0], claim.group) for claim in invalid.values() if claim.group and claim.status is None}
+    failed = {(claim.key[0], claim.group) for claim in invalid if claim.group and claim.status is None}
     violations += group_violations(valid.values(), allocated, fleet, failed)
     return violations
 
 
-def _read(answers: Sequence[object]) -> tuple[dict[Key, Answer], list[str]]:
-    """The answers by claim, and what is wrong with their form."""
+def _read(answers: Sequence[object]) -> tuple[list[Answer], list[str]]:
+    """The answers, and what is wrong with the form of the others."""
     if not isinstance(answers, Sequence):
-        return {}, [f"the answers are a list, not {type(answers).__name__}"]
-    given: dict[Key, Answer] = {}
+        return [], [f"the answers are a list, not {type(answers).__name__}"]
+    given = []
     violations = []
     for content in answers:
         try:
-            answer = read_answer(content)
+            given.append(read_answer(content))
         except MalformedAnswer as error:
             violations.append(str(error))
-            continue
-        if answer.key in given:
-            violations.append(f"{'/'.join(answer.key)}: has more than one answer")
-        given.setdefault(answer.key, answer)
     return given, violations
 
 
-def _invalid_violations(answer: Answer, claim: LeftOut | None) -> Iterator[str]:
+def _invalid_violations(answer: Answer, statuses: Iterable[DeviceClaimStatus | None]) -> Iterator[str]:
     """An invalid claim gets nothing new (S16); one that came in allocated may be echoed (S18)."""
-    if claim is None or claim.status is None:
+    recorded = [recorded_grants(status) for status in statuses if status is not None]
+    if not recorded:
         yield "is allocated, and no valid claim has that name (S16)"
-    elif answer.grants != recorded_grants(claim.status):
+    elif answer.grants not in recorded:
         yield "came in allocated, and its allocations have changed (S18)"

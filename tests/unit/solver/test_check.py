@@ -18,7 +18,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.check import check
-from tests.support.answers import answer, claim, device, device_class, pool
+from tests.support.answers import answer, assert_refused, claim, device, device_class, pool
 
 GPUS = pool("p", device("g0"), device("g1"), device("g2"))
 
@@ -30,13 +30,6 @@ def judge(
     classes: Sequence[DeviceClass] = (),
 ) -> list[str]:
     return check([pools] if isinstance(pools, DevicePool) else pools, classes, [one], answers)
-
-
-def assert_refused(violations: list[str], *parts: str) -> None:
-    """One thing is wrong, and the sentence says which."""
-    assert len(violations) == 1, violations
-    for part in parts:
-        assert part in violations[0]
 
 
 class TestNode:

@@ -12,7 +12,7 @@ from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check import Level, Objective, check, objective
-from tests.support.answers import answer, claim, device, device_class, echo, held, pool, unallocated
+from tests.support.answers import answer, assert_refused, claim, device, device_class, echo, held, pool, unallocated
 
 WATCH = device_class("watch", adminAccess=True)
 MEMORY = {"requests": {"memory": "4Gi"}}
@@ -32,12 +32,6 @@ def judge(
     """The verdict; claims that came in allocated are echoed."""
     echoes = [echo(each) for each in claims if each.is_allocated]
     return check([pools] if isinstance(pools, DevicePool) else pools, [WATCH], claims, [*echoes, *answers])
-
-
-def assert_refused(violations: list[str], *parts: str) -> None:
-    assert len(violations) == 1, violations
-    for part in parts:
-        assert part in violations[0]
 
 
 class TestWholeAndShared:
