@@ -34,9 +34,15 @@ class Best:
     devices: int
 
 
-def solve(documents: Iterable[Mapping[str, Any]]) -> Best:
-    """Goals 1 to 4 of S17 for these manifests."""
+def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False) -> Best:
+    """Goals 1 to 4 of S17 for these manifests.
+
+    With ``nowhere`` a claim may be on no node at all even where there are nodes. That only makes a difference for
+    admin details that take all devices "that its node reaches" (S14): on no node, these are the network devices.
+    """
     instance = read(documents)
+    if nowhere:
+        instance.nodes.append(None)
     groups = _satisfied(instance)
     claims = [claim for group in groups for claim in group.claims]
     choices = {claim.key: [list(range(len(entry))) for entry in claim.entries] for claim in claims}
@@ -50,7 +56,10 @@ def solve(documents: Iterable[Mapping[str, Any]]) -> Best:
     return Best(
         satisfied=frozenset(claim.key for claim in claims),
         one_of={
-            claim.key: [chosen[0] if one_of else None for chosen, one_of in zip(choices[claim.key], claim.is_one_of)]
+            claim.key: [
+                chosen[0] if one_of else None
+                for chosen, one_of in zip(choices[claim.key], claim.is_one_of, strict=True)
+            ]
             for claim in claims
         },
         pools=pools,
@@ -61,9 +70,7 @@ def solve(documents: Iterable[Mapping[str, Any]]) -> Best:
 def satisfiable(documents: Iterable[Mapping[str, Any]], key: Key) -> bool:
     """Whether the claim (with its group) could be satisfied if it were the only one that waits."""
     instance = read(documents)
-    return any(
-        _alone(instance, group) for group in instance.groups if any(claim.key == key for claim in group.claims)
-    )
+    return any(_alone(instance, group) for group in instance.groups if any(claim.key == key for claim in group.claims))
 
 
 def _satisfied(instance: Instance) -> list[Group]:
@@ -108,7 +115,7 @@ class _Search:
         self.devices = instance.devices
         self.groups = groups
         self.choices = choices or {}
-        self.nodes: list[str | None] = [*instance.nodes] or [None]
+        self.nodes = instance.nodes
         self.whole: set[int] = set()
         self.shares: dict[int, list[Detail]] = defaultdict(list)
         self.admin: dict[int, int] = defaultdict(int)
@@ -264,13 +271,13 @@ class _Search:
             if len(by_value) == 1 and None not in by_value and (detail.most is None or len(reached) <= detail.most):
                 (values,) = by_value
                 assert values is not None
-                if _agree(dict(zip(names, values)), agreed):
-                    yield tuple(reached), dict(zip(names, values))
+                if _agree(dict(zip(names, values, strict=True)), agreed):
+                    yield tuple(reached), dict(zip(names, values, strict=True))
             return
         for values, indexes in by_value.items():
-            if values is not None and _agree(dict(zip(names, values)), agreed):
+            if values is not None and _agree(dict(zip(names, values, strict=True)), agreed):
                 for chosen in self._choose(detail, indexes):
-                    yield chosen, dict(zip(names, values))
+                    yield chosen, dict(zip(names, values, strict=True))
 
     def _choose(self, detail: Detail, indexes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         alike: dict[Any, list[int]] = defaultdict(list)
@@ -282,7 +289,7 @@ class _Search:
         most = sum(map(len, bags)) if detail.most is None else detail.most
         for size in range(detail.least, most + 1):
             for counts in _compositions(size, [len(bag) for bag in bags]):
-                chosen = tuple(i for bag, count in zip(bags, counts) for i in bag[:count])
+                chosen = tuple(i for bag, count in zip(bags, counts, strict=True) for i in bag[:count])
                 if self._suits(detail, chosen):
                     yield chosen
 
@@ -314,7 +321,9 @@ class _Search:
                 (d.requests[resource], tuple(places[key])) for key, d in details.items() if resource in d.requests
             )
             involved = {index for _, where in wants for index in where}
-            blocks = {i: (self.devices[i].free(resource), self.devices[i].capacity.get(resource, (0, 1))[1]) for i in involved}
+            blocks = {
+                i: (self.devices[i].free(resource), self.devices[i].capacity.get(resource, (0, 1))[1]) for i in involved
+            }
             if not _fits(wants, blocks):
                 return False
         return True
@@ -401,7 +410,7 @@ def _packs(wants: tuple[tuple[int, tuple[int, ...]], ...], blocks: tuple[tuple[i
     tops = [min(free, -(-wants[number][0] // size)) for number in takers]
     for parts in product(*(range(top, -1, -1) for top in tops)):
         if sum(parts) <= free:
-            taken = dict(zip(takers, parts))
+            taken = dict(zip(takers, parts, strict=True))
             left = tuple(
                 (amount - taken.get(number, 0) * size, tuple(position - 1 for position in where if position))
                 for number, (amount, where) in enumerate(wants)

@@ -122,6 +122,7 @@ class Claim:
     entries: tuple[tuple[Detail, ...], ...]
     """Per entry of spec.claims its alternatives."""
     is_one_of: tuple[bool, ...]
+    in_group: bool
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -148,10 +149,8 @@ class Instance:
     reasons: dict[Key, set[str]]
     """Claims that cannot be solved as they stand: the reason codes that would be true."""
     allocated: set[Key]
-
-    @property
-    def nodes(self) -> list[str]:
-        return sorted({pool.node for pool in self.pools if pool.node is not None})
+    nodes: list[str | None]
+    """Where a claim without a pin may be; [None] when the fleet is all network."""
 
 
 def read(documents: Iterable[Mapping[str, Any]]) -> Instance:
@@ -167,7 +166,8 @@ def read(documents: Iterable[Mapping[str, Any]]) -> Instance:
     pools, devices = _fleet(by_kind["DevicePool"])
     reader = _ClaimReader(devices, _classes(by_kind["DeviceClass"]), configs)
     names = Counter(_key(claim) for claim in by_kind["DeviceClaim"])
-    instance = Instance(pools, devices, [], {}, set())
+    nodes: list[str | None] = [*sorted({pool.node for pool in pools if pool.node is not None})]
+    instance = Instance(pools, devices, [], {}, set(), nodes or [None])
     groups: dict[tuple[str, ...], Group] = defaultdict(Group)
     for document in by_kind["DeviceClaim"]:
         key = _key(document)
@@ -245,9 +245,7 @@ def _fleet(documents: Sequence[Mapping[str, Any]]) -> tuple[list[Pool], list[Dev
 
 
 def _draws(requests: Mapping[str, Quantity], resources: Mapping[str, ResourceCapacity]) -> dict[str, int]:
-    return {
-        name: ceil_blocks(amount, resources[name].block) for name, amount in requests.items() if name in resources
-    }
+    return {name: ceil_blocks(amount, resources[name].block) for name, amount in requests.items() if name in resources}
 
 
 # -- classes and claims ----------------------------------------------------------------------------------------------
@@ -316,6 +314,7 @@ class _ClaimReader:
                 for entry in claim.spec.claims
             ),
             is_one_of=tuple(bool(entry.one_of) for entry in claim.spec.claims),
+            in_group=claim.group is not None,
         )
 
     def is_admin(self, detail: DeviceClaimDetail) -> bool:
