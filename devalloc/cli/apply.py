@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.api import meta
 from devalloc.cli.names import shown
 from devalloc.cli.options import files_option, namespace_option, store_option
 from devalloc.cli.output import note
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 
-OF_ALLOCATOR = (meta.ALLOCATED_NODE, meta.ALLOCATION_DETAILS)
-"""Annotations that belong to the allocation: applying a manifest without them does not remove them."""
 ATTEMPTS = 5
 """How often a write is tried when others write the same object at the same time."""
 
@@ -101,8 +98,10 @@ def _refusal(old: Object, wanted: Object) -> str:
 
 def _merged(old: Object, wanted: Object) -> Object:
     """What to write: the manifest, the state it is based on, and what the manifest has no say in."""
+    from devalloc.controller.claims import OF_ALLOCATION
+
     metadata = dict(wanted["metadata"])
-    kept = {name: text for name, text in old["metadata"].get("annotations", {}).items() if name in OF_ALLOCATOR}
+    kept = {name: text for name, text in old["metadata"].get("annotations", {}).items() if name in OF_ALLOCATION}
     if annotations := {**metadata.get("annotations", {}), **kept}:
         metadata["annotations"] = annotations
     metadata.setdefault("finalizers", old["metadata"].get("finalizers", []))

@@ -32,14 +32,8 @@ def header_and_rows(
     return [column.header for column in columns], [[column.cell(obj) for column in columns] for obj in objects]
 
 
-def devices_of(claim: Object, *, limit: int | None = 4) -> str:
-    """The devices of an allocated claim, as "pool/device (memory 3Gi)", at most ``limit`` of them by name."""
-    entries = claim.get("status", {}).get("allocations", [])
-    return devices_text(entries, limit=limit)
-
-
 def devices_text(entries: Sequence[Object], *, limit: int | None = 4) -> str:
-    """Allocation entries in a line; devices of one pool after another name the pool once."""
+    """Allocation entries as "pool/device (memory 3Gi)", at most ``limit`` of them; a pool is named once for its run."""
     shown = entries if limit is None or len(entries) <= limit else entries[: limit - 1]
     texts, last = [], None
     for entry in shown:
@@ -88,6 +82,11 @@ def _name(obj: Object) -> str:
 
 def _annotation(obj: Object, name: str) -> str:
     return str(obj["metadata"].get("annotations", {}).get(name, ""))
+
+
+def _devices_or_reason(claim: Object) -> str:
+    entries = claim.get("status", {}).get("allocations", [])
+    return devices_text(entries) if entries else _annotation(claim, meta.REASON)
 
 
 def _wanted(claim: Object) -> str:
@@ -147,9 +146,10 @@ _COLUMNS = {
         Column("STATE", claim_state),
         Column("WANTS", _wanted),
         Column("NODE", lambda claim: _annotation(claim, meta.ALLOCATED_NODE)),
-        Column("DEVICES", devices_of),
+        Column("DEVICES, OR WHY NOT", _devices_or_reason),
         Column("GROUP", lambda claim: _annotation(claim, meta.GROUP), wide=True),
         Column("PRIORITY", lambda claim: _annotation(claim, meta.PRIORITY), wide=True),
+        Column("MESSAGE", lambda claim: _annotation(claim, meta.MESSAGE), wide=True),
         Column("AGE", age),
     ),
 }

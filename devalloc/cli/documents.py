@@ -43,7 +43,7 @@ def read(files: Sequence[str], namespace: str | None = None) -> Documents:
         problems, good = list(manifests.problems), []
         for document in documents:
             decoded = decode(document.content)
-            problems += [replace(problem, source=document.source) for problem in decoded.problems]
+            problems += [document.place(problem) for problem in decoded.problems]
             if decoded.object is not None:
                 good.append(replace(document, content=decoded.object.to_manifest()))
     show(problems)

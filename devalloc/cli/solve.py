@@ -40,7 +40,7 @@ def solve(
     from devalloc.cli.output import dump, working
     from devalloc_solver import solve_manifests
 
-    contents, known, code = _documents(files, namespace, store)
+    contents, known, code = documents(files, namespace, store)
     with working("solving"):
         answer: dict[str, Any] = solve_manifests(contents, placement=placement, deadline=deadline)
     show_answer_problems(answer, known)
@@ -56,13 +56,13 @@ def solve(
     return 0 if all(claim["allocated"] for claim in answer["claims"]) else 1
 
 
-def _documents(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[list[Any], list[Any], int]:
+def documents(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[list[Any], list[Any], int]:
     """The contents to solve, the problems that were shown already, and the exit code so far."""
     if files:
         from devalloc.cli.documents import read
 
-        documents = read(files, namespace)
-        return [document.content for document in documents.all], list(documents.problems), documents.exit_code
+        found = read(files, namespace)
+        return [document.content for document in found.all], list(found.problems), found.exit_code
     from devalloc.cli.storage import opened
 
     with opened(store) as objects:

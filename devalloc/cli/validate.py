@@ -55,14 +55,8 @@ def _expressions(document: Document) -> Iterator[Problem]:
             compile(text)
         except CompileError as error:
             metadata = content["metadata"]
-            yield Problem(
-                f"line {error.line}, column {error.column}: {error.message}",
-                path,
-                content["kind"],
-                metadata.get("namespace"),
-                metadata["name"],
-                document.source,
-            )
+            what = f"line {error.line}, column {error.column}: {error.message}"
+            yield document.place(Problem(what, path, content["kind"], metadata.get("namespace"), metadata["name"]))
 
 
 def _constraints(content: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,74 @@
+"""``devalloc explain``: why a claim has what it has, or has nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from devalloc.cli.options import (
+    deadline_option,
+    files_option,
+    namespace_option,
+    output_option,
+    placement_option,
+    store_option,
+)
+from devalloc.cli.verb import Failed, verb
+
+
+@verb("explain")
+@click.argument("name")
+@files_option(required=False, help="Explain among these manifests instead of the store.")
+@namespace_option
+@placement_option
+@deadline_option
+@output_option("table", "json", "yaml")
+@store_option
+def explain(
+    name: str,
+    files: tuple[str, ...],
+    namespace: str,
+    placement: str,
+    deadline: float | None,
+    output: str,
+    store: Path | None,
+) -> int:
+    """Say why a claim is not allocated: what became of every device, who is in the way, what to do.
+
+    Exit code 1 when the claim is not allocated.
+
+    \b
+    devalloc explain train
+    devalloc explain pair -f examples/unsatisfiable
+    """
+    from devalloc.cli.explanation import show
+    from devalloc.cli.output import dump, working
+    from devalloc.cli.solve import documents
+    from devalloc_solver import solve_manifests
+
+    kind, _, bare = name.rpartition("/")
+    if kind:
+        from devalloc.cli.names import kind_of
+
+        if kind_of(kind).kind != "DeviceClaim":
+            raise Failed(f"only claims are explained, not a {kind_of(kind).kind}; see: devalloc describe {name}")
+    contents, _, _ = documents(files, namespace, store)
+    with working("solving"):
+        answer = solve_manifests(contents, placement=placement, deadline=deadline)
+    claim = _found(answer["claims"], namespace, bare)
+    if output in ("json", "yaml"):
+        dump(claim, output)
+    else:
+        show(claim)
+    return 0 if claim["allocated"] else 1
+
+
+def _found(claims: list[dict[str, Any]], namespace: str, name: str) -> dict[str, Any]:
+    for claim in claims:
+        if (claim["namespace"], claim["name"]) == (namespace, name):
+            return claim
+    elsewhere = ", ".join(claim["namespace"] for claim in claims if claim["name"] == name)
+    advice = f"there is one in namespace {elsewhere} (-n)" if elsewhere else "`devalloc get claims -A` lists all"
+    raise Failed(f"there is no claim {namespace}/{name}; {advice}")

@@ -1,0 +1,74 @@
+"""An answer to one claim, told at length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from devalloc.cli.columns import devices_text
+from devalloc.cli.output import Cell, heading, table
+
+Answer = dict[str, Any]
+
+ADVICE = {
+    "ClaimInvalid": "Correct the claim and apply it again; `devalloc validate -f` shows every error of a file.",
+    "ClassNotFound": "Apply that class, or name one that exists (`devalloc get classes`). The claim is answered then.",
+    "ClassInvalid": "Correct the class and apply it again.",
+    "ConfigNotFound": "Apply that object. The claim is answered when it exists.",
+    "Deleting": "The claim is being deleted; nothing is allocated to it any more.",
+    "NoMatchingDevices": "Relax what most devices fail above, or add such devices (`devalloc get pools` lists all).",
+    "NodeUnavailable": "Remove the pin (annotation devalloc.io/node), or pin to a node that has such devices.",
+    "NotEnoughDevices": "Ask for fewer devices, or split the claim: all devices of a claim come from one node.",
+    "InsufficientCapacity": "Ask for less, raise limits.count so that the amount may be split, or add capacity.",
+    "MatchAttributesConflict": "Drop an attribute from matchAttributes, or ask for fewer devices that share it.",
+    "PoolResourcesExhausted": "Ask for fewer or smaller partitions of a card, or let them come from several cards.",
+    "DevicesInUse": "Release or delete the claims named as in the way, or wait for them.",
+    "LostToHigherPriority": "Raise annotation devalloc.io/priority, or wait until the claims in the way are gone.",
+    "LostToCompetition": "Give the claim a priority, or wait until the claims in the way are gone.",
+    "GroupUnsatisfiable": "Members of a group get a node together or nothing; explain the member that is named.",
+    "SearchLimit": "Give the search more time with --deadline.",
+}
+"""What to do, by reason code."""
+
+
+def show(claim: Answer) -> None:
+    """Print what became of the claim, and why."""
+    name = f"{claim['namespace']}/{claim['name']}"
+    if claim["allocated"]:
+        where = f" on node {claim['node']}" if claim["node"] else ""
+        click.echo(f"{name} is allocated{where}: {devices_text(claim['allocations'], limit=None)}")
+    else:
+        heading(f"{name} is not allocated: {claim['reason']}")
+        click.echo(claim["message"])
+    for warning in claim.get("warnings", []):
+        click.echo(f"warning: {warning}")
+    for funnel in claim.get("funnel", []):
+        click.echo()
+        heading(f"Request {funnel['request']}" + ("" if "." not in funnel["request"] else " (an alternative of oneOf)"))
+        table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
+    if claim.get("blockers"):
+        click.echo()
+        heading("In the way")
+        rows = [[f"{other['namespace']}/{other['name']}", str(other["priority"])] for other in claim["blockers"]]
+        table(["CLAIM", "PRIORITY"], rows)
+    if not claim["allocated"] and claim["reason"] in ADVICE:
+        click.echo(f"\nWhat to do: {ADVICE[claim['reason']]}")
+
+
+def _funnel_rows(funnel: Answer) -> Iterable[list[Cell]]:
+    yield [str(funnel["devices"]), "in the fleet", ""]
+    for step in funnel["steps"]:
+        yield [str(step["count"]), step["what"], step.get("example") or _names(step)]
+    yield [str(funnel["matching"]), "match", ""]
+    if funnel["inUse"]:
+        users = [f"{user['namespace']}/{user['name']} ({user['count']})" for user in funnel["usedBy"]]
+        more = f", {len(users) - 3} more" if len(users) > 3 else ""
+        yield [str(funnel["inUse"]), "of those are in use", ", ".join(users[:3]) + more]
+    yield [str(funnel["free"]), "are free", ""]
+
+
+def _names(step: Answer) -> str:
+    more = f", {step['count'] - len(step['devices'])} more" if step["count"] > len(step["devices"]) else ""
+    return ", ".join(step["devices"]) + more

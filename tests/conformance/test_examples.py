@@ -1,0 +1,68 @@
+"""Every example does what its README says, and prints what its README shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devalloc.api.decode import decode
+from devalloc.api.manifests import load
+from devalloc_solver import solve_manifests
+from tests.support import readme
+from tests.support.shared import REPO
+
+EXAMPLES = sorted(path for path in (REPO / "examples").iterdir() if path.is_dir())
+DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md")), *(path / "README.md" for path in EXAMPLES)]
+BLOCKS = [block for document in DOCUMENTS if document.exists() for block in readme.blocks(document)]
+_EXPECT = re.compile(r"^```yaml expect\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def contents(example: Path) -> list[dict[str, Any]]:
+    manifests = load([example])
+    assert manifests.problems == []
+    return [document.content for document in manifests.documents]
+
+
+def expectation(example: Path) -> dict[str, Any]:
+    match = _EXPECT.search((example / "README.md").read_text())
+    assert match is not None, "the README has no ```yaml expect block"
+    expected: dict[str, Any] = yaml.safe_load(match[1])
+    unknown = expected.keys() - {"satisfied", "unsatisfied", "oneOf", "nodes"}
+    assert not unknown
+    return expected
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_every_document_is_valid_without_a_warning(example: Path) -> None:
+    for content in contents(example):
+        assert decode(content).problems == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_the_answer_is_the_expected_one(example: Path) -> None:
+    expected = expectation(example)
+
+    answer = solve_manifests(contents(example))
+
+    claims = {f"{claim['namespace']}/{claim['name']}": claim for claim in answer["claims"]}
+    assert sorted(name for name, claim in claims.items() if claim["allocated"]) == sorted(expected["satisfied"])
+    reasons = {name: claim["reason"] for name, claim in claims.items() if not claim["allocated"]}
+    assert reasons == expected.get("unsatisfied", {})
+    for name, node in expected.get("nodes", {}).items():
+        assert claims[name]["node"] == node, name
+    for name, chosen in expected.get("oneOf", {}).items():
+        assert claims[name]["oneOf"] == chosen, name
+    assert answer["optimal"]
+    assert answer["problems"] == []
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_commands_print_what_the_documents_show(block: readme.Block) -> None:
+    if readme.UPDATE:
+        readme.update(block.file)
+    else:
+        assert readme.run(block.command) == block.output
