@@ -76,8 +76,8 @@ class Catalogue:
 
     def _type_refusal(self, device_type: str, pooled: PooledDevice) -> str | None:
         for named in self._by_name.values():
-            # An admin class is reached by its name only (S14), an invalid one not at all (S5).
-            reachable = not named.spec.admin_access and not self._verdicts.compile_error(named.spec.constraints or "")
-            if named.spec.device_type == device_type and reachable and self._class_refusal(named, pooled) is None:
+            # An admin class is reached by its name only (S14); one with an invalid expression accepts nothing.
+            reached = named.spec.device_type == device_type and not named.spec.admin_access
+            if reached and self._class_refusal(named, pooled) is None:
                 return None
         return f"is accepted by no class of type {device_type} (S5)"

@@ -73,7 +73,7 @@ def _annotations(
     order = [position for position, _ in details]
     if any(later < earlier for earlier, later in pairwise(order)):
         yield "the allocations are not in the order of the details (S18)"
-    noted = answer.annotations.get(meta.ALLOCATED_NODE) or None
+    noted = answer.annotations.get(meta.ALLOCATED_NODE)
     if noted != answer.node:
         yield f"the annotation {meta.ALLOCATED_NODE} says {noted}, and the node is {answer.node} (S2)"
 

@@ -41,11 +41,10 @@ def disagreements(names: Iterable[str], devices: Sequence[PooledDevice]) -> Iter
         if without:
             yield f"device {without[0]} lacks the attribute {name} that must match (S15)"
             continue
-        first = devices[0].attributes[name] if devices else None
-        for pooled in devices:
-            value = pooled.attributes[name]
-            if type(value) is not type(first) or value != first:
-                yield f"devices {devices[0]} and {pooled} differ in {name}: {first!r} and {value!r} (S15)"
+        for pooled in devices[1:]:
+            one, other = devices[0].attributes[name], pooled.attributes[name]
+            if one != other:  # values of two types are never equal
+                yield f"devices {devices[0]} and {pooled} differ in {name}: {one!r} and {other!r} (S15)"
                 break
 
 

@@ -49,8 +49,10 @@ class TestNode:
 
     @pytest.mark.parametrize("missing", ["p/g9", "x/g0"])
     def test_devices_exist(self, missing: str) -> None:
-        violations = judge(self.FLEET, claim("a"), answer("a", missing))
-        assert f"default/a: device {missing} does not exist or is not reached from node n1 (S7)" in violations
+        assert judge(self.FLEET, claim("a"), answer("a", missing)) == [
+            f"default/a: device {missing} does not exist or is not reached from node n1 (S7)",
+            "default/a: detail 0: has no device (S8)",
+        ]
 
     def test_network_devices_alone_have_no_node(self) -> None:
         assert judge(self.FLEET, claim("a"), answer("a", "net/d0", node=None)) == []

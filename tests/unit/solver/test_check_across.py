@@ -187,6 +187,7 @@ class TestLeftOut:
 
     STATUS = held(claim("x"), "p/g0").status
     ECHO = echo(held(claim("x"), "p/g0"))
+    OTHER = held(claim("x"), "p/g1").status
 
     def check(self, *answers: dict[str, Any]) -> list[str]:
         broken = Invalid("x", node="n1", status=self.STATUS)
@@ -199,6 +200,22 @@ class TestLeftOut:
     def test_they_may_be_echoed_and_get_nothing_new(self) -> None:
         assert self.check(unallocated("a"), self.ECHO) == []
         assert_refused(self.check(unallocated("a"), answer("x", "p/g1")), "its allocations have changed")
+
+    def test_two_of_one_name_both_hold_and_are_both_answered(self) -> None:
+        twins = [Invalid("x", node="n1", status=status) for status in (self.STATUS, self.OTHER)]
+        for taken, right in (("p/g0", False), ("p/g1", False), ("p/g2", True)):
+            answers = [self.ECHO, unallocated("x"), answer("a", taken)]
+            assert (check([GPUS], [], [claim("a")], answers, left_out=twins) == []) == right
+
+    def test_what_has_nothing_gets_nothing(self) -> None:
+        broken = Invalid("x", node="n1")
+        violations = check([GPUS], [], [], [answer("x", "p/g0")], left_out=[broken])
+        assert_refused(violations, "default/x: is allocated, and no valid claim has that name (S16)")
+
+    def test_what_holds_its_devices_does_not_fail_its_group(self) -> None:
+        member = Invalid("x", group="vm", node="n1", status=self.STATUS)
+        answers = [self.ECHO, answer("a", "p/g1")]
+        assert check([GPUS], [], [claim("a", group="vm")], answers, left_out=[member]) == []
 
 
 class TestPoolResources:
