@@ -168,7 +168,7 @@ _THEMES: dict[str, tuple[Maker, list[str], str]] = {
 
 def _invalid(random: Random, node: str) -> Manifest:
     """A pool that is skipped whole (S2, S4a)."""
-    bad = {
+    bad: dict[str, Callable[[], dict[str, Any]]] = {
         "devices": lambda: {"devices": [device("g0"), device("g0")]},
         "block": lambda: {"devices": [device("g0", resources={"memory": "4Gi/0"}), device("g1")]},
         "capacity": lambda: {"devices": [device("g0", resources={"memory": "-1"}), device("g1")]},

@@ -265,19 +265,18 @@ class _Search:
         reached = [i for i in detail.candidates if self.pools[self.devices[i].pool].node in (None, node)]
         by_value: dict[tuple[Value, ...] | None, list[int]] = defaultdict(list)
         for index in reached:
-            values = [value for name in names if (value := self.devices[index].value(name)) is not None]
-            by_value[tuple(values) if len(values) == len(names) else None].append(index)
-        if detail.every:
-            if len(by_value) == 1 and None not in by_value and (detail.most is None or len(reached) <= detail.most):
-                (values,) = by_value
-                assert values is not None
-                if _agree(dict(zip(names, values, strict=True)), agreed):
-                    yield tuple(reached), dict(zip(names, values, strict=True))
-            return
-        for values, indexes in by_value.items():
-            if values is not None and _agree(dict(zip(names, values, strict=True)), agreed):
-                for chosen in self._choose(detail, indexes):
-                    yield chosen, dict(zip(names, values, strict=True))
+            values = tuple(value for name in names if (value := self.devices[index].value(name)) is not None)
+            by_value[values if len(values) == len(names) else None].append(index)
+        for shared, indexes in by_value.items():
+            if shared is None or (detail.every and len(by_value) > 1):
+                continue
+            agreement = dict(zip(names, shared, strict=True))
+            if not _agree(agreement, agreed):
+                continue
+            if not detail.every:
+                yield from ((chosen, agreement) for chosen in self._choose(detail, indexes))
+            elif detail.most is None or len(indexes) <= detail.most:
+                yield tuple(indexes), agreement
 
     def _choose(self, detail: Detail, indexes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         alike: dict[Any, list[int]] = defaultdict(list)
@@ -406,11 +405,11 @@ def _packs(wants: tuple[tuple[int, tuple[int, ...]], ...], blocks: tuple[tuple[i
     if not sizes:
         return True
     (free, size), *rest = blocks
-    takers = [number for number, (_, where) in enumerate(wants) if where and where[0] == 0]
-    tops = [min(free, -(-wants[number][0] // size)) for number in takers]
+    here = [number for number, (_, where) in enumerate(wants) if where and where[0] == 0]
+    tops = [min(free, -(-wants[number][0] // size)) for number in here]
     for parts in product(*(range(top, -1, -1) for top in tops)):
         if sum(parts) <= free:
-            taken = dict(zip(takers, parts, strict=True))
+            taken = dict(zip(here, parts, strict=True))
             left = tuple(
                 (amount - taken.get(number, 0) * size, tuple(position - 1 for position in where if position))
                 for number, (amount, where) in enumerate(wants)

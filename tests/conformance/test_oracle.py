@@ -1,0 +1,60 @@
+"""The solver against exhaustive search, on random small fleets that meet every rule.
+
+DEVALLOC_FUZZ_EXAMPLES sets how many instances (default 300); `python -m tests.conformance.fuzz` goes on by the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from devalloc_solver import solve_manifests
+from tests.conformance.fuzz import judge
+from tests.support import fleets
+
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "300"))
+BATCH = 50
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def _comparable(answer: dict[str, Any]) -> str:
+    """The answer as text, less the one thing that may differ (D5)."""
+    return json.dumps({key: value for key, value in answer.items() if key != "seconds"})
+
+
+@pytest.mark.parametrize("first", range(0, EXAMPLES, BATCH))
+def test_goals_rules_and_reasons_agree_with_exhaustive_search(first: int) -> None:
+    wrong = {
+        seed: found
+        for seed in range(first, min(first + BATCH, EXAMPLES))
+        if (found := judge(fleets.documents(Random(seed))))
+    }
+    assert wrong == {}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@given(documents=fleets.DOCUMENTS)
+def test_shrinkable_instances_agree_with_exhaustive_search(documents: list[dict[str, Any]]) -> None:
+    assert judge(documents) == []
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
+@given(documents=fleets.DOCUMENTS, seed=st.integers(0, 1000))
+def test_the_order_of_documents_does_not_matter(documents: list[dict[str, Any]], seed: int) -> None:
+    shuffled = list(documents)
+    Random(seed).shuffle(shuffled)
+    one, other = solve_manifests(documents), solve_manifests(shuffled)
+    assert one["claims"] == other["claims"]
+    assert one["objective"] == other["objective"]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=SLOW)
+@given(documents=fleets.DOCUMENTS)
+def test_the_same_input_gives_the_same_bytes(documents: list[dict[str, Any]]) -> None:
+    assert _comparable(solve_manifests(documents)) == _comparable(solve_manifests(documents))
