@@ -8,9 +8,13 @@ server's cost budget.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from devalloc.api.fielddocs import docs_of
+from devalloc.api.fields import ApiModel
 from devalloc.api.kinds import KINDS, Kind
+from devalloc.api.shapes import fields_of, model_shape
 from devalloc.api.yamldump import dump_yaml
 
 API_APPROVED = "unapproved, the device management API is a prototype"
@@ -271,7 +275,11 @@ def _integer(schema: dict[str, Any]) -> None:
 
 def _object(result: dict[str, Any], node: dict[str, Any], definitions: dict[str, Any]) -> None:
     model = node["title"]
-    result["properties"] = {name: _structural(field, definitions) for name, field in node["properties"].items()}
+    docs = docs_of(_models()[model])
+    result["properties"] = {
+        name: _structural(field | ({"description": docs[name]} if name in docs else {}), definitions)
+        for name, field in node["properties"].items()
+    }
     for (owner, name), keys in LIST_KEYS.items():
         if owner == model:
             result["properties"][name] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
@@ -280,3 +288,18 @@ def _object(result: dict[str, Any], node: dict[str, Any], definitions: dict[str,
             {"rule": rule.rule, "message": rule.message} | ({"fieldPath": rule.field} if rule.field else {})
             for rule in RULES[model]
         ]
+
+
+@cache
+def _models() -> dict[str, type[ApiModel]]:
+    """Every model that an object contains, by name."""
+    found: dict[str, type[ApiModel]] = {}
+    waiting = [model_shape(kind.model) for kind in KINDS.values()]
+    while waiting:
+        shape = waiting.pop()
+        if shape.item is not None:
+            waiting.append(shape.item)
+        if shape.model is not None and shape.model.__name__ not in found:
+            found[shape.model.__name__] = shape.model
+            waiting += [field.shape for field in fields_of(shape.model).values()]
+    return found
