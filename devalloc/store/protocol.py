@@ -20,7 +20,7 @@ an object of one kind, namespace and name.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -97,7 +97,7 @@ class Store(Protocol):
         *,
         timeout: float | None = None,
         stop: threading.Event | None = None,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """Changes after the resourceVersion ``since``, as they happen, in their order.
 
         Ends after ``timeout`` seconds (0: with what is there already; None: never) or soon after ``stop`` is set.
@@ -141,4 +141,4 @@ class Store(Protocol):
         """
 
     def close(self) -> None:
-        """Give back files and connections. Iterators of ``watch`` close their own."""
+        """Give back files and connections. Those of a ``watch`` go when it ends or is closed."""

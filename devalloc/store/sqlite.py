@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,7 +56,7 @@ class SQLiteStore:
         *,
         timeout: float | None = None,
         stop: threading.Event | None = None,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         wanted, version = _kinds(kinds), _version(since)
         until = None if timeout is None else time.monotonic() + timeout
         with closing(open_reader(self.path)) as connection:

@@ -1,0 +1,232 @@
+"""The loop that answers claims: read everything, solve, write the answers, wait for a change.
+
+A round writes all it decided in one commit. The commit is fenced: when another claim's status, a pool or a class has
+changed since the round read them, nothing is written, so that two allocators, or one and a concurrent release, never
+give one device to two claims. A claim that itself changed or went meanwhile costs only its own group. What a round
+could not write the next one does, for whatever stood in the way is a change that the loop wakes up for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.decode import decode
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.pool import DevicePool
+from devalloc.controller.availability import available_devices, uses
+from devalloc.controller.claims import allocations, as_allocated, claims_among, is_deleting
+from devalloc.controller.decision import Unit, decide
+from devalloc.store import (
+    Conflict,
+    Expired,
+    Fence,
+    FenceBroken,
+    Key,
+    NotFound,
+    Object,
+    Store,
+    Unusable,
+)
+
+log = logging.getLogger(__name__)
+
+EXCLUSIVE_SPECS = frozenset({"DevicePool", "DeviceClass"})
+EXCLUSIVE_STATUSES = frozenset({"DeviceClaim"})
+"""What a decision depends on so that no device is given twice."""
+
+
+class Solve(Protocol):
+    """``devalloc_solver.solve_manifests``"""
+
+    def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class AllocateSettings:
+    """How claims are answered."""
+
+    placement: str = "pack"
+    """``pack`` or ``spread`` (claim-semantics S17)."""
+    deadline: float | None = 60.0
+    """Seconds the solver may think about one batch; None for as long as it takes."""
+    batch: float = 0.05
+    """Seconds to wait after a change for more, so that what is applied together is solved together."""
+    resync: float = 60.0
+    """Seconds after which everything is looked at again though nothing is known to have changed."""
+    retry: float = 1.0
+    """Seconds to wait after a round that failed; twice as long after each further one, up to ``resync``."""
+
+
+DEFAULTS = AllocateSettings()
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round found and did."""
+
+    resource_version: str
+    """The state of the store that was read: the next round is due when anything changes after it."""
+    claims: int
+    allocated: int
+    """Claims that hold devices now."""
+    waiting: int
+    """Claims that want devices and have none."""
+    granted: Sequence[Key]
+    """Claims that got devices in this round."""
+    stale: Sequence[Key]
+    """Claims whose answer was dropped, because something changed meanwhile."""
+    pools: int
+    devices: int
+    available: int
+    """Devices that could still be allocated."""
+    problems: Sequence[str]
+    """Objects that the solver left out, and why."""
+    optimal: bool
+    seconds: float
+
+
+class Allocator:
+    """Answers the claims of a store, round by round."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        settings: AllocateSettings = DEFAULTS,
+        solve: Solve | None = None,
+        progress: Callable[[Round], None] = lambda done: None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """``progress`` is called after each round, in the thread of the loop."""
+        self._store = store
+        self._settings = settings
+        self._solve = solve
+        self._progress = progress
+        self._now = now
+        self._own_writes: set[str] = set()
+        self._problems: frozenset[str] = frozenset()
+
+    def run(self, stop: threading.Event) -> None:
+        """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
+        failures = 0
+        while not stop.is_set():
+            try:
+                done = self.round()
+                failures = 0
+                self._progress(done)
+                self._wait(done.resource_version, stop)
+            except Expired:
+                continue
+            except Unusable:
+                raise
+            except Exception:
+                failures += 1
+                delay = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)
+                log.exception("could not answer the claims; next try in %.0f s", delay)
+                stop.wait(delay)
+
+    def round(self) -> Round:
+        """Answer every claim there is, once."""
+        documents, version = self._store.list()
+        counted = [as_allocated(document) for document in documents]
+        answer = self._solver()(counted, placement=self._settings.placement, deadline=self._settings.deadline)
+        now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
+        units = decide(documents, answer, now)
+        written = self._commit(units, version)
+        self._own_writes = {obj["metadata"]["resourceVersion"] for obj in written.values()}
+        state = [written.get(Key.of(obj), obj) for obj in documents]
+        pools, devices, available = self._publish_availability(state)
+        claims = claims_among(state)
+        waiting = [c for c in claims if not allocations(c) and not is_deleting(c)]
+        self._report(problems := tuple(map(_sentence, answer["problems"])))
+        return Round(
+            resource_version=version,
+            claims=len(claims),
+            allocated=sum(bool(allocations(claim)) for claim in claims),
+            waiting=len(waiting),
+            granted=[key for unit in units if unit.granted for key in unit.keys & written.keys()],
+            stale=[key for unit in units for key in unit.keys - written.keys()],
+            pools=pools,
+            devices=devices,
+            available=available,
+            problems=problems,
+            optimal=answer["optimal"],
+            seconds=answer["seconds"],
+        )
+
+    def _solver(self) -> Solve:
+        if self._solve is None:
+            import devalloc_solver  # with OR-Tools, which takes a while to load
+
+            self._solve = devalloc_solver.solve_manifests
+        return self._solve
+
+    def _commit(self, units: Sequence[Unit], version: str) -> dict[Key, Object]:
+        """Write the units whose claims are still as they were; none when the fence is broken."""
+        fence = Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES)
+        left = list(units)
+        while left:
+            changes = [change for unit in left for change in unit.changes]
+            try:
+                done = self._store.commit(changes, fence)
+            except FenceBroken as broken:
+                log.info("decided on a state that is over, deciding again: %s", broken)
+                return {}
+            except Conflict as conflict:
+                log.info("left for the next round: %s", conflict)
+                kept = [unit for unit in left if not unit.keys & conflict.conflicts.keys()]
+                assert len(kept) < len(left), "a conflict names one of the changes"
+                left = kept
+            else:
+                return {Key.of(obj): obj for obj in done}
+        return {}
+
+    def _publish_availability(self, state: Iterable[Object]) -> tuple[int, int, int]:
+        """Write availableDevices where it differs; returns the numbers of pools, devices and available devices."""
+        decoded = [
+            (doc, decode(as_allocated(doc)).object) for doc in state if doc["kind"] in ("DeviceClaim", *EXCLUSIVE_SPECS)
+        ]
+        classes = {o.metadata.name: o for _, o in decoded if isinstance(o, DeviceClass)}
+        used = uses((o for _, o in decoded if isinstance(o, DeviceClaim)), classes)
+        pools = devices = total = 0
+        for doc, pool in decoded:
+            if not isinstance(pool, DevicePool):
+                continue
+            available = available_devices(pool, used.get(pool.metadata.name, {}))
+            pools, devices, total = pools + 1, devices + len(pool.spec.devices), total + available
+            status = doc.get("status", {})
+            if status.get("availableDevices") != available:
+                try:
+                    done = self._store.replace_status({**doc, "status": {**status, "availableDevices": available}})
+                except (Conflict, NotFound):
+                    continue  # it changed, so a round follows
+                self._own_writes.add(done["metadata"]["resourceVersion"])
+        return pools, devices, total
+
+    def _wait(self, version: str, stop: threading.Event) -> None:
+        """Until somebody else changed something after ``version``, the resync is due, or ``stop`` is set."""
+        with closing(self._store.watch(None, version, timeout=self._settings.resync, stop=stop)) as events:
+            for event in events:
+                if event.resource_version not in self._own_writes:
+                    stop.wait(self._settings.batch)
+                    return
+
+    def _report(self, problems: Sequence[str]) -> None:
+        """Log each problem when it comes, not every time it is seen."""
+        for problem in problems:
+            if problem not in self._problems:
+                log.warning("%s", problem)
+        self._problems = frozenset(problems)
+
+
+def _sentence(problem: dict[str, Any]) -> str:
+    name = "/".join(str(problem[part]) for part in ("namespace", "name") if problem.get(part))
+    parts = (problem.get("kind"), name, problem.get("path"))
+    return f"{' '.join(str(part) for part in parts if part)}: {problem['message']}"

@@ -1,0 +1,157 @@
+"""From the solver's answer to what is written on the claims. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.controller.claims import (
+    OF_ALLOCATION,
+    ClaimKey,
+    allocated_spec,
+    allocations,
+    annotation,
+    claim_key,
+    claims_among,
+    group_of,
+    is_deleting,
+    spec_text,
+)
+from devalloc.store import Change, Key, Object
+
+SPEC_CHANGED = "SpecChanged"
+"""Reason on an allocated claim: its spec was edited, which takes effect only after a release (S18)."""
+DEVICE_LOST = "DeviceLost"
+"""Condition of an allocated device that exists no more (S18)."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Changes that only make sense together: a group, or one claim."""
+
+    changes: tuple[Change, ...]
+    granted: bool
+    """It gives devices to claims that had none."""
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        return frozenset(change.key for change in self.changes)
+
+
+def decide(documents: Iterable[Object], answer: Mapping[str, Any], now: str) -> list[Unit]:
+    """What to write so that the claims say what ``answer`` (of ``solve_manifests`` for these documents) says.
+
+    Claims that say it already are left out. ``now`` is the time of conditions that change, RFC 3339.
+    """
+    answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
+    groups: dict[tuple[str, str], list[Change]] = {}
+    units = []
+    for claim in claims_among(documents):
+        key = claim_key(claim)
+        found = answers.get(key)
+        if found is None:
+            continue
+        granted = False
+        if allocations(claim):
+            change = _kept(claim, found, now)
+        elif is_deleting(claim):
+            continue
+        elif found["allocated"]:
+            change, granted = _granted(claim, found), True
+        else:
+            change = _refused(claim, found)
+        if not _says_anything(change, claim):
+            continue
+        group = group_of(claim)
+        if granted and group is not None:
+            groups.setdefault((key[0], group), []).append(change)
+        else:
+            units.append(Unit((change,), granted))
+    return units + [Unit(tuple(changes), granted=True) for changes in groups.values()]
+
+
+def _granted(claim: Object, answer: Mapping[str, Any]) -> Change:
+    written = ("allocations", "classConfigs", "claimConfigs")
+    status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
+    status |= {name: answer[name] for name in written if answer.get(name)}
+    annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: spec_text(claim)}
+    return _change(claim, status, annotations)
+
+
+def _refused(claim: Object, answer: Mapping[str, Any]) -> Change:
+    return _change(claim, claim.get("status"), {meta.REASON: answer["reason"], meta.MESSAGE: answer["message"]})
+
+
+def _kept(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
+    """An allocated claim: its allocation stays; what is wrong with it is said."""
+    kept = {name: annotation(claim, name) for name in OF_ALLOCATION}
+    if not answer["allocated"]:  # invalid in a way that an edit of the spec does not explain; what it holds it holds
+        said = {meta.REASON: answer["reason"], meta.MESSAGE: answer["message"]}
+        return _change(claim, claim["status"], {**kept, **said})
+    said = dict.fromkeys((meta.REASON, meta.MESSAGE))
+    if allocated_spec(claim) != claim.get("spec") and not is_deleting(claim):
+        namespace, name = claim_key(claim)
+        said[meta.REASON] = SPEC_CHANGED
+        said[meta.MESSAGE] = (
+            "the spec was edited after the allocation, which stays as it is; "
+            f"to have the edit answered: devalloc release -n {namespace} {name}"
+        )
+    lost = {(entry["devicePoolName"], entry["deviceName"]) for entry in answer.get("lost", ())}
+    status = dict(claim["status"])
+    if statuses := _device_statuses(claim, lost, now):
+        status["deviceStatuses"] = statuses
+    return _change(claim, status, {**kept, **said})
+
+
+def _device_statuses(claim: Object, lost: set[tuple[str, str]], now: str) -> list[Any]:
+    """The statuses of the claim's devices, with the condition DeviceLost where a device went or came back.
+
+    All else in them is their drivers'.
+    """
+    statuses = list(claim["status"].get("deviceStatuses", ()))
+    positions = {(s.get("devicePoolName"), s.get("deviceName")): i for i, s in enumerate(statuses)}
+    for entry in allocations(claim):
+        device = (entry["devicePoolName"], entry["deviceName"])
+        position = positions.get(device)
+        if position is None:
+            if device not in lost:
+                continue
+            position = positions[device] = len(statuses)
+            statuses.append({"devicePoolName": device[0], "deviceName": device[1]})
+        status = statuses[position]
+        conditions = [c for c in status.get("conditions", ()) if c.get("type") != DEVICE_LOST]
+        before = next((c for c in status.get("conditions", ()) if c.get("type") == DEVICE_LOST), None)
+        if before is None and device not in lost:
+            continue
+        condition = _device_lost(device, device in lost, before, now)
+        if condition != before:
+            statuses[position] = {**status, "conditions": [*conditions, condition]}
+    return statuses
+
+
+def _device_lost(device: tuple[str, str], lost: bool, before: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
+    value = "True" if lost else "False"
+    pool, name = device
+    return {
+        "type": DEVICE_LOST,
+        "status": value,
+        "lastTransitionTime": before["lastTransitionTime"] if before and before.get("status") == value else now,
+        "reason": "DeviceGone" if lost else "DeviceBack",
+        "message": f"device {name} of pool {pool} " + ("does not exist any more" if lost else "exists again"),
+    }
+
+
+def _change(claim: Object, status: Object | None, annotations: Mapping[str, str | None]) -> Change:
+    """Of the allocator's own annotations, exactly these."""
+    return Change(
+        Key.of(claim), claim["metadata"]["resourceVersion"], status, {**dict.fromkeys(OF_ALLOCATION), **annotations}
+    )
+
+
+def _says_anything(change: Change, claim: Object) -> bool:
+    return any(annotation(claim, name) != value for name, value in change.annotations.items()) or json.dumps(
+        change.status or {}, sort_keys=True
+    ) != json.dumps(claim.get("status", {}), sort_keys=True)

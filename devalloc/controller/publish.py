@@ -1,0 +1,129 @@
+"""From this host's inventory to the pools in the store: write what changed, touch nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from devalloc.api.meta import PUBLISHED_BY
+from devalloc.api.pool import DevicePool
+from devalloc.store import AlreadyExists, Conflict, Event, EventType, Key, NotFound, Object, Store
+
+log = logging.getLogger(__name__)
+
+INVENTORY = "inventory"
+"""Value of the label PUBLISHED_BY on the pools that are ours together with their node."""
+
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Published:
+    """What became of the pools, by name."""
+
+    created: Sequence[str] = ()
+    updated: Sequence[str] = ()
+    deleted: Sequence[str] = ()
+    refused: Sequence[str] = ()
+    """Pools that could not be published, for somebody else's pool has the name."""
+
+    def __str__(self) -> str:
+        parts = {"created": self.created, "updated": self.updated, "deleted": self.deleted, "refused": self.refused}
+        return "; ".join(f"{what} {', '.join(names)}" for what, names in parts.items() if names) or "nothing changed"
+
+
+class Publisher:
+    """Keeps the pools of one node in the store as its inventory has them.
+
+    A pool is ours when it carries our label and is of this node: pools of other nodes and pools made by hand are never
+    changed or deleted. Labels, annotations and finalizers that others put on our pools stay.
+    """
+
+    def __init__(self, store: Store, node_name: str) -> None:
+        self._store = store
+        self._node_name = node_name
+        self._generations: dict[str, int] = {}
+
+    def publish(self, pools: Sequence[DevicePool]) -> Published:
+        """Make the store say that these are the node's pools. Raises StoreError."""
+        wanted = {pool.metadata.name: _labelled(pool.to_manifest()) for pool in pools}
+        there = {obj["metadata"]["name"]: obj for obj in self._store.list("DevicePool").objects}
+        deleted = [name for name, obj in there.items() if self._is_ours(obj) and name not in wanted]
+        created, updated, refused = [], [], []
+        # Deletions first: a card that moved to another slot is never there twice.
+        for name in deleted:
+            self._delete(there[name])
+        for name, pool in wanted.items():
+            before = there.get(name)
+            after = self._write(pool)
+            if after is None:
+                refused.append(name)
+                continue
+            self._generations[name] = after["metadata"]["generation"]
+            if before is None or before["metadata"]["uid"] != after["metadata"]["uid"]:
+                created.append(name)
+            elif before["metadata"]["generation"] != after["metadata"]["generation"]:
+                updated.append(name)
+        published = Published(created, updated, deleted, refused)
+        log.info("pools of node %s: %s", self._node_name, published)
+        return published
+
+    def overwritten(self, event: Event) -> bool:
+        """Whether an event says that one of our pools is not what we last published any more."""
+        if event.object["kind"] != "DevicePool" or not self._is_ours(event.object):
+            return False
+        generation = self._generations.get(event.object["metadata"]["name"])
+        if generation is None:
+            return False
+        return event.type is EventType.DELETED or event.object["metadata"]["generation"] != generation
+
+    def _write(self, pool: Object) -> Object | None:
+        """The pool as stored; None when it is not ours to write."""
+        key = Key.of(pool)
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._store.create(pool)
+            except AlreadyExists:
+                pass
+            try:
+                old = self._store.get(*key)
+                if not self._is_ours(old):
+                    log.error(
+                        "%s exists and was not published by the inventory of node %s: this node's devices in it are "
+                        "not offered. Delete it, or give it another name",
+                        key,
+                        self._node_name,
+                    )
+                    return None
+                return self._store.replace(_updated(old, pool))
+            except (Conflict, NotFound):
+                continue
+        raise Conflict({key: f"{key} keeps changing; the next look at the inventory tries again"})
+
+    def _delete(self, pool: Object) -> None:
+        key = Key.of(pool)
+        self._generations.pop(key.name, None)
+        try:
+            self._store.delete(*key, uid=pool["metadata"]["uid"])
+        except (Conflict, NotFound):
+            log.info("%s is gone already", key)
+
+    def _is_ours(self, obj: Object) -> bool:
+        labels = obj["metadata"].get("labels", {})
+        spec = obj.get("spec")
+        node = spec.get("nodeName") if isinstance(spec, dict) else None
+        return labels.get(PUBLISHED_BY) == INVENTORY and node == self._node_name
+
+
+def _labelled(pool: Object) -> Object:
+    metadata = pool["metadata"]
+    return {**pool, "metadata": {**metadata, "labels": {**metadata.get("labels", {}), PUBLISHED_BY: INVENTORY}}}
+
+
+def _updated(old: Object, new: Object) -> Object:
+    """``old`` with the spec of ``new``, and the labels and annotations that ``new`` has."""
+    metadata = dict(old["metadata"])
+    for name in ("labels", "annotations"):
+        metadata[name] = {**metadata.get(name, {}), **new["metadata"].get(name, {})}
+    return {**new, "metadata": metadata}

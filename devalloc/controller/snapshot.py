@@ -1,0 +1,14 @@
+"""Everything a store holds, as documents for the solver, for explain, or for a file."""
+
+from __future__ import annotations
+
+from devalloc.controller.claims import as_allocated
+from devalloc.store import Object, Store
+
+
+def snapshot(store: Store) -> list[Object]:
+    """All objects as of one moment, ordered by kind, namespace and name.
+
+    Allocated claims come with the spec that their allocation answers, as the allocator sees them.
+    """
+    return [as_allocated(document) for document in store.list().objects]
