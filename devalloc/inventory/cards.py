@@ -45,7 +45,7 @@ class Port:
     function: PciFunction
     kind: str
     members: tuple[PciFunction, ...]
-    """The functions of the slot that are given away with it, itself included (a GPU and its audio function)."""
+    """The functions that are given away with it, itself included (a GPU and its audio function)."""
     vfs: tuple[VirtualFunction, ...]
     role: str
     """``whole`` (the card, or a NIC without SR-IOV) or ``pf`` (one of several independent ports)."""
@@ -80,25 +80,24 @@ def _ports(
     known = [(function, kind) for function in slot if (kind := kind_of(function)) is not None]
     groups = [function.iommu_group for function, _ in known]
     # Ports are independent when the IOMMU can tell them apart. Where it is off nothing is offered anyway.
-    independent = len(known) > 1 and (len(set(groups)) == len(groups) or set(groups) == {None})
-    if not independent:
-        vfs = [vf for function, _ in known for vf in _vfs(function, functions, max_vfs)]
-        yield Port(*known[0], members=tuple(slot), vfs=tuple(vfs), role="whole")
+    independent = len(set(groups)) == len(groups) or set(groups) == {None}
+    if len(known) == 1 or not independent:
+        function, kind = known[0]
+        vfs = [vf for pf, _ in known for vf in _vfs(pf, functions, max_vfs)]
+        yield Port(function, kind, tuple(_members([pf for pf, _ in known], kind, slot)), tuple(vfs), "whole")
         return
     for function, kind in known:
-        yield Port(
-            function=function,
-            kind=kind,
-            members=tuple(_members(function, slot)),
-            vfs=tuple(_vfs(function, functions, max_vfs)),
-            role="whole" if kind == "nic" and function.sriov is None else "pf",
-        )
+        role = "whole" if kind == "nic" and function.sriov is None else "pf"
+        vfs = list(_vfs(function, functions, max_vfs))
+        yield Port(function, kind, tuple(_members([function], "", slot)), tuple(vfs), role)
 
 
-def _members(function: PciFunction, slot: list[PciFunction]) -> Iterator[PciFunction]:
-    for other in slot:
-        if other is function or (other.iommu_group is not None and other.iommu_group == function.iommu_group):
-            yield other
+def _members(own: list[PciFunction], kind: str, slot: list[PciFunction]) -> Iterator[PciFunction]:
+    """The functions that go away together: all of a GPU's slot, else what the IOMMU cannot keep apart."""
+    groups = {function.iommu_group for function in own} - {None}
+    for function in slot:
+        if function in own or kind in ("gpu", "display") or function.iommu_group in groups:
+            yield function
 
 
 def _vfs(

@@ -14,8 +14,8 @@ class InventoryConfig:
     kinds: frozenset[str] = KINDS
     """Kinds of devices to publish: gpu, nic, accelerator, storage, display. Default: all."""
     allow_shared_groups: bool = False
-    """Offer devices whose IOMMU group holds devices of other slots. They go to a machine together, so only the first of a
-    group is offered, and none while a host driver has one of the others. Default: not offered."""
+    """Offer devices whose IOMMU group holds devices of other slots. They go to a machine together, so only the first of
+    a group is offered, and none while a host driver has one of the others. Default: not offered."""
     max_vfs: int | None = None
     """Most VFs to offer per port where none exist yet, and so to create. Default: as many as the port can have."""
     erase_policy: bool = False

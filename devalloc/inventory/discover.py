@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc.inventory.cards import cards
+from devalloc.inventory.cards import Card, cards
 from devalloc.inventory.config import InventoryConfig
 from devalloc.inventory.groups import Groups
 from devalloc.inventory.holders import Holders
-from devalloc.inventory.pci import scan
+from devalloc.inventory.obstacles import Obstacles
+from devalloc.inventory.pci import PciFunction, scan
 from devalloc.inventory.pciids import model_names
-from devalloc.inventory.pools import Host, build
+from devalloc.inventory.pools import build
 from devalloc.inventory.sysfs import Tree
 
 _DEFAULT = InventoryConfig()
@@ -41,20 +43,33 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
     if tree.sys is None:
         return Discovery([], [Problem("holds no sysfs: give the folder that holds sys, or sys itself", path=str(root))])
     functions = scan(tree)
-    found = list(cards(functions, config.max_vfs))
-    ids = {(function.vendor, function.device) for function in functions.values() if function.device is not None}
-    ids |= {
-        (function.vendor, function.sriov.vf_device)
-        for function in functions.values()
-        if function.sriov and function.sriov.vf_device is not None
-    }
-    host = Host(
-        node_name=node_name,
-        config=config,
+    found = [
+        Card(card.slot, ports)
+        for card in cards(functions, config.max_vfs)
+        if (ports := tuple(port for port in card.ports if port.kind in config.kinds))
+    ]
+    obstacles = Obstacles(
         groups=Groups.of(functions.values(), config.allow_shared_groups),
-        holders=Holders.read(tree, functions.values()),
-        models=model_names(ids),
+        holders=Holders.read(tree, _functions(found)),
+        held=config.held,
+        erase_policy=config.erase_policy,
     )
-    pools = [build(card, host) for card in found if card.ports[0].kind in config.kinds]
+    models = model_names(_ids(found))
+    pools = [build(card, node_name, obstacles, models) for card in found]
     problems = [Problem(fault.reason, path=fault.path, source=str(root), severity="warning") for fault in tree.faults]
     return Discovery(pools, problems)
+
+
+def _functions(found: Iterable[Card]) -> list[PciFunction]:
+    ports = [port for card in found for port in card.ports]
+    virtual = [vf.function for port in ports for vf in port.vfs if vf.function is not None]
+    return [*(member for port in ports for member in port.members), *virtual]
+
+
+def _ids(found: Iterable[Card]) -> Iterator[tuple[int, int]]:
+    """The vendor and device IDs whose names are published."""
+    for function in _functions(found):
+        if function.device is not None:
+            yield function.vendor, function.device
+        if function.sriov is not None and function.sriov.vf_device is not None:
+            yield function.vendor, function.sriov.vf_device

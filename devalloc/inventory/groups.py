@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from devalloc.inventory.pci import BRIDGE, Address, PciFunction
@@ -26,29 +26,33 @@ class Groups:
                 members.setdefault(function.iommu_group, []).append(function)
         return cls({group: tuple(found) for group, found in members.items()}, shared_allowed)
 
-    def objection(self, device: Collection[PciFunction], together: Collection[Address]) -> str | None:
-        """Why functions that are given away as one device cannot be; None when nothing speaks against it.
+    def objections(
+        self, device: Collection[PciFunction], together: Collection[Address] = frozenset()
+    ) -> Iterator[str]:
+        """Why functions that are given away as one device cannot be.
 
         ``together``: addresses that may be in the same group because they come and go with the device.
         """
         for function in device:
             if function.iommu_group is None:
-                return f"no IOMMU group for {function.address} (is the IOMMU switched on?)"
+                yield f"no IOMMU group for {function.address} (is the IOMMU switched on?)"
         own = {function.address for function in device}
         for group in sorted({function.iommu_group for function in device if function.iommu_group is not None}):
-            peers = [peer for peer in self.members[group] if peer.address not in own and peer.address not in together]
-            if not peers:
-                continue
+            members = self.members.get(group, ())
+            peers = [peer for peer in members if peer.address not in own and peer.address not in together]
+            if peers and (objection := self._objection(group, peers, min(own))) is not None:
+                yield objection
+
+    def _objection(self, group: int, peers: list[PciFunction], first: Address) -> str | None:
+        if not self.shared_allowed:
             names = ", ".join(str(peer.address) for peer in peers[:3]) + (", …" if len(peers) > 3 else "")
-            if not self.shared_allowed:
-                return f"IOMMU group {group} is shared with {names}"
-            busy = next((peer for peer in peers if peer.driver is not None and not peer.on_vfio), None)
-            if busy is not None:
-                return f"in use: {busy.address} of its IOMMU group {group} has the driver {busy.driver}"
-            # One group goes to one machine: of the devices in it only the first is offered, and takes the others along.
-            if min(peer.address for peer in peers) < min(own):
-                return f"IOMMU group {group} goes with {min(peer.address for peer in peers)}"
-        return None
+            return f"IOMMU group {group} is shared with {names}"
+        busy = next((peer for peer in peers if peer.driver is not None and not peer.on_vfio), None)
+        if busy is not None:
+            return f"in use: {busy.address} of its IOMMU group {group} has the driver {busy.driver}"
+        # One group goes to one machine: of the devices in it only the first is offered, and takes the others along.
+        head = min(peer.address for peer in peers)
+        return f"IOMMU group {group} goes with {head}" if head < first else None
 
 
 def _is_passive(function: PciFunction) -> bool:

@@ -154,7 +154,7 @@ def read(address: Address, folder: Folder) -> PciFunction | None:
             return None
         folder.tree.fault(folder.path, "has no readable class and vendor; taken for an NVIDIA GPU by its nvidia folder")
         class_code, vendor = _DISPLAY_3D, NVIDIA
-    numa = folder.number("numa_node")
+    numa, sriov = folder.number("numa_node"), _sriov(folder)
     root = _ROOT.search(folder.path)
     return PciFunction(
         address=address,
@@ -166,9 +166,9 @@ def read(address: Address, folder: Folder) -> PciFunction | None:
         numa=numa if numa is not None and numa >= 0 else None,
         iommu_group=_group(folder),
         root=root[1] if root else None,
-        sriov=_sriov(folder),
+        sriov=sriov,
         physfn=Address.parse(folder.link("physfn") or ""),
-        virtfns=tuple(_virtfns(folder)),
+        virtfns=tuple(_virtfns(folder)) if sriov else (),
     )
 
 

@@ -1,7 +1,8 @@
 """Names for PCI IDs: short vendor names of ours, model names from the pci.ids database (``data/pci.ids.gz``).
 
-The data file is the database of 2023-04-10 without subsystems and classes, under its own licence (3-clause BSD or GPL, the
-notice is at its top). Only the IDs that are wanted are looked for, so a lookup costs the decompression: a few milliseconds.
+The data file is the database of 2023-04-10 without subsystems and classes, under its own licence (3-clause BSD or GPL,
+the notice is at its top). Only the IDs that are wanted are looked for, so a lookup costs the decompression: a few
+milliseconds.
 """
 
 from __future__ import annotations

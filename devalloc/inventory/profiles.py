@@ -1,8 +1,8 @@
 """vGPU profiles as devices: what a card can still hold, told by pool resources and compatibility groups.
 
 What profiles cost is counted per card, never summed over its VFs: they share the framebuffer, a profile may have a most
-number of instances, a VF holds one instance, and many cards hold instances of one size at a time. Live instances that no
-claim explains are taken off the capacities; those that a claim holds are drawn by the claim's device.
+number of instances, a VF holds one instance, and many cards hold instances of one size at a time. Live instances that
+no claim explains are taken off the capacities; those that a claim holds are drawn by the claim's device.
 """
 
 from __future__ import annotations
@@ -135,8 +135,7 @@ def _one_size(parents: Sequence[Parent], known: dict[str, Profile], live: Sequen
 
 
 def _offers(card: _Card, parent: Parent, held: Collection[str]) -> Iterator[Offer]:
-    on_vf = parent.function.physfn is not None
-    if on_vf and any(instance in card.foreign for instance in parent.live):
+    if parent.holds_one and any(instance in card.foreign for instance in parent.live):
         return
     profiles = {profile.id: profile for profile in parent.profiles}
     for instance in parent.live:  # a claimed instance keeps its device, whatever the driver lists at the moment
@@ -146,7 +145,7 @@ def _offers(card: _Card, parent: Parent, held: Collection[str]) -> Iterator[Offe
             profiles.setdefault(instance.profile_id, known or unknown)
     for profile in profiles.values():
         living = sum(i.profile_id == profile.id for i in parent.live if i not in card.foreign)
-        room = 1 if on_vf else max(1, living + parent.available.get(profile.id, 0))
+        room = 1 if parent.holds_one else max(1, living + parent.available.get(profile.id, 0))
         for number, name in enumerate(_names(parent, profile.id, room)):
             yield Offer(
                 name=name,

@@ -24,7 +24,7 @@ def controllers(function: PciFunction) -> list[str]:
 
 
 def blocks(function: PciFunction) -> Iterator[Folder]:
-    """The disks and partitions on the function. With multipath a disk hangs below a virtual subsystem, not below here."""
+    """The disks and partitions on the function. With multipath a disk hangs below a virtual subsystem instead."""
     for controller in controllers(function):
         for name in function.folder.names("nvme", controller):
             match = _NAMESPACE.fullmatch(name)
@@ -35,4 +35,5 @@ def blocks(function: PciFunction) -> Iterator[Folder]:
             disk = head or function.folder.folder("nvme", controller, name)
             if disk is not None:
                 yield disk
-                yield from filter(None, (disk.folder(part) for part in disk.names() if part.startswith(f"{disk.name}p")))
+                parts = [name for name in disk.names() if name.startswith(f"{disk.name}p")]
+                yield from filter(None, map(disk.folder, parts))

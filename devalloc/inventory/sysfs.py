@@ -1,9 +1,9 @@
 """The one way this package reads a host: files below a root folder, never outside it.
 
-A ``Folder`` is a place that is proven to lie inside the root: links are followed and the result is checked once, then the
-files in it are opened without following a link. Names are single path components. Whatever cannot be read is a value (None
-or nothing) and, unless the file simply is not there, a ``Fault`` of the tree, so that one bad file never costs more than
-itself.
+A ``Folder`` is a place that is proven to lie inside the root: links are followed and the result is checked once, then
+the files in it are opened without following a link. Names are single path components. Whatever cannot be read is a
+value (None or nothing) and, unless the file simply is not there, a ``Fault`` of the tree, so that one bad file never
+costs more than itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MAX_BYTES = 1 << 20
 """Most bytes read of one file; the largest that matter here (mountinfo of a busy host) stay well below."""
 
 # What the kernel answers for an attribute that has no value at the moment, or whose device has just gone.
-_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ESRCH})
+_ABSENT = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ESRCH}
+)
 _SIOCGIFADDR = 0x8915
 _NUMBER = re.compile(r"-?[0-9]{1,18}|0x[0-9a-fA-F]{1,16}", re.ASCII)
 
@@ -89,17 +91,23 @@ class Folder:
 
     def folder(self, *names: str) -> Folder | None:
         """The folder that a chain of names leads to, links followed; None when absent or outside the root."""
-        path = "/".join((self.path.rstrip("/"), *map(_component, names)))
-        real = os.path.realpath(path)
-        if not self.tree.holds(real):
-            self.tree.fault(path, "leads out of the root folder")
-            return None
-        try:
-            mode = os.stat(real, follow_symlinks=False).st_mode
-        except OSError as error:
-            self._report(path, error)
-            return None
-        return Folder(self.tree, real) if stat.S_ISDIR(mode) else None
+        path = self.path
+        for name in names:
+            path = f"{path.rstrip('/')}/{_component(name)}"
+            try:
+                mode = os.lstat(path).st_mode
+                if stat.S_ISLNK(mode):
+                    path = os.path.realpath(path)
+                    mode = os.lstat(path).st_mode
+            except OSError as error:
+                self._report(path, error)
+                return None
+            if not self.tree.holds(path):
+                self.tree.fault(f"{self.path}/{name}", "leads out of the root folder")
+                return None
+            if not stat.S_ISDIR(mode):
+                return None
+        return Folder(self.tree, path)
 
     def names(self, *names: str) -> list[str]:
         """What is in this folder, or in the one that the names lead to: sorted, empty when it cannot be listed."""

@@ -62,6 +62,8 @@ class Parent:
     available: dict[str, int]
     """How many more of each profile id the driver would create now."""
     live: tuple[Instance, ...]
+    holds_one: bool
+    """At most one instance at a time: a VF, and every parent of the vendor VFIO layout."""
 
     @property
     def address(self) -> Address:
@@ -77,7 +79,8 @@ def parent(function: PciFunction) -> Parent | None:
         found = [_mdev_profile(place) for name in (types.names() if types else ())
                  if types and _TYPE_ID.fullmatch(name) and (place := types.folder(name))]  # fmt: skip
         available = {profile.id: max(count, 0) for profile, count in found}
-        return Parent(function, tuple(_by_id(profile for profile, _ in found)), available, tuple(live))
+        profiles = _by_id(profile for profile, _ in found)
+        return Parent(function, tuple(profiles), available, tuple(live), holds_one=function.physfn is not None)
     nvidia = folder.folder("nvidia")
     listing = nvidia.text("creatable_vgpu_types") if nvidia else None
     current = nvidia.number("current_vgpu_type") if nvidia else None
@@ -87,7 +90,7 @@ def parent(function: PciFunction) -> Parent | None:
     profiles = _by_id(_named(f"nvidia-{row[1]}", row[2]) for row in rows)
     if current:
         live = [Instance(function.address, f"nvidia-{current}", None, function.iommu_group)]
-    return Parent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live))
+    return Parent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live), holds_one=True)
 
 
 def _mdevs(folder: Folder) -> list[Folder]:

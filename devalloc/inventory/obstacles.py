@@ -1,0 +1,89 @@
+"""Why a device is not offered: reserved for the host, in use, inseparable from others, or withheld by policy.
+
+Each reason is a short text for ``devalloc.io/unavailable``. *Uses* are apart from the rest: what somebody uses without
+a claim is also taken off the pool's capacities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from devalloc.inventory import nic
+from devalloc.inventory.cards import Port, VirtualFunction, kind_of
+from devalloc.inventory.groups import Groups
+from devalloc.inventory.holders import Holders
+from devalloc.inventory.pci import BRIDGE, Address, PciFunction
+from devalloc.inventory.vgpu import Parent
+
+_NO_POLICY = "withheld: no erase policy for storage is set"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacles:
+    """What stands against the devices of one host."""
+
+    groups: Groups
+    holders: Holders
+    held: frozenset[str]
+    """Names of devices that claims hold: what uses those is the claims' own."""
+    erase_policy: bool
+
+    def against_port(self, port: Port) -> Iterator[str]:
+        """Why the port as a whole is not offered, uses aside."""
+        if port.kind == "display":
+            yield "reserved: display of the host"
+        for member in port.members:
+            if member.base_class == BRIDGE:
+                yield f"reserved: the bridge {member.address} is in the same slot"
+            if (need := self.holders.reserved(member)) is not None:
+                yield f"reserved: {need}"
+        yield from self._policy(port)
+        yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
+
+    def uses_of_port(self, port: Port) -> Iterator[str]:
+        """Who uses the port itself."""
+        if self._is_held(port.function.address):
+            return
+        for member in port.members:
+            yield from self._users(member)
+            # A GPU's audio function is free to go with it; a controller beside a network card may run the host's disks.
+            if port.kind not in ("gpu", "display") and kind_of(member) is None and member.driver and not member.on_vfio:
+                yield f"in use: {member.address} of its IOMMU group has the driver {member.driver}"
+
+    def against_vf(self, port: Port, vf: VirtualFunction) -> Iterator[str]:
+        """Why a VF is not offered, uses aside. One that does not exist yet will have a group if its PF has one."""
+        yield from self._policy(port)
+        if vf.function is not None:
+            yield from self.groups.objections([vf.function])
+        elif vf.pf.iommu_group is None:
+            yield from self.groups.objections([vf.pf])
+
+    def uses_of_vf(self, port: Port, vf: VirtualFunction) -> Iterator[str]:
+        """Who uses a VF: the host, or a process."""
+        if vf.function is None or self._is_held(vf.address):
+            return
+        if (need := self.holders.reserved(vf.function)) is not None:
+            yield f"reserved: {need}"
+        yield from self._users(vf.function)
+
+    def against_vgpu(self, parent: Parent) -> Iterator[str]:
+        """Why no vGPU on a function is offered. Where a card makes many, each brings an IOMMU group of its own."""
+        if parent.holds_one:
+            yield from self.groups.objections([parent.function])
+        if not self._is_held(parent.address):
+            yield from self._users(parent.function)
+
+    def _policy(self, port: Port) -> Iterator[str]:
+        if port.kind == "storage" and not self.erase_policy:
+            yield _NO_POLICY
+
+    def _users(self, function: PciFunction) -> Iterator[str]:
+        if nic.is_nic(function) and nic.is_elsewhere(function):
+            yield "in use: its interface is in another network namespace"
+        if (user := self.holders.user(function)) is not None:
+            yield f"in use: {user}"
+
+    def _is_held(self, address: Address) -> bool:
+        name = address.device_name
+        return any(held == name or held.startswith(f"{name}-") for held in self.held)
