@@ -141,11 +141,11 @@ def admin_entries(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> lis
         return [every] * len(claim.status.allocations)
     answers = []
     for index, alternative in details:
-        named = None
-        if index < len(claim.spec.claims):
-            alternatives = claim.spec.claims[index].alternatives
-            named = alternatives[alternative or 0] if (alternative or 0) < len(alternatives) else None
-        answers.append(named is not None and is_admin(named.device_class))
+        entry = claim.spec.claims[index] if index < len(claim.spec.claims) else None
+        # An index that does not fit the spec says nothing: the entry counts as held, which is safe (S13).
+        fits = entry is not None and (alternative is None) == (not entry.one_of)
+        named = entry.alternatives[(alternative or 0) :][:1] if entry is not None and fits else []
+        answers.append(any(is_admin(detail.device_class) for detail in named))
     return answers
 
 

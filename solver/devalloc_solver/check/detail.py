@@ -100,10 +100,10 @@ def _shared_total(name: str, request: Quantity, limit: Quantity | None, uses: Se
         yield f"{_text(total)} {name} is less than the request of {request} (S8)"
     for use in givers:
         block = use.pooled.resources[name].block
-        if use.amounts[name] > 0 and total - block.nano >= request.nano:
+        if total - block.nano >= request.nano:
             yield f"device {use.pooled} could give a block of {block} {name} less (S11)"
     blocks = sum(use.pooled.resources[name].block.nano for use in givers)
-    if limit is not None and total > limit.nano and total - limit.nano >= blocks:
+    if limit is not None and total - limit.nano >= blocks:
         yield f"{_text(total)} {name} is more than the limit of {limit}, rounding to blocks included (S9)"
 
 

@@ -33,7 +33,8 @@ def held_uses(claim: DeviceClaim, fleet: Fleet, catalogue: Catalogue) -> list[Us
     node = claim.allocated_node or claim.pinned_node
     uses = []
     for position, grant in enumerate(recorded_grants(claim.status)):
-        if details is None or not catalogue.is_admin(details[position]):
+        detail = details[position] if details is not None else None
+        if detail is None or not catalogue.is_admin(detail):
             for pooled in fleet.find_held(node, grant.pool, grant.device):
                 uses.append(Use(pooled, "/".join(claim.key), grant.amounts, held=True))
     return uses
@@ -74,8 +75,8 @@ def echo_violations(claim: DeviceClaim, answer: Answer) -> Iterator[str]:
         yield f"came in allocated on node {node}, and is answered on {answer.node} (S18)"
 
 
-def _details(claim: DeviceClaim) -> list[DeviceClaimDetail] | None:
-    """The detail of each status entry; None when the annotation is missing or does not fit the spec (S18)."""
+def _details(claim: DeviceClaim) -> list[DeviceClaimDetail | None] | None:
+    """The detail of each status entry, None for an index that is not in the spec; None without the annotation (S18)."""
     indexes = claim.allocation_details()
     if indexes is None:
         return None
@@ -85,5 +86,4 @@ def _details(claim: DeviceClaim) -> list[DeviceClaimDetail] | None:
             known[position, None] = instance
         for number, alternative in enumerate(instance.one_of):
             known[position, number] = alternative
-    details = [known[index] for index in indexes if index in known]
-    return details if len(details) == len(indexes) else None
+    return [known.get(index) for index in indexes]

@@ -294,6 +294,12 @@ class TestShares:
     def test_wrong_amounts(self, detail: dict[str, Any], granted: list[Any], says: str) -> None:
         assert_refused(self.judge(detail, *granted), says)
 
+    def test_rounding_up_exceeds_a_limit_by_less_than_a_block_per_device(self) -> None:
+        limited = {"requests": {"memory": "3Gi"}, "limits": {"memory": "4Gi"}}
+        says = "default/a: detail 0: 8589934592 memory is more than the limit of 4Gi, rounding to blocks included (S9)"
+        assert says in self.judge(limited, ("p/g0", {"memory": "8Gi"}))
+        assert says not in self.judge(limited, ("p/g0", {"memory": "4Gi"}), ("p/g1", {"memory": "4Gi"}))
+
     def test_a_device_gives_what_it_has(self) -> None:
         violations = self.judge({"requests": {"memory": "1Gi"}}, ("p/bare", {"memory": "1Gi"}))
         assert "default/a: detail 0: device n1/p/bare has no memory to give (S11)" in violations

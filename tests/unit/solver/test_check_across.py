@@ -105,8 +105,8 @@ class TestHeld:
         assert judge(GPUS, [old, self.NEW], answer("a", "p/g0")) == []
         assert_refused(judge(GPUS, [old, self.NEW], answer("a", "p/g1")), "used whole by default/watched")
 
-    @pytest.mark.parametrize("details", [None, ["0"], ["0", "7"], ["0.0", "1"]])
-    def test_where_the_details_are_not_known_every_entry_counts(self, details: list[str] | None) -> None:
+    @pytest.mark.parametrize("details", [None, ["0"], ["7", "1"], ["0.0", "1"]])
+    def test_an_entry_whose_detail_is_not_known_counts(self, details: list[str] | None) -> None:
         old = held(self.WATCHED, "p/g0", "p/g1", details=details)
         assert_refused(judge(GPUS, [old, self.NEW], answer("a", "p/g0")), "used whole by default/watched")
 
@@ -117,7 +117,8 @@ class TestHeld:
     def test_an_alternative_is_admin_or_not_by_its_own_class(self) -> None:
         either = claim("old", {"oneOf": [{"deviceClass": "watch"}, {"requests": {"count": 1}}]}, node="n1")
         assert judge(GPUS, [held(either, "p/g0", details=["0.0"]), self.NEW], answer("a", "p/g0")) == []
-        assert judge(GPUS, [held(either, "p/g0", details=["0.1"]), self.NEW], answer("a", "p/g0")) != []
+        for other in ("0.1", "0"):
+            assert judge(GPUS, [held(either, "p/g0", details=[other]), self.NEW], answer("a", "p/g0")) != []
 
     @pytest.mark.parametrize(
         ("notes", "node"), [({"node": "n2"}, "n2"), ({"pin": "n2"}, "n2"), ({"node": "n1", "pin": "n2"}, "n1")]
