@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 
+CLAIM = "DeviceClaim"
+"""Claims are applied last, so that they are answered with all of the devices and classes that come along."""
 ATTEMPTS = 5
 """How often a write is tried when others write the same object at the same time."""
 
@@ -38,13 +40,14 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     from devalloc.store.key import Key
 
     documents = read(files, namespace)
+    good = sorted(documents.good, key=lambda document: document.content["kind"] == CLAIM)
     code = documents.exit_code
     if dry_run and not store_path(store).exists():
-        for document in documents.good:
+        for document in good:
             click.echo(f"{shown(Key.of(document.content))} created (dry run)")
         return code
     with opened(store, create=True) as objects:
-        for document in documents.good:
+        for document in good:
             refusal, outcome = _apply(objects, document.content, dry_run=dry_run)
             if refusal:
                 note(f"error: {document.source}: {Key.of(document.content)}: {refusal}")
@@ -90,7 +93,7 @@ def _apply(store: Store, wanted: Object, *, dry_run: bool) -> tuple[str, str]:
 
 def _refusal(old: Object, wanted: Object) -> str:
     """An allocated claim's spec is fixed until it is released (S18)."""
-    if old["kind"] != "DeviceClaim" or not old.get("status", {}).get("allocations") or old["spec"] == wanted["spec"]:
+    if old["kind"] != CLAIM or not old.get("status", {}).get("allocations") or old["spec"] == wanted["spec"]:
         return ""
     name, namespace = old["metadata"]["name"], old["metadata"].get("namespace", "default")
     return f"is allocated, so its spec is fixed; take its devices back first: devalloc release {name} -n {namespace}"

@@ -106,10 +106,11 @@ def _detail(detail: Object) -> str:
     return f"{count or 1} {what}" + (f" with {amounts}" if amounts else "")
 
 
-def _models(pool: Object) -> str:
+def _model(pool: Object) -> str:
+    """The card's model: its virtual functions, which come later, often have another."""
     spec = pool.get("spec", {})
     models = [attribute(spec, "model"), *(attribute(device, "model") for device in spec.get("devices", []))]
-    return ", ".join(dict.fromkeys(model for model in models if model))
+    return next((model for model in models if model), "")
 
 
 def _numas(pool: Object) -> str:
@@ -127,9 +128,10 @@ _COLUMNS = {
         Column("NAME", _name),
         Column("NODE", lambda pool: pool["spec"].get("nodeName") or "(network)"),
         Column("DRIVER", lambda pool: pool["spec"]["driver"]),
-        Column("MODEL", _models),
+        Column("MODEL", _model),
         Column("NUMA", _numas),
         Column("DEVICES", lambda pool: str(len(pool["spec"].get("devices", [])))),
+        Column("AVAILABLE", lambda pool: str(pool.get("status", {}).get("availableDevices", ""))),
         Column("RESOURCES", _resources, wide=True),
         Column("AGE", age),
     ),
@@ -149,8 +151,8 @@ _COLUMNS = {
         Column("DEVICES, OR WHY NOT", _devices_or_reason),
         Column("GROUP", lambda claim: _annotation(claim, meta.GROUP), wide=True),
         Column("PRIORITY", lambda claim: _annotation(claim, meta.PRIORITY), wide=True),
-        Column("MESSAGE", lambda claim: _annotation(claim, meta.MESSAGE), wide=True),
         Column("AGE", age),
+        Column("MESSAGE", lambda claim: _annotation(claim, meta.MESSAGE), wide=True),
     ),
 }
 _OTHER = (Column("NAME", _name), Column("AGE", age))

@@ -1,0 +1,85 @@
+"""``devalloc replay``: does a snapshot still get the same answer?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from devalloc.cli.output import note, working
+from devalloc.cli.verb import BadInput, verb
+
+Answer = dict[str, Any]
+
+PARTS = frozenset({"format", "devalloc", "options", "documents", "answer"})
+"""What a snapshot consists of."""
+
+
+@verb("replay")
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PATH")
+def replay(path: Path) -> int:
+    """Solve the snapshot PATH again, with its options and without any store, and compare byte for byte.
+
+    Only the time it took may differ. Exit code 1 when anything else does.
+    """
+    from importlib.metadata import version
+
+    from devalloc_solver import solve_manifests
+
+    content = _read(path)
+    options = content["options"]
+    with working("solving"):
+        answer = solve_manifests(content["documents"], placement=options["placement"], deadline=options["deadline"])
+    before, now = _timeless(content["answer"]), _timeless(answer)
+    if json.dumps(before) == json.dumps(now):
+        click.echo(f"{path}: the same answer for {len(answer['claims'])} claims")
+        return 0
+    for line in _differences(before, now):
+        click.echo(line)
+    versions = f"{content['devalloc']}, this is {version('devalloc')}"
+    note(f"error: {path}: another answer than the recorded one (of devalloc {versions})")
+    return 1
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from devalloc.cli.snapshot import FORMAT
+
+    try:
+        content: Any = json.loads(path.read_text())
+    except ValueError as error:
+        raise BadInput(f"{path} is no snapshot: {error}") from error
+    if not isinstance(content, dict) or (missing := PARTS - content.keys()):
+        lacks = f": it lacks {', '.join(sorted(missing))}" if isinstance(content, dict) else ""
+        raise BadInput(f"{path} is no snapshot{lacks}; write one with: devalloc snapshot PATH")
+    if content["format"] != FORMAT:
+        made_by = f"format {content['format']} (of devalloc {content['devalloc']})"
+        raise BadInput(f"{path} has {made_by}, and this version reads format {FORMAT}")
+    return content
+
+
+def _timeless(answer: Answer) -> Answer:
+    return {key: value for key, value in answer.items() if key != "seconds"}
+
+
+def _differences(before: Answer, now: Answer) -> Iterator[str]:
+    """A line for each claim with another answer, and for each other part that differs."""
+    claims = [{(c["namespace"], c["name"]): c for c in answer["claims"]} for answer in (before, now)]
+    for key in sorted(claims[0].keys() | claims[1].keys()):
+        if claims[0].get(key) != claims[1].get(key):
+            yield f"{key[0]}/{key[1]}: recorded {_brief(claims[0].get(key))}; now {_brief(claims[1].get(key))}"
+    for part in sorted((before.keys() | now.keys()) - {"claims"}):
+        if before.get(part) != now.get(part):
+            yield f"{part}: recorded {json.dumps(before.get(part))}; now {json.dumps(now.get(part))}"
+
+
+def _brief(claim: Answer | None) -> str:
+    from devalloc.cli.columns import devices_text
+
+    if claim is None:
+        return "no such claim"
+    if claim["allocated"]:
+        return f"{claim['node']}: {devices_text(claim['allocations'])}"
+    return f"{claim['reason']}: {claim['message']}"

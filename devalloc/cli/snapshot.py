@@ -1,0 +1,50 @@
+"""``devalloc snapshot``: everything that an answer depends on, in one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from devalloc.cli.options import deadline_option, files_option, namespace_option, placement_option, store_option
+from devalloc.cli.verb import verb
+
+FORMAT = 1
+"""Version of the file's form; replay refuses a newer one."""
+
+
+@verb("snapshot")
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH")
+@files_option(required=False, help="Take these manifests instead of the store.")
+@namespace_option
+@placement_option
+@deadline_option
+@store_option
+def snapshot(
+    path: Path, files: tuple[str, ...], namespace: str, placement: str, deadline: float | None, store: Path | None
+) -> int:
+    """Write all objects, the options, the version and the answer into the file PATH, for `devalloc replay`.
+
+    The file holds the objects as they are, names and annotations included. Attach it to a report of a wrong answer.
+    """
+    from importlib.metadata import version
+
+    from devalloc.cli.output import working
+    from devalloc.cli.solve import documents
+    from devalloc_solver import solve_manifests
+
+    contents, _, code = documents(files, namespace, store)
+    with working("solving"):
+        answer = solve_manifests(contents, placement=placement, deadline=deadline)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "devalloc": version("devalloc"),
+        "options": {"placement": placement, "deadline": deadline},
+        "documents": contents,
+        "answer": answer,
+    }
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    click.echo(f"{path}: {len(contents)} objects, {len(answer['claims'])} claims answered")
+    return code

@@ -1,0 +1,149 @@
+"""``devalloc up``: everything on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from devalloc.cli.options import deadline_option, duration, placement_option, store_option
+from devalloc.cli.verb import verb
+
+if TYPE_CHECKING:
+    from devalloc.controller.allocate import Round
+    from devalloc.controller.publish import Published
+    from devalloc.inventory import Discovery
+
+
+@verb("up")
+@store_option
+@click.option(
+    "--node-name", metavar="NAME", help="The node that this host's pools belong to; the host name by default."
+)
+@click.option(
+    "--sysfs-root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path("/"),
+    metavar="DIR",
+    help="Read this tree instead of the host's: the folder that holds sys, or the sys folder itself.",
+)
+@click.option("--no-inventory", is_flag=True, help="Answer claims only; publish nothing of this host.")
+@click.option(
+    "--resync",
+    type=duration,
+    default="60s",
+    metavar="DURATION",
+    help="Look at the devices and at all claims this often, even when no event says that something changed.",
+)
+@placement_option
+@deadline_option
+def up(
+    store: Path | None,
+    node_name: str | None,
+    sysfs_root: Path,
+    no_inventory: bool,
+    resync: float,
+    placement: str,
+    deadline: float | None,
+) -> int:
+    """Publish this host's devices and answer claims until Ctrl-C (SIGTERM does the same).
+
+    Only one `devalloc up` runs on a store. It may be killed at any moment and started again. SIGHUP makes it look at
+    the devices now. Exit code 0 after a clean stop.
+    """
+    import socket
+
+    from devalloc.cli.storage import store_path
+    from devalloc.controller.allocate import AllocateSettings
+    from devalloc.controller.up import Inventory, Up, signals
+
+    node = node_name or socket.gethostname().lower()
+
+    def look() -> Discovery:
+        from devalloc.inventory import discover
+
+        return discover(sysfs_root, node_name=node)
+
+    path = store_path(store)
+    with _display() as display:
+        display.say(f"node {node}, store {path}; Ctrl-C stops")
+        loops = Up(
+            path,
+            None if no_inventory else Inventory(node, look),
+            settings=AllocateSettings(placement=placement, deadline=deadline, resync=resync),
+            resync=resync,
+            on_round=lambda done: _answered(display, done),
+            on_published=lambda done: _published(display, done),
+        )
+        with signals(loops):
+            loops.run()
+        display.say("stopped")
+    return 0
+
+
+class Display(Protocol):
+    """Where the loops say what they do."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def state(self, text: str) -> None:
+        """How things stand now."""
+
+
+class Lines:
+    """For files and pipes: one line each, with the time; a state only when it is another one."""
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            click.echo(f"{datetime.now():%H:%M:%S} {text}")
+
+    def state(self, text: str) -> None:
+        if text != self._state:
+            self._state = text
+            self.say(text)
+
+
+@contextmanager
+def _display() -> Iterator[Display]:
+    import sys
+
+    if not sys.stdout.isatty():
+        yield Lines()
+        return
+    from rich.console import Console
+
+    console = Console()
+
+    class Terminal:
+        def say(self, text: str) -> None:
+            console.print(f"[dim]{datetime.now():%H:%M:%S}[/dim]", text, highlight=False)
+
+        def state(self, text: str) -> None:
+            status.update(text)
+
+    with console.status("starting") as status:
+        yield Terminal()
+
+
+def _published(display: Display, done: Published) -> None:
+    if done.created or done.updated or done.deleted or done.refused:
+        display.say(f"pools: {done}")
+
+
+def _answered(display: Display, done: Round) -> None:
+    for key in done.granted:
+        display.say(f"{key} allocated")
+    display.state(
+        f"pools {done.pools}, devices {done.devices} ({done.available} available), "
+        f"claims {done.claims} ({done.allocated} allocated, {done.waiting} waiting)"
+    )
