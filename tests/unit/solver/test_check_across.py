@@ -16,7 +16,7 @@ from tests.support.answers import answer, assert_refused, claim, device, device_
 
 WATCH = device_class("watch", adminAccess=True)
 MEMORY = {"requests": {"memory": "4Gi"}}
-LOST = "2026-01-01T00:00:00Z"
+LEFT = "2026-01-01T00:00:00Z"
 
 GPUS = pool(
     "p",
@@ -148,7 +148,7 @@ class TestHeld:
         assert judge(GPUS, [old, self.NEW], answer("a", "p/g1")) == []
 
     def test_a_claim_that_is_being_deleted_still_holds(self) -> None:
-        old = held(claim("old", node="n1", deletionTimestamp=LOST), "p/g0")
+        old = held(claim("old", node="n1", deletionTimestamp=LEFT), "p/g0")
         assert_refused(judge(GPUS, [old, self.NEW], answer("a", "p/g0")), "used whole by default/old")
 
     @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ class TestGroups:
         assert_refused(self.judge(self.A, answer("a", "p/g0"), left_out=[Invalid("c", "vm")]), "a member is invalid")
         assert self.judge(self.A, unallocated("a"), left_out=[Invalid("c", "vm")]) == []
 
-    @pytest.mark.parametrize("notes", [{"node": "n2"}, {"pin": "n2"}, {}])
+    @pytest.mark.parametrize("notes", [{"node": "n2"}, {"pin": "n2"}, {}, {"node": "n2", "deletionTimestamp": LEFT}])
     def test_an_allocated_member_counts_and_fixes_the_node(self, notes: dict[str, str]) -> None:
         old = held(claim("b", group="vm", **notes), "q/h0")
         assert self.judge(old, self.A, answer("a", "net/d0", node="n2")) == []
@@ -381,7 +381,7 @@ class TestGroups:
         assert self.judge(self.A, pinned, answer("a", "net/d0", node="n2"), answer("b", "q/h0", node="n2")) == []
 
     def test_a_member_that_is_being_deleted_is_waited_for_by_nobody(self) -> None:
-        leaving = claim("b", group="vm", deletionTimestamp=LOST)
+        leaving = claim("b", group="vm", deletionTimestamp=LEFT)
         assert self.judge(self.A, leaving, answer("a", "p/g0"), unallocated("b")) == []
 
     def test_the_node_exists(self) -> None:
@@ -412,7 +412,7 @@ class TestObjective:
             claim("high", priority="7"),
             claim("low", priority="-1"),
             held(claim("old"), "p/g0"),
-            claim("leaving", deletionTimestamp=LOST),
+            claim("leaving", deletionTimestamp=LEFT),
         ]
         answers = [answer("z", "p/g0"), answer("low", "p/g1"), unallocated("a"), None]
         assert objective(self.FLEET, claims, answers) == Objective(
