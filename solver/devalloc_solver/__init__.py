@@ -1,7 +1,17 @@
 """The claim solver: objects in, allocations and reasons out. No I/O, and no clock but its deadline."""
 
+from devalloc_solver.capacity import Capacity, capacity
 from devalloc_solver.reasons import Reason
 from devalloc_solver.solution import ClaimAnswer, Solution
 from devalloc_solver.solve import AnswerRefused, solve, solve_manifests
 
-__all__ = ["AnswerRefused", "ClaimAnswer", "Reason", "Solution", "solve", "solve_manifests"]
+__all__ = [
+    "AnswerRefused",
+    "Capacity",
+    "ClaimAnswer",
+    "Reason",
+    "Solution",
+    "capacity",
+    "solve",
+    "solve_manifests",
+]

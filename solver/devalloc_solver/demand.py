@@ -81,6 +81,14 @@ class Unit:
     """the only node allowed, whether pools have it or not"""
 
     @property
+    def kind(self) -> object | None:
+        """Equal for units that differ in name and age only; None for groups."""
+        if self.group is not None:
+            return None
+        claim = self.demands[0].claim
+        return claim.priority, self.pin, claim.spec.model_dump_json()
+
+    @property
     def is_free(self) -> bool:
         """May be placed nowhere in particular: network devices only (S7)."""
         return self.group is None and self.pin is None

@@ -10,15 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from devalloc_solver.model import BatchModel, Terms
+from devalloc_solver.demand import Mode
+from devalloc_solver.model import BatchModel, SlotVars, Terms
 from devalloc_solver.naming import claim_order
-from devalloc_solver.policy import policy_terms
+from devalloc_solver.policy import policy_cost
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 STEP_LIMIT = 20.0
 """CP-SAT's deterministic time (roughly seconds) that one goal may take when there is no deadline."""
+SMALL = 1_000
+"""Variables up to which every goal gets STEP_LIMIT."""
+LARGE_LIMIT = 1.0
+"""The same for goals 3 and 4 of larger models, where they are improved and not always proven (S17)."""
+POLICY_LIMIT = 0.3
+"""The same for the placement policy, which is a preference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,20 @@ class Search:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def minimize(self, terms: Terms, *, best: int = 0, limit: float = STEP_LIMIT) -> tuple[int, int]:
-        """Minimise, keep what was reached as a constraint, and return (value, bound)."""
+    def chosen(self) -> list[SlotVars]:
+        """The slots that the incumbent fills."""
+        satisfied = self.model.satisfied
+        return [p for p in self.model.slots if self.value(p.chosen) and self.value(satisfied[p.unit])]
+
+    def minimize(self, terms: Terms, *, best: int | None = 0, limit: float = STEP_LIMIT) -> tuple[int, int]:
+        """Minimise, keep what was reached as a constraint, and return (value, bound).
+
+        ``best`` is a bound known beforehand: an incumbent that reaches it needs no search.
+        """
         if not terms:
             return 0, 0
         self.values += [0] * (len(self.model.cp.proto.variables) - len(self.values))
+        best = _trivial_bound(terms) if best is None else best
         value, bound = self.total(terms), best
         if value > best:
             bound = self._solve(terms, limit)
@@ -124,13 +140,22 @@ def optimize(model: BatchModel, *, placement: str, ends: float | None) -> tuple[
     search = Search(model, ends)
     levels = _satisfy(search)
     levels += _alternatives(search)
-    value, bound = search.minimize([(1, used) for used in model.pools_used.values()])
+    limit = STEP_LIMIT if len(search.values) <= SMALL else LARGE_LIMIT
+    value, bound = search.minimize(
+        [(1, used) for used in model.pools_used.values()], best=int(bool(search.chosen())), limit=limit
+    )
     levels.append(Level("pools", value, bound))
-    value, bound = search.minimize([(1, used) for used in model.devices_used])
+    value, bound = search.minimize([(1, used) for used in model.devices_used], best=_fewest(search), limit=limit)
     levels.append(Level("devices", value, bound))
-    for terms in policy_terms(model, placement):
-        search.minimize(terms, limit=2.0)
+    search.minimize(policy_cost(model, placement), best=None, limit=POLICY_LIMIT)
     return search, levels
+
+
+def _fewest(search: Search) -> int:
+    """Whole takers never share a device, so their counts add up; any other claim needs one device at least."""
+    chosen = search.chosen()
+    whole = sum(parts.slot.least for parts in chosen if parts.slot.mode is Mode.WHOLE)
+    return max(whole, int(bool(chosen)))
 
 
 def _satisfy(search: Search) -> list[Level]:
@@ -142,6 +167,7 @@ def _satisfy(search: Search) -> list[Level]:
     priorities = sorted({-order[0] for order, _ in members}, reverse=True)
     levels = []
     settled: set[int] = set()
+    denied: set[object] = set()
     for priority in priorities:
         mine = [number for order, number in members if -order[0] == priority]
         terms = [(mine.count(number), model.satisfied[number]) for number in dict.fromkeys(mine)]
@@ -150,15 +176,20 @@ def _satisfy(search: Search) -> list[Level]:
         for number in dict.fromkeys(mine):
             if number not in settled:
                 settled.add(number)
-                _prefer(search, number)
+                _prefer(search, number, denied)
     return levels
 
 
-def _prefer(search: Search, number: int) -> None:
-    """Satisfy this unit if the counts allow it, whatever becomes of later ones."""
-    literal = search.model.satisfied[number]
-    if not search.value(literal):
+def _prefer(search: Search, number: int, denied: set[object]) -> None:
+    """Satisfy this unit if the counts allow it, whatever becomes of later ones.
+
+    Where an equal claim before it was denied, so is this one: the two could change places.
+    """
+    literal, kind = search.model.satisfied[number], search.model.units[number].kind
+    if not search.value(literal) and (kind is None or kind not in denied):
         search.maximize([(1, literal)], best=1)
+    if not search.value(literal):
+        denied.add(kind)
     search.fix(literal, search.value(literal))
 
 

@@ -1,8 +1,8 @@
 """The exact model of a batch: every rule of claim-semantics S5 to S16 as CP-SAT constraints.
 
 One model holds some units, the devices they may take (as bunches of interchangeable ones) and what is in use. Devices
-are counted, not named: names are given afterwards (assignment.py). Claims in ``releasable`` keep their devices only while
-a literal says so, which is how the reasons find who is in the way.
+are counted, not named: names are given afterwards (assignment.py). Claims in ``releasable`` keep their devices only
+while a literal says so, which is how the reasons find who is in the way.
 """
 
 from __future__ import annotations

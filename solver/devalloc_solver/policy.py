@@ -7,21 +7,26 @@ from collections import defaultdict
 from devalloc_solver.model import BatchModel, Terms
 
 PLACEMENTS = ("pack", "spread")
+MAX_WEIGHT = 2**40
+"""A preference whose weight would pass this is left out rather than let sums overflow."""
 
 
-def policy_terms(model: BatchModel, placement: str) -> list[Terms]:
-    """Costs to minimise, one after the other."""
+def policy_cost(model: BatchModel, placement: str) -> Terms:
+    """One cost to minimise: nodes not yet in use, then pools not yet in use, then the rest, by weight."""
     snapshot, ledger = model.snapshot, model.ledger
     busy_pools = ledger.pools_in_use()
     busy_nodes = {snapshot.pools[p].node for p in busy_pools}
     sign = 1 if placement == "pack" else -1
     nodes: Terms = [(sign, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
     pools: Terms = [(sign, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
-    terms = [nodes, pools]
-    if placement == "pack":
-        terms.append(_largest_left(model))
-    terms.append(_natural_order(model))
-    return [t for t in terms if t]
+    goals = [nodes, pools, _largest_left(model) if placement == "pack" else [], _natural_order(model)]
+    cost: Terms = []
+    weight = 1
+    for terms in reversed(goals):
+        if weight * max((abs(w) for w, _ in terms), default=0) < MAX_WEIGHT:
+            cost += [(weight * w, v) for w, v in terms]
+            weight *= 1 + sum(abs(w) for w, _ in terms)
+    return cost
 
 
 def _largest_left(model: BatchModel) -> Terms:
@@ -68,6 +73,7 @@ def _share_of_pool(draws: tuple[tuple[str, int], ...], capacity: dict[str, int])
 def _natural_order(model: BatchModel) -> Terms:
     """Prefer nodes, then pools, then devices that come first. Pools are already in natural order (snapshot.py)."""
     rank = {node: position for position, node in enumerate(model.snapshot.nodes)}
-    terms: Terms = [(1000 * rank.get(node, 0), used) for node, used in model.nodes_used.items()]
-    terms += [(pool, used) for pool, used in model.pools_used.items()]
+    first_pool = min(model.pools_used, default=0)
+    terms: Terms = [(rank.get(node, 0), used) for node, used in model.nodes_used.items()]
+    terms += [(pool - first_pool, used) for pool, used in model.pools_used.items()]
     return [(weight, v) for weight, v in terms if weight]

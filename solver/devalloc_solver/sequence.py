@@ -39,9 +39,14 @@ def place_one_by_one(
             satisfied[priority] = satisfied.get(priority, 0) + bool(found)
             possible[priority] = possible.get(priority, 0) + fits
     levels = [Level("satisfied", satisfied[p], possible[p], p) for p in sorted(satisfied, reverse=True)]
+    chosen = {(p.demand.key, e.slot.detail): e.slot.alternative for p in placements for e in p.entries}
+    indexes = [alternative for alternative in chosen.values() if alternative is not None]
     pools = {e.device.pool for p in placements for e in p.entries}
     devices = {e.device.index for p in placements for e in p.entries}
-    levels += [Level("pools", len(pools), bool(pools)), Level("devices", len(devices), bool(devices))]
+    if indexes:
+        levels.append(Level("oneOf", sum(indexes), 0))
+    levels.append(Level("pools", len(pools), int(bool(pools))))
+    levels.append(Level("devices", len(devices), int(bool(devices))))
     return placements, levels
 
 

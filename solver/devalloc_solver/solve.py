@@ -26,7 +26,7 @@ from devalloc_solver.sequence import place_one_by_one
 from devalloc_solver.snapshot import Snapshot, take_snapshot
 from devalloc_solver.solution import ClaimAnswer, Solution, answer_allocated, answer_placement
 
-EXACT_SIZE = 20_000
+EXACT_SIZE = 6_000
 """Variables up to which a batch is solved as one exact model; beyond, claims are placed one by one."""
 
 

@@ -147,7 +147,6 @@ FUNCTIONS = (
     overload("string(bool) -> string", lambda value: "true" if value else "false"),
     overload("string(int) -> string", str),
     overload("string(uint) -> string", str),
-    overload("string(quantity) -> string", str, "canonical text"),
     overload("string(semver) -> string", str),
 )
 

@@ -1,0 +1,134 @@
+"""How many more claims like a given one fit on what is free now."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from devalloc_solver.demand import Demand, Unit
+from devalloc_solver.goals import Search
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.intake import read_documents
+from devalloc_solver.model import build_model
+from devalloc_solver.solve import Prepared, prepare
+
+MOST_PER_NODE = 4_096
+"""Copies of a claim that are looked for on one node at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many fit."""
+
+    count: int
+    proven: bool
+    """no more than ``count`` fit, for certain"""
+    by_node: Mapping[str | None, int]
+    """the part of each node that has room; None where the network's devices tie the nodes together"""
+    reason: str | None = None
+    """why the claim cannot be solved at all"""
+    message: str | None = None
+
+
+def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -> Capacity:
+    """Count the copies of ``claim`` that fit beside the allocated claims among ``documents``.
+
+    Pending claims among the documents are left aside. When the claim is allocated itself, its copies come on top of it.
+    Raises ValueError when ``claim`` is no DeviceClaim manifest with a name.
+    """
+    wanted = _pending(claim)
+    others = [d for d in documents if not (isinstance(d, Mapping) and _is_pending(d))]
+    prepared = prepare(read_documents([*others, wanted]))
+    key = wanted["metadata"].get("namespace") or "default", wanted["metadata"]["name"]
+    for refused in prepared.refused:
+        if refused.key == key:
+            return Capacity(0, True, {}, refused.reason, refused.message)
+    unit = next(unit for unit in prepared.units if unit.demands[0].key == key)
+    networked = any(prepared.snapshot.pools[p].node is None for p in _candidate_pools(prepared, unit.demands[0]))
+    if networked or not prepared.snapshot.nodes:
+        count, proven = _most(prepared, unit)
+        return Capacity(count, proven, {None: count} if count else {})
+    return _node_by_node(prepared, unit)
+
+
+def _node_by_node(prepared: Prepared, unit: Unit) -> Capacity:
+    """Nodes share nothing, so their parts add up; nodes that look alike are counted once."""
+    nodes: Sequence[str] = prepared.snapshot.nodes if unit.pin is None else [unit.pin]
+    known: dict[object, tuple[int, bool]] = {}
+    by_node: dict[str | None, int] = {}
+    all_proven = True
+    for node in nodes:
+        look = _look(prepared, unit.demands[0], node)
+        if look not in known:
+            known[look] = _most(prepared, replace(unit, pin=node))
+        count, proven = known[look]
+        all_proven &= proven
+        if count:
+            by_node[node] = count
+    return Capacity(sum(by_node.values()), all_proven, by_node)
+
+
+def _most(prepared: Prepared, unit: Unit) -> tuple[int, bool]:
+    """The most copies that fit at once: try ever more, until not all of them do."""
+    copies = 8
+    while True:
+        search = Search(build_model(prepared.snapshot, prepared.holdings, [unit] * copies))
+        satisfied = search.model.satisfied
+        for earlier, later in zip(satisfied, satisfied[1:], strict=False):
+            search.model.cp.add_implication(later, earlier)  # the copies are alike
+        value, bound = search.maximize([(1, literal) for literal in satisfied], best=copies)
+        if value < copies or copies >= MOST_PER_NODE:
+            return value, value == bound and value < copies
+        copies *= 4
+
+
+def _look(prepared: Prepared, demand: Demand, node: str) -> object:
+    """What the claim sees of a node: equal for nodes that have room for equally many."""
+    snapshot = prepared.snapshot
+    ledger = Ledger.of(snapshot, prepared.holdings)
+    match = sorted({name for slot in demand.slots for name in slot.match} | set(demand.match))
+    values: dict[object, int] = {}
+    seen: list[object] = []
+    for pool in snapshot.pools_by_node.get(node, ()):
+        groups: dict[object, int] = defaultdict(lambda: len(groups))
+        members = []
+        for device in pool.devices:
+            members.append(
+                (
+                    tuple(device.index in slot.candidates.accepted for slot in demand.slots),
+                    tuple(values.setdefault((n, device.attributes.get(n)), len(values)) for n in match),
+                    device.draws,
+                    groups[device.compatibility],
+                    device.index in ledger.whole,
+                    device.index in ledger.shared,
+                    tuple(
+                        (device.resources[n].block, device.resources[n].blocks, ledger.free_blocks(device, n))
+                        for n in sorted(device.resources)
+                    ),
+                )
+            )
+        free = tuple(ledger.free_pool_blocks(pool.index, name) for name in sorted(pool.resources))
+        held = tuple(sorted(groups[g] for g in ledger.groups.get(pool.index, ())))
+        seen.append((tuple(members), free, held))
+    return tuple(seen)
+
+
+def _candidate_pools(prepared: Prepared, demand: Demand) -> set[int]:
+    return {prepared.snapshot.devices[i].pool for slot in demand.slots for i in slot.candidates.accepted}
+
+
+def _pending(claim: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = claim.get("metadata")
+    if claim.get("kind") != "DeviceClaim" or not isinstance(metadata, Mapping) or not metadata.get("name"):
+        raise ValueError("capacity needs a DeviceClaim manifest with a name")
+    marks = {k: v for k, v in (metadata.get("annotations") or {}).items() if k != "devalloc.io/group"}
+    kept = {k: v for k, v in metadata.items() if k != "deletionTimestamp"} | {"annotations": marks}
+    kept["name"] = "capacity-of-" + str(metadata["name"])[:200]  # beside the claim of that name, if there is one
+    return {k: v for k, v in claim.items() if k != "status"} | {"metadata": kept}
+
+
+def _is_pending(document: Mapping[str, Any]) -> bool:
+    status = document.get("status")
+    return document.get("kind") == "DeviceClaim" and not (isinstance(status, Mapping) and status.get("allocations"))
