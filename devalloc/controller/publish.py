@@ -22,10 +22,10 @@ _ATTEMPTS = 10
 class Published:
     """What became of the pools, by name."""
 
-    created: Sequence[str] = ()
-    updated: Sequence[str] = ()
-    deleted: Sequence[str] = ()
-    refused: Sequence[str] = ()
+    created: tuple[str, ...] = ()
+    updated: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     """Pools that could not be published, for somebody else's pool has the name."""
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Publisher:
                 created.append(name)
             elif before["metadata"]["generation"] != after["metadata"]["generation"]:
                 updated.append(name)
-        published = Published(created, updated, deleted, refused)
+        published = Published(tuple(created), tuple(updated), tuple(deleted), tuple(refused))
         log.info("pools of node %s: %s", self._node_name, published)
         return published
 

@@ -67,6 +67,7 @@ class Up:
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self._messages: SimpleQueue[Message] = SimpleQueue()
         self._failure: BaseException | None = None
+        self._unfinished: ExitStack | None = None
 
     def stop(self) -> None:
         """End ``run`` soon. From any thread or signal handler."""
@@ -113,7 +114,7 @@ class Up:
                 thread.join(GRACE_SECONDS)
             if any(thread.is_alive() for thread in threads):
                 log.warning("stopped in the middle of a solve; nothing of it was written")
-                stack.pop_all()  # the thread still uses these; they go with the process
+                self._unfinished = stack.pop_all()  # the thread still uses store and lock; they go with the process
         if self._failure is not None:
             raise self._failure
 

@@ -1,0 +1,415 @@
+"""The allocator: what one round writes, what it must never write, and that it settles."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from devalloc.controller.allocate import AllocateSettings, Allocator, Round
+from devalloc.controller.release import InUse, release
+from devalloc.store import NotFound, Unusable
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver import solve_manifests
+from tests.support.fleets import annotations, gpu_claim, gpu_class, gpu_pool, held, owners
+
+Object = dict[str, Any]
+
+
+def fill(store: SQLiteStore, *objects: Object) -> None:
+    for obj in objects:
+        store.create(obj)
+
+
+class TestAnswers:
+    def test_a_claim_gets_its_devices_and_what_goes_with_them(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
+        done = Allocator(store).round()
+        assert held(store, "a") == ["p/d0"]
+        noted = annotations(store, "a")
+        assert noted["allocated-node"] == "n"
+        assert json.loads(noted["allocation-details"]) == ["0"]
+        assert json.loads(noted["allocated-spec"]) == gpu_claim("a")["spec"]
+        assert "reason" not in noted
+        assert (done.claims, done.allocated, done.waiting) == (1, 1, 0)
+        assert (done.pools, done.devices, done.available) == (1, 2, 1)
+        assert [key.name for key in done.granted] == ["a"]
+
+    def test_a_claim_without_devices_says_why_until_it_has_them(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), gpu_claim("a"))
+        allocator = Allocator(store)
+        done = allocator.round()
+        assert (done.allocated, done.waiting) == (0, 1)
+        assert annotations(store, "a")["reason"] == "NoMatchingDevices"
+        assert annotations(store, "a")["message"]
+        store.create(gpu_pool())
+        allocator.round()
+        assert held(store, "a") == ["p/d0"]
+        assert annotations(store, "a").keys() == {"allocated-node", "allocation-details", "allocated-spec"}
+
+    def test_an_invalid_claim_says_so_and_stops_nobody(self, store: SQLiteStore) -> None:
+        wrong = gpu_claim("wrong")
+        wrong["spec"]["claims"][0]["deviceClas"] = "gpu"
+        unnamed = {**gpu_claim("undecodable"), "spec": "nonsense"}
+        fill(store, gpu_pool(), gpu_class(), wrong, unnamed, gpu_claim("z"), {**gpu_pool("bad"), "spec": 3})
+        done = Allocator(store).round()
+        assert held(store, "z") == ["p/d0"]
+        assert annotations(store, "wrong")["reason"] == "ClaimInvalid"
+        assert "deviceClas" in annotations(store, "wrong")["message"]
+        assert annotations(store, "undecodable")["reason"] == "ClaimInvalid"
+        assert any("DevicePool bad" in problem for problem in done.problems)
+
+    def test_configs_are_copied_as_of_the_allocation(self, store: SQLiteStore) -> None:
+        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c"}
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "default"}}
+        wanting = gpu_claim("a")
+        wanting["spec"]["claims"][0]["configs"] = [reference]
+        fill(store, gpu_pool(), gpu_class(configs=[{**reference, "namespace": "default"}]), wanting)
+        allocator = Allocator(store)
+        allocator.round()
+        assert annotations(store, "a")["reason"] == "ConfigNotFound"
+        made = store.create({**config, "data": {"x": "1"}})
+        allocator.round()
+        store.replace({**made, "data": {"x": "2"}})
+        allocator.round()
+        status = store.get("DeviceClaim", "default", "a")["status"]
+        for copies in (status["classConfigs"], status["claimConfigs"]):
+            assert [copy["data"] for copy in copies] == [{"x": "1"}]
+
+    def test_an_answer_already_true_writes_nothing(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b"), {**gpu_claim("c"), "spec": {}})
+        allocator = Allocator(store)
+        allocator.round()  # b loses to a
+        allocator.round()  # b finds the device in use
+        before = store.list()
+        allocator.round()
+        Allocator(store).round()
+        assert store.list() == before
+
+    def test_what_others_wrote_on_a_claim_stays(self, store: SQLiteStore) -> None:
+        mine = gpu_claim("a", priority="5")
+        mine["metadata"] |= {"labels": {"l": "1"}, "finalizers": ["f"]}
+        fill(store, gpu_class(), mine)
+        noted = store.get("DeviceClaim", "default", "a")
+        store.replace_status({**noted, "status": {"podNames": ["vm-1"]}})
+        store.create(gpu_pool())
+        Allocator(store).round()
+        after = store.get("DeviceClaim", "default", "a")
+        assert after["status"]["podNames"] == ["vm-1"]
+        assert after["metadata"]["labels"] == {"l": "1"}
+        assert after["metadata"]["finalizers"] == ["f"]
+        assert after["metadata"]["annotations"]["devalloc.io/priority"] == "5"
+
+    def test_a_claim_being_deleted_is_not_answered_and_holds_what_it_has(self, store: SQLiteStore) -> None:
+        for name in ("a", "b"):
+            obj = gpu_claim(name)
+            obj["metadata"]["finalizers"] = ["f"]
+            store.create(obj)
+        fill(store, gpu_class(), gpu_pool(devices=1))
+        store.delete("DeviceClaim", "default", "b")
+        allocator = Allocator(store)
+        allocator.round()
+        assert (held(store, "a"), held(store, "b"), annotations(store, "b")) == (["p/d0"], [], {})
+        store.delete("DeviceClaim", "default", "a")
+        store.create(gpu_claim("c"))
+        allocator.round()
+        assert held(store, "c") == []
+        last = store.get("DeviceClaim", "default", "a")
+        del last["metadata"]["finalizers"]
+        store.replace(last)
+        allocator.round()
+        assert held(store, "c") == ["p/d0"]
+
+    def test_available_devices_are_counted(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=3), gpu_class(), gpu_claim("a", count=2), gpu_pool("q", devices=1))
+        allocator = Allocator(store)
+        allocator.round()
+        counts = {o["metadata"]["name"]: o["status"]["availableDevices"] for o in store.list("DevicePool").objects}
+        assert counts in ({"p": 1, "q": 1}, {"p": 3, "q": 1})
+        release(store, "default", "a")
+        store.delete("DeviceClaim", "default", "a")
+        allocator.round()
+        assert store.get("DevicePool", None, "p")["status"] == {"availableDevices": 3}
+
+
+class TestGroups:
+    def test_all_members_or_none(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a", group="vm"), gpu_claim("b", group="vm"))
+        allocator = Allocator(store)
+        allocator.round()
+        assert owners(store) == {}
+        store.create(gpu_pool("q", devices=2))
+        allocator.round()
+        assert sorted(held(store, "a") + held(store, "b")) == ["q/d0", "q/d1"]
+
+    def test_a_group_whose_member_changed_meanwhile_waits_as_a_whole(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=9), gpu_class(), gpu_claim("single"))
+        fill(store, *(gpu_claim(name, group="vm") for name in "abc"))
+        once = iter([lambda: store.delete("DeviceClaim", "default", "b")])
+        allocator = Allocator(store, solve=meanwhile(lambda: next(once, lambda: None)()))
+        done = allocator.round()
+        assert held(store, "single")
+        assert held(store, "a") == held(store, "c") == []
+        assert {key.name for key in done.stale} == {"a", "b", "c"}
+        allocator.round()
+        assert held(store, "a")
+        assert held(store, "c")
+
+
+def meanwhile(act: Callable[[], object]) -> Callable[..., dict[str, Any]]:
+    """The solver, with something happening while it thinks."""
+
+    def solve(documents: Iterable[Object], **settings: Any) -> dict[str, Any]:
+        answer = solve_manifests(documents, **settings)
+        act()
+        return answer
+
+    return solve
+
+
+class TestExclusivity:
+    def test_two_allocators_never_give_one_device_twice(self, store: SQLiteStore) -> None:
+        """The second decides on the same state as the first and commits after it."""
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
+        other = Allocator(store)
+
+        def first() -> None:
+            store.create(gpu_claim("b", priority="9"))
+            other.round()
+
+        done = Allocator(store, solve=meanwhile(first)).round()
+        assert owners(store) == {"p/d0": 1}
+        assert done.granted == []
+
+    @pytest.mark.parametrize("what", ["released and given away", "pool gone", "device gone", "class changed"])
+    def test_a_decision_on_a_state_that_is_over_is_not_written(self, store: SQLiteStore, what: str) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
+
+        def change() -> None:
+            match what:
+                case "released and given away":
+                    store.create(gpu_claim("b", priority="9"))
+                    Allocator(store).round()
+                case "pool gone":
+                    store.delete("DevicePool", None, "p")
+                case "device gone":
+                    store.replace({**store.get("DevicePool", None, "p"), "spec": gpu_pool(devices=0)["spec"]})
+                case "class changed":
+                    store.replace({**store.get("DeviceClass", None, "gpu"), "spec": {"driver": "other"}})
+
+        Allocator(store, solve=meanwhile(change)).round()
+        assert held(store, "a") == []
+
+    def test_many_allocators_at_once(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=6), gpu_class(), *(gpu_claim(f"c{n}") for n in range(9)))
+
+        def run() -> None:
+            with closing(SQLiteStore(store.path)) as mine:
+                for _ in range(4):
+                    Allocator(mine).round()
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(owners(store).values()) == [1] * 6
+
+
+class TestWhatIsAllocatedStays:
+    def test_an_edit_is_reported_and_ignored_until_release(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
+        allocator = Allocator(store)
+        allocator.round()
+        edited = store.get("DeviceClaim", "default", "a")
+        original = edited["spec"]
+        edited["spec"] = gpu_claim("a", count=2)["spec"]
+        store.replace(edited)
+        allocator.round()
+        assert held(store, "a") == ["p/d0"]
+        assert annotations(store, "a")["reason"] == "SpecChanged"
+        assert "devalloc release -n default a" in annotations(store, "a")["message"]
+        store.replace({**store.get("DeviceClaim", "default", "a"), "spec": original})
+        allocator.round()
+        assert "reason" not in annotations(store, "a")
+        store.replace({**store.get("DeviceClaim", "default", "a"), "spec": edited["spec"]})
+        assert release(store, "default", "a") is True
+        allocator.round()
+        assert held(store, "a") == ["p/d0", "p/d1"]
+
+    @pytest.mark.parametrize(
+        "edit", [{"claims": [{"deviceClass": "observer"}]}, "nonsense", {"claims": []}, {"claims": [{"oops": 1}]}]
+    )
+    def test_no_edit_frees_what_is_held(self, store: SQLiteStore, edit: Any) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_class("observer", adminAccess=True), gpu_claim("a"))
+        allocator = Allocator(store)
+        allocator.round()
+        store.replace({**store.get("DeviceClaim", "default", "a"), "spec": edit})
+        store.create(gpu_claim("b", priority="9"))
+        allocator.round()
+        assert owners(store) == {"p/d0": 1}
+        assert held(store, "a") == ["p/d0"]
+        assert annotations(store, "a")["reason"] == "SpecChanged"
+        assert store.get("DevicePool", None, "p")["status"] == {"availableDevices": 0}
+
+    def test_a_lost_device_is_a_condition_until_it_is_back(self, store: SQLiteStore) -> None:
+        clock = [datetime(2026, 1, 1, tzinfo=UTC)]
+        allocator = Allocator(store, now=lambda: clock[0])
+        pool = gpu_pool(devices=2)
+        fill(store, pool, gpu_class(), gpu_claim("a", count=2))
+        allocator.round()
+        status = store.get("DeviceClaim", "default", "a")["status"]
+        status["deviceStatuses"] = [{"devicePoolName": "p", "deviceName": "d1", "deviceIP": "10.0.0.1"}]
+        store.replace_status({**store.get("DeviceClaim", "default", "a"), "status": status})
+
+        def condition() -> dict[str, str]:
+            (status,) = store.get("DeviceClaim", "default", "a")["status"]["deviceStatuses"]
+            assert status["deviceIP"] == "10.0.0.1"
+            (only,) = status["conditions"]
+            assert only["type"] == "DeviceLost"
+            return dict(only)
+
+        store.replace({**store.get("DevicePool", None, "p"), "spec": gpu_pool(devices=1)["spec"]})
+        allocator.round()
+        assert (condition()["status"], condition()["lastTransitionTime"]) == ("True", "2026-01-01T00:00:00Z")
+        clock[0] += timedelta(hours=1)
+        before = store.list()
+        allocator.round()
+        assert store.list() == before
+        store.replace({**store.get("DevicePool", None, "p"), "spec": pool["spec"]})
+        allocator.round()
+        assert (condition()["status"], condition()["lastTransitionTime"]) == ("False", "2026-01-01T01:00:00Z")
+        store.delete("DevicePool", None, "p")
+        allocator.round()
+        statuses = store.get("DeviceClaim", "default", "a")["status"]["deviceStatuses"]
+        assert {s["deviceName"]: s["conditions"][0]["status"] for s in statuses} == {"d0": "True", "d1": "True"}
+        assert len(held(store, "a")) == 2
+
+
+class TestRelease:
+    def test_clears_the_allocation_and_keeps_the_claim(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a", priority="3"))
+        Allocator(store).round()
+        assert release(store, "default", "a") is True
+        after = store.get("DeviceClaim", "default", "a")
+        assert "status" not in after
+        assert annotations(store, "a") == {"priority": "3"}
+        assert release(store, "default", "a") is False
+
+    def test_frees_the_devices_for_the_next(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
+        allocator = Allocator(store)
+        allocator.round()
+        store.create(gpu_claim("b", priority="1"))
+        allocator.round()
+        assert held(store, "b") == []  # priority does not preempt
+        release(store, "default", "a")
+        allocator.round()
+        assert (held(store, "a"), held(store, "b")) == ([], ["p/d0"])
+
+    def test_refuses_while_somebody_uses_it(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
+        Allocator(store).round()
+        obj = store.get("DeviceClaim", "default", "a")
+        store.replace_status({**obj, "status": {**obj["status"], "podNames": ["vm-1"]}})
+        with pytest.raises(InUse, match="vm-1"):
+            release(store, "default", "a")
+        assert held(store, "a") == ["p/d0"]
+        assert release(store, "default", "a", force=True) is True
+
+    def test_a_claim_that_is_not_there(self, store: SQLiteStore) -> None:
+        with pytest.raises(NotFound):
+            release(store, "default", "a")
+
+
+class Loop:
+    """An allocator that runs in a thread, and its rounds."""
+
+    def __init__(self, store: SQLiteStore, **settings: Any) -> None:
+        self.rounds: list[Round] = []
+        self.news = threading.Condition()
+        self.stop = threading.Event()
+        self.error: BaseException | None = None
+        allocator = Allocator(store, progress=self.note, **settings)
+        self.thread = threading.Thread(target=self.run, args=(allocator,))
+
+    def run(self, allocator: Allocator) -> None:
+        try:
+            allocator.run(self.stop)
+        except BaseException as error:
+            self.error = error
+
+    def note(self, done: Round) -> None:
+        with self.news:
+            self.rounds.append(done)
+            self.news.notify_all()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        with self.news:
+            assert self.news.wait_for(condition, 30)
+
+    def __enter__(self) -> Loop:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop.set()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+class TestLoop:
+    def test_answers_what_comes_and_gives_on_what_goes(self, store: SQLiteStore) -> None:
+        with Loop(store) as loop:
+            fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
+            loop.until(lambda: held(store, "a") == ["p/d0"])
+            store.create(gpu_claim("b"))
+            loop.until(lambda: "reason" in annotations(store, "b"))
+            store.delete("DeviceClaim", "default", "a")
+            loop.until(lambda: held(store, "b") == ["p/d0"])
+
+    def test_its_own_writes_do_not_wake_it(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b"))
+        with Loop(store) as loop:
+            loop.until(lambda: len(loop.rounds) == 1)
+            loop.stop.wait(0.3)
+            assert len(loop.rounds) == 1
+
+    def test_what_is_applied_together_is_solved_together(self, store: SQLiteStore) -> None:
+        """The claim of lower priority comes first and does not get the only device."""
+        fill(store, gpu_pool(devices=1), gpu_class())
+        with Loop(store, settings=AllocateSettings(batch=0.5)) as loop:
+            loop.until(lambda: len(loop.rounds) == 1)
+            store.create(gpu_claim("low"))
+            store.create(gpu_claim("high", priority="1"))
+            loop.until(lambda: owners(store) == {"p/d0": 1})
+            assert held(store, "high") == ["p/d0"]
+
+    def test_goes_on_after_a_round_that_failed(self, store: SQLiteStore, caplog: pytest.LogCaptureFixture) -> None:
+        fill(store, gpu_pool(), gpu_class(), gpu_claim("a"))
+        failures = iter([RuntimeError("boom"), RuntimeError("boom")])
+
+        def fail() -> None:
+            if error := next(failures, None):
+                raise error
+
+        with Loop(store, solve=meanwhile(fail), settings=AllocateSettings(retry=0.01)) as loop:
+            loop.until(lambda: held(store, "a") == ["p/d0"])
+        assert caplog.text.count("RuntimeError: boom") == 2
+
+    def test_ends_when_the_store_is_beyond_use(self, store: SQLiteStore) -> None:
+        def break_down() -> None:
+            raise Unusable("damaged")
+
+        with Loop(store, solve=meanwhile(break_down)) as loop:
+            loop.thread.join(30)
+        assert isinstance(loop.error, Unusable)
+
+    def test_looks_again_now_and_then(self, store: SQLiteStore) -> None:
+        with Loop(store, settings=AllocateSettings(resync=0.05)) as loop:
+            loop.until(lambda: len(loop.rounds) >= 3)

@@ -1,0 +1,89 @@
+"""availableDevices: devices of which one more claim could get at least a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.decode import decode
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.pool import DevicePool
+from devalloc.controller.availability import available_devices, uses
+from tests.support.fleets import gpu_claim, gpu_class
+
+Object = dict[str, Any]
+
+CARD = {
+    "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+    "kind": "DevicePool",
+    "metadata": {"name": "card"},
+    "spec": {
+        "driver": "gpu.devalloc.io",
+        "resources": [{"name": "slices", "capacity": "5", "blockSize": "2"}],  # two blocks of 2
+        "devices": [
+            {"name": "whole", "requests": {"slices": "4"}},
+            {"name": "half-a", "requests": {"slices": "2"}, "resources": [{"name": "memory", "capacity": "4Gi"}]},
+            {"name": "half-b", "requests": {"slices": "1"}, "resources": [{"name": "memory", "capacity": "4Gi"}]},
+            {"name": "half-c", "requests": {"slices": "2"}},
+            {"name": "impossible", "requests": {"unknown": "1"}},
+            {"name": "broken", "attributes": [{"name": "devalloc.io/unavailable", "stringValue": "in use"}]},
+        ],
+    },
+}
+
+
+def available(pool: Object, *claims: Object, classes: tuple[Object, ...] = (gpu_class(),)) -> int:
+    decoded = decode(pool).object
+    assert isinstance(decoded, DevicePool)
+    typed = [claim for claim in (decode(claim).object for claim in claims) if isinstance(claim, DeviceClaim)]
+    by_name = {c.metadata.name: c for c in (decode(c).object for c in classes) if isinstance(c, DeviceClass)}
+    return available_devices(decoded, uses(typed, by_name).get("card", {}))
+
+
+def holding(device: str, memory: str | None = None, **claim: Any) -> Object:
+    entry: Object = {"devicePoolName": "card", "deviceName": device}
+    if memory is not None:
+        entry["allocations"] = [{"name": "memory", "allocation": memory}]
+    return {**gpu_claim(f"holds-{device}", **claim), "status": {"allocations": [entry]}}
+
+
+@pytest.mark.parametrize(
+    ("claims", "count"),
+    [
+        ([], 4),
+        ([holding("whole")], 0),
+        ([holding("half-c")], 2),  # the other halves; the whole card is gone
+        ([holding("half-a"), holding("half-b")], 0),
+        ([holding("half-a", "1Gi")], 3),  # half-a has memory left
+        ([holding("half-a", "1Gi"), holding("half-a", "3Gi")], 2),
+        ([holding("half-a", "9Gi")], 2),  # more held than there is means nothing left
+        ([holding("half-b", "1Gi"), holding("half-c")], 1),
+        ([holding("elsewhere"), holding("impossible")], 4),
+    ],
+)
+def test_counts_what_is_left(claims: list[Object], count: int) -> None:
+    assert available(CARD, *claims) == count
+
+
+def test_admin_claims_hold_nothing() -> None:
+    admin = gpu_class("gpu", adminAccess=True)
+    assert available(CARD, holding("whole"), classes=(admin,)) == 4
+    mixed = holding("whole", **{"allocation-details": '["1"]'})
+    mixed["spec"]["claims"].append({"deviceClass": "other"})
+    assert available(CARD, mixed, classes=(admin, gpu_class("other"))) == 0
+    mixed["metadata"]["annotations"]["devalloc.io/allocation-details"] = '["0"]'
+    assert available(CARD, mixed, classes=(admin, gpu_class("other"))) == 4
+
+
+def test_devices_of_another_compatibility_group_are_not_available() -> None:
+    def device(name: str, group: str | None) -> Object:
+        marks = [{"name": "devalloc.io/compatibilityGroup", "stringValue": group}] if group else []
+        return {"name": name, "attributes": marks}
+
+    devices = [device("a1", "a"), device("a2", "a"), device("b", "b"), device("free", None)]
+    pool = {**CARD, "spec": {"driver": "d", "devices": devices}}
+    assert available(pool) == 4
+    assert available(pool, holding("a1")) == 2
+    assert available(pool, holding("free")) == 3
