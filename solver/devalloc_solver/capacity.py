@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from devalloc_solver.demand import Demand, Unit
@@ -76,7 +76,7 @@ def _most(prepared: Prepared, unit: Unit) -> tuple[int, bool]:
     while True:
         search = Search(build_model(prepared.snapshot, prepared.holdings, [unit] * copies))
         satisfied = search.model.satisfied
-        for earlier, later in zip(satisfied, satisfied[1:], strict=False):
+        for earlier, later in pairwise(satisfied):
             search.model.cp.add_implication(later, earlier)  # the copies are alike
         value, bound = search.maximize([(1, literal) for literal in satisfied], best=copies)
         if value < copies or copies >= MOST_PER_NODE:
@@ -92,7 +92,7 @@ def _look(prepared: Prepared, demand: Demand, node: str) -> object:
     values: dict[object, int] = {}
     seen: list[object] = []
     for pool in snapshot.pools_by_node.get(node, ()):
-        groups: dict[object, int] = defaultdict(lambda: len(groups))
+        groups: dict[object, int] = {}
         members = []
         for device in pool.devices:
             members.append(
@@ -100,7 +100,7 @@ def _look(prepared: Prepared, demand: Demand, node: str) -> object:
                     tuple(device.index in slot.candidates.accepted for slot in demand.slots),
                     tuple(values.setdefault((n, device.attributes.get(n)), len(values)) for n in match),
                     device.draws,
-                    groups[device.compatibility],
+                    groups.setdefault(device.compatibility, len(groups)),
                     device.index in ledger.whole,
                     device.index in ledger.shared,
                     tuple(
@@ -110,7 +110,7 @@ def _look(prepared: Prepared, demand: Demand, node: str) -> object:
                 )
             )
         free = tuple(ledger.free_pool_blocks(pool.index, name) for name in sorted(pool.resources))
-        held = tuple(sorted(groups[g] for g in ledger.groups.get(pool.index, ())))
+        held = tuple(sorted(groups.setdefault(g, len(groups)) for g in ledger.groups.get(pool.index, ())))
         seen.append((tuple(members), free, held))
     return tuple(seen)
 

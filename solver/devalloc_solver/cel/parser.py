@@ -42,6 +42,7 @@ _RESERVED = frozenset(
     )
     for word in line.split()
 )
+_HINTS = {"and": "; write && for and", "or": "; write || for or"}
 _LOGICAL = ("||", "&&")
 _BINDING = {
     operator: level
@@ -97,7 +98,8 @@ class _Parser:
     def unexpected(self, wanted: str) -> NoReturn:
         token = self.token
         found = brief(token.text)
-        raise error_at(self.text, token.at, f"found {found} where {wanted} is expected")
+        hint = _HINTS.get(token.text, "") if token.kind == "name" else ""
+        raise error_at(self.text, token.at, f"found {found} where {wanted} is expected{hint}")
 
     def bounded(self, node: Node) -> Node:
         if node.depth > MAX_DEPTH:

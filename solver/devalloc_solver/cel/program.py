@@ -37,7 +37,7 @@ class Program:
         raise EvaluationError(f"the result is a {type_name(result)}, not a boolean")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def compile(text: str) -> Program:
     """Check ``text`` and make it ready to evaluate; the same text gives the same Program while it is cached.
 

@@ -94,7 +94,7 @@ def _bool_of_string(text: str) -> bool:
     return _BOOLS[text]
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def regex(pattern: str) -> Any:
     """A compiled RE2 pattern. Raises EvaluationError for one that is invalid or too large."""
     re2: Any = import_module("re2")  # only expressions that match patterns pay for the import
@@ -104,9 +104,11 @@ def regex(pattern: str) -> Any:
     options.max_mem = _REGEX_MEMORY
     try:
         return re2.compile(pattern, options)
-    except (re2.error, UnicodeError) as error:
+    except re2.error as error:
         why = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else error.args[0]
         raise EvaluationError(f"invalid regular expression {show(pattern)}: {why}") from None
+    except UnicodeError:
+        raise EvaluationError(f"the regular expression {show(pattern)} is no valid Unicode") from None
 
 
 def _matches(text: str, pattern: str, budget: Budget) -> bool:
