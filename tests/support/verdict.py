@@ -222,20 +222,21 @@ def _reason(
     if blockers and not oracle.satisfiable(_without(after, blockers), key):
         yield f"{key}: still does not fit without its blockers {sorted(blockers)}"
     groups = {_key(d): d["metadata"].get("annotations", {}).get(GROUP) for d in documents if d["kind"] == "DeviceClaim"}
-    group = (key[0], groups[key]) if groups[key] else None
-    # A member of the claim's own group that is released has to be satisfied again: that frees nothing.
-    holders = sorted(k for k, a in answers.items() if a["allocated"] and (k[0], groups[k]) != group)
-    smallest = next(
-        (
-            size
-            for size in range(1, len(holders) + 1)
-            for released in combinations(holders, size)
-            if oracle.satisfiable(_without(after, set(released)), key)
-        ),
-        0,
-    )
-    if len(blockers) != smallest:
-        yield f"{key}: {reason}, blockers {sorted(blockers)}, but releasing {smallest} of {holders} is what helps"
+    holders = sorted(k for k, a in answers.items() if a["allocated"])
+    # Whether a member of the claim's own group can stand in its way (released, it has to be satisfied again), the
+    # rules do not say.
+    others = [k for k in holders if groups[key] is None or (k[0], groups[k]) != (key[0], groups[key])]
+    if len(blockers) not in (_smallest(after, key, others), _smallest(after, key, holders)):
+        yield f"{key}: {reason}, blockers {sorted(blockers)}, not the fewest of {holders} whose release would do"
+
+
+def _smallest(documents: Sequence[Manifest], key: Key, holders: Sequence[Key]) -> int:
+    """How many of the holders must go until the claim fits; 0 when not even all suffice."""
+    for size in range(1, len(holders) + 1):
+        for released in combinations(holders, size):
+            if oracle.satisfiable(_without(documents, set(released)), key):
+                return size
+    return 0
 
 
 def _after(documents: Sequence[Manifest], answers: Mapping[Key, Answer]) -> list[Manifest]:
