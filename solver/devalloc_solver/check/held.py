@@ -27,9 +27,9 @@ class LeftOut(Protocol):
 
 def held_uses(claim: DeviceClaim, fleet: Fleet, catalogue: Catalogue) -> list[Use]:
     """What an allocated claim holds: no amounts mean the whole device, admin details hold nothing (S18)."""
-    details = _details(claim)
-    if details is None and catalogue.is_all_admin(claim):
+    if catalogue.is_all_admin(claim):
         return []
+    details = _details(claim)
     node = claim.allocated_node or claim.pinned_node
     uses = []
     for position, grant in enumerate(recorded_grants(claim.status)):

@@ -41,15 +41,16 @@ def conflicts(uses: Sequence[Use]) -> Iterator[str]:
 
 def _whole_or_shared(users: Sequence[Use]) -> Iterator[str]:
     """A whole device has one user; sharers never meet a whole-taker (S10, S13)."""
-    for index, use in enumerate(users):
-        if use.held:
-            continue
-        for other in users[:index]:
-            if not use.amounts or not other.amounts:
-                how = "whole" if not other.amounts else "in shares"
-                again = "whole" if not use.amounts else "in shares"
-                yield f"{use.user}: device {use.pooled} is used {how} by {other.user} and {again} here (S10)"
-                break
+    earlier: Use | None = None
+    earlier_whole: Use | None = None
+    for use in users:
+        other = earlier_whole if use.amounts else earlier
+        if other is not None and not use.held:
+            how, again = ("in shares" if each.amounts else "whole" for each in (other, use))
+            yield f"{use.user}: device {use.pooled} is used {how} by {other.user} and {again} here (S10)"
+        earlier = earlier or use
+        if not use.amounts:
+            earlier_whole = earlier_whole or use
 
 
 def _shared_capacity(users: Sequence[Use]) -> Iterator[str]:
@@ -85,17 +86,21 @@ def _pool_resources(devices: Iterable[Sequence[Use]]) -> Iterator[str]:
 
 def _compatibility(devices: Iterable[Sequence[Use]]) -> Iterator[str]:
     """Devices of one pool that carry a compatibility group carry the same one (S12a)."""
-    carriers = [(users[0].pooled, users) for users in devices if _compatibility_group(users[0].pooled) is not None]
-    for pooled, users in carriers:
-        if any(use.held for use in users):
-            continue
-        for other, _ in carriers:
-            if _compatibility_group(other) != _compatibility_group(pooled):
+    carriers: dict[str, list[Sequence[Use]]] = defaultdict(list)
+    for users in devices:
+        group = _compatibility_group(users[0].pooled)
+        if group is not None:
+            carriers[group].append(users)
+    if len(carriers) < 2:
+        return
+    for group, members in carriers.items():
+        other = next(name for name in carriers if name != group)
+        for users in members:
+            if not any(use.held for use in users):
                 yield (
-                    f"{users[0].user}: device {pooled} of compatibility group {_compatibility_group(pooled)} is used"
-                    f" beside {other} of group {_compatibility_group(other)} (S12a)"
+                    f"{users[0].user}: device {users[0].pooled} of compatibility group {group} is used beside"
+                    f" {carriers[other][0][0].pooled} of group {other} (S12a)"
                 )
-                break
 
 
 def _compatibility_group(pooled: PooledDevice) -> str | None:

@@ -374,6 +374,21 @@ class TestGroups:
         assert_refused(self.judge(old, self.A, answer("a", "p/g0")), "not on one node: a on n1, b on n2 (S7)")
         assert self.judge(old, self.A, unallocated("a")) == []
 
+    @pytest.mark.parametrize("notes", [{"node": "n2"}, {"pin": "n2"}])
+    def test_an_allocated_member_with_network_devices_fixes_the_node_it_was_given(self, notes: dict[str, str]) -> None:
+        old = held(claim("b", group="vm", **notes), "net/d0")
+        assert self.judge(old, self.A, answer("a", "q/h0", node="n2")) == []
+        assert_refused(self.judge(old, self.A, answer("a", "p/g0")), "not on one node: a on n1, b on n2 (S7)")
+
+    def test_an_allocated_member_that_no_node_is_known_of_fixes_none(self) -> None:
+        old = held(claim("b", group="vm"), "net/d0")
+        assert self.judge(old, self.A, answer("a", "p/g0")) == []
+
+    def test_with_network_devices_only_a_group_may_be_nowhere(self) -> None:
+        assert self.judge(self.A, self.B, answer("a", "net/d0", node=None), answer("b", "net/d1", node=None)) == []
+        violations = self.judge(self.A, self.B, answer("a", "net/d0", node=None), answer("b", "p/g0"))
+        assert_refused(violations, "not on one node: a on None, b on n1 (S7)")
+
     def test_a_pin_binds_all_members(self) -> None:
         pinned = claim("b", group="vm", pin="n2")
         violations = self.judge(self.A, pinned, answer("a", "p/g0"), answer("b", "q/h0", node="n2"))
