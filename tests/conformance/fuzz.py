@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 from devalloc_solver import solve_manifests
-from tests.support import fleets
+from tests.support import random_fleets
 from tests.support.verdict import complaints
 
 Documents = list[dict[str, Any]]
@@ -90,7 +90,7 @@ def main() -> int:
     start = shown = time.monotonic()
     seed, kinds = arguments.seed, Counter[str]()
     while time.monotonic() - start < arguments.seconds:
-        documents = fleets.documents(Random(seed))
+        documents = random_fleets.documents(Random(seed))
         found = judge(documents)
         if found:
             small = shrink(documents, partial(_still, _kind(found[0])))

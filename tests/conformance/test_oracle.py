@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from devalloc_solver import solve_manifests
 from tests.conformance.fuzz import judge
-from tests.support import fleets
+from tests.support import random_fleets
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "300"))
 BATCH = 50
@@ -33,19 +33,19 @@ def test_goals_rules_and_reasons_agree_with_exhaustive_search(first: int) -> Non
     wrong = {
         seed: found
         for seed in range(first, min(first + BATCH, EXAMPLES))
-        if (found := judge(fleets.documents(Random(seed))))
+        if (found := judge(random_fleets.documents(Random(seed))))
     }
     assert wrong == {}
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
-@given(documents=fleets.DOCUMENTS)
+@given(documents=random_fleets.DOCUMENTS)
 def test_shrinkable_instances_agree_with_exhaustive_search(documents: list[dict[str, Any]]) -> None:
     assert judge(documents) == []
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
-@given(documents=fleets.DOCUMENTS, seed=st.integers(0, 1000))
+@given(documents=random_fleets.DOCUMENTS, seed=st.integers(0, 1000))
 def test_the_order_of_documents_does_not_matter(documents: list[dict[str, Any]], seed: int) -> None:
     shuffled = list(documents)
     Random(seed).shuffle(shuffled)
@@ -55,6 +55,6 @@ def test_the_order_of_documents_does_not_matter(documents: list[dict[str, Any]],
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=SLOW)
-@given(documents=fleets.DOCUMENTS)
+@given(documents=random_fleets.DOCUMENTS)
 def test_the_same_input_gives_the_same_bytes(documents: list[dict[str, Any]]) -> None:
     assert _comparable(solve_manifests(documents)) == _comparable(solve_manifests(documents))
