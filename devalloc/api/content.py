@@ -53,7 +53,9 @@ def unfit(content: object) -> list[tuple[Loc, str]]:
                 values = container if type(container) is list else [container]
                 keys_fit = True
             nodes += len(values)
-            if not keys_fit or nodes > MAX_NODES:
+            if nodes > MAX_NODES:
+                raise ContentError((), f"is too large (more than {MAX_NODES} values)")
+            if not keys_fit:
                 return _search(content)
             for value in values:
                 kind = type(value)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from devalloc.api.claim import DeviceClaimDetail, DeviceClaimSpec
-from devalloc.api.fields import ApiModel, shown
+from devalloc.api.fields import REFUSED, ApiModel, shown
 from devalloc.api.lenient import Finding
 from devalloc.api.quantity import type_name
 from devalloc.api.repair import place_of, repaired
@@ -55,7 +55,7 @@ def explain(content: dict[str, Any], model: type[ApiModel], known: Iterable[Loc]
         wrong.add(loc)
     for _ in range(ROUNDS):
         errors = _validate(content, model)
-        fresh = [error for error in errors if not wrong.covers(error["loc"])]
+        fresh = [error for error in errors if not wrong.covers(error)]
         found += [(error["loc"], _finding(error, shape)) for error in fresh[: ENOUGH - len(found)]]
         if not errors or len(found) >= ENOUGH:
             break
@@ -75,7 +75,11 @@ def _validate(content: dict[str, Any], model: type[ApiModel]) -> list[ErrorDetai
 
 
 class _Wrong:
-    """Places that are wrong already: what is found in them, or about something that contains them, says nothing new."""
+    """Places that are wrong already.
+
+    What is found in them says nothing new. Nor does what is found about something that contains them, unless it is a
+    check of ours that stands at a place of its own.
+    """
 
     def __init__(self) -> None:
         self._wrong: set[Loc] = set()
@@ -85,8 +89,11 @@ class _Wrong:
         self._wrong.add(loc)
         self._above.update(loc[:i] for i in range(len(loc)))
 
-    def covers(self, loc: Loc) -> bool:
-        return loc in self._above or any(loc[:i] in self._wrong for i in range(len(loc) + 1))
+    def covers(self, error: ErrorDetails) -> bool:
+        loc = error["loc"]
+        if loc in self._above and error["type"] != REFUSED:
+            return True
+        return any(loc[:i] in self._wrong for i in range(len(loc) + 1))
 
 
 # -- words ---------------------------------------------------------------------------------------------------------
@@ -112,7 +119,7 @@ def _message(error: ErrorDetails, value: Any, parent: Shape, loc: Loc) -> str:
             return "is required"
         case "extra_forbidden":
             return _unknown_field(str(loc[-1]), parent)
-        case "refused":
+        case _ if error["type"] == REFUSED:
             return str(context["message"])
         case "value_error":
             return str(context["error"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
@@ -152,10 +152,14 @@ Fault = tuple[tuple[str | int, ...], str]
 """Where below the value being validated (JSON names, keys, indexes), and what is wrong there."""
 
 
+REFUSED: Final = "refused"
+"""The type of the errors that ``refuse`` raises."""
+
+
 def refuse(faults: Iterable[Fault]) -> None:
     """Raise one validation error with all the faults, each at its own place; nothing when there are none."""
     details = [
-        InitErrorDetails(type=PydanticCustomError("refused", "{message}", {"message": message}), loc=loc, input=None)
+        InitErrorDetails(type=PydanticCustomError(REFUSED, "{message}", {"message": message}), loc=loc, input=None)
         for loc, message in faults
     ]
     if details:

@@ -1,0 +1,131 @@
+"""Manifests that are good, one or more of each kind, together using every field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from devalloc.api.manifests import load, load_text
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+TEXT = """
+apiVersion: devmgmtproto.k8s.io/v1alpha1
+kind: DevicePool
+metadata: {name: node-a-0000-08-00, labels: {rack: r1}}
+spec:
+  nodeName: node-a
+  driver: gpu.devalloc.io
+  attributes:
+  - {name: vendor, stringValue: nvidia}
+  - {name: numa, intValue: 0}
+  - {name: framebuffer, quantityValue: 16Gi}
+  - {name: driverVersion, semVerValue: 1.8.2-rc.1+build.5}
+  resources:
+  - {name: memory, capacity: 40Gi, blockSize: 1Gi}
+  - {name: slices, capacity: 7}
+  devices:
+  - name: whole
+    attributes: [{name: function, stringValue: whole}]
+    requests: {memory: 40Gi, slices: "7"}
+  - name: slice-0
+    requests: {memory: 5Gi, slices: 1}
+    resources: [{name: bandwidth, capacity: 10G, blockSize: 100M}]
+status: {availableDevices: 2}
+---
+apiVersion: devmgmtproto.k8s.io/v1alpha1
+kind: DevicePool
+metadata: {name: network}
+spec: {nodeName: "", driver: storage.example.com}
+---
+apiVersion: devmgmtproto.k8s.io/v1alpha1
+kind: DeviceClass
+metadata: {name: gpu}
+spec:
+  driver: gpu.devalloc.io
+  deviceType: gpu
+  constraints: device.vendor == 'nvidia' && device.framebuffer >= '8Gi'
+  adminAccess: false
+  configs: [{apiVersion: devalloc.io/v1alpha1, kind: VfioConfig, namespace: system, name: plain}]
+---
+apiVersion: devmgmtproto.k8s.io/v1alpha1
+kind: DeviceClass
+metadata: {name: anything}
+---
+apiVersion: devmgmtproto.k8s.io/v1alpha1
+kind: DeviceClaim
+metadata:
+  namespace: team-a
+  name: train
+  annotations: {devalloc.io/priority: "-5", devalloc.io/group: vm-1, devalloc.io/node: node-a}
+spec:
+  matchAttributes: [numa]
+  claims:
+  - deviceClass: gpu
+    constraints: device.model == 'A100'
+    requests: {count: 2, memory: 10Gi}
+    limits: {count: "4", memory: 20Gi}
+    matchAttributes: [pcieRoot]
+    configs: [{apiVersion: devalloc.io/v1alpha1, kind: VfConfig, name: fast}]
+  - oneOf:
+    - deviceType: gpu
+    - deviceClass: nic
+      requests: {bandwidth: 500M}
+---
+apiVersion: devmgmtproto.k8s.io/v1alpha1
+kind: DeviceClaim
+metadata:
+  namespace: team-a
+  name: held
+  annotations: {devalloc.io/allocated-node: node-a, devalloc.io/allocation-details: '["0"]'}
+spec: {claims: [{deviceClass: gpu, requests: {memory: 5Gi}}]}
+status:
+  allocations:
+  - devicePoolName: node-a-0000-08-00
+    deviceName: slice-0
+    allocations: [{name: memory, allocation: 5Gi}]
+  classConfigs: [{apiVersion: devalloc.io/v1alpha1, kind: VfioConfig, metadata: {name: plain}, spec: {}}]
+  claimConfigs: [{anything: [1, null, {deep: true}]}]
+  deviceStatuses:
+  - devicePoolName: node-a-0000-08-00
+    deviceName: slice-0
+    conditions: [{type: Ready, status: "True", reason: Configured, message: ok, lastTransitionTime: "2026-01-31T12:00:00Z"}]
+    deviceIP: 10.0.0.1
+    deviceIPs: [{ip: 10.0.0.1}, {ip: "fd00::1"}]
+    deviceInfo: [{mac: "02:00:00:00:00:01"}]
+    allocations: [{name: memory, allocation: 5Gi}]
+  podNames: [train-0]
+---
+apiVersion: devalloc.io/v1alpha1
+kind: VfioConfig
+metadata: {namespace: system, name: plain}
+---
+apiVersion: devalloc.io/v1alpha1
+kind: VfConfig
+metadata: {namespace: team-a, name: fast}
+spec:
+  {mac: "02:00:00:12:34:56", vlan: 4094, vlanQos: 7, minTxRate: 100, maxTxRate: 1000, trust: false, spoofCheck: true, linkState: auto}
+---
+apiVersion: devalloc.io/v1alpha1
+kind: VgpuConfig
+metadata: {namespace: team-a, name: quarter}
+spec: {profile: NVIDIA A2-4Q}
+"""
+
+
+def good_manifests() -> list[dict[str, Any]]:
+    """The manifests above."""
+    return [document.content for document in load_text(TEXT).documents]
+
+
+def examples() -> Iterator[tuple[str, dict[str, Any]]]:
+    """(source, content) of everything below examples/; snapshots and other data are left out."""
+    if EXAMPLES.is_dir() and any(EXAMPLES.iterdir()):
+        for document in load([EXAMPLES]).documents:
+            yield document.source, document.content
+
+
+def good(kind: str) -> dict[str, Any]:
+    """The first of a kind, free to be changed."""
+    return next(content for content in good_manifests() if content["kind"] == kind)

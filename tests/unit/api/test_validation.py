@@ -1,0 +1,155 @@
+"""Every rule of the API names the place that breaks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.api.decode import decode
+from devalloc.api.problems import errors
+from tests.support.change import changed
+from tests.support.good_manifests import good, good_manifests
+
+LONG = "x" * 300
+POOL: list[tuple[str, Any, str, str]] = [
+    # where, what stands there, the path that is named, words of the message
+    ("spec.driver", None, "spec.driver", "required"),
+    ("spec.driver", "", "spec.driver", "1 to 253"),
+    ("spec.driver", 5, "spec.driver", "text"),
+    ("spec.nodeName", "a\nb", "spec.nodeName", "printable"),
+    ("metadata.name", "Node_A", "metadata.name", "DNS name"),
+    ("metadata.name", None, "metadata.name", "required"),
+    ("metadata.creationTimestamp", "yesterday", "metadata.creationTimestamp", "RFC 3339"),
+    ("spec.attributes.0", {"name": "a"}, "spec.attributes[0]", "exactly one"),
+    ("spec.attributes.0", {"name": "a", "stringValue": "", "intValue": 0}, "spec.attributes[0]", "has 2"),
+    ("spec.attributes.1.intValue", "0", "spec.attributes[1].intValue", "whole number"),
+    ("spec.attributes.1.intValue", True, "spec.attributes[1].intValue", "whole number"),
+    ("spec.attributes.1.intValue", 1.0, "spec.attributes[1].intValue", "whole number"),
+    ("spec.attributes.1.intValue", 2**63, "spec.attributes[1].intValue", "9223372036854775807"),
+    ("spec.attributes.2.quantityValue", "1GB", "spec.attributes[2].quantityValue", "did you mean G"),
+    ("spec.attributes.3.semVerValue", "1.8", "spec.attributes[3].semVerValue", "MAJOR.MINOR.PATCH"),
+    ("spec.attributes.3.semVerValue", 1.8, "spec.attributes[3].semVerValue", "quotes"),
+    ("spec.attributes.3.name", "vendor", "spec.attributes[3].name", "entry [0] has 'vendor' already"),
+    ("spec.resources.0.capacity", "-1", "spec.resources[0].capacity", "negative"),
+    ("spec.resources.0.capacity", None, "spec.resources[0].capacity", "required"),
+    ("spec.resources.0.capacity", "0.1n", "spec.resources[0].capacity", "finer than one nano"),
+    ("spec.resources.0.capacity", "1e30", "spec.resources[0].capacity", "beyond"),
+    ("spec.resources.0.blockSize", 0, "spec.resources[0].blockSize", "more than zero"),
+    ("spec.resources.0.blockSize", "-1", "spec.resources[0].blockSize", "more than zero"),
+    ("spec.resources.1.name", "memory", "spec.resources[1].name", "already"),
+    ("spec.devices.1.name", "whole", "spec.devices[1].name", "already"),
+    ("spec.devices.1.requests.memory", "-5Gi", "spec.devices[1].requests[memory]", "negative"),
+    ("spec.devices.1.resources.0.name", LONG, "spec.devices[1].resources[0].name", "1 to 253"),
+    ("spec.devices.1", "slice-0", "spec.devices[1]", "map of fields"),
+    ("spec.devices", {}, "spec.devices", "list"),
+    ("spec.attributes", [{"name": f"a{i}", "intValue": i} for i in range(49)], "spec.attributes", "at most 48"),
+    ("spec", [], "spec", "map of fields"),
+    ("spec.pool", "x", "spec.pool", "unknown field"),
+    ("spec.attributess", [], "spec.attributess", "did you mean `attributes`?"),
+    ("spec.node_name", "x", "spec.node_name", "did you mean `nodeName`?"),
+    ("spec.attributes.0.stringvalue", "x", "spec.attributes[0].stringvalue", "did you mean `stringValue`?"),
+    ("status.availableDevices", "2", "status.availableDevices", "whole number"),
+]
+CLASS: list[tuple[str, Any, str, str]] = [
+    ("spec.adminAccess", "yes", "spec.adminAccess", "true or false"),
+    ("spec.adminAccess", 1, "spec.adminAccess", "true or false"),
+    ("spec.configs.0.namespace", None, "spec.configs[0].namespace", "required"),
+    ("spec.configs.0.name", "A", "spec.configs[0].name", "DNS name"),
+    ("spec.contstraints", "true", "spec.contstraints", "did you mean `constraints`?"),
+    ("spec.constraints", "x" * 10241, "spec.constraints", "at most 10240 characters"),
+]
+CLAIM: list[tuple[str, Any, str, str]] = [
+    ("spec.claims", [], "spec.claims", "at least 1 entry"),
+    ("spec.claims", None, "spec.claims", "required"),
+    ("spec.claims.0.requests.count", "0", "spec.claims[0].requests[count]", "more than zero"),
+    ("spec.claims.0.requests.count", "1.5", "spec.claims[0].requests[count]", "whole number"),
+    ("spec.claims.0.requests.count", "half", "spec.claims[0].requests[count]", "no quantity"),
+    ("spec.claims.0.requests.memory", -1, "spec.claims[0].requests[memory]", "more than zero"),
+    ("spec.claims.0.requests.memory", "30Gi", "spec.claims[0].limits[memory]", "below requests.memory (30Gi)"),
+    ("spec.claims.0.limits.count", 1, "spec.claims[0].limits[count]", "below requests.count (2)"),
+    ("spec.claims.1.oneOf.0.limits", {"count": 0}, "spec.claims[1].oneOf[0].limits[count]", "at least 1"),
+    ("spec.claims.0.requests", ["count"], "spec.claims[0].requests", "map"),
+    ("spec.claims.1.deviceClass", "gpu", "spec.claims[1].oneOf", "move those"),
+    ("spec.claims.0.count", 4, "spec.claims[0].count", "requests.count"),
+    ("spec.claims.1.oneOf.1.count", 4, "spec.claims[1].oneOf[1].count", "requests.count"),
+    ("spec.deviceClass", "gpu", "spec.deviceClass", "entry of spec.claims"),
+    ("spec.claims.0.matchAttributes", ["a", 5], "spec.claims[0].matchAttributes[1]", "text"),
+    ("spec.claims.0.configs.0.kind", None, "spec.claims[0].configs[0].kind", "required"),
+    ("metadata.annotations.devalloc~io/priority", "high", "metadata.annotations[devalloc.io/priority]", "integer"),
+    ("metadata.annotations.devalloc~io/priority", "1.5", "metadata.annotations[devalloc.io/priority]", "integer"),
+    ("metadata.annotations.devalloc~io/priority", str(2**63), "metadata.annotations[devalloc.io/priority]", "integer"),
+    ("metadata.namespace", "Team A", "metadata.namespace", "DNS label"),
+    ("status.allocations.0.devicePoolName", None, "status.allocations[0].devicePoolName", "required"),
+    ("status.deviceStatuses.0.deviceIP", "10.9.9.9", "status.deviceStatuses[0].deviceIPs[0].ip", "equal deviceIP"),
+]
+VF: list[tuple[str, Any, str, str]] = [
+    ("spec.vlan", 4095, "spec.vlan", "at most 4094"),
+    ("spec.vlan", -1, "spec.vlan", "at least 0"),
+    ("spec.mac", "02-00-00-12-34-56", "spec.mac", "MAC address"),
+    ("spec.mac", "01:00:5e:00:00:01", "spec.mac", "unicast"),
+    ("spec.mac", "00:00:00:00:00:00", "spec.mac", "unicast"),
+    ("spec.minTxRate", 2000, "spec.minTxRate", "above maxTxRate (1000)"),
+    ("spec.linkState", "up", "spec.linkState", "'auto', 'enable' or 'disable'"),
+]
+CASES = [
+    (kind, *case)
+    for kind, cases in (
+        ("DevicePool", POOL),
+        ("DeviceClass", CLASS),
+        ("DeviceClaim", CLAIM),
+        ("VfConfig", VF),
+        ("VgpuConfig", [("spec.profile", None, "spec.profile", "required"), ("spec", None, "spec", "required")]),
+        ("VfioConfig", [("spec", {"x": 1}, "spec.x", "unknown field")]),
+    )
+    for case in cases
+]
+
+
+@pytest.mark.parametrize(("kind", "where", "value", "path", "words"), CASES)
+def test_a_broken_rule_is_one_error_at_its_place(kind: str, where: str, value: Any, path: str, words: str) -> None:
+    base = good(kind)
+    if where.startswith("status") and kind == "DeviceClaim":
+        base = next(content for content in good_manifests() if content["metadata"]["name"] == "held")
+    decoded = decode(changed(base, where, value))
+    assert decoded.object is None
+    (problem,) = errors(decoded.problems)
+    assert problem.path == path
+    assert words in problem.message
+    assert (problem.kind, problem.severity) == (kind, "error")
+
+
+def test_all_errors_of_a_document_are_named_at_once_however_they_hide_each_other() -> None:
+    claim = good("DeviceClaim")
+    for where, value in (
+        ("metadata.annotations.devalloc~io/priority", "high"),
+        ("spec.claims.0.requests.memory", "lots"),
+        ("spec.claims.0.limits.count", 1),
+        ("spec.claims.0.deviceClas", "gpu"),
+        ("spec.claims.1.deviceType", "gpu"),
+        ("spec.claims.1.oneOf.1.requests.bandwidth", "-1"),
+    ):
+        claim = changed(claim, where, value)
+    assert [problem.path for problem in errors(decode(claim).problems)] == [
+        "metadata.annotations[devalloc.io/priority]",
+        "spec.claims[0].deviceClas",
+        "spec.claims[0].limits[count]",
+        "spec.claims[0].requests[memory]",
+        "spec.claims[1].oneOf",
+        "spec.claims[1].oneOf[1].requests[bandwidth]",
+    ]
+
+
+def test_a_wrong_entry_does_not_hide_that_its_name_is_taken() -> None:
+    pool = changed(good("DevicePool"), "spec.devices.1", {"name": "whole", "attributes": [{"name": "a", "intValue": "x"}]})
+    paths = [problem.path for problem in errors(decode(pool).problems)]
+    assert paths == ["spec.devices[1].attributes[0].intValue", "spec.devices[1].name"]
+
+
+@pytest.mark.parametrize("content", good_manifests(), ids=lambda content: content["metadata"]["name"])
+def test_what_is_good_decodes_without_a_word_and_writes_itself_back(content: dict[str, Any]) -> None:
+    decoded = decode(content)
+    assert decoded.problems == []
+    assert decoded.object is not None
+    again = decode(decoded.object.to_manifest())
+    assert again.object == decoded.object
