@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.cel import Budget, CompileError, EvaluationError, compile
-from tests.support.shared import SHARED
+from devalloc_solver.cel.build import FUNCTIONS
+from tests.support.shared import REPO, SHARED
 
 DEVICE: dict[str, str | int | Quantity | SemVer] = {
     "model": "a100",
@@ -346,7 +348,9 @@ def test_strings_and_blanks(expression: str, want: object) -> None:
     true    | double(3) == 3.0 && double('1e3') == 1000.0 && double(2u) == 2.0
     error   | double('1e999') > 1.0
     error   | double('nan') > 1.0
-    true    | string(5) == '5' && string(true) == 'true' && string(device.vram) == '40Gi' && string(1u) == '1'
+    true    | string(5) == '5' && string(true) == 'true' && string(1u) == '1'
+    error   | string(device.vram) == '40Gi'
+    invalid | string(1.5) == '1.5'
     true    | string(device.firmware) == '1.10.0+build.7'
     true    | bool('true') && !bool('F') && bool(true)
     error   | bool('yes')
@@ -503,3 +507,8 @@ def test_expressions_of_the_shared_cases_compile_and_name_what_they_read(express
     attributes = compile(expression).attributes
     assert attributes is not None
     assert all(name in expression for name in attributes)
+
+
+def test_the_documentation_lists_exactly_the_functions_that_exist() -> None:
+    documented = re.findall(r"^\| `([^`]+ -> \w+)` \|", (REPO / "docs" / "cel.md").read_text(), re.MULTILINE)
+    assert sorted(documented) == sorted(row.signature for rows in FUNCTIONS.values() for row in rows)

@@ -31,7 +31,7 @@ DIGITS = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]"
         ("device.model ==", 1, 16, "found the end where a value"),
         ("device.model = 'a'", 1, 14, "=="),
         ("device.model == 'a' & true", 1, 21, "&&"),
-        ("device.model == 'a' and true", 1, 21, "found and"),
+        ("device.model == 'a' and true", 1, 21, "&& for and"),
         ("true &&\n  model == 'a'", 2, 3, "undeclared name 'model'"),
         ("device.pcie-root == 'x'", 1, 13, "device['pcie-root']"),
         ("device.model == a100", 1, 17, "quotes"),
@@ -170,7 +170,7 @@ def test_depth_is_bounded_and_no_stack_overflows(nest: Callable[[int], str]) -> 
     with pytest.raises(CompileError, match="levels deep"):
         compile(nest(150))
     deepest = 1
-    for depth in range(1, 130):
+    for depth in range(1, 130, 3):
         try:
             program = compile(nest(depth))
         except CompileError as error:
@@ -230,13 +230,13 @@ def judge(text: str) -> None:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_text_is_answered_with_an_error_for_people(text: str) -> None:
     judge(text)
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=25), st.sampled_from(["", " "]))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_tokens_are_answered_with_an_error_for_people(pieces: list[str], blank: str) -> None:
     judge(blank.join(pieces))
 
@@ -247,12 +247,20 @@ def test_damaged_expressions_are_answered_with_an_error_for_people() -> None:
         "device.model == 'a100' && (device.vram >= quantity('40Gi') || device['numa'] in [0, 1, -2]) && "
         '[1, 2].map(x, x > 1, {"k": x}).exists(m, has(m.k) ? m.k == 2 : !false) && r"\\d".matches("""a""") || 1e3 < .5'
     )
-    for _ in range(3000):
+    for _ in range(1000):
         text = list(sound)
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(text))
             text[at : at + rng.randint(0, 3)] = rng.choice(["", *sound, "'", '"', "\\", "\n", "(", "}", "\ud800", "\0"])
         judge("".join(text))
+
+
+def test_text_that_is_no_unicode_is_an_error_of_the_device_or_the_expression() -> None:
+    with pytest.raises(EvaluationError, match="Unicode"):
+        compile("device.model.matches('a')").evaluate({"model": "\ud800"}, Budget(100))
+    with pytest.raises(CompileError, match="Unicode"):
+        compile("device.model.matches('\ud800')")
+    assert compile("device.model == '\ud800'").evaluate({"model": "\ud800"}, Budget(100)) is True
 
 
 def test_threads_compile_and_evaluate_side_by_side() -> None:
