@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tarfile
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.support import cards
 from tests.support.fakesysfs import FakeSysfs
+from tests.support.faketree import memory_folder
 from tests.support.shared import SHARED
 
 PF, VF0 = "0000:41:00.0", "0000:41:10.0"
@@ -38,8 +38,9 @@ def dangling(host: FakeSysfs) -> list[str]:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> FakeSysfs:
-    return FakeSysfs(tmp_path)
+def host() -> Iterator[FakeSysfs]:
+    with memory_folder() as folder:
+        yield FakeSysfs(Path(folder))
 
 
 class TestLayout:
@@ -270,7 +271,7 @@ class AnyOperations(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = memory_folder()
         self.host = FakeSysfs(Path(self.folder.name))
         small = cards.Sriov(3, vf_device=0x25B6, vf_driver="nvidia")
         for card in (
