@@ -65,7 +65,7 @@ def check(
         key, claim = answer.key, valid.get(answer.key)
         found: list[str] = []
         if claim is not None and claim.is_allocated:
-            found += echo_violations(claim, answer)
+            found += echo_violations(claim, answer, fleet)
         elif not answer.allocated:
             found += ["is not allocated, and has allocations (S18)"] if answer.grants else []
         elif claim is None:

@@ -63,15 +63,15 @@ def held_node(claim: DeviceClaim, fleet: Fleet) -> str | None:
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def echo_violations(claim: DeviceClaim, answer: Answer) -> Iterator[str]:
+def echo_violations(claim: DeviceClaim, answer: Answer, fleet: Fleet) -> Iterator[str]:
     """An allocated claim never moves: its answer repeats what it came in with (S18)."""
     if not answer.allocated:
         yield "came in allocated, and is answered as not allocated (S18)"
         return
     if answer.grants != recorded_grants(claim.status):
         yield "came in allocated, and its allocations have changed (S18)"
-    node = claim.allocated_node or claim.pinned_node
-    if node is not None and answer.node != node:
+    node, is_noted = held_node(claim, fleet), claim.allocated_node or claim.pinned_node
+    if answer.node != node and (is_noted or answer.node is not None):
         yield f"came in allocated on node {node}, and is answered on {answer.node} (S18)"
 
 

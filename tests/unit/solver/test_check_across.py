@@ -1,4 +1,4 @@
-"""The check of answers across claims: who may use a device beside whom, held devices, groups, and the goal values."""
+"""The check of answers across claims: who may use a device beside whom, held devices and groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.pool import DevicePool
-from devalloc_solver.check import Level, Objective, check, objective
+from devalloc_solver.check import check
 from tests.support.answers import answer, assert_refused, claim, device, device_class, echo, held, pool, unallocated
 
 WATCH = device_class("watch", adminAccess=True)
@@ -163,6 +163,12 @@ class TestHeld:
         old = held(claim("old", MEMORY, node="n1"), ("p/g0", {"memory": "4Gi"}))
         assert check([GPUS], [], [old], [echo(old)]) == []
         assert_refused(check([GPUS], [], [old], [{**echo(old), **change}]), "default/old: came in allocated", says)
+
+    @pytest.mark.parametrize(("notes", "nodes"), [({"pin": "n1"}, {"n1"}), ({}, {"n1", None})])
+    def test_the_node_of_an_echo(self, notes: dict[str, str], nodes: set[str | None]) -> None:
+        old = held(claim("old", **notes), "p/g0")
+        right = {node for node in ("n1", "n2", None) if not check([GPUS], [], [old], [{**echo(old), "node": node}])}
+        assert right == nodes
 
     def test_an_echo_is_not_judged_by_rules_that_came_later(self) -> None:
         old = held(claim("old", {"constraints": "false"}, node="n1"), "p/g0", "p/g1")
@@ -405,53 +411,3 @@ class TestGroups:
         wrong = [answer("a", "net/d0", node="n9"), answer("b", "net/d1", node="n9")]
         assert all("on node n9, which does not exist (S7)" in each for each in self.judge(self.A, self.B, *wrong))
         assert self.judge(self.A, self.B, *wrong)
-
-
-class TestObjective:
-    """Goals 1 to 4 of S17, from the answers alone."""
-
-    FLEET = (
-        pool("p", device("g0"), device("g1")),
-        pool("p", device("g0"), node="n2"),
-        pool("net", device("d0", has={"bw": "8"}), node=None),
-    )
-
-    def test_an_empty_answer(self) -> None:
-        assert objective([], [], []) == Objective((), (), 0, 0)
-
-    def test_levels_from_high_to_low_and_members_by_time_namespace_and_name(self) -> None:
-        claims = [
-            claim("late"),
-            claim("z", creationTimestamp="2026-01-01T01:30:00+02:00"),
-            claim("a", creationTimestamp="2026-01-01T00:00:00Z"),
-            claim("high", priority="7"),
-            claim("low", priority="-1"),
-            held(claim("old"), "p/g0"),
-            claim("leaving", deletionTimestamp=LEFT),
-        ]
-        answers = [answer("z", "p/g0"), answer("low", "p/g1"), unallocated("a"), None]
-        assert objective(self.FLEET, claims, answers) == Objective(
-            levels=(Level(7, (False,)), Level(0, (True, False, False)), Level(-1, (True,))),
-            one_of=(),
-            pools=1,
-            devices=2,
-        )
-
-    def test_chosen_alternatives_in_the_same_order(self) -> None:
-        either = {"oneOf": [{"requests": {"count": 1}}] * 3}
-        claims = [claim("b", either, {}), claim("a", either, either, priority="1"), claim("c", either)]
-        answers = [
-            answer("a", "p/g0", "p/g1", details="0.2 1.0"),
-            answer("b", "p/g0", "net/d0", node="n2", details="0.1 1"),
-            unallocated("c"),
-        ]
-        assert objective(self.FLEET, claims, answers).one_of == (2, 0, 1)
-
-    def test_pools_and_devices_are_counted_once(self) -> None:
-        claims = [claim(name, {"requests": {"bw": "1"}}) for name in ("a", "b")]
-        shares = [answer(name, ("net/d0", {"bw": "1"}), node=node) for name, node in (("a", "n1"), ("b", "n2"))]
-        found = objective(self.FLEET, claims, shares)
-        assert (found.pools, found.devices) == (1, 1)
-        apart = [answer("a", "p/g0"), answer("b", "p/g0", node="n2")]
-        found = objective(self.FLEET, claims, apart)
-        assert (found.pools, found.devices) == (2, 2)

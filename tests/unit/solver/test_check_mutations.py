@@ -7,7 +7,7 @@ import copy
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -35,6 +35,8 @@ class Scene:
     classes: list[DeviceClass]
     claims: list[DeviceClaim]
     answers: list[Manifest]
+    levels: list[Manifest] = field(default_factory=list)
+    """The goal values that the solver reports."""
 
     def check(self, answers: object) -> list[str]:
         return check(self.pools, self.classes, self.claims, answers, verdicts=VERDICTS)  # type: ignore[arg-type]
@@ -97,12 +99,14 @@ def shared_scenes() -> Iterator[Scene]:
         for case in json.loads(path.read_text())["cases"][::4]:
             manifests = [*case["pools"], *case["classes"], *case["claims"]]
             objects = [decode(each).object for each in manifests]
+            solution = solve_manifests(manifests)
             yield Scene(
                 name=case["name"],
                 pools=[each for each in objects if isinstance(each, DevicePool)],
                 classes=[each for each in objects if isinstance(each, DeviceClass)],
                 claims=[each for each in objects if isinstance(each, DeviceClaim)],
-                answers=solve_manifests(manifests)["claims"],
+                answers=solution["claims"],
+                levels=solution["objective"]["levels"],
             )
 
 
@@ -161,6 +165,18 @@ def test_right_answers_pass_and_no_small_change_does(scene: Scene) -> None:
     assert scene.check(scene.answers) == []
     passed = [what for what, answers in breakages(scene) if not scene.check(answers)]
     assert passed == []
+
+
+@pytest.mark.parametrize("scene", [scene for scene in SCENES if scene.levels], ids=lambda scene: scene.name)
+def test_the_reported_goal_values_are_those_of_the_answers(scene: Scene) -> None:
+    found = objective(scene.pools, scene.claims, scene.answers)
+    reported = {(level["goal"], level.get("priority")): level["value"] for level in scene.levels}
+    assert reported["pools", None] == found.pools
+    assert reported["devices", None] == found.devices
+    satisfied = {level.priority: level.satisfied for level in found.levels}
+    for (goal, priority), value in reported.items():
+        assert goal != "satisfied" or satisfied.pop(priority) == value
+    assert not any(satisfied.values())
 
 
 JUNK: list[Any] = [None, True, 0, -1, 1.5, 10**30, "", "x", "\ud800", "-1Gi", "9" * 99, [], {}, [None], {"name": None}]
