@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     Literal = cp_model.BoolVarT
 
 _DIRECT = 2**44
-_LIMB = 2**40
-_CARRY = 2**50
+"""Bounds below this leave room in 64 bits for sums over 2**18 devices."""
+_LIMB = 2**47
+"""Both limbs of an amount of up to 2**93 nano units leave room for sums over 2**15 devices."""
 
 
 def add_at_least(
@@ -41,7 +42,7 @@ def add_at_least(
     if least < _DIRECT:
         model.add(_sum(terms, scaled) >= least).only_enforce_if(when)
         return
-    carry = model.new_int_var(-1, _CARRY, "")
+    carry = model.new_int_var(-1, _most_units(terms), "")
     high, low = divmod(least, _LIMB)
     model.add(_sum(terms, [a % _LIMB for a in scaled]) >= low + _LIMB * carry).only_enforce_if(when)
     model.add(_sum(terms, [a // _LIMB for a in scaled]) >= high - carry).only_enforce_if(when)
@@ -66,10 +67,15 @@ def add_at_most(
     if most < _DIRECT:
         model.add(_sum(terms, scaled) <= most)
         return
-    carry = model.new_int_var(0, _CARRY, "")
+    carry = model.new_int_var(0, _most_units(terms), "")
     high, low = divmod(most, _LIMB)
     model.add(_sum(terms, [a % _LIMB for a in scaled]) <= low + _LIMB * carry)
     model.add(_sum(terms, [a // _LIMB for a in scaled]) <= high - carry)
+
+
+def _most_units(variables: Sequence[cp_model.IntVar]) -> int:
+    """The greatest sum of the variables: no more low limbs than that can overflow into the high one."""
+    return sum(int(list(variable.proto.domain)[-1]) for variable in variables)
 
 
 def _sum(variables: Sequence[cp_model.IntVar], coefficients: Sequence[int]) -> cp_model.LinearExprT:
