@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from devalloc.inventory.accelerator import is_accelerator
 from devalloc.inventory.gpu import is_display, is_gpu
@@ -59,37 +59,54 @@ class Card:
     ports: tuple[Port, ...]
 
 
-def cards(functions: Mapping[Address, PciFunction], max_vfs: int | None = None) -> Iterator[Card]:
+def cards(found: Mapping[Address, PciFunction], max_vfs: int | None = None) -> Iterator[Card]:
     """The cards of a host, in the order of their addresses. ``max_vfs`` caps the VFs that can be created per port."""
+    functions = _linked(found)
     slots: dict[Address, list[PciFunction]] = {}
+    vfs: dict[Address, list[PciFunction]] = {}
     for function in functions.values():
         if function.physfn is None:
             slots.setdefault(function.address.card, []).append(function)
-        elif function.physfn not in functions and kind_of(function):
-            function.folder.tree.fault(
-                function.folder.path, f"is a VF of {function.physfn}, which cannot be read, so it is left out"
-            )
+        elif function.physfn in functions:
+            vfs.setdefault(function.physfn, []).append(function)
+        elif kind_of(function):
+            reason = f"is a VF of {function.physfn}, which cannot be read, so it is left out"
+            function.folder.tree.fault(function.folder.path, reason)
+    taken = set(functions)
     for slot, members in slots.items():
         if any(kind_of(member) for member in members):
-            yield Card(slot, tuple(_ports(members, functions, max_vfs)))
+            virtual = {
+                pf.address: [*_existing(pf, vfs.get(pf.address, ())), *_creatable(pf, taken, max_vfs)]
+                for pf in members
+                if kind_of(pf)
+            }
+            yield Card(slot, tuple(_ports(members, virtual)))
 
 
-def _ports(
-    slot: list[PciFunction], functions: Mapping[Address, PciFunction], max_vfs: int | None
-) -> Iterator[Port]:
+def _linked(functions: Mapping[Address, PciFunction]) -> dict[Address, PciFunction]:
+    """With each VF knowing its PF, also where only the PF tells."""
+    linked = dict(functions)
+    for pf in functions.values():
+        for _, address in pf.virtfns:
+            vf = linked.get(address)
+            if vf is not None and vf.physfn is None and address != pf.address:
+                linked[address] = replace(vf, physfn=pf.address)
+    return linked
+
+
+def _ports(slot: list[PciFunction], vfs: Mapping[Address, list[VirtualFunction]]) -> Iterator[Port]:
     known = [(function, kind) for function in slot if (kind := kind_of(function)) is not None]
     groups = [function.iommu_group for function, _ in known]
     # Ports are independent when the IOMMU can tell them apart. Where it is off nothing is offered anyway.
     independent = len(set(groups)) == len(groups) or set(groups) == {None}
     if len(known) == 1 or not independent:
         function, kind = known[0]
-        vfs = [vf for pf, _ in known for vf in _vfs(pf, functions, max_vfs)]
-        yield Port(function, kind, tuple(_members([pf for pf, _ in known], kind, slot)), tuple(vfs), "whole")
+        all_vfs = tuple(vf for pf, _ in known for vf in vfs[pf.address])
+        yield Port(function, kind, tuple(_members([pf for pf, _ in known], kind, slot)), all_vfs, "whole")
         return
     for function, kind in known:
         role = "whole" if kind == "nic" and function.sriov is None else "pf"
-        vfs = list(_vfs(function, functions, max_vfs))
-        yield Port(function, kind, tuple(_members([function], "", slot)), tuple(vfs), role)
+        yield Port(function, kind, tuple(_members([function], "", slot)), tuple(vfs[function.address]), role)
 
 
 def _members(own: list[PciFunction], kind: str, slot: list[PciFunction]) -> Iterator[PciFunction]:
@@ -100,39 +117,32 @@ def _members(own: list[PciFunction], kind: str, slot: list[PciFunction]) -> Iter
             yield function
 
 
-def _vfs(
-    pf: PciFunction, functions: Mapping[Address, PciFunction], max_vfs: int | None
-) -> Iterator[VirtualFunction]:
-    present = dict(pf.virtfns)
-    for function in functions.values():  # a VF names its PF even where the PF does not name it
-        if function.physfn == pf.address and function.address not in present.values():
-            index = _index(pf, function.address)
-            if index is not None and index not in present:
-                present[index] = function.address
-    for index, address in sorted(present.items()):
-        function_there = functions.get(address)
-        if function_there is not None:
-            yield VirtualFunction(pf, index, address, function_there)
-    if not present:
-        yield from _creatable(pf, functions, max_vfs)
+def _existing(pf: PciFunction, vfs: Iterable[PciFunction]) -> Iterator[VirtualFunction]:
+    """The VFs that there are, in the order of their index."""
+    told = {address: index for index, address in pf.virtfns}
+    routed = {} if pf.sriov is None else {pf.sriov.address(pf.address, i): i for i in range(pf.sriov.total)}
+    numbered = []
+    for vf in vfs:
+        index = told.get(vf.address, routed.get(vf.address))
+        if index is None:
+            vf.folder.tree.fault(vf.folder.path, f"is a VF of {pf.address} without an index, so it is left out")
+        else:
+            numbered.append(VirtualFunction(pf, index, vf.address, vf))
+    return iter(sorted(numbered, key=lambda vf: (vf.index, vf.address)))
 
 
-def _creatable(
-    pf: PciFunction, functions: Mapping[Address, PciFunction], max_vfs: int | None
-) -> Iterator[VirtualFunction]:
+def _creatable(pf: PciFunction, taken: set[Address], max_vfs: int | None) -> Iterator[VirtualFunction]:
     """VFs come all at once and only from none, and it is the PF's host driver that makes them."""
-    if pf.sriov is None or pf.sriov.active or pf.driver is None or pf.on_vfio:
+    if pf.sriov is None or pf.sriov.active or pf.virtfns or pf.driver is None or pf.on_vfio:
         return
+    tree, path = pf.folder.tree, pf.folder.path
     if pf.sriov.address(pf.address, 0) is None:
-        pf.folder.tree.fault(pf.folder.path, "tells neither offset nor stride of its VFs, so none can be offered")
+        tree.fault(path, "tells neither offset nor stride of its VFs, so none can be offered")
         return
     for index in range(pf.sriov.total if max_vfs is None else min(pf.sriov.total, max_vfs)):
         address = pf.sriov.address(pf.address, index)
-        if address is not None and address not in functions:
-            yield VirtualFunction(pf, index, address, None)
-
-
-def _index(pf: PciFunction, address: Address) -> int | None:
-    if pf.sriov is None:
-        return None
-    return next((i for i in range(pf.sriov.total) if pf.sriov.address(pf.address, i) == address), None)
+        if address is None or address in taken:
+            tree.fault(path, f"would have its VF {index} where another function is, so it is left out")
+            continue
+        taken.add(address)
+        yield VirtualFunction(pf, index, address, None)

@@ -26,9 +26,7 @@ class Groups:
                 members.setdefault(function.iommu_group, []).append(function)
         return cls({group: tuple(found) for group, found in members.items()}, shared_allowed)
 
-    def objections(
-        self, device: Collection[PciFunction], together: Collection[Address] = frozenset()
-    ) -> Iterator[str]:
+    def objections(self, device: Collection[PciFunction], together: Collection[Address] = frozenset()) -> Iterator[str]:
         """Why functions that are given away as one device cannot be.
 
         ``together``: addresses that may be in the same group because they come and go with the device.

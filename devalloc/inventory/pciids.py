@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib import resources
 
 _VENDORS = {
@@ -38,8 +39,7 @@ def model_names(wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], str]
     pairs = set(wanted)
     if not pairs:
         return {}
-    packed = resources.files("devalloc.inventory").joinpath("data", "pci.ids.gz").read_bytes()
-    text = b"\n" + gzip.decompress(packed)
+    text = _database()
     found = {}
     for vendor in {vendor for vendor, _ in pairs}:
         section = _section(text, b"\n%04x  " % vendor)
@@ -48,6 +48,12 @@ def model_names(wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], str]
             if name:
                 found[vendor, device] = name
     return found
+
+
+@lru_cache(maxsize=1)
+def _database() -> bytes:
+    packed = resources.files("devalloc.inventory").joinpath("data", "pci.ids.gz").read_bytes()
+    return b"\n" + gzip.decompress(packed)
 
 
 def _section(text: bytes, head: bytes) -> bytes:

@@ -59,13 +59,14 @@ def pool_name(node_name: str, slot: Address) -> str:
 
 def build(card: Card, node_name: str, obstacles: Obstacles, models: Models) -> DevicePool:
     """The pool of a card."""
-    devices: list[_Draft] = []
+    devices: dict[str, _Draft] = {}
     capacity: dict[str, int] = {}
     for port in card.ports:
         found, resources = _devices(port, obstacles, models)
         if len(card.ports) > 1:
             _rename(port, found, resources)
-        devices += found
+        for draft in found:
+            devices.setdefault(draft.name, draft)  # a UUID that a broken tree shows twice is one device
         capacity |= resources
     return DevicePool(
         metadata=ObjectMeta(name=pool_name(node_name, card.slot)),
@@ -73,7 +74,7 @@ def build(card: Card, node_name: str, obstacles: Obstacles, models: Models) -> D
             node_name=node_name,
             driver=f"{card.ports[0].kind}.devalloc.io",
             resources=[_resource(name, amount) for name, amount in capacity.items()],
-            devices=[_device(draft) for draft in devices],
+            devices=[_device(draft) for draft in devices.values()],
         ),
     )
 

@@ -37,7 +37,7 @@ class Stock:
     """What the vGPU parents of one port offer."""
 
     total: int | None
-    """Framebuffer of the card in bytes; None where no profile tells."""
+    """Framebuffer of the card in bytes; None where nothing proves it."""
     capacity: dict[str, int]
     """Resources and what is left of them after instances that nobody claimed."""
     offers: tuple[Offer, ...]
@@ -62,19 +62,23 @@ def stock(parents: Sequence[Parent], held: Collection[str]) -> Stock:
     live = [instance for parent in parents for instance in parent.live]
     card = _Card(
         known=known,
-        total=_total(parents, known, live),
+        total=_total(known),
+        free=_free(parents, known, live, foreign),
         one_size=_one_size(parents, known, live),
         foreign=foreign,
         claimed=len(live) > len(foreign),
     )
     offers = tuple(offer for parent in parents for offer in _offers(card, parent, held))
-    return Stock(card.total, _capacity(card, parents, offers), offers, foreign, known)
+    # Once something lives, a driver that lists only what can still be created no longer shows how large the card is.
+    proven = not live or any(profile.max_instance is not None for profile in known.values())
+    return Stock(card.total if proven else None, _capacity(card, parents, offers), offers, foreign, known)
 
 
 @dataclass(frozen=True, slots=True)
 class _Card:
     known: dict[str, Profile]
     total: int | None
+    free: int
     one_size: bool
     foreign: tuple[Instance, ...]
     claimed: bool
@@ -82,12 +86,6 @@ class _Card:
     def size(self, instance: Instance) -> int | None:
         profile = self.known.get(instance.profile_id or "")
         return profile.framebuffer if profile else None
-
-    @property
-    def free(self) -> int | None:
-        """Framebuffer left by foreign instances; none if the size of one is unknown."""
-        sizes = [self.size(instance) for instance in self.foreign]
-        return None if self.total is None else max(0, self.total - sum(self.total if s is None else s for s in sizes))
 
     def most(self, profile: Profile) -> int | None:
         """Instances that are possible at once, where that binds before the framebuffer does."""
@@ -115,14 +113,23 @@ def _names(parent: Parent, profile_id: str | None, count: int) -> list[str]:
     return [plain, *(f"{plain}-{number}" for number in range(1, count))]
 
 
-def _total(parents: Sequence[Parent], known: dict[str, Profile], live: Sequence[Instance]) -> int | None:
-    """The card's framebuffer: what its profiles prove. In the vendor VFIO layout a lower bound while instances live."""
-    whole = [p.framebuffer * (p.max_instance or 1) for p in known.values() if p.framebuffer is not None]
-    if not whole:
-        return None
-    taken = sum((known[i.profile_id].framebuffer or 0) for i in live if i.profile_id in known)
+def _total(known: dict[str, Profile]) -> int | None:
+    """The card's framebuffer as its profiles show it; less than the truth where the largest is not listed."""
+    sizes = [p.framebuffer * (p.max_instance or 1) for p in known.values() if p.framebuffer is not None]
+    return max(sizes, default=None)
+
+
+def _free(
+    parents: Sequence[Parent], known: dict[str, Profile], live: Sequence[Instance], foreign: Sequence[Instance]
+) -> int:
+    """Framebuffer for claims, those included that live already: the better of two lower bounds."""
+    sizes = {id(i): known[i.profile_id].framebuffer if i.profile_id in known else None for i in live}
+    claimed = [sizes[id(i)] or 0 for i in live if i not in foreign]
     more = [p.framebuffer or 0 for parent in parents for p in parent.profiles if parent.available.get(p.id)]
-    return max(*whole, taken + max(more, default=0))
+    proven = sum(claimed) + max(more, default=0)  # what lives, and one more that the driver would create now
+    if None in sizes.values():
+        return proven
+    return max(proven, (_total(known) or 0) - sum(sizes[id(i)] or 0 for i in foreign))
 
 
 def _one_size(parents: Sequence[Parent], known: dict[str, Profile], live: Sequence[Instance]) -> bool:
@@ -171,7 +178,7 @@ def _obstacle(card: _Card, parent: Parent, profile: Profile) -> str | None:
     if card.one_size and sizes and not profile.mig and profile.framebuffer not in sizes:
         held = ", ".join(sorted(str(quantity(size)) for size in sizes if size is not None)) or "another size"
         return f"in use: the card holds vGPUs of {held} only"
-    if profile.framebuffer is not None and card.free is not None and profile.framebuffer > card.free:
+    if profile.framebuffer is not None and profile.framebuffer > card.free:
         return f"in use: {quantity(card.free)} of the card's framebuffer are left"
     if not card.claimed and not parent.available.get(profile.id):
         return "in use: the driver has no instance to give at present"
@@ -190,7 +197,7 @@ def _capacity(card: _Card, parents: Sequence[Parent], offers: Sequence[Offer]) -
     for profile in {offer.profile.id: offer.profile for offer in offers}.values():
         for resource in _requests(card, profile):
             if resource == FRAMEBUFFER:
-                capacity[resource] = card.free or 0
+                capacity[resource] = card.free
             elif (most := card.most(profile)) is not None:
                 taken = sum(instance.profile_id == profile.id for instance in card.foreign)
                 capacity[resource] = max(0, most - taken)

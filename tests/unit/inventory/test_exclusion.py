@@ -1,0 +1,289 @@
+"""What of one card can be held together: the card, its VFs and its vGPUs exclude each other by pool resources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from devalloc.api.quantity import Quantity
+from tests.support import cards
+from tests.support.cards import Sriov, Vgpu, VgpuType
+from tests.support.discovered import Found
+from tests.support.fakesysfs import FakeSysfs
+
+UUIDS = [f"00000000-0000-0000-0000-{number:012}" for number in range(20)]
+A2 = "0000:08:00.0"
+VFS = ["0000:08:00.4", "0000:08:00.5", "0000:08:00.6"]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeSysfs:
+    return FakeSysfs(tmp_path)
+
+
+def a2(host: FakeSysfs, vfs: int = 3) -> None:
+    """An A2 with a few VFs and, to be quick, a profile or two of each size."""
+    names = {"2Q", "4Q", "4C", "8Q", "16Q"}
+    types = tuple(kind for kind in cards.A2_TYPES if kind.name.rpartition("-")[2] in names)
+    host.add(cards.a2_vgpu_card(A2, vfs=vfs, vgpu=Vgpu("mdev", 16384, types)))
+
+
+def profile(vf: str, name: str) -> str:
+    """The device of an A2 profile on a VF."""
+    kind = next(kind for kind in cards.A2_TYPES if kind.name == f"NVIDIA A2-{name}")
+    return f"{vf.replace(':', '-').replace('.', '-')}-{kind.id}"
+
+
+class TestPortAndVfs:
+    def test_the_vfs_of_a_port_go_to_as_many_owners(self, host: FakeSysfs) -> None:
+        host.add(cards.nic())
+        found = Found.on(host.root)
+        assert found.fits(*found.names(function="vf"))
+
+    @pytest.mark.parametrize("vfs", [0, 3])
+    def test_the_port_and_one_of_its_vfs_do_not_go_together(self, host: FakeSysfs, vfs: int) -> None:
+        host.add(cards.nic(vfs=vfs))
+        found = Found.on(host.root)
+        assert found.fits("0000-41-00-0")
+        for vf in found.names(function="vf"):
+            assert found.fits(vf)
+            assert not found.fits("0000-41-00-0", vf)
+
+    def test_the_ports_of_a_card_do_not_disturb_each_other(self, host: FakeSysfs) -> None:
+        host.add(cards.nic("0000:41:00.0", sriov=Sriov(4, 128, 2)))
+        host.add(cards.nic("0000:41:00.1", netdev="eth1", sriov=Sriov(4, 128, 2)))
+        found = Found.on(host.root)
+        second = found.names(function="vf", pfPciBusID="0000:41:00.1")
+        assert len(second) == 4
+        assert found.fits("0000-41-00-0", *second)
+        assert not found.fits("0000-41-00-0", "0000-41-00-1", second[0])
+
+    def test_ports_that_cannot_be_separated_exclude_the_vfs_of_both(self, host: FakeSysfs) -> None:
+        for function in (0, 1):
+            host.add(cards.nic(f"0000:41:00.{function}", netdev=f"eth{function}", iommu_group=5))
+        found = Found.on(host.root)
+        assert found.fits(*found.names(function="vf"))
+        for vf in found.names(function="vf"):
+            assert not found.fits("0000-41-00-0", vf)
+
+    def test_a_used_vf_keeps_the_port_and_leaves_the_other_vfs(self, host: FakeSysfs) -> None:
+        host.add(cards.nic(vfs=3))
+        host.proc("net/route", "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
+                               "eth0v1 00000000 0100000A 0003 0 0 100 00000000 0 0 0\n")  # fmt: skip
+        found = Found.on(host.root)
+        assert found.unavailable("0000-41-10-2") == "reserved: default route"
+        assert found.unavailable("0000-41-00-0") == "in use: 1 of its VFs and vGPUs"
+        assert found.fits("0000-41-10-0", "0000-41-10-4")
+
+
+class TestProfilesOnVfs:
+    def test_a_vf_is_given_away_as_such_or_carries_one_vgpu(self, host: FakeSysfs) -> None:
+        a2(host)
+        found = Found.on(host.root)
+        vf = "0000-08-00-4"
+        assert found.fits(vf)
+        assert found.fits(profile(VFS[0], "4Q"))
+        assert not found.fits(vf, profile(VFS[0], "4Q"))
+        assert not found.fits(profile(VFS[0], "4Q"), profile(VFS[0], "4C"))
+        assert found.fits(vf, profile(VFS[1], "4Q"))
+
+    def test_the_card_excludes_its_vgpus(self, host: FakeSysfs) -> None:
+        a2(host)
+        found = Found.on(host.root)
+        assert found.fits("0000-08-00-0")
+        for device in found.names(function="mdev"):
+            assert not found.fits("0000-08-00-0", device)
+
+    def test_vgpus_share_the_framebuffer_of_the_card(self, host: FakeSysfs) -> None:
+        a2(host)
+        found = Found.on(host.root)
+        assert found.most([profile(vf, "8Q") for vf in VFS]) == 2
+        assert found.most([profile(vf, "16Q") for vf in VFS]) == 1
+        assert found.most([profile(vf, "4Q") for vf in VFS]) == 3
+        assert found.attributes("0000-08-00-0")["framebuffer"] == Quantity.parse("16Gi")
+
+    def test_a_card_holds_one_size_at_a_time(self, host: FakeSysfs) -> None:
+        a2(host)
+        found = Found.on(host.root)
+        assert not found.fits(profile(VFS[0], "4Q"), profile(VFS[1], "2Q"))
+        assert found.fits(profile(VFS[0], "4Q"), profile(VFS[1], "4C")), "another series of the same size"
+
+    def test_a_card_seen_to_mix_sizes_may(self, host: FakeSysfs) -> None:
+        host.add(cards.l40s_vgpu_card(vfs=3, vgpu=Vgpu("vfio", 49152, cards.L40S_TYPES[2:10], one_size=False)))
+        one, other = "0000-26-00-4-nvidia-1150", "0000-26-00-5-nvidia-1152"
+        assert not Found.on(host.root).fits(one, other), "nothing lives yet, so nothing shows it"
+        host.vgpu.set_type("0000:26:00.4", "1150")
+        assert Found.on(host.root, held=frozenset({one})).fits(one, other)
+
+    def test_a_profile_may_be_rarer_than_the_framebuffer_allows(self, host: FakeSysfs) -> None:
+        types = (VgpuType("nvidia-1", "NVIDIA X-1B", 1024, 2), VgpuType("nvidia-2", "NVIDIA X-4Q", 4096, 1))
+        host.add(cards.a2_vgpu_card(vfs=3, vgpu=Vgpu("mdev", 4096, types)))
+        found = Found.on(host.root)
+        assert found.most(found.names(profileID="nvidia-1")) == 2
+
+
+class TestLiveVgpus:
+    def test_a_live_vgpu_draws_on_the_card_and_on_its_vf(self, host: FakeSysfs) -> None:
+        a2(host)
+        host.vgpu.create(VFS[0], "nvidia-747", UUIDS[0])
+        found = Found.on(host.root)
+        assert found.unavailable(f"mdev-{UUIDS[0]}") == "in use: a vGPU that no claim holds"
+        assert found.devices[f"mdev-{UUIDS[0]}"].requests == {}
+        assert found.unavailable("0000-08-00-4") == f"in use: mdev {UUIDS[0]}"
+        assert found.unavailable("0000-08-00-0") == "in use: 1 of its VFs and vGPUs"
+        assert found.most([profile(vf, "8Q") for vf in VFS[1:]]) == 1
+        assert "0000-08-00-4-nvidia-747" not in found.devices
+        assert found.fits("0000-08-00-5", "0000-08-00-6"), "the other VFs are free"
+
+    def test_a_live_vgpu_tells_its_facts(self, host: FakeSysfs) -> None:
+        a2(host)
+        host.vgpu.create(VFS[1], "nvidia-746", UUIDS[0])
+        found = Found.on(host.root).attributes(f"mdev-{UUIDS[0]}")
+        assert (found["function"], found["state"], found["profile"]) == ("mdev", "exists", "NVIDIA A2-4Q")
+        assert (found["profileID"], found["framebuffer"]) == ("nvidia-746", Quantity.parse("4Gi"))
+        assert (found["pfPciBusID"], found["vfIndex"]) == (A2, 1)
+
+    def test_other_sizes_wait_until_it_is_gone(self, host: FakeSysfs) -> None:
+        a2(host)
+        host.vgpu.create(VFS[0], "nvidia-746", UUIDS[0])
+        found = Found.on(host.root)
+        assert found.unavailable(profile(VFS[1], "2Q")) == "in use: the card holds vGPUs of 4Gi only"
+        assert found.fits(profile(VFS[1], "4C"))
+        host.vgpu.remove(UUIDS[0])
+        assert Found.on(host.root).fits(profile(VFS[1], "2Q"))
+
+    @pytest.mark.parametrize("live", range(3))
+    def test_what_is_offered_is_what_the_driver_would_create(self, host: FakeSysfs, live: int) -> None:
+        a2(host, vfs=5)
+        parents = host.vf_addresses(A2)[:5]
+        for vf, uuid in zip(parents[:live], UUIDS, strict=False):
+            host.vgpu.create(vf, "nvidia-746", uuid)
+        found = Found.on(host.root)
+        for kind in ("2Q", "4Q", "4C", "8Q", "16Q"):
+            offered = [profile(vf, kind) for vf in parents[live:]]
+            created = 0
+            for vf, uuid in zip(parents[live:], UUIDS[10:], strict=False):
+                try:
+                    host.vgpu.create(vf, profile(vf, kind).partition("-nvidia")[2].join(["nvidia", ""]), uuid)
+                except OSError:
+                    break
+                created += 1
+            assert found.most(offered) == created, kind
+            for uuid in UUIDS[10 : 10 + created]:
+                host.vgpu.remove(uuid)
+
+    def test_a_claimed_one_stays_as_the_device_that_was_claimed(self, host: FakeSysfs) -> None:
+        a2(host)
+        device = profile(VFS[0], "8Q")
+        before = Found.on(host.root)
+        host.vgpu.create(VFS[0], "nvidia-747", UUIDS[0])
+        after = Found.on(host.root, held=frozenset({device}))
+        assert list(after.devices) == list(before.devices)
+        assert after.attributes(device)["state"] == "exists"
+        assert after.unavailable(device) is None
+        assert not after.fits(device, "0000-08-00-0")
+        assert not after.fits(device, "0000-08-00-4")
+        assert after.most([device, profile(VFS[1], "8Q"), profile(VFS[2], "8Q")]) == 2
+
+    def test_claimed_and_foreign_ones_are_told_apart(self, host: FakeSysfs) -> None:
+        a2(host)
+        mine = profile(VFS[0], "8Q")
+        host.vgpu.create(VFS[0], "nvidia-747", UUIDS[0])
+        host.vgpu.create(VFS[1], "nvidia-747", UUIDS[1])
+        found = Found.on(host.root, held=frozenset({mine}))
+        assert found.fits(mine)
+        assert not found.fits(mine, profile(VFS[2], "8Q"))
+        assert f"mdev-{UUIDS[1]}" in found.devices
+        assert f"mdev-{UUIDS[0]}" not in found.devices
+
+
+class TestVendorVfioLayout:
+    TYPES = tuple(kind for kind in cards.L40S_TYPES if kind.id in {"1150", "1152", "1155", "1156"})
+
+    def card(self, host: FakeSysfs, one_size: bool = True) -> None:
+        host.add(cards.l40s_vgpu_card(vfs=4, vgpu=Vgpu("vfio", 49152, self.TYPES, one_size)))
+
+    def test_profiles_come_from_the_list_of_each_vf(self, host: FakeSysfs) -> None:
+        self.card(host)
+        found = Found.on(host.root)
+        assert found.names(profile="NVIDIA L40S-48Q") == [f"0000-26-00-{n}-nvidia-1156" for n in (4, 5, 6, 7)]
+        assert found.attributes("0000-26-00-4-nvidia-1156")["framebuffer"] == Quantity.parse("48Gi")
+        assert found.attributes("0000-26-00-4-nvidia-1156")["profileID"] == "nvidia-1156"
+        assert found.most(found.names(profile="NVIDIA L40S-48Q")) == 1
+        assert found.most(found.names(profile="NVIDIA L40S-24Q")) == 2
+        assert found.most(found.names(profile="NVIDIA L40S-8Q")) == 4
+
+    def test_the_type_that_is_set_is_a_live_vgpu(self, host: FakeSysfs) -> None:
+        self.card(host)
+        host.vgpu.set_type("0000:26:00.4", "1155")
+        found = Found.on(host.root)
+        live = "0000-26-00-4-nvidia-1155"
+        assert found.unavailable(live) == "in use: a vGPU that no claim holds"
+        assert found.attributes(live)["state"] == "exists"
+        assert found.unavailable("0000-26-00-4") == "in use: vGPU nvidia-1155"
+        assert found.most(found.names(profile="NVIDIA L40S-24Q")) == 1
+
+    def test_a_claimed_one_is_kept_though_no_list_shows_it(self, host: FakeSysfs) -> None:
+        self.card(host)
+        host.vgpu.set_type("0000:26:00.4", "1156")  # the whole card: every list is empty now
+        device = "0000-26-00-4-nvidia-1156"
+        found = Found.on(host.root, held=frozenset({device}))
+        assert found.unavailable(device) is None
+        assert not found.fits(device, "0000-26-00-0")
+        assert found.names(function="mdev") == [device]
+
+    def test_never_more_than_the_driver_would_create(self, host: FakeSysfs) -> None:
+        self.card(host, one_size=False)
+        host.vgpu.set_type("0000:26:00.4", "1152")
+        host.vgpu.set_type("0000:26:00.5", "1155")
+        found = Found.on(host.root)
+        assert found.most(found.names(profile="NVIDIA L40S-8Q", state="creatable")) == 1, "one is proven by the lists"
+        assert found.most(found.names(profile="NVIDIA L40S-24Q", state="creatable")) == 0
+        assert "framebuffer" not in found.attributes("0000-26-00-0"), "nothing proves how large the card is now"
+
+
+class TestCardWithoutVfs:
+    TYPES = tuple(kind for kind in cards.T4_TYPES if kind.name.rpartition("-")[2] in {"2Q", "4Q", "16Q"})
+    CARD = "0000-3b-00-0"
+
+    def card(self, host: FakeSysfs) -> None:
+        host.add(cards.t4_vgpu_card(vgpu=Vgpu("mdev", 16384, self.TYPES)))
+
+    def test_a_profile_is_offered_as_often_as_the_card_allows(self, host: FakeSysfs) -> None:
+        self.card(host)
+        found = Found.on(host.root)
+        names = found.names(profile="GRID T4-4Q")
+        assert names == [f"{self.CARD}-nvidia-226", *(f"{self.CARD}-nvidia-226-{n}" for n in (1, 2, 3))]
+        assert found.fits(*names)
+        assert not found.fits(names[0], self.CARD)
+        assert not found.fits(names[0], found.names(profile="GRID T4-16Q")[0])
+
+    def test_a_live_one_is_drawn_off(self, host: FakeSysfs) -> None:
+        self.card(host)
+        host.vgpu.create("0000:3b:00.0", "nvidia-226", UUIDS[0])
+        found = Found.on(host.root)
+        assert found.most(found.names(profile="GRID T4-4Q", state="creatable")) == 3
+        assert found.unavailable(self.CARD) == "in use: 1 of its VFs and vGPUs"
+
+    def test_a_claimed_one_is_not(self, host: FakeSysfs) -> None:
+        self.card(host)
+        device = f"{self.CARD}-nvidia-226"
+        host.vgpu.create("0000:3b:00.0", "nvidia-226", UUIDS[0])
+        found = Found.on(host.root, held=frozenset({device}))
+        names = found.names(profile="GRID T4-4Q")
+        assert len(names) == 4
+        assert found.fits(*names)
+        assert [found.attributes(name)["state"] for name in names] == ["exists", *["creatable"] * 3]
+
+    def test_profiles_of_unknown_cost_come_one_kind_at_a_time(self, host: FakeSysfs) -> None:
+        types = (VgpuType("i915-GVTg_V5_4", "GVTg_V5_4", 1024, 4), VgpuType("i915-GVTg_V5_8", "GVTg_V5_8", 512, 8))
+        host.add(cards.intel_gpu(sriov=None, vgpu=Vgpu("mdev", 4096, types, one_size=False)))
+        for kind in types:
+            text = "low_gm_size: 128MB\nhigh_gm_size: 512MB\nfence: 4\nresolution: 1920x1200\nweight: 4"
+            host.write(f"{host.path('0000:00:02.0')}/mdev_supported_types/{kind.id}/description", text)
+        found = Found.on(host.root)
+        first, second = found.names(profile="GVTg_V5_4"), found.names(profile="GVTg_V5_8")
+        assert found.fits(*first)
+        assert found.fits(*second)
+        assert not found.fits(first[0], second[0])
