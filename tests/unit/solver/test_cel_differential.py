@@ -40,7 +40,7 @@ def ours(text: str) -> object:
 def theirs(text: str) -> object:
     try:
         result = ENVIRONMENT.program(ENVIRONMENT.compile(text)).evaluate(ACTIVATION)
-    except celpy.CELEvalError:
+    except (celpy.CELEvalError, IndexError):  # the latter: cel-python 0.5 trips over printing an error inside ?:
         return "error"
     return bool(result)
 
@@ -114,13 +114,13 @@ BOOL: Text = st.one_of(
 
 
 @given(BOOL)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, derandomize=True)
 def test_predicates_agree(text: str) -> None:
     assert ours(text) == theirs(text)
 
 
 @given(LISTS, LEAF, INT)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_filter_and_map_agree(items: str, condition: str, body: str) -> None:
     condition, body = (text.replace("device.numa", "x") for text in (condition, body))
     for text in (f"size({items}.filter(x, {condition})) == 1", f"{items}.map(x, {body}) == [1, 2]"):
