@@ -214,8 +214,8 @@ def _slot(index: int, alternative: int | None, detail: DeviceClaimDetail, eligib
         mode = Mode.WHOLE if whole else Mode.SHARE
     least = (count.as_integer() or 1) if count is not None else 1
     most = limit.as_integer() if limit is not None else None
-    if most is None and whole and mode is not Mode.ADMIN_ALL:
-        most = least
+    if mode is Mode.ADMIN_COUNT or (mode is Mode.WHOLE and most is None):
+        most = least  # an admin detail gets exactly its count, whatever its limit (S14)
     return Slot(
         detail=index,
         alternative=alternative,
