@@ -108,6 +108,8 @@ class Search:
         parameters = solver.parameters
         parameters.num_workers = 1
         parameters.random_seed = 1
+        # Its handler would stay as the default action after the search: Ctrl-C would kill the host program unasked.
+        parameters.catch_sigint_signal = False
         parameters.max_deterministic_time = limit
         if self.ends is not None:
             parameters.max_time_in_seconds = max(0.01, self.ends - time.monotonic())
