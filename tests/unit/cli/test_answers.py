@@ -1,0 +1,183 @@
+"""validate, solve, explain, capacity, snapshot and replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from devalloc_solver import solve_manifests
+from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
+
+FLEET = (pool(), device_class())
+
+
+def test_solve_prints_the_dict_of_the_library(devalloc: Shell) -> None:
+    objects = [*FLEET, claim(namespace="default")]
+
+    shown = devalloc("solve", "-f", "-", "-o", "json", stdin=text(*objects)).json
+
+    assert {**shown, "seconds": 0} == {**solve_manifests(objects), "seconds": 0}
+
+
+@pytest.mark.parametrize(
+    ("objects", "code"),
+    [
+        ([claim()], 0),
+        ([claim(), claim("huge", count=9)], 1),
+        ([claim(), claim("wrong", count=-1)], 2),
+        ([], 0),
+    ],
+)
+def test_solve_says_how_it_went_by_its_exit_code(devalloc: Shell, objects: list[dict[str, object]], code: int) -> None:
+    assert devalloc("solve", "-f", "-", stdin=text(*FLEET, *objects)).code == code
+
+
+def test_solve_answers_the_good_documents_beside_the_bad(devalloc: Shell) -> None:
+    found = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim(), claim("wrong", count=-1)) + "---\n{broken")
+
+    assert found.code == 2
+    rows = {line.split()[0]: line for line in found.out.splitlines()[1:]}
+    assert "gpus/gpu-0" in rows["default/train"]
+    assert "ClaimInvalid" in rows["default/wrong"]
+    assert "stdin, document 4" in found.err
+    assert "stdin, document 5" in found.err
+
+
+def test_a_problem_is_told_once(devalloc: Shell) -> None:
+    found = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim("wrong", count=-1)))
+
+    assert found.err.count("must be more than zero") == 1
+
+
+def test_solve_without_files_answers_for_the_store_and_writes_nothing(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(*FLEET, claim()))
+
+    assert "gpus/gpu-0" in devalloc("solve").out
+    assert "status" not in devalloc("get", "dclaim/train", "-o", "json").json
+
+
+def test_placement_is_passed_on(devalloc: Shell) -> None:
+    assert devalloc("solve", "--placement", "sideways", "-f", "-", stdin=text(*FLEET)).code == 2
+    assert devalloc("solve", "--placement", "spread", "-f", "-", stdin=text(*FLEET, claim())).code == 0
+
+
+def test_explain_tells_reason_funnel_blockers_and_what_to_do(devalloc: Shell) -> None:
+    devalloc(
+        "apply",
+        "-f",
+        "-",
+        stdin=text(*FLEET, pool("others", model="A2"), claim("first", count=2, constraints="device.model == 'L4'")),
+    )
+    devalloc.allocate()
+    devalloc("apply", "-f", "-", stdin=text(claim("second", constraints="device.model == 'L4'")))
+
+    found = devalloc("explain", "second")
+
+    assert found.code == 1
+    assert "default/second is not allocated: DevicesInUse" in found.out
+    table = [line.split() for line in found.out.splitlines()]
+    assert ["4", "in", "the", "fleet"] in table
+    assert ["2", "of", "those", "are", "in", "use", "default/first", "(2)"] in table
+    assert ["default/first", "0"] in table
+    assert "What to do: Release or delete" in found.out
+
+
+def test_explain_of_an_allocated_claim_says_what_it_holds(devalloc: Shell) -> None:
+    found = devalloc("explain", "train", "-f", "-", stdin=text(*FLEET, claim()))
+
+    assert (found.code, found.out) == (0, "default/train is allocated on node node-a: gpus/gpu-0\n")
+
+
+def test_explain_of_a_claim_that_is_not_there_says_where_it_is(devalloc: Shell) -> None:
+    found = devalloc("explain", "train", "-f", "-", stdin=text(*FLEET, claim(namespace="team-a")))
+
+    assert found.code == 1
+    assert "there is one in namespace team-a (-n)" in found.err
+
+
+def test_every_reason_has_advice() -> None:
+    from devalloc.cli.explanation import ADVICE
+    from devalloc_solver import Reason
+
+    assert ADVICE.keys() == {reason.value for reason in Reason}
+
+
+def test_validate_shows_errors_of_fields_and_of_expressions(devalloc: Shell) -> None:
+    objects = [pool(devices=1), device_class(constraints="device.model = 'L4'"), claim(constraints="device.")]
+    objects[0]["spec"]["driverr"] = "x"
+
+    found = devalloc("validate", "-f", "-", stdin=text(*objects))
+
+    assert found.code == 2
+    assert found.out == "3 documents, 3 with errors\n"
+    lines = found.err.splitlines()
+    assert len(lines) == 3
+    assert "spec.driverr: unknown field" in lines[0]
+    assert "spec.constraints: line 1, column 14" in lines[1]
+    assert "spec.claims[0].constraints" in lines[2]
+
+
+def test_validate_of_good_manifests(devalloc: Shell) -> None:
+    found = devalloc("validate", "-f", "-", stdin=text(*FLEET, claim()))
+
+    assert (found.code, found.out, found.err) == (0, "3 documents, all valid\n", "")
+
+
+def test_a_file_that_is_not_there_is_bad_input(devalloc: Shell) -> None:
+    found = devalloc("validate", "-f", "/nowhere/claims.yaml")
+
+    assert found.code == 2
+    assert "/nowhere/claims.yaml" in found.err
+
+
+def test_a_snapshot_replays_to_the_same_answer(devalloc: Shell, tmp_path: Path) -> None:
+    devalloc("apply", "-f", "-", stdin=text(*FLEET, claim(), claim("huge", count=9)))
+    path = tmp_path / "snapshot.json"
+
+    assert devalloc("snapshot", path, "--placement", "spread").out == f"{path}: 4 objects, 2 claims answered\n"
+    devalloc.store.unlink()
+
+    assert devalloc("replay", path).out == f"{path}: the same answer for 2 claims\n"
+
+
+def test_a_replay_with_another_answer_says_which_claims(devalloc: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    devalloc("snapshot", path, "-f", "-", stdin=text(*FLEET, claim()))
+    content = json.loads(path.read_text())
+    content["answer"]["claims"][0]["allocations"][0]["deviceName"] = "gpu-1"
+    path.write_text(json.dumps(content))
+
+    found = devalloc("replay", path)
+
+    assert found.code == 1
+    assert found.out == "default/train: recorded node-a: gpus/gpu-1; now node-a: gpus/gpu-0\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is no snapshot"),
+        ("[]", "is no snapshot"),
+        ('{"format": 1}', "lacks answer, devalloc, documents, options"),
+    ],
+)
+def test_what_is_no_snapshot_is_bad_input(devalloc: Shell, tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+
+    found = devalloc("replay", tmp_path / "x.json")
+
+    assert found.code == 2
+    assert words in found.err
+
+
+def test_a_snapshot_of_a_later_format_is_refused(devalloc: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    devalloc("snapshot", path, "-f", "-", stdin=text(*FLEET))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+
+    found = devalloc("replay", path)
+
+    assert found.code == 2
+    assert "has format 2" in found.err

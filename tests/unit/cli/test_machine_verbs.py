@@ -1,0 +1,122 @@
+"""discover, demo, up and crds."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from devalloc.api.crds import render
+from devalloc.api.decode import decode
+from devalloc.api.manifests import load
+from devalloc.cli import demo
+from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
+
+
+@pytest.fixture
+def nic(tmp_path: Path) -> Path:
+    """The root of a tree with one network card."""
+    card = tmp_path / "host" / "sys" / "devices" / "pci0000:00" / "0000:00:03.0"
+    card.mkdir(parents=True)
+    facts = {"class": "0x020000", "vendor": "0x8086", "device": "0x10c9", "numa_node": "1"}
+    for name, content in facts.items():
+        (card / name).write_text(content + "\n")
+    bus = tmp_path / "host" / "sys" / "bus" / "pci" / "devices"
+    bus.mkdir(parents=True)
+    (bus / card.name).symlink_to("../../../devices/pci0000:00/0000:00:03.0")
+    return tmp_path / "host"
+
+
+def test_discover_prints_pools_as_items(devalloc: Shell, nic: Path) -> None:
+    found = devalloc("discover", "--sysfs-root", nic, "--node-name", "node-a", "-o", "json")
+
+    assert found.code == 0
+    assert list(found.json) == ["items"]
+    (item,) = found.json["items"]
+    assert (item["kind"], item["metadata"]["name"]) == ("DevicePool", "node-a-0000-00-03")
+    assert decode(item).problems == []
+    assert devalloc("discover", "--sysfs-root", nic / "sys", "--node-name", "node-a", "-o", "json").json == found.json
+
+
+def test_discover_as_yaml_can_be_applied(devalloc: Shell, nic: Path) -> None:
+    stream = devalloc("discover", "--sysfs-root", nic, "--node-name", "node-a", "-o", "yaml").out
+
+    assert devalloc("apply", "-f", "-", stdin=stream).out == "devicepool/node-a-0000-00-03 created\n"
+
+
+@pytest.mark.parametrize("output", ["table", "wide"])
+def test_discover_for_people(devalloc: Shell, nic: Path, output: str) -> None:
+    found = devalloc("discover", "--sysfs-root", nic, "--node-name", "node-a", "-o", output).out
+
+    assert "node-a-0000-00-03" in found
+    assert "82576" in found
+
+
+def test_demo_shows_the_main_job(devalloc: Shell) -> None:
+    found = devalloc("demo")
+
+    assert found.code == 0
+    rows = {line.split()[0]: line for line in found.out.splitlines() if line}
+    assert "edge-a10/0000-17-00-0 (memory 3Gi)" in rows["embed"]
+    assert "mig-1g.5gb" in rows["inference"]
+    assert "dgx-0000-47-00/whole, dgx-0000-4b-00/" in rows["rdma-train"]
+    assert "vgpu-server" in rows["desktop"]
+    assert "default/router is not allocated: MatchAttributesConflict" in found.out
+    assert "no node has 4 devices with one `numa` value (at most 3)" in found.out
+    assert not devalloc.store.exists()
+
+
+def test_every_manifest_of_the_demo_is_valid_and_says_where_it_comes_from() -> None:
+    manifests = load([demo.DATA])
+
+    assert manifests.problems == []
+    for document in manifests.documents:
+        assert decode(document.content).problems == []
+    for file in demo.DATA.glob("fleet-*.yaml"):
+        assert re.match(r"# (A recorded machine|Written by hand)", file.read_text())
+
+
+def test_up_answers_claims_until_it_is_told_to_stop(devalloc: Shell, nic: Path) -> None:
+    environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
+    arguments = ["up", "--sysfs-root", str(nic), "--node-name", "node-a"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "devalloc.cli", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not devalloc.store.exists() and process.poll() is None:
+            time.sleep(0.05)
+        devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim()))
+        assert devalloc("wait", "train", "--timeout", "1m").code == 0
+        second = devalloc("up", "--no-inventory")
+        assert second.code == 1
+        assert f"process {process.pid} runs devalloc on" in second.err
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert process.returncode == 0
+    assert "pools: created node-a-0000-00-03" in out
+    assert "DeviceClaim default/train allocated" in out
+    assert out.splitlines()[-1].endswith("stopped")
+    assert "Traceback" not in err
+
+
+def test_crds_are_printed_or_written(devalloc: Shell, tmp_path: Path) -> None:
+    printed = list(yaml.safe_load_all(devalloc("crds").out))
+
+    devalloc("crds", "-d", tmp_path / "crds")
+
+    assert {file.name: file.read_text() for file in (tmp_path / "crds").iterdir()} == render()
+    assert printed == [yaml.safe_load(content) for content in render().values()]

@@ -1,0 +1,141 @@
+"""The command as a whole: help, version, spelling, errors, exit codes, what it imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from devalloc.cli.main import VERBS, cli
+from devalloc.cli.verb import Verb, translated
+from devalloc.store.errors import Invalid, NotFound
+from tests.unit.cli.conftest import Shell, pool, text
+
+ALL = [name for section in VERBS.values() for name in section]
+
+
+def test_help_names_every_verb(devalloc: Shell) -> None:
+    found = devalloc("--help")
+
+    assert found.code == 0
+    assert [name for name in ALL if f"\n  {name} " not in found.out] == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_verb_explains_itself_and_its_options(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+
+    assert isinstance(command, Verb)
+    assert command.name == name
+    assert command.help
+    silent = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
+    assert silent == []
+
+
+def test_version(devalloc: Shell) -> None:
+    assert devalloc("--version").out.startswith("devalloc 0.")
+
+
+def test_an_unknown_verb_is_bad_input_and_gets_the_nearest_one(devalloc: Shell) -> None:
+    found = devalloc("aply")
+
+    assert found.code == 2
+    assert "did you mean `apply`?" in found.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_complete_this_command(devalloc: Shell, shell: str) -> None:
+    assert "_DEVALLOC_COMPLETE" in devalloc("completion", shell).out
+
+
+def test_completion_offers_verbs() -> None:
+    environment = {**os.environ, "_DEVALLOC_COMPLETE": "bash_complete", "COMP_WORDS": "devalloc de", "COMP_CWORD": "1"}
+    done = subprocess.run([sys.executable, "-m", "devalloc.cli"], env=environment, capture_output=True, text=True)
+
+    assert done.stdout.split() == ["plain,demo", "plain,describe", "plain,delete"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (NotFound("DeviceClaim default/x does not exist"), 1, "DeviceClaim default/x does not exist"),
+        (Invalid("metadata.name: must be a text"), 2, "metadata.name: must be a text"),
+        (FileNotFoundError(2, "No such file or directory", "x.yaml"), 1, "x.yaml: No such file or directory"),
+        (ModuleNotFoundError("No module named 'ortools'", name="ortools"), 1, "pip install 'devalloc[all]'"),
+        (ZeroDivisionError("division by zero"), 1, "this is a bug in devalloc: ZeroDivisionError"),
+    ],
+)
+def test_errors_reach_people_as_one_line(error: Exception, code: int, words: str) -> None:
+    shown = translated(error)
+
+    assert shown.exit_code == code
+    assert words in shown.format_message()
+    assert "\n" not in shown.format_message()
+
+
+def test_a_missing_store_says_how_to_get_one(devalloc: Shell) -> None:
+    found = devalloc("get", "claims")
+
+    assert found.code == 1
+    assert "there is no store at" in found.err
+    assert "devalloc up" in found.err
+    assert not devalloc.store.exists()
+
+
+def test_environment_variables_set_options(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEVALLOC_VALIDATE_OUTPUT", "json")
+
+    assert devalloc("validate", "-f", "-", stdin=text(pool())).json["documents"] == 1
+
+
+def test_discover_as_json_loads_neither_the_solver_nor_the_tables(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    program = (
+        "import sys; from devalloc.cli.main import run\n"
+        f"run(['discover', '-o', 'json', '--sysfs-root', {str(tmp_path)!r}])\n"
+        "costly = {'rich', 'ortools', 'celpy', 'yaml', 'sqlite3', 'numpy'}\n"
+        "print(sorted(costly & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_ctrl_c_ends_a_wait_at_once_with_130_and_without_a_word(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin="")
+    environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "devalloc.cli", "wait", "nothing", "--timeout=5m"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not _sleeps(process.pid):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert err.strip() == ""
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m devalloc.cli crds | head -n 1; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout.splitlines()[-1] in ("141", "0")  # 0 when everything fitted into the pipe
+    assert done.stderr == ""
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether the process has its store open: it is in its loop, or about to be."""
+    return any("store.db" in os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())

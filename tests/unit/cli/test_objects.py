@@ -1,0 +1,215 @@
+"""apply, get, describe, delete, wait and release on a real store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from devalloc.store.sqlite import SQLiteStore
+from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
+
+FLEET = text(claim(), pool(), device_class())
+
+
+def test_apply_creates_then_changes_nothing_then_updates(devalloc: Shell) -> None:
+    lines = ["devicepool/gpus", "deviceclass/gpu", "deviceclaim/train"]
+
+    assert devalloc("apply", "-f", "-", stdin=FLEET).out.splitlines() == [f"{line} created" for line in lines]
+    assert devalloc("apply", "-f", "-", stdin=FLEET).out.splitlines() == [f"{line} unchanged" for line in lines]
+    assert devalloc("apply", "-f", "-", stdin=text(pool(devices=3))).out == "devicepool/gpus configured\n"
+    assert len(devalloc("get", "dp/gpus", "-o", "json").json["spec"]["devices"]) == 3
+
+
+def test_dry_run_says_the_same_and_changes_nothing(devalloc: Shell) -> None:
+    assert devalloc("apply", "--dry-run", "-f", "-", stdin=text(pool())).out == "devicepool/gpus created (dry run)\n"
+    assert not devalloc.store.exists()
+
+    devalloc("apply", "-f", "-", stdin=text(pool()))
+    changed = devalloc("apply", "--dry-run", "-f", "-", stdin=text(pool(devices=3), claim()))
+
+    assert changed.out.splitlines() == ["devicepool/gpus configured (dry run)", "deviceclaim/train created (dry run)"]
+    assert len(devalloc("get", "dp/gpus", "-o", "json").json["spec"]["devices"]) == 2
+    assert devalloc("get", "claims").out == ""
+
+
+def test_a_wrong_document_costs_only_itself(devalloc: Shell, tmp_path: Path) -> None:
+    wrong = claim("wrong", count=-1)
+    (tmp_path / "claims.yaml").write_text(text(claim("good"), wrong))
+
+    found = devalloc("apply", "-f", tmp_path / "claims.yaml")
+
+    assert found.code == 2
+    assert found.out == "deviceclaim/good created\n"
+    assert "claims.yaml, document 2" in found.err
+    assert "spec.claims[0].requests" in found.err
+
+
+def test_an_allocated_claims_spec_is_fixed_until_it_is_released(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+    devalloc.allocate()
+
+    refused = devalloc("apply", "-f", "-", stdin=text(claim(count=2)))
+
+    assert refused.code == 1
+    assert "devalloc release train -n default" in refused.err
+    assert devalloc("release", "train").out == "deviceclaim/train released\n"
+    assert devalloc("release", "train").out == "deviceclaim/train held nothing\n"
+    assert devalloc("apply", "-f", "-", stdin=text(claim(count=2))).out == "deviceclaim/train configured\n"
+
+
+def test_applying_a_manifest_again_keeps_what_the_allocator_wrote(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+    devalloc.allocate()
+    before = devalloc("get", "dclaim/train", "-o", "json").json
+    labelled = claim()
+    labelled["metadata"]["labels"] = {"team": "a"}
+
+    assert devalloc("apply", "-f", "-", stdin=text(labelled)).out == "deviceclaim/train configured\n"
+
+    after = devalloc("get", "dclaim/train", "-o", "json").json
+    assert after["status"] == before["status"]
+    assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+    assert after["metadata"]["labels"] == {"team": "a"}
+
+
+@pytest.mark.parametrize(
+    "words", [["dclaim/train"], ["claims", "train"], ["DeviceClaim", "train"], ["deviceclaims/train"]]
+)
+def test_objects_are_named_as_with_kubectl(devalloc: Shell, words: list[str]) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+
+    assert devalloc("get", *words, "-o", "name").out == "deviceclaim/train\n"
+
+
+def test_namespaces_are_kept_apart(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", "-n", "team-a", stdin=text(claim("one"), claim("two", namespace="team-b")))
+
+    assert devalloc("get", "claims", "-n", "team-a", "-o", "name").out == "deviceclaim/one\n"
+    assert devalloc("get", "claims").err == "no deviceclaims in namespace default (-A shows all)\n"
+    every = devalloc("get", "claims", "-A").out.splitlines()
+    assert [line.split()[:2] for line in every] == [["NAMESPACE", "NAME"], ["team-a", "one"], ["team-b", "two"]]
+    elsewhere = devalloc("get", "dclaim/two")
+    assert elsewhere.code == 1
+    assert "there is one in namespace team-b" in elsewhere.err
+
+
+def test_json_of_a_list_is_items_and_yaml_can_be_applied_again(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+
+    listed = devalloc("get", "pools,classes", "-o", "json").json
+    assert [item["kind"] for item in listed["items"]] == ["DeviceClass", "DevicePool"]
+    again = devalloc("apply", "-f", "-", stdin=devalloc("get", "pools,classes", "-o", "yaml").out)
+    assert again.out.splitlines() == ["deviceclass/gpu unchanged", "devicepool/gpus unchanged"]
+    assert again.err == ""
+
+
+def test_tables_tell_what_claims_got_or_why_nothing(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET + "---\n" + text(claim("huge", count=9)))
+    devalloc.allocate()
+
+    _, huge, train = devalloc("get", "claims").out.splitlines()
+
+    assert huge.split()[:2] == ["huge", "Pending"]
+    assert "NotEnoughDevices" in huge
+    assert train.split()[:2] == ["train", "Allocated"]
+    assert "node-a   gpus/gpu-0" in train
+
+
+def test_unknown_kinds_get_the_nearest_one(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+
+    found = devalloc("get", "devicepols")
+
+    assert found.code == 2
+    assert "did you mean devicepools?" in found.err
+
+
+def test_describe_shows_a_claims_devices_and_a_pools_users(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+    devalloc.allocate()
+
+    one, other = devalloc("describe", "dclaim/train").out, devalloc("describe", "pool", "gpus").out
+
+    assert ["gpus", "gpu-0", "whole", "L4"] in [line.split() for line in one.splitlines()]
+    assert ["gpu-0", "default/train"] in [line.split() for line in other.splitlines()]
+
+
+def test_delete_by_name_by_file_and_all(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET + "---\n" + text(claim("a"), claim("b")))
+
+    assert devalloc("delete", "dclaim/train").out == "deviceclaim/train deleted\n"
+    again = devalloc("delete", "dclaim/train")
+    assert (again.code, again.err) == (1, "error: DeviceClaim default/train does not exist\n")
+    assert devalloc("delete", "dclaim/train", "--ignore-not-found").code == 0
+    assert devalloc("delete", "-f", "-", stdin=text(pool())).out == "devicepool/gpus deleted\n"
+    assert devalloc("delete", "claims").code == 2
+    assert devalloc("delete", "claims", "--all").out.splitlines() == ["deviceclaim/a deleted", "deviceclaim/b deleted"]
+
+
+def test_wait_returns_as_soon_as_it_is_true(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+    soon = threading.Timer(0.3, devalloc.allocate)
+    soon.start()
+    started = time.monotonic()
+
+    found = devalloc("wait", "train", "--timeout", "1m")
+
+    assert (found.code, found.out) == (0, "deviceclaim/train allocated\n")
+    assert time.monotonic() - started < 30
+    soon.join()
+    assert devalloc("wait", "dclaim/train", "--for=released", "--timeout=0s").code == 1
+    devalloc("release", "train")
+    assert devalloc("wait", "train", "--for=released").code == 0
+    devalloc("delete", "dclaim/train")
+    assert devalloc("wait", "train", "--for=deleted").code == 0
+
+
+def test_wait_that_ends_in_vain_says_what_to_look_at(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+
+    found = devalloc("wait", "train", "nothing", "--timeout=10ms")
+
+    assert found.code == 1
+    assert (
+        "DeviceClaim default/train is not allocated after 0.01 s; see: devalloc explain train -n default" in found.err
+    )
+    assert "DeviceClaim default/nothing does not exist" in found.err
+    assert devalloc("wait", "train", "--timeout=soon").code == 2
+
+
+def test_watch_goes_on_with_changes(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    devalloc("apply", "-f", "-", stdin=text(claim()))
+    watch = SQLiteStore.watch
+
+    def briefly(self: SQLiteStore, kinds: object, since: str) -> object:
+        devalloc("apply", "-f", "-", stdin=text(claim("other"), claim("elsewhere", namespace="team-a")))
+        return watch(self, "DeviceClaim", since, timeout=0)
+
+    monkeypatch.setattr(SQLiteStore, "watch", briefly)
+
+    found = devalloc("get", "claims", "-w").out.splitlines()
+
+    assert [line.split()[0] for line in found] == ["NAME", "train", "CHANGE", "ADDED"]
+    assert found[-1].split()[1] == "other"
+
+
+def test_a_backup_is_a_store_with_the_same_objects(devalloc: Shell, tmp_path: Path) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+
+    assert devalloc("backup", tmp_path / "copy.db").out == f"{tmp_path / 'copy.db'}: 3 objects\n"
+
+    copy = Shell(tmp_path / "copy.db")
+    names = "deviceclaim/train\n"
+    assert copy("get", "claims", "-o", "name").out == names
+
+
+def test_yaml_of_one_object_is_that_object(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool()))
+
+    shown = yaml.safe_load(devalloc("get", "pool/gpus", "-o", "yaml").out)
+
+    assert shown["spec"] == pool()["spec"]
