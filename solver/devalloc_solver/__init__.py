@@ -3,7 +3,7 @@
 from devalloc_solver.capacity import Capacity, capacity
 from devalloc_solver.reasons import Reason
 from devalloc_solver.solution import ClaimAnswer, Solution
-from devalloc_solver.solve import AnswerRefused, solve, solve_manifests
+from devalloc_solver.stages import AnswerRefused, solve, solve_manifests
 
 __all__ = [
     "AnswerRefused",

@@ -12,7 +12,7 @@ from devalloc_solver.goals import Search
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.intake import read_documents
 from devalloc_solver.model import build_model
-from devalloc_solver.solve import Prepared, prepare
+from devalloc_solver.stages import Prepared, prepare
 
 MOST_PER_NODE = 4_096
 """Copies of a claim that are looked for on one node at most."""

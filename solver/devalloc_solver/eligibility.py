@@ -37,6 +37,15 @@ class Candidates:
     funnel: tuple[Step, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Fall:
+    """A device falls at this stage of the funnel; stages are shown in order."""
+
+    stage: int
+    what: str
+    example: str | None = None
+
+
 class ExpressionError(Exception):
     """An expression that is invalid, or too expensive to evaluate."""
 
@@ -145,60 +154,63 @@ class Eligibility:
         classes = self.classes_of(detail)
         admin = self.is_admin(detail)
         accepted: dict[int, str | None] = {}
-        fallen: dict[str, list[int]] = {}
-        examples: dict[str, str] = {}
+        fallen: dict[tuple[int, str], list[int]] = {}
+        examples: dict[tuple[int, str], str] = {}
         for device in self.snapshot.devices:
-            name, step, example = self._class_for(device, classes, detail)
-            if step is None:
-                step, example = self._other_step(device, detail, match, admin)
-            if step is None:
-                accepted[device.index] = name
+            found = self._class_for(device, classes, detail)
+            if not isinstance(found, _Fall):
+                found = self._objection(device, detail, match, admin) or found
+            if not isinstance(found, _Fall):
+                accepted[device.index] = found
                 continue
+            step = (found.stage, found.what)
             fallen.setdefault(step, []).append(device.index)
-            if example and step not in examples:
-                examples[step] = f"{self._title(device)}: {example}"
-        funnel = tuple(Step(what, tuple(devices), examples.get(what)) for what, devices in fallen.items())
+            if found.example and step not in examples:
+                examples[step] = f"{self._title(device)}: {found.example}"
+        steps = sorted(fallen.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1]))
+        funnel = tuple(Step(key[1], tuple(devices), examples.get(key)) for key, devices in steps)
         return Candidates(accepted, funnel)
 
     def _class_for(
         self, device: Device, classes: list[DeviceClass] | None, detail: DeviceClaimDetail
-    ) -> tuple[str | None, str | None, str | None]:
-        """(class that accepts, step at which the device falls, example)"""
+    ) -> str | _Fall | None:
+        """The class that accepts the device, None where the detail asks for none, or the step at which it falls."""
         if classes is None:
-            return None, None, None
+            return None
+        if not classes and detail.device_class:
+            return _Fall(0, f"class {detail.device_class} is not of type {detail.device_type}")
         if not classes:
-            if detail.device_class:
-                return None, f"class {detail.device_class} is not of type {detail.device_type}", None
-            return None, f"no class has deviceType {detail.device_type!r}", None
+            return _Fall(0, f"no class has deviceType {detail.device_type!r}")
         driver = self.snapshot.pools[device.pool].driver
         of_driver = [c for c in classes if c.spec.driver in ("", driver)]
         if not of_driver:
-            return None, "are of another driver", f"driver {driver}"
+            return _Fall(1, "are of another driver", f"driver {driver}")
         error: str | None = None
         for device_class in of_driver:
             verdict = self.verdict(device_class.spec.constraints, device)
             if verdict is True:
-                return device_class.metadata.name, None, None
+                return device_class.metadata.name
             error = error or (verdict if isinstance(verdict, str) else None)
         only = of_driver[0]
         if len(of_driver) == 1:
-            return None, f"fail {only.spec.constraints} of class {only.metadata.name}", error
-        return None, f"fail the constraints of all classes of type {detail.device_type}", error
+            return _Fall(2, f"fail {only.spec.constraints} of class {only.metadata.name}", error)
+        return _Fall(2, f"fail the constraints of all classes of type {detail.device_type}", error)
 
-    def _other_step(
+    def _objection(
         self, device: Device, detail: DeviceClaimDetail, match: tuple[str, ...], admin: bool
-    ) -> tuple[str | None, str | None]:
+    ) -> _Fall | None:
+        """What speaks against a device of the right class."""
         verdict = self.verdict(detail.constraints, device)
         if verdict is not True:
-            return f"fail {detail.constraints}", verdict if isinstance(verdict, str) else None
+            return _Fall(3, f"fail {detail.constraints}", verdict if isinstance(verdict, str) else None)
         if device.undefined is not None:
-            return "can never be allocated", f"requests {device.undefined!r}, which its pool does not define"
+            return _Fall(4, "can never be allocated", f"requests {device.undefined!r}, which its pool does not define")
         if not admin and device.unavailable is not None:
-            return "are unavailable", device.unavailable
+            return _Fall(5, "are unavailable", device.unavailable)
         missing = [name for name in match if name not in device.attributes]
         if missing and not admin:
-            return f"have no attribute {missing[0]}", None
-        return None, None
+            return _Fall(6, f"have no attribute {missing[0]}")
+        return None
 
     def _title(self, device: Device) -> str:
         return f"{self.snapshot.pools[device.pool].name}/{device.name}"

@@ -1,0 +1,136 @@
+"""A refused claim is told the true blocker, with numbers (S19)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from devalloc_solver import solve_manifests
+from tests.support.manifests import allocated, claim, device, device_class, entry, pool
+
+GPU = device_class("gpu", driver="gpu", deviceType="gpu")
+
+
+def answer(name: str, *documents: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one claim."""
+    found: dict[str, Any] = next(c for c in solve_manifests(documents)["claims"] if c["name"] == name)
+    return found
+
+
+def gpus(count: int, node: str = "n1", **attributes: Any) -> dict[str, Any]:
+    devices = [device(f"g{i}", attributes={"numa": i % 2, **attributes}) for i in range(count)]
+    return pool(f"{node}-gpus", node, devices=devices)
+
+
+def test_the_sentence_counts_every_step_and_names_the_holder() -> None:
+    nics = pool("n1-nics", driver="nic", devices=[device(f"d{i}") for i in range(8)])
+    fleet = pool(
+        "n1-gpus",
+        devices=[device(f"g{i}", attributes={"model": "a" if i < 2 else "b", "numa": i % 2}) for i in range(4)],
+    )
+    holder = allocated(
+        claim("train-1", {"deviceClass": "gpu", "requests": {"count": 1}}), [entry("n1-gpus", "g2")], node="n1"
+    )
+    wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.model == 'b'", "requests": {"count": 2}})
+    told = answer("c", GPU, nics, fleet, holder, wanted)
+    assert told["reason"] == "DevicesInUse"
+    assert told["message"] == (
+        "8 of 12 devices are of another driver, 2 fail device.model == 'b', 1 is used by default/train-1; "
+        "no node has 2 free devices (at most 1); releasing default/train-1 would make room"
+    )
+    assert told["blockers"] == [{"namespace": "default", "name": "train-1", "priority": 0}]
+
+
+def test_a_match_that_fails_is_named_with_its_attribute() -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}, "matchAttributes": ["numa"]})
+    told = answer("c", GPU, gpus(4), wanted)
+    assert told["reason"] == "MatchAttributesConflict"
+    assert told["message"].endswith("no node has 3 devices with one `numa` value (at most 2)")
+
+
+def test_too_few_anywhere_is_not_blamed_on_the_match() -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 5}, "matchAttributes": ["numa"]})
+    told = answer("c", GPU, gpus(4), gpus(4, "n2"), wanted)
+    assert told["reason"] == "NotEnoughDevices"
+
+
+def test_no_device_of_that_kind() -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.model == 'x'"})
+    told = answer("c", GPU, gpus(2, model="y"), wanted)
+    assert told["reason"] == "NoMatchingDevices"
+    assert "2 of 2 devices fail device.model == 'x'" in told["message"]
+
+
+def test_a_missing_attribute_is_shown_as_the_example() -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.modle == 'y'"})
+    told = answer("c", GPU, gpus(2, model="y"), wanted)
+    (step,) = told["funnel"][0]["steps"]
+    assert step["count"] == 2
+    assert "modle" in step["example"]
+
+
+def test_a_pin_to_the_wrong_node() -> None:
+    wanted = claim("c", {"deviceClass": "gpu"}, annotations={"devalloc.io/node": "n2"})
+    other = pool("n2-nics", "n2", "nic", devices=[device("d0")])
+    told = answer("c", GPU, gpus(1), other, wanted)
+    assert told["reason"] == "NodeUnavailable"
+    assert "bound to n2" in told["message"]
+
+
+def test_partitions_that_exclude_each_other() -> None:
+    card = pool(
+        "card",
+        resources={"memory": "40Gi"},
+        devices=[device(f"half{i}", requests={"memory": "24Gi"}) for i in range(2)],
+    )
+    told = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
+    assert told["reason"] == "PoolResourcesExhausted"
+
+
+def test_too_little_capacity() -> None:
+    card = pool("card", devices=[device("g0", resources={"memory": "40Gi/1Gi"})])
+    told = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "41Gi"}}))
+    assert told["reason"] == "InsufficientCapacity"
+    assert told["message"].endswith("no node has 41Gi of memory (at most 40Gi)")
+
+
+def test_lost_to_a_higher_priority_and_lost_to_an_equal_are_told_apart() -> None:
+    high = claim("high", {"deviceClass": "gpu"}, annotations={"devalloc.io/priority": "5"})
+    early = claim("early", {"deviceClass": "gpu"}, creationTimestamp="2026-01-01T00:00:00Z")
+    late = claim("late", {"deviceClass": "gpu"}, creationTimestamp="2026-01-02T00:00:00Z")
+    assert answer("late", GPU, gpus(1), early, late)["reason"] == "LostToCompetition"
+    told = answer("late", GPU, gpus(1), high, late)
+    assert told["reason"] == "LostToHigherPriority"
+    assert told["blockers"] == [{"namespace": "default", "name": "high", "priority": 5}]
+
+
+def test_the_smallest_set_of_blockers_is_named() -> None:
+    one = allocated(
+        claim("one", {"deviceClass": "gpu", "requests": {"count": 2}}),
+        [entry("n1-gpus", "g0"), entry("n1-gpus", "g1")],
+        node="n1",
+    )
+    others = [
+        allocated(claim(f"small{i}", {"deviceClass": "gpu"}), [entry("n1-gpus", f"g{i}")], node="n1") for i in (2, 3)
+    ]
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}})
+    told = answer("c", GPU, gpus(4), one, *others, wanted)
+    assert [b["name"] for b in told["blockers"]] == ["one"]
+
+
+def test_held_shares_block_and_more_held_than_there_is_is_no_contradiction() -> None:
+    card = pool("card", devices=[device("g0", resources={"memory": "4Gi/1Gi"})])
+    request = {"deviceClass": "gpu", "requests": {"memory": "3Gi"}}
+    held = [allocated(claim(f"h{i}", request), [entry("card", "g0", memory="3Gi")], node="n1") for i in range(2)]
+    told = answer("c", GPU, card, *held, claim("c", request))
+    assert told["reason"] == "DevicesInUse"
+    assert [b["name"] for b in told["blockers"]] == ["h0", "h1"]
+
+
+def test_a_group_names_the_member_that_fails() -> None:
+    marks = {"devalloc.io/group": "vm"}
+    fits = claim("fits", {"deviceClass": "gpu"}, annotations=marks)
+    fails = claim("fails", {"deviceClass": "gpu", "requests": {"count": 9}}, annotations=marks)
+    assert answer("fails", GPU, gpus(2), fits, fails)["reason"] == "NotEnoughDevices"
+    told = answer("fits", GPU, gpus(2), fits, fails)
+    assert told["reason"] == "GroupUnsatisfiable"
+    assert "default/fails" in told["message"]

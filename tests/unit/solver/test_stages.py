@@ -1,0 +1,207 @@
+"""What a programmer who calls the library can rely on (settled L2, D5)."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.pool import DevicePool
+from devalloc_solver import AnswerRefused, capacity, solve, solve_manifests, stages
+from devalloc_solver.intake import read_documents
+from devalloc_solver.sequence import place_one_by_one
+from devalloc_solver.stages import prepare
+from tests.support.manifests import allocated, claim, device, device_class, entry, pool
+
+GPU = device_class("gpu", driver="gpu", deviceType="gpu")
+
+
+def fleet(nodes: int, size: int = 4) -> list[dict[str, Any]]:
+    return [
+        pool(f"n{n}-gpus", f"n{n}", devices=[device(f"g{i}", attributes={"numa": i // 2}) for i in range(size)])
+        for n in range(nodes)
+    ]
+
+
+def claims(count: int, seed: int = 1) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    return [
+        claim(
+            f"c{i:02d}",
+            {
+                "deviceClass": "gpu",
+                "requests": {"count": rng.choice([1, 2, 3])},
+                "matchAttributes": rng.choice([[], ["numa"]]),
+            },
+            annotations={"devalloc.io/priority": str(rng.randrange(2))},
+        )
+        for i in range(count)
+    ]
+
+
+def without_time(answer: dict[str, Any]) -> str:
+    return json.dumps({k: v for k, v in answer.items() if k != "seconds"}, sort_keys=True)
+
+
+def test_the_answer_is_plain_json_ordered_by_namespace_and_name() -> None:
+    documents = [GPU, *fleet(2), claim("b", {"deviceClass": "gpu"}), claim("a", {"deviceClass": "gpu"}, namespace="z")]
+    answer = json.loads(json.dumps(solve_manifests(documents)))
+    assert [(c["namespace"], c["name"]) for c in answer["claims"]] == [("default", "b"), ("z", "a")]
+    assert answer["optimal"] is True
+    assert answer["problems"] == []
+    assert answer["claims"][0]["node"] == "n0"
+    assert answer["claims"][0]["allocations"] == [{"devicePoolName": "n0-gpus", "deviceName": "g0"}]
+    assert answer["claims"][0]["oneOf"] == [None]
+    assert [level["goal"] for level in answer["objective"]["levels"]] == ["satisfied", "pools", "devices"]
+
+
+def test_the_order_of_documents_and_repetition_change_nothing() -> None:
+    documents = [GPU, *fleet(3), *claims(8)]
+    first = without_time(solve_manifests(documents))
+    for seed in range(3):
+        shuffled = documents[:]
+        random.Random(seed).shuffle(shuffled)
+        assert without_time(solve_manifests(shuffled)) == first
+
+
+@pytest.mark.parametrize(
+    "document",
+    [None, 7, "text", [], {}, {"kind": "DeviceClaim"}, {"kind": 5, "apiVersion": []}, {"metadata": {"name": {}}}],
+    ids=repr,
+)
+def test_rubbish_among_the_documents_is_a_problem_and_stops_nothing(document: Any) -> None:
+    answer = solve_manifests([GPU, *fleet(1), claim("c", {"deviceClass": "gpu"}), document])
+    assert answer["claims"][0]["allocated"]
+    assert answer["problems"]
+
+
+def test_an_invalid_claim_is_answered_with_its_paths() -> None:
+    bad = claim("bad", {"deviceClass": "gpu", "requests": {"count": "1.5"}})
+    answer = solve_manifests([GPU, *fleet(1), bad, claim("good", {"deviceClass": "gpu"})])
+    by_name = {c["name"]: c for c in answer["claims"]}
+    assert by_name["good"]["allocated"]
+    assert by_name["bad"]["reason"] == "ClaimInvalid"
+    assert "spec.claims[0].requests" in by_name["bad"]["message"]
+
+
+def test_an_invalid_claim_keeps_the_devices_it_was_given() -> None:
+    held = allocated(claim("bad", {"deviceClass": "gpu", "colour": "red"}), [entry("n0-gpus", "g0")], node="n0")
+    answer = solve_manifests([GPU, *fleet(1), held, claim("c", {"deviceClass": "gpu"})])
+    by_name = {c["name"]: c for c in answer["claims"]}
+    assert by_name["bad"]["allocated"]
+    assert by_name["c"]["allocations"] == [{"devicePoolName": "n0-gpus", "deviceName": "g1"}]
+
+
+def test_typed_objects_give_the_same_answer() -> None:
+    documents = fleet(2), [GPU], claims(4)
+    typed = solve(
+        [DevicePool.model_validate(d) for d in documents[0]],
+        [DeviceClass.model_validate(d) for d in documents[1]],
+        [DeviceClaim.model_validate(d) for d in documents[2]],
+    )
+    untyped = solve_manifests([d for part in documents for d in part])
+    assert without_time(typed.to_dict()) == without_time(untyped)
+    assert typed["default", "c00"].allocated
+    with pytest.raises(KeyError):
+        typed["default", "nobody"]
+
+
+def test_an_unknown_placement_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="pack, spread"):
+        solve_manifests([], placement="scatter")
+
+
+def test_pack_fills_the_node_in_use_and_spread_takes_another() -> None:
+    held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n1-gpus", "g0")], node="n1")
+    documents = [GPU, *fleet(3), held, claim("c", {"deviceClass": "gpu"})]
+    packed, spread = (solve_manifests(documents, placement=p) for p in ("pack", "spread"))
+    assert packed["claims"][0]["node"] == "n1"
+    assert spread["claims"][0]["node"] != "n1"
+
+
+def test_pack_leaves_the_largest_partition_free() -> None:
+    """A half that is already broken into is taken before the one that could still be given whole."""
+    card = pool(
+        "card",
+        resources={"left": "2", "right": "2"},
+        devices=[
+            device("a-half", attributes={"size": 2}, requests={"left": 2}),
+            device("b-half", attributes={"size": 2}, requests={"right": 2}),
+            *[device(f"{s}-{i}", attributes={"size": 1}, requests={s: 1}) for s in ("left", "right") for i in range(2)],
+        ],
+    )
+    held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("card", "right-0")], node="n1")
+    wanted = claim("c", {"deviceClass": "gpu", "constraints": "device.size == 1"})
+    answer = solve_manifests([GPU, card, held, wanted])
+    assert answer["claims"][0]["allocations"][0]["deviceName"] == "right-1"
+
+
+def test_a_deadline_that_is_over_still_gives_a_checked_answer_and_says_so() -> None:
+    answer = solve_manifests([GPU, *fleet(4), *claims(12)], deadline=0.0)
+    assert len(answer["claims"]) == 12
+    assert all(c["allocated"] or c["reason"] == "SearchLimit" for c in answer["claims"])
+    assert answer["optimal"] in (False, all(c["allocated"] for c in answer["claims"]))
+
+
+def test_an_answer_that_the_check_refuses_is_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "name_devices", lambda search: [])
+    monkeypatch.setattr(stages, "check", lambda *args, **kwargs: ["device given twice"])
+    with pytest.raises(AnswerRefused, match="device given twice"):
+        solve_manifests([GPU, *fleet(1), claim("c", {"deviceClass": "gpu"})])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_by_one_is_right_and_its_bound_holds(seed: int) -> None:
+    documents = [GPU, *fleet(3), *claims(9, seed)]
+    exact = {
+        (level["goal"], level.get("priority")): level["value"]
+        for level in solve_manifests(documents)["objective"]["levels"]
+    }
+    prepared = prepare(read_documents(documents))
+    placements, levels = place_one_by_one(
+        prepared.snapshot, prepared.holdings, prepared.units, placement="pack", ends=None
+    )
+    taken = [(e.device.pool, e.device.name) for p in placements for e in p.entries]
+    assert len(taken) == len(set(taken))
+    for level in levels:
+        if level.goal == "satisfied":
+            assert level.value <= level.bound
+            if level.priority == 1:  # the highest priority is not constrained by others
+                assert level.value <= exact["satisfied", 1] <= level.bound
+
+
+def test_large_batches_take_the_other_path_and_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "EXACT_SIZE", 0)
+    answer = solve_manifests([GPU, *fleet(3), *claims(6)])
+    assert sum(c["allocated"] for c in answer["claims"]) >= 3
+
+
+def test_capacity_counts_copies_on_every_node() -> None:
+    held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n1-gpus", "g0")], node="n1")
+    pair = claim("pair", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["numa"]})
+    found = capacity([GPU, *fleet(3), held, pair], pair)
+    assert (found.count, found.proven) == (5, True)
+    assert found.by_node == {"n0": 2, "n1": 1, "n2": 2}
+
+
+def test_capacity_is_what_solving_that_many_copies_reaches() -> None:
+    share = {"deviceClass": "gpu", "requests": {"memory": "3Gi"}, "limits": {"count": 2}}
+    cards = pool("cards", devices=[device(f"g{i}", resources={"memory": "4Gi/1Gi"}) for i in range(3)])
+    found = capacity([GPU, cards], claim("c", share))
+    copies = [claim(f"c{i}", share) for i in range(6)]
+    answer = solve_manifests([GPU, cards, *copies])
+    assert found.count == sum(c["allocated"] for c in answer["claims"]) == 4
+
+
+def test_capacity_of_network_devices_is_shared_by_all_nodes() -> None:
+    shared = pool("net", None, devices=[device(f"g{i}") for i in range(3)])
+    assert capacity([GPU, shared, *fleet(1, 1)], claim("c", {"deviceClass": "gpu"})).count == 4
+
+
+def test_capacity_of_a_claim_that_cannot_be_solved_says_why() -> None:
+    found = capacity(fleet(1), claim("c", {"deviceClass": "gpu"}))
+    assert (found.count, found.reason) == (0, "ClassNotFound")
