@@ -90,7 +90,7 @@ def load(paths: Iterable[str | Path], stdin: IO[str] | IO[bytes] | None = None) 
 def load_text(text: str, source: str = "text") -> Manifests:
     """Read manifests that are in memory already."""
     found = Manifests()
-    _load_text(text, source, found)
+    _load_bytes(text.encode("utf-8", "surrogatepass"), source, found)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
 
-from devalloc.api.fields import ApiModel, Int64, LabelName, PlainName, SubdomainName
+from devalloc.api.fields import ApiModel, Int64, LabelName, PlainName, SubdomainName, Text
 
 DEVMGMT: Final = "devmgmtproto.k8s.io/v1alpha1"
 """API version of DevicePool, DeviceClass and DeviceClaim."""
@@ -80,8 +80,9 @@ class Condition(ApiModel):
     """One observation of an object's state (``metav1.Condition``)."""
 
     type: PlainName
-    status: str
+    status: Text
+    """True, False or Unknown."""
     observed_generation: Int64 | None = None
-    last_transition_time: str = ""
-    reason: str = ""
-    message: str = ""
+    last_transition_time: Text = ""
+    reason: Annotated[str, Field(max_length=1024)] = ""
+    message: Annotated[str, Field(max_length=32768)] = ""

@@ -180,6 +180,8 @@ class _Builder:
             raise YamlError("has a list or map as a field name; put it in quotes", _line(event), self._loc())
         if not self._stack:
             self.document.line = _line(event)
+        if self._lines is not None and self._stack and isinstance(self._stack[-1].value, list):
+            self._lines[self._loc()] = _line(event)
         if event.anchor is not None:
             self._anchors[event.anchor] = (_OPEN, 0, 0)
         self._stack.append(_Frame(container, event.anchor, self._nodes - 1))

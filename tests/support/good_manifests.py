@@ -90,7 +90,8 @@ status:
   deviceStatuses:
   - devicePoolName: node-a-0000-08-00
     deviceName: slice-0
-    conditions: [{type: Ready, status: "True", reason: Configured, message: ok, lastTransitionTime: "2026-01-31T12:00:00Z"}]
+    conditions:
+    - {type: Ready, status: "True", reason: Configured, message: ok, lastTransitionTime: "2026-01-31T12:00:00Z"}
     deviceIP: 10.0.0.1
     deviceIPs: [{ip: 10.0.0.1}, {ip: "fd00::1"}]
     deviceInfo: [{mac: "02:00:00:00:00:01"}]
@@ -105,7 +106,14 @@ apiVersion: devalloc.io/v1alpha1
 kind: VfConfig
 metadata: {namespace: team-a, name: fast}
 spec:
-  {mac: "02:00:00:12:34:56", vlan: 4094, vlanQos: 7, minTxRate: 100, maxTxRate: 1000, trust: false, spoofCheck: true, linkState: auto}
+  mac: "02:00:00:12:34:56"
+  vlan: 4094
+  vlanQos: 7
+  minTxRate: 100
+  maxTxRate: 1000
+  trust: false
+  spoofCheck: true
+  linkState: auto
 ---
 apiVersion: devalloc.io/v1alpha1
 kind: VgpuConfig

@@ -108,7 +108,10 @@ def test_other_fields_are_not_read_in_any_case() -> None:
 def test_nulls_are_read_as_not_set() -> None:
     content = good("DeviceClaim")
     content["spec"]["claims"][0]["deviceType"] = None
-    content["status"] = {"allocations": None, "deviceStatuses": [{"devicePoolName": "p", "deviceName": "d", "conditions": None}]}
+    content["status"] = {
+        "allocations": None,
+        "deviceStatuses": [{"devicePoolName": "p", "deviceName": "d", "conditions": None}],
+    }
     content["metadata"]["creationTimestamp"] = None
     found = warnings(content)
     assert list(found) == ["spec.claims[0].deviceType", "status.allocations", "status.deviceStatuses[0].conditions"]
@@ -198,7 +201,9 @@ def test_deep_nesting_is_an_error_with_its_place(depth: int) -> None:
     content: Any = {}
     for _ in range(depth):
         content = {"a": content}
-    (problem,) = decode({"apiVersion": "example.com/v1", "kind": "X", "metadata": {"name": "x"}, "spec": content}).problems
+    (problem,) = decode(
+        {"apiVersion": "example.com/v1", "kind": "X", "metadata": {"name": "x"}, "spec": content}
+    ).problems
     assert "nested too deeply" in problem.message
     assert problem.path.startswith("spec.a.a")
 
@@ -207,7 +212,9 @@ def test_values_shared_so_often_that_they_are_too_many_are_an_error() -> None:
     content: Any = "x"
     for _ in range(40):
         content = [content] * 10
-    (problem,) = decode({"apiVersion": "example.com/v1", "kind": "X", "metadata": {"name": "x"}, "spec": content}).problems
+    (problem,) = decode(
+        {"apiVersion": "example.com/v1", "kind": "X", "metadata": {"name": "x"}, "spec": content}
+    ).problems
     assert "too large" in problem.message
 
 
@@ -225,9 +232,27 @@ json_content = st.recursive(
     max_leaves=12,
 )
 places = st.sampled_from(
-    ["spec", "metadata", "status", "kind", "spec.claims", "spec.devices", "spec.attributes", "spec.resources", "spec.configs"]
-    + ["metadata.annotations", "metadata.managedFields", "spec.matchAttributes", "status.deviceStatuses", "spec.devices.0"]
-    + ["spec.claims.0", "spec.claims.0.requests", "spec.claims.0.oneOf", "spec.attributes.0", "status.classConfigs"]
+    [
+        "spec",
+        "metadata",
+        "status",
+        "kind",
+        "spec.claims",
+        "spec.devices",
+        "spec.attributes",
+        "spec.resources",
+        "spec.configs",
+        "metadata.annotations",
+        "metadata.managedFields",
+        "spec.matchAttributes",
+        "status.deviceStatuses",
+        "spec.devices.0",
+        "spec.claims.0",
+        "spec.claims.0.requests",
+        "spec.claims.0.oneOf",
+        "spec.attributes.0",
+        "status.classConfigs",
+    ]
 )
 
 

@@ -141,7 +141,9 @@ def test_all_errors_of_a_document_are_named_at_once_however_they_hide_each_other
 
 
 def test_a_wrong_entry_does_not_hide_that_its_name_is_taken() -> None:
-    pool = changed(good("DevicePool"), "spec.devices.1", {"name": "whole", "attributes": [{"name": "a", "intValue": "x"}]})
+    pool = changed(
+        good("DevicePool"), "spec.devices.1", {"name": "whole", "attributes": [{"name": "a", "intValue": "x"}]}
+    )
     paths = [problem.path for problem in errors(decode(pool).problems)]
     assert paths == ["spec.devices[1].attributes[0].intValue", "spec.devices[1].name"]
 

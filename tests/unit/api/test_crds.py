@@ -1,0 +1,137 @@
+"""The CRDs in crds/ are current, structural, and say the same as the models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api import crds
+from devalloc.api.kinds import KINDS
+from devalloc.api.manifests import load_text
+from devalloc.api.shapes import Form, fields_of, model_shape
+
+FOLDER = Path(__file__).parents[3] / "crds"
+DEFINITIONS = {kind.kind: crds.definition(kind) for kind in KINDS.values()}
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every node of a schema."""
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from nodes(field, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from nodes(schema[key], f"{path}[]")
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    schema: dict[str, Any] = DEFINITIONS[kind]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+ALL_NODES = [(kind, path, node) for kind in DEFINITIONS for path, node in nodes(schema_of(kind))]
+
+
+def test_the_files_are_what_the_models_say() -> None:
+    written = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
+    assert written == crds.render(), "write them anew with: devalloc crds --output-dir crds"
+
+
+@pytest.mark.parametrize("name", crds.render())
+def test_the_files_read_back_as_the_definitions(name: str) -> None:
+    (document,) = load_text(crds.render()[name]).documents
+    assert document.content == DEFINITIONS[document.content["spec"]["names"]["kind"]]
+
+
+def test_every_node_is_structural() -> None:
+    allowed = {"type", "description", "properties", "required", "items", "additionalProperties", "enum", "format"}
+    allowed |= {
+        "pattern",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "maxProperties",
+        "anyOf",
+    }
+    for kind, path, node in ALL_NODES:
+        where = f"{kind}{path}"
+        assert {key for key in node if not key.startswith("x-kubernetes-")} <= allowed, where
+        assert ("type" in node) != ("x-kubernetes-int-or-string" in node), where
+        if "anyOf" in node:
+            assert node["x-kubernetes-int-or-string"], where
+            assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}], where
+        assert not ("properties" in node and "additionalProperties" in node), where
+        if node.get("type") == "array":
+            assert "items" in node, where
+        for key in node.get("x-kubernetes-list-map-keys", ()):
+            assert key in node["items"]["required"], where
+
+
+def test_texts_lists_and_maps_below_rules_are_bounded() -> None:
+    for kind in DEFINITIONS:
+        for path, node in nodes(schema_of(kind)):
+            if "x-kubernetes-validations" not in node or path == "":
+                continue
+            for below, inner in nodes(node, path):
+                if inner.get("type") == "array":
+                    assert "maxItems" in inner, f"{kind}{below}"
+                if inner.get("type") == "string" and "enum" not in inner:
+                    assert "maxLength" in inner, f"{kind}{below}"
+                if "additionalProperties" in inner:
+                    assert "maxProperties" in inner, f"{kind}{below}"
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+def test_every_field_of_a_model_is_in_its_schema_and_no_other(kind: Any) -> None:
+    def compare(model: Any, schema: dict[str, Any], path: str) -> None:
+        assert set(schema["properties"]) == set(fields_of(model)), path
+        for name, field in fields_of(model).items():
+            inner, node = field.shape, schema["properties"][name]
+            while inner.form in (Form.LIST, Form.MAP):
+                assert inner.item is not None
+                inner, node = inner.item, node["items" if inner.form is Form.LIST else "additionalProperties"]
+            if inner.form is Form.RAW:
+                assert node.get("x-kubernetes-preserve-unknown-fields"), f"{path}.{name}"
+            if inner.model is not None and name != "metadata":
+                compare(inner.model, node, f"{path}.{name}")
+
+    shape = model_shape(kind.model)
+    compare(shape.model, schema_of(kind.kind), "")
+
+
+def test_rules_and_list_keys_are_all_used() -> None:
+    text = str(DEFINITIONS)
+    for rules in crds.RULES.values():
+        for rule in rules:
+            assert repr(rule.message) in text or rule.message in text
+    keys = [
+        tuple(node["x-kubernetes-list-map-keys"]) for _, _, node in ALL_NODES if "x-kubernetes-list-map-keys" in node
+    ]
+    assert len(keys) == len(crds.LIST_KEYS)
+
+
+def test_patterns_work_in_re2_too() -> None:
+    for kind, path, node in ALL_NODES:
+        pattern = node.get("pattern", "")
+        re.compile(pattern)
+        assert not re.search(r"\(\?[=!<P]|\\[1-9]|\\Z", pattern), f"{kind}{path}"
+
+
+def test_names_are_those_of_the_kinds() -> None:
+    for kind in KINDS.values():
+        definition = DEFINITIONS[kind.kind]
+        spec = definition["spec"]
+        assert definition["metadata"]["name"] == f"{kind.plural}.{kind.group}"
+        assert spec["scope"] == ("Namespaced" if kind.namespaced else "Cluster")
+        assert spec["names"].get("shortNames", []) == list(kind.short_names)
+        approved = definition["metadata"].get("annotations", {}).get("api-approved.kubernetes.io", "")
+        assert approved.startswith("unapproved") == kind.group.endswith(".k8s.io")
+        has_status = "status" in kind.model.model_fields
+        assert ("subresources" in spec["versions"][0]) == has_status

@@ -1,0 +1,305 @@
+"""Loading: every document that can be read is read, and everything else is a problem with its place."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devalloc.api.content import DecimalFloat
+from devalloc.api.decode import decode
+from devalloc.api.manifests import dump_yaml, load, load_text
+from devalloc.api.problems import Problem
+
+CLASS = "apiVersion: devmgmtproto.k8s.io/v1alpha1\nkind: DeviceClass\nmetadata: {name: %s}\n"
+
+
+def contents(text: str, source: str = "f.yaml") -> list[dict[str, Any]]:
+    found = load_text(text, source)
+    assert [problem for problem in found.problems if problem.is_error] == []
+    return [document.content for document in found.documents]
+
+
+def problems(text: str, source: str = "f.yaml") -> list[str]:
+    return [str(problem) for problem in load_text(text, source).problems]
+
+
+def value(text: str) -> Any:
+    return contents(f"a: {text}")[0]["a"]
+
+
+# -- scalars ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("yes", "yes"),
+        ("no", "no"),
+        ("on", "on"),
+        ("off", "off"),
+        ("y", "y"),
+        ("2026-01-31", "2026-01-31"),
+        ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z"),
+        ("1:30", "1:30"),
+        ("08:00.0", "08:00.0"),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("12", 12),
+        ("-3", -3),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("0b11", 3),
+        ("1_000", 1000),
+        ("089", 89),
+        ("1.50", 1.5),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("10Gi", "10Gi"),
+        ("500m", "500m"),
+        ("1.2.3", "1.2.3"),
+        ("0xZZ", "0xZZ"),
+        ("'12'", "12"),
+        ('"true"', "true"),
+        ("!!str 12", "12"),
+        ("'\\u00e9'", "\\u00e9"),
+        ("é", "é"),
+    ],
+)
+def test_scalars_are_read_as_kubectl_reads_them(text: str, expected: Any) -> None:
+    found = value(text)
+    assert found == expected
+    assert isinstance(found, type(expected))
+
+
+def test_numbers_keep_their_text() -> None:
+    for found in (value("1.50"), contents('{"a": 1.50}', "f.json")[0]["a"]):
+        assert isinstance(found, DecimalFloat)
+        assert found.text == "1.50"
+
+
+def test_an_old_octal_number_is_warned_of() -> None:
+    found = load_text("a: 0777", "f.yaml")
+    assert found.documents[0].content == {"a": 511}
+    (problem,) = found.problems
+    assert problem.severity == "warning"
+    assert "octal" in problem.message
+    assert problem.path == "a"
+
+
+@pytest.mark.parametrize(
+    "text", [".nan", ".inf", "-.inf", "1" * 500, "!!binary aGk=", "!!python/name:os.system x", "!x y"]
+)
+def test_what_json_cannot_say_is_an_error(text: str) -> None:
+    (line,) = problems(f"a: {text}")
+    assert line.startswith("f.yaml, document 1, line 1: a: ")
+
+
+def test_keys_are_texts_whatever_they_look_like() -> None:
+    assert contents("1: a\ntrue: b\n1.5: c\nnull: d\n") == [{"1": "a", "true": "b", "1.5": "c", "null": "d"}]
+
+
+def test_aliases_and_merge_keys_work() -> None:
+    text = "base: &b {x: 1, y: 2}\none: {<<: *b, y: 3}\ntwo: {<<: [*b, {z: 4}]}\nlist: [*b, *b]\n'<<': text\n"
+    content = contents(text)[0]
+    assert content["one"] == {"x": 1, "y": 3}
+    assert content["two"] == {"x": 1, "y": 2, "z": 4}
+    assert content["list"] == [{"x": 1, "y": 2}] * 2
+    assert content["<<"] == "text"
+
+
+# -- documents -------------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_document_costs_only_itself() -> None:
+    text = CLASS % "one" + "---\nfoo: [\n---\n" + CLASS % "two" + "---\na: 1\na: 2\n--- # three\n" + CLASS % "three"
+    found = load_text(text, "f.yaml")
+    assert [d.content["metadata"]["name"] for d in found.documents] == ["one", "two", "three"]
+    assert [d.source for d in found.documents] == [f"f.yaml, document {n}" for n in (1, 3, 5)]
+    assert [str(problem) for problem in found.problems] == [
+        "f.yaml, document 2, line 6: is no YAML: did not find expected node content",
+        "f.yaml, document 4, line 12: a: is there twice, first in line 11",
+    ]
+
+
+def test_every_double_key_of_a_document_is_named_with_its_path() -> None:
+    assert problems("a: {b: 1, b: 2}\nc:\n- {d: 1}\n- d: 1\n  d: 2\n") == [
+        "f.yaml, document 1, line 1: a.b: is there twice, first in line 1",
+        "f.yaml, document 1, line 5: c[1].d: is there twice, first in line 4",
+    ]
+    (line,) = problems('{"a": {"b": 1, "b": 1}}', "f.json")
+    assert line == "f.json, document 1, line 1: a.b: is there twice"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "# only a comment\n", "---\n---\n", "%YAML 1.2\n---\n", "---\n# x\n...\n", "null\n", "\ufeff"]
+)
+def test_a_file_without_documents_is_a_warning(text: str) -> None:
+    found = load_text(text.removeprefix("\ufeff"), "f.yaml")
+    assert found.documents == []
+    assert [problem.severity for problem in found.problems] == ["warning"]
+
+
+def test_lists_are_taken_apart() -> None:
+    for head in ("kind: List\napiVersion: v1\n", "kind: DeviceClassList\n", ""):
+        found = load_text(head + "items: [{a: 1}, 5, {b: 2}]\n", "f.yaml")
+        assert [(d.content, d.source) for d in found.documents] == [
+            ({"a": 1}, "f.yaml, document 1, item 1"),
+            ({"b": 2}, "f.yaml, document 1, item 3"),
+        ]
+        assert [problem.source for problem in found.problems] == ["f.yaml, document 1, item 2"]
+
+
+def test_json_documents_may_stand_in_a_row_or_between_separators() -> None:
+    for text in (
+        '{"a": 1}\n{"a": 2} {"a": 3}',
+        '{"a": 1}\n---\n{"a": 2}\n---\na: 3\n',
+        '[1]\n---\n{"a": 1}{"a": 2}{"a": 3}',
+    ):
+        assert [d.content["a"] for d in load_text(text).documents] == [1, 2, 3]
+
+
+def test_json_escapes_that_yaml_lacks_are_read() -> None:
+    assert contents(r'{"a": "\ud83d\ude00\/"}')[0]["a"] == "\U0001f600/"
+
+
+def test_json_before_an_error_is_read() -> None:
+    found = load_text('{"a": 1}\n{"a": \n', "f.json")
+    assert [d.content for d in found.documents] == [{"a": 1}]
+    assert [str(problem) for problem in found.problems] == ["f.json, document 2, line 3: is no JSON: expecting value"]
+
+
+def test_flow_maps_that_are_no_json_are_yaml() -> None:
+    assert contents("{a: 1, b: [x]}") == [{"a": 1, "b": ["x"]}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
+        + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)),
+        "[" * 100_000,
+        "- " * 5_000,
+        '{"a":' * 100_000,
+        "a: &a [*a]",
+        "a: *nothing",
+        "? {a: 1}\n: b\n",
+        "a: \x00",
+        "a:\tb\n\tc: d",
+        "a: 'never closed\n",
+        "a: &a {<<: 5}",
+    ],
+    ids=range(11),
+)
+def test_bombs_and_broken_texts_are_one_error(text: str) -> None:
+    found = load_text(text)
+    assert found.documents == []
+    (problem,) = found.problems
+    assert problem.is_error
+    assert problem.source is not None
+    assert problem.source.startswith("text, document 1")
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    (problem,) = load_text("a: 1\nb: \ud800").problems
+    assert (problem.source, problem.message) == ("text, line 2", "is not UTF-8 text (byte 0xed)")
+
+
+def test_decoding_problems_are_placed_in_their_line() -> None:
+    text = "# first\n---\n" + CLASS % "a" + "spec:\n  driver: x\n  Constrains: 'true'\n  configs:\n  - kind: A\n"
+    (document,) = load_text(text, "f.yaml").documents
+    placed = [document.place(problem) for problem in decode(document.content).problems]
+    assert [problem.source for problem in placed] == [
+        "f.yaml, document 1, line 8",
+        *["f.yaml, document 1, line 10"] * 3,
+    ]
+    assert document.place(Problem("x", "metadata.annotations[nowhere]")).source == "f.yaml, document 1, line 5"
+
+
+def test_lines_are_found_inside_lists_of_objects() -> None:
+    text = "kind: List\nitems:\n- a: 1\n- metadata:\n    name: X\n"
+    document = load_text(text, "f.yaml").documents[1]
+    assert document.place(Problem("x", "metadata.name")).source == "f.yaml, document 1, item 2, line 5"
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_folders_are_read_in_order_with_what_ends_in_yaml_yml_and_json(tmp_path: Path) -> None:
+    for name in ("b.yaml", "a/z.yml", "a/a.json", "c.txt", ".hidden/x.yaml", ".y.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"name": name}))
+    found = load([tmp_path])
+    assert [document.content["name"] for document in found.documents] == ["a/a.json", "a/z.yml", "b.yaml"]
+    assert found.problems == []
+    assert [d.content["name"] for d in load([tmp_path / "c.txt"]).documents] == ["c.txt"]
+
+
+def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: 1")
+    assert len(load([tmp_path, tmp_path / "a.yaml"]).documents) == 1
+
+
+def test_bad_files_cost_only_themselves(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text("a: 1")
+    (tmp_path / "latin.yaml").write_bytes(b"a: 1\nb: \xe9\n")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "broken.yaml").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "itself.yaml").symlink_to(tmp_path / "itself.yaml")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    found = load([tmp_path, tmp_path / "missing.yaml", "a\x00b"])
+    assert [document.content for document in found.documents] == [{"a": 1}]
+    by_name = {Path(str(p.source).partition(",")[0]).name: (p.severity, p.message) for p in found.problems}
+    assert by_name.pop("loop") == ("warning", "is a link back to a folder above it, skipped")
+    assert by_name.pop("latin.yaml") == ("error", "is not UTF-8 text (byte 0xe9)")
+    assert by_name.pop("missing.yaml") == ("error", "there is no such file or folder")
+    assert set(by_name) == {"broken.yaml", "itself.yaml", "pipe.yaml", "a\x00b"}
+
+
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    (problem,) = load([tmp_path]).problems
+    assert "has no manifests" in problem.message
+
+
+@pytest.mark.parametrize("stream", [io.StringIO("a: 1"), io.BytesIO(b"\xef\xbb\xbfa: 1")])
+def test_a_dash_is_stdin(stream: Any) -> None:
+    (document,) = load(["-"], stdin=stream).documents
+    assert (document.content, document.source) == ({"a": 1}, "stdin, document 1")
+
+
+# -- output ----------------------------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.text(st.characters(codec="utf-8"), max_size=12)
+    | st.sampled_from(
+        ["yes", "1e3", "0777", "1:30", "2026-01-01", "null", "~", ".inf", "a\nb\n", " x", "x ", "- a", "<<", "#", "1_0"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=6), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.dictionaries(st.text("abc", min_size=1), json_values, min_size=1), min_size=1, max_size=3))
+def test_what_is_written_is_read_back(objects: list[dict[str, Any]]) -> None:
+    assert contents(dump_yaml(objects)) == objects
+
+
+def test_numbers_are_written_with_their_text() -> None:
+    assert dump_yaml([{"a": DecimalFloat("1.50")}]) == "a: 1.50\n"
