@@ -8,6 +8,7 @@ no node, allocated claims that are invalid, groups with a deleting member, missi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -297,19 +298,24 @@ def _amounts(random: Random) -> Manifest:
 
 def _held_claims(random: Random, pools: list[Manifest], nodes: list[str]) -> list[Manifest]:
     claims = []
+    drawn: Counter[tuple[int, str]] = Counter()
+    usable = [p for p in pools if p["metadata"]["name"] != "invalid" and p["spec"]["devices"]]
     for number in range(random.choice([0, 0, 0, 1, 1, 2])):
-        usable = [p for p in pools if p["metadata"]["name"] != "invalid" and p["spec"]["devices"]]
         held_pool = random.choice(usable)
-        held_devices = random.sample(
-            held_pool["spec"]["devices"], min(len(held_pool["spec"]["devices"]), random.choice([1, 1, 2]))
-        )
-        entries = [_held_entry(random, held_pool, held) for held in held_devices]
+        name = held_pool["metadata"]["name"]
+        devices = held_pool["spec"]["devices"]
+        chosen = random.sample(devices, min(len(devices), random.choice([1, 1, 2])))
+        entries = [
+            _held_entry(random, name, held)
+            for held in chosen
+            # Now and then more is held than there is (S18).
+            if _draw(drawn, held_pool, held) or _chance(random, 0.1)
+        ]
         if _chance(random, 0.1):
-            entries.append(
-                entry(held_pool["metadata"]["name"], "gone") if _chance(random, 0.5) else entry("gone", "g0")
-            )
+            entries.append(entry(name, "gone") if _chance(random, 0.5) else entry("gone", "g0"))
+        if not entries:
+            continue
         annotations: dict[str, str] = {}
-        node = held_pool["spec"].get("nodeName") or random.choice(nodes)
         if _chance(random, 0.2):
             annotations[GROUP] = "vm"
         if _chance(random, 0.2):
@@ -318,27 +324,43 @@ def _held_claims(random: Random, pools: list[Manifest], nodes: list[str]) -> lis
         details: list[Manifest] = [{"deviceClass": "watch"}] if watching else [{"requests": {"count": len(entries)}}]
         if watching and _chance(random, 0.4):
             details.append({"requests": {"count": 1}})
-        indexes = [random.choice([str(i) for i in range(len(details))]) for _ in entries]
+        indexes = sorted(random.choice([str(i) for i in range(len(details))]) for _ in entries)
         metadata: dict[str, Any] = {"annotations": annotations} if annotations else {}
         if _chance(random, 0.15):
             metadata["deletionTimestamp"] = "2026-01-02T00:00:00Z"
-        named_twice = sum(p["metadata"]["name"] == held_pool["metadata"]["name"] for p in pools) > 1
-        plain = not named_twice and not any(GROUP in a for a in [annotations]) and _chance(random, 0.4)
+        node = held_pool["spec"].get("nodeName") or random.choice(nodes)
+        name_tells = sum(p["metadata"]["name"] == name for p in pools) == 1 and GROUP not in annotations
         claims.append(
             allocated(
                 claim(f"h{number}", *details, **metadata),
                 entries,
-                node=None if plain else node,
+                node=None if name_tells and _chance(random, 0.4) else node,
                 details=indexes if _chance(random, 0.6) else None,
             )
         )
     return claims
 
 
-def _held_entry(random: Random, held_pool: Manifest, held: Manifest) -> Manifest:
-    name = held_pool["metadata"]["name"]
+def _draw(drawn: Counter[tuple[int, str]], held_pool: Manifest, held: Manifest) -> bool:
+    """Record a device as held; False when it would not fit beside the others."""
+    groups = [a["stringValue"] for a in held.get("attributes", []) if a["name"] == COMPATIBILITY_GROUP]
+    costs = {(id(held_pool), name): int(amount) for name, amount in held.get("requests", {}).items()}
+    costs |= {(id(held_pool), f"group {group}"): 1 for group in groups}
+    costs[id(held_pool), f"device {held['name']}"] = 1
+    room = {(id(held_pool), r["name"]): int(r["capacity"]) for r in held_pool["spec"].get("resources", [])}
+    others = [key for key in drawn if key[0] == id(held_pool) and key[1].startswith("group ")]
+    if any(key not in costs for key in others if groups) or drawn[id(held_pool), f"device {held['name']}"]:
+        return False
+    # One less than there is leaves room for rounding to blocks.
+    if any(drawn[key] + cost > room.get(key, 8) - (key[1] == "mem") for key, cost in costs.items() if key in room):
+        return False
+    drawn.update(costs)
+    return True
+
+
+def _held_entry(random: Random, name: str, held: Manifest) -> Manifest:
     amounts = {
-        resource["name"]: random.choice(["1Gi", "2Gi", "4Gi", "20Gi"]) if resource["name"] == "memory" else "2"
+        resource["name"]: random.choice(["1Gi", "2Gi", "3Gi", "1Gi", "20Gi"]) if resource["name"] == "memory" else "2"
         for resource in held.get("resources", [])
     }
     if amounts and _chance(random, 0.6):
