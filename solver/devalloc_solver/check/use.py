@@ -60,7 +60,7 @@ def _shared_capacity(users: Sequence[Use]) -> Iterator[str]:
         sharers = [use for use in users if name in use.amounts]
         total = sum(use.amounts[name] for use in sharers)
         pooled = users[0].pooled
-        if name in pooled.resources and total > pooled.usable(name):
+        if total > pooled.usable(name):
             new = next(use for use in sharers if not use.held)
             others = sorted({use.user for use in sharers} - {new.user})
             shared = f", shared with {', '.join(others)}" if others else ""

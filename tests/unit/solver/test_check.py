@@ -122,6 +122,7 @@ class TestClassAndType:
             ({"deviceClass": "fast", "constraints": "device.speed < 10"}, "p/new"),
             ({"constraints": "device.model == 'a'"}, "p/old"),
             ({"constraints": "device.model == 'b'"}, "p/new"),
+            ({"constraints": "size(device) == 2"}, "p/new"),  # reads the whole map
             ({"constraints": " "}, "p/new"),
         ],
     )
@@ -140,6 +141,7 @@ class TestClassAndType:
             ({"deviceType": "thing2"}, "p/new", "is accepted by no class of type thing2 (S5)"),
             ({"deviceClass": "gpu", "constraints": "device.speed > 5"}, "p/old", "does not match"),
             ({"constraints": "device.model == 'a'"}, "p/new", "does not match"),
+            ({"constraints": "size(device) == 1"}, "p/new", "does not match"),
             ({"constraints": "device.speed > 0"}, "q/nic", "does not match"),  # an error: no such attribute
         ],
     )
