@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from devalloc.cli.options import files_option, namespace_option, output_option, store_option
 from devalloc.cli.verb import BadInput, Failed, verb
 
+if TYPE_CHECKING:
+    from devalloc_solver.capacity import Capacity
+
 Object = dict[str, Any]
 
 
 @verb("capacity")
 @click.argument("name", required=False)
-@files_option(required=False, help="The claim to count with, and pools and classes if the store is not to be asked.")
+@files_option(required=False, help="The claim to count with, and what else is to count: a file, a folder, or -.")
 @namespace_option
 @output_option("table", "json", "yaml")
 @store_option
 def capacity(name: str | None, files: tuple[str, ...], namespace: str, output: str, store: Path | None) -> int:
-    """Count how many more claims like one fit, beside everything that is allocated or would be.
+    """Count how many more claims like one fit beside all that are allocated. Pending claims are left aside.
 
-    The claim is one of the store, by NAME, or one of the manifests. Manifests with pools in them stand for
-    themselves; manifests without are counted on what the store has.
+    The claim is one of the store, by NAME, or one of the manifests. It is counted on what the store has, or on the
+    manifests alone when there are pools among them.
 
     \b
     devalloc capacity notebook
@@ -33,48 +36,55 @@ def capacity(name: str | None, files: tuple[str, ...], namespace: str, output: s
     from devalloc.cli.output import dump, working
     from devalloc_solver import capacity as count
 
-    documents, claim = _read(name, files, namespace, store)
+    documents, claims = _read(files, namespace, store)
+    claim = _chosen(claims, name, namespace)
     with working("counting"):
-        fits = count(documents, claim)
-    metadata = claim["metadata"]
-    subject = f"{metadata.get('namespace', 'default')}/{metadata['name']}"
+        found = count(documents, claim)
     if output in ("json", "yaml"):
-        dump({"namespace": metadata.get("namespace", "default"), "name": metadata["name"], "capacity": fits}, output)
+        by_node = [{"node": node, "count": number} for node, number in found.by_node.items()]
+        identity = {"namespace": claim["metadata"].get("namespace", "default"), "name": claim["metadata"]["name"]}
+        reason = {"reason": found.reason, "message": found.message}
+        dump({**identity, "count": found.count, "proven": found.proven, "byNode": by_node, **reason}, output)
     else:
-        click.echo(f"{fits} more like {subject}")
+        _show(found, claim)
     return 0
 
 
-def _read(name: str | None, files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[list[Object], Object]:
-    """All documents without the claim, and the claim."""
+def _read(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[list[Object], list[Object]]:
+    """Everything that counts, and the claims to choose from."""
     from devalloc.cli.documents import read
     from devalloc.cli.storage import opened
 
-    if not name and not files:
-        raise BadInput("count with which claim? Name one of the store, or give one with -f")
-    found = read(files, namespace) if files else None
-    documents: list[Object] = [document.content for document in found.good] if found else []
-    given = [doc for doc in documents if doc["kind"] == "DeviceClaim"]
-    if not any(doc["kind"] == "DevicePool" for doc in documents):
+    given: list[Object] = [document.content for document in read(files, namespace).good] if files else []
+    documents = given
+    if not any(document["kind"] == "DevicePool" for document in given):
         with opened(store) as objects:
-            own = {(doc["kind"], doc["metadata"]["name"], doc["metadata"].get("namespace")) for doc in documents}
-            documents += [
-                obj
-                for obj in objects.list().objects
-                if (obj["kind"], obj["metadata"]["name"], obj["metadata"].get("namespace")) not in own
-            ]
-    wanted = name.rpartition("/")[2] if name else None
-    claims = [doc for doc in documents if doc["kind"] == "DeviceClaim"] if wanted else given
-    matching = [
-        claim
-        for claim in claims
-        if wanted is None
-        or (claim["metadata"]["name"] == wanted and claim["metadata"].get("namespace", "default") == namespace)
-    ]
-    if not matching:
-        raise Failed(f"there is no claim {namespace}/{wanted}" if wanted else "the manifests hold no valid claim")
-    if len(matching) > 1:
-        names = ", ".join(claim["metadata"]["name"] for claim in matching)
-        raise BadInput(f"the manifests hold several claims; name one of them: {names}")
-    claim = matching[0]
-    return [doc for doc in documents if doc is not claim], claim
+            own = {_identity(document) for document in given}
+            documents = [*given, *(obj for obj in objects.list().objects if _identity(obj) not in own)]
+    return documents, [document for document in given or documents if document["kind"] == "DeviceClaim"]
+
+
+def _identity(obj: Object) -> tuple[str, str | None, str]:
+    return obj["kind"], obj["metadata"].get("namespace"), obj["metadata"]["name"]
+
+
+def _chosen(claims: list[Object], name: str | None, namespace: str) -> Object:
+    bare = name.rpartition("/")[2] if name else None
+    if bare is None and len(claims) != 1:
+        names = ", ".join(claim["metadata"]["name"] for claim in claims[:10])
+        raise BadInput(f"count with which claim? Name one of: {names}" if claims else "there is no claim to count with")
+    for claim in claims:
+        metadata = claim["metadata"]
+        if bare is None or (metadata["name"], metadata.get("namespace", "default")) == (bare, namespace):
+            return claim
+    raise Failed(f"there is no claim {namespace}/{bare}")
+
+
+def _show(found: Capacity, claim: Object) -> None:
+    subject = f"{claim['metadata'].get('namespace', 'default')}/{claim['metadata']['name']}"
+    where = ", ".join(f"{number} on {node}" for node, number in found.by_node.items() if node is not None)
+    click.echo(
+        f"{'' if found.proven else 'at least '}{found.count} more like {subject}" + (f": {where}" if where else "")
+    )
+    if found.reason:
+        click.echo(f"{found.reason}: {found.message}")

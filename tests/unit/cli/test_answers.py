@@ -181,3 +181,35 @@ def test_a_snapshot_of_a_later_format_is_refused(devalloc: Shell, tmp_path: Path
 
     assert found.code == 2
     assert "has format 2" in found.err
+
+
+def test_capacity_counts_on_the_store_beside_what_is_allocated(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool(devices=5), pool("more", node="node-b"), device_class(), claim()))
+    devalloc.allocate()
+
+    assert devalloc("capacity", "train").out == "6 more like default/train: 4 on node-a, 2 on node-b\n"
+    assert devalloc("capacity", "-f", "-", stdin=text(claim("pair", count=2))).out.startswith(
+        "3 more like default/pair"
+    )
+
+
+def test_capacity_on_manifests_alone(devalloc: Shell) -> None:
+    found = devalloc("capacity", "-f", "-", "-o", "json", stdin=text(*FLEET, claim()))
+
+    assert found.json["count"] == 2
+    assert found.json["byNode"] == [{"node": "node-a", "count": 2}]
+    assert found.json["proven"]
+
+
+def test_capacity_of_what_can_never_fit_says_why(devalloc: Shell) -> None:
+    found = devalloc("capacity", "-f", "-", stdin=text(*FLEET, claim(deviceClass="gpus")))
+
+    assert found.out.startswith("0 more like default/train\nClassNotFound: ")
+
+
+def test_capacity_wants_one_claim(devalloc: Shell) -> None:
+    several = devalloc("capacity", "-f", "-", stdin=text(*FLEET, claim("a"), claim("b")))
+
+    assert several.code == 2
+    assert "Name one of: a, b" in several.err
+    assert devalloc("capacity", "c", "-f", "-", stdin=text(*FLEET, claim("a"))).code == 1
