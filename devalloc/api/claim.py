@@ -169,7 +169,7 @@ class DeviceStatus(ApiModel):
     conditions: Conditions = Field(default_factory=list)
     device_ip: Annotated[Text | None, Field(alias="deviceIP")] = None
     device_ips: Annotated[list[DeviceIP], Field(alias="deviceIPs", max_length=64)] = Field(default_factory=list)
-    device_info: list[dict[str, Any]] = Field(default_factory=list)
+    device_info: list[dict[str, Any]] = Field(default_factory=list, max_length=64)
     allocations: Amounts = Field(default_factory=list)
 
     @model_validator(mode="after")

@@ -72,7 +72,9 @@ def _build(folder: Path, progress: Progress) -> None:
     for name, package in PACKAGES.items():
         total = len(_run([go, "list", "-deps", package], source).split())
         command = [go, "build", "-v", "-trimpath", "-ldflags", _version_flags(), "-o", str(source / name), package]
-        _run_counting(command, source, lambda done, n=name, of=total: progress(f"{n}: {done} of {of} packages built"))
+        for done in _packages_built(command, source):
+            if done % 50 == 0:
+                progress(f"{name}: {done} of {total} packages built")
         (source / name).replace(folder / name)
     shutil.rmtree(source)
 
@@ -146,8 +148,8 @@ def _run(command: list[str], folder: Path) -> str:
     return result.stdout
 
 
-def _run_counting(command: list[str], folder: Path, report: Callable[[int], None]) -> None:
-    """Run a build that prints a line for each package, reporting how many there were."""
+def _packages_built(command: list[str], folder: Path) -> Iterator[int]:
+    """Run a build that prints a line for each package; how many there were so far, after each."""
     lines: list[str] = []
     with subprocess.Popen(
         command, cwd=folder, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -155,8 +157,7 @@ def _run_counting(command: list[str], folder: Path, report: Callable[[int], None
         assert process.stderr is not None
         for line in process.stderr:
             lines.append(line)
-            if len(lines) % 50 == 0:
-                report(len(lines))
+            yield len(lines)
     if process.returncode:
         raise Unavailable(f"{' '.join(command[:2])} failed: {_last_words(''.join(lines))}")
 
