@@ -40,15 +40,13 @@ class Holders:
     def read(cls, tree: Tree, functions: Iterable[PciFunction]) -> Holders:
         default_route, addressed = _routes(tree)
         nodes = {node: function.address for function in functions for node in _nodes(function)}
-        users = openers(tree.proc, nodes.keys()) if nodes and tree.proc else {}
+        users = openers(tree.proc, nodes.keys(), _MONITORS) if nodes and tree.proc else {}
         return cls(
             default_route=frozenset(default_route),
             addressed=frozenset(addressed | _ipv6(tree) | ipv4_interfaces(tree)),
             mounted=frozenset(_mounted(tree)),
             swap=frozenset(row[0].rpartition("/")[2] for row in _rows(tree, "swaps")[1:]),
-            opened={
-                nodes[node]: user for node, user in sorted(users.items()) if user.rpartition(" ")[0] not in _MONITORS
-            },
+            opened={nodes[node]: user for node, user in sorted(users.items())},
         )
 
     def reserved(self, function: PciFunction) -> str | None:

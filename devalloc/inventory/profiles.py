@@ -123,13 +123,13 @@ def _free(
     parents: Sequence[Parent], known: dict[str, Profile], live: Sequence[Instance], foreign: Sequence[Instance]
 ) -> int:
     """Framebuffer for claims, those included that live already: the better of two lower bounds."""
-    sizes = {id(i): known[i.profile_id].framebuffer if i.profile_id in known else None for i in live}
-    claimed = [sizes[id(i)] or 0 for i in live if i not in foreign]
+    sizes = [(known[i.profile_id].framebuffer if i.profile_id in known else None, i in foreign) for i in live]
     more = [p.framebuffer or 0 for parent in parents for p in parent.profiles if parent.available.get(p.id)]
-    proven = sum(claimed) + max(more, default=0)  # what lives, and one more that the driver would create now
-    if None in sizes.values():
+    # What lives for claims, and one more that the driver would create now.
+    proven = sum(size or 0 for size, is_foreign in sizes if not is_foreign) + max(more, default=0)
+    if any(size is None for size, _ in sizes):
         return proven
-    return max(proven, (_total(known) or 0) - sum(sizes[id(i)] or 0 for i in foreign))
+    return max(proven, (_total(known) or 0) - sum(size or 0 for size, is_foreign in sizes if is_foreign))
 
 
 def _one_size(parents: Sequence[Parent], known: dict[str, Profile], live: Sequence[Instance]) -> bool:

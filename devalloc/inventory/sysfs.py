@@ -193,19 +193,23 @@ def _component(name: str) -> str:
     return name
 
 
-def openers(proc: Folder, nodes: Collection[str]) -> dict[str, str]:
+def openers(proc: Folder, nodes: Collection[str], passed_over: Collection[str]) -> dict[str, str]:
     """Which of the device nodes (``/dev/vfio/15``) a process has open, and who: ``qemu-system-x86 4711``.
 
-    Processes that this one may not look into are passed over; there is no telling what they hold.
+    Processes named in ``passed_over`` do not count. Nor do those that this one may not look into; there is no telling
+    what they hold.
     """
     found: dict[str, str] = {}
     for pid in sorted((name for name in proc.names() if name.isdecimal()), key=int):
         with suppress(OSError):  # the process has ended, or is another user's
             for descriptor in os.listdir(f"{proc.path}/{pid}/fd"):
                 node = os.readlink(f"{proc.path}/{pid}/fd/{descriptor}")
-                if node in nodes and node not in found:
-                    process = proc.folder(pid)
-                    found[node] = f"{(process and process.text('comm')) or 'process'} {pid}"
+                if node not in nodes or node in found:
+                    continue
+                process = proc.folder(pid)
+                name = (process and process.text("comm")) or "process"
+                if name not in passed_over:
+                    found[node] = f"{name} {pid}"
     return found
 
 

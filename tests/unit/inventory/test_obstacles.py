@@ -1,0 +1,280 @@
+"""Why a device is published but not offered (settled T3-T5, T7, T8)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import cards
+from tests.support.discovered import Found
+from tests.support.fakesysfs import FakeSysfs
+
+NIC = "0000:05:00.0"
+NIC_DEVICE = "0000-05-00-0"
+DISK = "0000:42:00.0"
+DISK_DEVICE = "0000-42-00-0"
+GPU_DEVICE = "0000-01-00-0"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeSysfs:
+    return FakeSysfs(tmp_path)
+
+
+def reason(host: FakeSysfs, device: str, **settings: object) -> str | None:
+    return Found.on(host.root, **settings).unavailable(device)
+
+
+def hold_open(host: FakeSysfs, node: str, pid: int = 4711, comm: str = "qemu-system-x86") -> None:
+    """A process that has a device node open."""
+    host.proc(f"{pid}/comm", comm + "\n")
+    (host.root / f"proc/{pid}/fd").mkdir()
+    os.symlink(node, host.root / f"proc/{pid}/fd/11")
+
+
+class TestWhatTheHostNeeds:
+    def test_an_idle_nic_is_free(self, host: FakeSysfs) -> None:
+        host.add(cards.plain_nic())
+        assert reason(host, NIC_DEVICE) is None
+
+    def test_the_nic_of_the_default_route(self, host: FakeSysfs) -> None:
+        host.add(cards.plain_nic())
+        host.default_route("eth9")
+        assert reason(host, NIC_DEVICE) == "reserved: default route"
+
+    def test_the_nic_of_the_ipv6_default_route(self, host: FakeSysfs) -> None:
+        host.add(cards.plain_nic())
+        none, via = "0" * 32, "fe80" + "0" * 28
+        host.proc(
+            "net/ipv6_route",
+            f"{none} 00 {none} 00 {via} 00000400 00000001 00000000 00000003     eth9\n"
+            f"{none} 00 {none} 00 {none} ffffffff 00000001 00000000 00200200       lo\n",
+        )
+        assert reason(host, NIC_DEVICE) == "reserved: default route"
+
+    def test_a_nic_with_a_route_has_an_address(self, host: FakeSysfs) -> None:
+        host.add(cards.plain_nic())
+        host.proc("net/route", "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+                               "eth9\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n")  # fmt: skip
+        assert reason(host, NIC_DEVICE) == "reserved: address on eth9"
+
+    @pytest.mark.parametrize(("scope", "expected"), [("00", "reserved: address on eth9"), ("20", None)])
+    def test_a_link_local_address_is_no_use(self, host: FakeSysfs, scope: str, expected: str | None) -> None:
+        host.add(cards.plain_nic())
+        host.proc("net/if_inet6", f"fd00000000000000fc0000fffe000001 04 40 {scope} 80     eth9\n")
+        assert reason(host, NIC_DEVICE) == expected
+
+    def test_the_port_of_a_bridge(self, host: FakeSysfs) -> None:
+        host.add(cards.plain_nic())
+        host.enslave("eth9", "br0")
+        assert reason(host, NIC_DEVICE) == "reserved: member of br0"
+
+    def test_a_nic_under_a_vlan(self, host: FakeSysfs) -> None:
+        host.add(cards.plain_nic())
+        host.write("devices/virtual/net/eth9.100/type", "1")
+        host.link("class/net/eth9/upper_eth9.100", "devices/virtual/net/eth9.100")
+        assert reason(host, NIC_DEVICE) == "reserved: carries eth9.100"
+
+    def test_the_vfs_of_a_reserved_port_stay_usable(self, host: FakeSysfs) -> None:
+        host.add(cards.nic(vfs=3))
+        host.default_route("eth0")
+        found = Found.on(host.root)
+        assert found.unavailable("0000-41-00-0") == "reserved: default route"
+        assert found.fits(*found.names(function="vf"))
+
+    def test_a_virtio_nic_is_found_below_its_virtio_device(self, host: FakeSysfs) -> None:
+        host.add(replace(cards.plain_nic(), vendor=0x1AF4, device=0x1041, netdev=None))
+        host.write(f"{host.path(NIC)}/virtio2/net/eth3/address", "02:00:00:00:00:01")
+        host.default_route("eth3")
+        found = Found.on(host.root)
+        assert found.unavailable(NIC_DEVICE) == "reserved: default route"
+        assert found.attributes(NIC_DEVICE)["mac"] == "02:00:00:00:00:01"
+
+    @pytest.mark.parametrize(
+        ("use", "expected"),
+        [
+            (lambda host: host.mount("nvme0n1"), "nvme0n1 is mounted"),
+            (lambda host: host.proc("self/mountinfo", "22 1 259:0 / / rw - ext4 /dev/root rw\n"), "nvme0n1 is mounted"),
+            (lambda host: host.proc("self/mountinfo", "22 1 0:44 / / rw shared:1 - btrfs /dev/nvme0n1 rw\n"),
+             "nvme0n1 is mounted"),
+            (lambda host: host.swap("nvme0n1"), "swap on nvme0n1"),
+            (lambda host: host.hold("nvme0n1", "md127"), "nvme0n1 is held by md127"),
+        ],
+    )  # fmt: skip
+    def test_a_disk_in_use(self, host: FakeSysfs, use: Callable[[FakeSysfs], None], expected: str) -> None:
+        host.add(cards.nvme())
+        assert reason(host, DISK_DEVICE, erase_policy=True) is None
+        use(host)
+        assert reason(host, DISK_DEVICE, erase_policy=True) == f"reserved: {expected}"
+
+    def test_a_partition_counts_for_its_disk(self, host: FakeSysfs) -> None:
+        host.add(cards.nvme())
+        host.write(f"{host.path(DISK)}/nvme/nvme0/nvme0n1/nvme0n1p2/dev", "259:2")
+        host.proc("self/mountinfo", "22 1 259:2 / / rw - ext4 /dev/root rw\n")
+        assert reason(host, DISK_DEVICE, erase_policy=True) == "reserved: nvme0n1p2 is mounted"
+
+    def test_with_multipath_the_disk_is_not_below_the_card(self, host: FakeSysfs) -> None:
+        host.add(cards.nvme())
+        path = host.path(DISK)
+        host.remove(f"{path}/nvme/nvme0/nvme0n1")
+        host.write(f"{path}/nvme/nvme0/nvme0c0n1/size", "1")
+        host.write("devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1/dev", "259:0")
+        host.remove("class/block/nvme0n1")
+        host.link("class/block/nvme0n1", "devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1")
+        host.mount("nvme0n1")
+        assert reason(host, DISK_DEVICE, erase_policy=True) == "reserved: nvme0n1 is mounted"
+
+    def test_the_boot_vga(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu(boot_vga=True))
+        assert reason(host, GPU_DEVICE) == "reserved: boot VGA"
+
+    def test_the_console(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu())
+        host.write(f"{host.path('0000:01:00.0')}/graphics/fb0/name", "nvidiadrmfb")
+        assert reason(host, GPU_DEVICE) == "reserved: console"
+
+    def test_a_display_that_is_no_gpu_even_without_a_screen(self, host: FakeSysfs) -> None:
+        host.add(cards.bmc_vga(boot_vga=False))
+        assert reason(host, "0000-04-00-0") == "reserved: display of the host"
+
+    def test_a_gpu_in_one_slot_with_a_bridge_of_the_chipset(self, host: FakeSysfs) -> None:
+        host.add(cards.intel_gpu("0000:00:1f.2", sriov=None))
+        host.add(replace(cards.bridge("0000:00:1f.0"), class_code=0x060100))
+        assert reason(host, "0000-00-1f-2") == "reserved: the bridge 0000:00:1f.0 is in the same slot"
+
+
+class TestIommuGroups:
+    def test_without_a_group(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu(iommu_group=None))
+        assert (reason(host, GPU_DEVICE) or "").startswith("no IOMMU group for 0000:01:00.0")
+
+    def test_vfs_of_a_port_without_a_group(self, host: FakeSysfs) -> None:
+        host.add(cards.nic(iommu_group=None))
+        found = Found.on(host.root)
+        assert all(found.unavailable(device) for device in found.devices)
+
+    def test_a_group_with_another_slot(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu(iommu_group=7))
+        host.add(cards.plain_nic(iommu_group=7))
+        assert reason(host, GPU_DEVICE) == "IOMMU group 7 is shared with 0000:05:00.0"
+        assert reason(host, NIC_DEVICE) == "IOMMU group 7 is shared with 0000:01:00.0"
+
+    def test_the_bridge_above_may_be_in_the_group(self, host: FakeSysfs) -> None:
+        host.add(replace(cards.bridge("0000:00:00.4"), iommu_group=7))
+        host.add(cards.gpu(iommu_group=7, ports=("0000:00:00.4",)))
+        assert reason(host, GPU_DEVICE) is None
+
+    def test_a_vf_in_the_group_of_its_port(self, host: FakeSysfs) -> None:
+        host.add(cards.nic(vfs=1, iommu_group=7))
+        host.leave_group(host.functions["0000:41:10.0"].group or 0, "0000:41:10.0")
+        host.remove(host.path("0000:41:10.0", "iommu_group"))
+        host.join_group(7, "0000:41:10.0", host.path("0000:41:10.0"))
+        assert reason(host, "0000-41-10-0") == "IOMMU group 7 is shared with 0000:41:00.0"
+        assert reason(host, "0000-41-00-0") is None, "the port takes its VFs along"
+
+    def test_the_admin_may_let_a_shared_group_go_as_one(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu(iommu_group=7, driver="vfio-pci"))
+        host.add(cards.gpu("0000:02:00.0", iommu_group=7, driver="vfio-pci"))
+        found = Found.on(host.root, allow_shared_groups=True)
+        assert found.unavailable(GPU_DEVICE) is None
+        assert found.unavailable("0000-02-00-0") == "IOMMU group 7 goes with 0000:01:00.0"
+
+    def test_but_never_takes_a_peer_that_the_host_drives(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu(iommu_group=7))
+        host.add(cards.nvme(iommu_group=7))
+        expected = "in use: 0000:42:00.0 of its IOMMU group 7 has the driver nvme"
+        assert reason(host, GPU_DEVICE, allow_shared_groups=True) == expected
+
+    def test_a_controller_beside_a_nic_may_run_the_host(self, host: FakeSysfs) -> None:
+        host.add(cards.plain_nic("0000:00:14.3", iommu_group=7))
+        host.add(replace(cards.accelerator("0000:00:14.0"), class_code=0x0C0330, native="xhci_hcd", iommu_group=7))
+        assert reason(host, "0000-00-14-3") == "in use: 0000:00:14.0 of its IOMMU group has the driver xhci_hcd"
+
+
+class TestUsers:
+    def test_what_is_bound_to_vfio_and_not_open_is_free(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu(driver="vfio-pci"))
+        found = Found.on(host.root)
+        assert found.attributes(GPU_DEVICE)["driver"] == "vfio-pci"
+        assert found.unavailable(GPU_DEVICE) is None
+
+    def test_a_process_that_has_the_group_open(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu(driver="vfio-pci", iommu_group=15))
+        hold_open(host, "/dev/vfio/15")
+        assert reason(host, GPU_DEVICE) == "in use: qemu-system-x86 4711"
+
+    def test_a_process_that_has_the_device_open(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu(driver="vfio-pci"))
+        host.write(f"{host.path('0000:01:00.0')}/vfio-dev/vfio0/dev", "511:0")
+        hold_open(host, "/dev/vfio/devices/vfio0")
+        assert reason(host, GPU_DEVICE) == "in use: qemu-system-x86 4711"
+
+    def test_a_process_that_renders(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu())
+        hold_open(host, "/dev/dri/card0", comm="Xorg")
+        assert reason(host, GPU_DEVICE) == "in use: Xorg 4711"
+
+    def test_a_process_that_computes_on_nvidia(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu())
+        host.proc("driver/nvidia/gpus/0000:01:00.0/information", "Model: NVIDIA L4\nDevice Minor: \t 3\n")
+        hold_open(host, "/dev/nvidia3", comm="python3")
+        assert reason(host, GPU_DEVICE) == "in use: python3 4711"
+
+    def test_a_process_that_only_watches_is_no_user(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu())
+        host.proc("driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: 3\n")
+        hold_open(host, "/dev/nvidia3", comm="nvidia-persiste")
+        assert reason(host, GPU_DEVICE) is None
+
+    def test_a_watcher_does_not_hide_a_user(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu())
+        host.proc("driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: 3\n")
+        hold_open(host, "/dev/nvidia3", pid=12, comm="nvidia-persiste")
+        hold_open(host, "/dev/nvidia3", pid=4711, comm="python3")
+        assert reason(host, GPU_DEVICE) == "in use: python3 4711"
+
+    def test_a_used_vf_takes_its_part_from_the_port(self, host: FakeSysfs) -> None:
+        host.add(cards.nic(vfs=3))
+        host.unbind("igbvf", "0000:41:10.2")
+        host.set_override("0000:41:10.2", "vfio-pci")
+        host.probe("0000:41:10.2")
+        hold_open(host, f"/dev/vfio/{host.functions['0000:41:10.2'].group}")
+        found = Found.on(host.root)
+        assert found.unavailable("0000-41-10-2") == "in use: qemu-system-x86 4711"
+        assert found.unavailable("0000-41-00-0") == "in use: 1 of its VFs and vGPUs"
+        assert found.fits("0000-41-10-0", "0000-41-10-4")
+
+    def test_the_use_by_the_claim_that_holds_it_is_no_obstacle(self, host: FakeSysfs) -> None:
+        host.add(cards.gpu(driver="vfio-pci", iommu_group=15))
+        hold_open(host, "/dev/vfio/15")
+        assert reason(host, GPU_DEVICE, held=frozenset({GPU_DEVICE})) is None
+
+    def test_an_interface_in_another_network_namespace(self, host: FakeSysfs) -> None:
+        host.add(cards.plain_nic())
+        host.remove(f"{host.path(NIC)}/net/eth9")
+        assert reason(host, NIC_DEVICE) == "in use: its interface is in another network namespace"
+
+
+def test_storage_is_withheld_until_an_erase_policy_is_set(host: FakeSysfs) -> None:
+    host.add(cards.nvme())
+    assert reason(host, DISK_DEVICE) == "withheld: no erase policy for storage is set"
+
+
+def test_all_reasons_are_told(host: FakeSysfs) -> None:
+    host.add(cards.plain_nic(iommu_group=None))
+    host.default_route("eth9")
+    assert (reason(host, NIC_DEVICE) or "").startswith("reserved: default route; no IOMMU group")
+
+
+def test_a_recording_without_proc_assumes_nothing(host: FakeSysfs) -> None:
+    host.add(cards.plain_nic())
+    host.add(cards.nvme())
+    host.proc("mounts", "/dev/nvme0n1 / ext4 rw 0 0\n")
+    host.default_route("eth9")
+    (host.root / "proc").rename(host.root / "elsewhere")
+    assert reason(host, NIC_DEVICE) is None
+    assert reason(host, DISK_DEVICE, erase_policy=True) is None
