@@ -59,7 +59,7 @@ lint: setup ## style, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: setup ## rewrite to the house style
 	$(BIN)/ruff check --fix .
