@@ -81,14 +81,15 @@ def report(bench: Benchmark, runs: int, say: Callable[[str], None]) -> str:
 
 
 def machine() -> str:
-    """CPU model, cores this process may use, memory, kernel."""
+    """CPU model, cores this process may use, memory, kernel, and how busy it was with other things."""
     cpuinfo = Path("/proc/cpuinfo")
     names = [
         line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
     ]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
-    return f"{names[0] if names else platform.machine()}, {cores} cores, {memory:.0f} GiB, Linux {platform.release()}"
+    cpu = names[0] if names else platform.machine()
+    return f"{cpu}, {cores} cores (load {os.getloadavg()[0]:.1f}), {memory:.0f} GiB, Linux {platform.release()}"
 
 
 def _versions(packages: tuple[str, ...]) -> Iterator[str]:

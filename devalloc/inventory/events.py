@@ -32,12 +32,18 @@ DRAIN_LIMIT = 10_000
 REOPEN = 30.0
 """Seconds between attempts to open a monitor that could not be opened."""
 
+MIN_LIFE = 1.0
+"""Seconds from opening one monitor to opening the next, so that one that fails at once does not make us spin."""
+
+LONGEST_WAIT = 86_400.0
+"""Seconds of one wait; poll(2) takes no more than 24 days, and nobody notices one look a day."""
+
 
 class EventSource(Protocol):
     """Tells when to look again."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds; True when devices may have changed, False on time-out or `wake`."""
+        """Wait up to `timeout` seconds, maybe less; True when devices may have changed."""
 
     def wake(self) -> None:
         """End a running `wait`, or the next one. From any thread or signal handler."""
@@ -87,12 +93,12 @@ class UdevSource:
         self._open_monitor = open_monitor
         self._clock = clock
         self._monitor: Monitor | None = None
-        self._reopen_at = clock()
+        self._reopen_at = self._opened_at = clock()
         self._deaf = False  # and said so
         self._wake_fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def wait(self, timeout: float) -> bool:
-        """See `EventSource`. The first call opens the monitor, and returns True as soon as it listens."""
+        """See `EventSource`. Opens the monitor, at first and again, and returns True as soon as it listens."""
         if self._monitor is None and self._clock() >= self._reopen_at and self._open():
             return True
         if self._monitor is None:
@@ -101,8 +107,8 @@ class UdevSource:
         for fd in (self._wake_fd, self._monitor.fileno() if self._monitor else None):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
-        # A time-out in milliseconds is a C int; rounded up, so that the rest of a millisecond is not spent spinning.
-        ready = {fd for fd, _ in poll.poll(min(int(timeout * 1000) + 1 if timeout > 0 else 0, 0x7FFFFFFF))}
+        # Milliseconds, rounded up, so that the rest of one is not spent spinning.
+        ready = {fd for fd, _ in poll.poll(int(min(timeout, LONGEST_WAIT) * 1000) + 1 if timeout > 0 else 0)}
         if self._wake_fd in ready:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
@@ -132,7 +138,7 @@ class UdevSource:
             return False
         if self._deaf:
             log.info("device events come again")
-        self._deaf = False
+        self._deaf, self._opened_at = False, self._clock()
         return True
 
     def _drain(self, monitor: Monitor) -> bool:
@@ -141,17 +147,17 @@ class UdevSource:
         for _ in range(DRAIN_LIMIT):
             try:
                 event = monitor.poll(0)
+                if event is None:
+                    break
+                news = news or not event.device_path.startswith(NOISE)
             except InterruptedError:
                 continue
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a path that is no text
                 # Most likely an overrun: the kernel had no room and dropped events. pyudev stumbles over the socket's
                 # error state before the read that would clear it, with an OSError without errno, and would for ever.
                 # So the monitor is replaced, whatever happened, and whatever was missed is found by looking.
                 log.info("device events were lost (%s): looking at all devices again", error)
                 self._monitor = None
-                self._open()
+                self._reopen_at = self._opened_at + MIN_LIFE
                 return True
-            if event is None:
-                break
-            news = news or not event.device_path.startswith(NOISE)
         return news
