@@ -140,6 +140,10 @@ class Up:
 
         def publish(found: Discovery) -> None:
             try:
+                errors = [problem for problem in found.problems if problem.is_error]
+                if errors and not found.pools:
+                    # A host that cannot be read is not a host without devices.
+                    raise RuntimeError(f"found no devices, and left the published pools as they are: {errors[0]}")
                 self._on_published(publisher.publish(found.pools))
             finally:
                 published.set()

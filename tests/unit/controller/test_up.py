@@ -1,0 +1,255 @@
+"""The loops together: this host's pools come first, one process at a time, and they end when told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api.decode import decode
+from devalloc.api.pool import DevicePool
+from devalloc.api.problems import Problem
+from devalloc.controller.allocate import AllocateSettings
+from devalloc.controller.up import Inventory, Up
+from devalloc.inventory import Discovery
+from devalloc.store import Held, Unusable
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.fleets import gpu_claim, gpu_class, gpu_pool, held
+from tests.support.shared import REPO
+
+Object = dict[str, Any]
+
+
+class Host:
+    """What an inventory finds, to be changed by the test."""
+
+    def __init__(self, *pools: Object) -> None:
+        self.pools = pools
+        self.looks = 0
+        self.error: Exception | None = None
+        self.problems: list[Problem] = []
+
+    def discover(self) -> Discovery:
+        self.looks += 1
+        if self.error is not None:
+            raise self.error
+        decoded = [decode(pool).object for pool in self.pools]
+        return Discovery([pool for pool in decoded if isinstance(pool, DevicePool)], self.problems)
+
+
+@contextmanager
+def running(store: SQLiteStore, host: Host | None, **settings: Any) -> Iterator[Up]:
+    up = Up(store.path, None if host is None else Inventory("n", host.discover), **settings)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            up.run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield up
+    finally:
+        up.stop()
+        thread.join(30)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait; the limit only keeps a failure from hanging."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+
+
+def pools(store: SQLiteStore) -> set[str]:
+    return {obj["metadata"]["name"] for obj in store.list("DevicePool").objects}
+
+
+def test_publishes_then_answers_and_follows_changes(store: SQLiteStore) -> None:
+    host = Host(gpu_pool("p", devices=1))
+    store.create(gpu_class())
+    store.create(gpu_claim("a"))
+    with running(store, host) as up:
+        until(lambda: held(store, "a") == ["p/d0"])
+        host.pools = (gpu_pool("p", devices=1), gpu_pool("q"))
+        up.rescan()
+        until(lambda: pools(store) == {"p", "q"})
+
+
+def test_no_claim_gets_a_device_that_went_while_nobody_looked(store: SQLiteStore) -> None:
+    with running(store, Host(gpu_pool("gone"))):
+        until(lambda: pools(store) == {"gone"})
+    store.create(gpu_class())
+    store.create(gpu_claim("a"))
+    with running(store, Host(gpu_pool("p"))):
+        until(lambda: held(store, "a"))
+        assert held(store, "a") == ["p/d0"]
+
+
+def test_claims_on_other_pools_do_not_wait_for_a_host_that_cannot_be_read(store: SQLiteStore) -> None:
+    host = Host()
+    host.error = OSError("no /sys")
+    for obj in (gpu_pool("network", node=None), gpu_class(), gpu_claim("a")):
+        store.create(obj)
+    with running(store, host):
+        until(lambda: held(store, "a") == ["network/d0"])
+
+
+def test_a_host_that_cannot_be_read_is_not_a_host_without_devices(store: SQLiteStore) -> None:
+    host = Host(gpu_pool("p"))
+    with running(store, host) as up:
+        until(lambda: pools(store) == {"p"})
+        host.pools, host.problems = (), [Problem("there is no sysfs")]
+        looks = host.looks
+        up.rescan()
+        until(lambda: host.looks > looks)
+        host.pools, host.problems = (gpu_pool("q"),), []
+        up.rescan()
+        until(lambda: pools(store) == {"q"})
+    with running(store, Host()):
+        until(lambda: pools(store) == set())
+
+
+def test_a_pool_that_somebody_deletes_or_edits_is_published_again(store: SQLiteStore) -> None:
+    with running(store, Host(gpu_pool("p"))):
+        until(lambda: pools(store) == {"p"})
+        store.delete("DevicePool", None, "p")
+        until(lambda: pools(store) == {"p"})
+        pool = store.get("DevicePool", None, "p")
+        until(lambda: "status" in store.get("DevicePool", None, "p"))
+        pool = store.get("DevicePool", None, "p")
+        store.replace({**pool, "spec": {**pool["spec"], "devices": []}})
+        until(lambda: store.get("DevicePool", None, "p")["spec"] == gpu_pool("p")["spec"])
+
+
+def test_without_inventory_it_answers_claims_only(store: SQLiteStore) -> None:
+    for obj in (gpu_pool(), gpu_class(), gpu_claim("a")):
+        store.create(obj)
+    with running(store, None) as up:
+        up.rescan()
+        until(lambda: held(store, "a") == ["p/d0"])
+
+
+def test_a_second_one_is_refused_and_the_first_goes_on(store: SQLiteStore) -> None:
+    with running(store, None):
+        until(lambda: (store.path.parent / "devalloc.db.lock").exists())
+        with pytest.raises(Held, match=f"process {os.getpid()}"):
+            Up(store.path, None).run()
+        for obj in (gpu_pool(), gpu_class(), gpu_claim("a")):
+            store.create(obj)
+        until(lambda: held(store, "a"))
+
+
+def test_a_damaged_store_is_refused(store: SQLiteStore) -> None:
+    store.create(gpu_claim("a"))
+    store._connection.execute("UPDATE objects SET content = '{'")
+    with pytest.raises(Unusable, match="DeviceClaim default/a"):
+        Up(store.path, None).run()
+
+
+def test_a_loop_that_cannot_go_on_ends_it_with_the_error(store: SQLiteStore) -> None:
+    def solve(*arguments: object, **settings: object) -> dict[str, Any]:
+        raise Unusable("beyond repair")
+
+    with pytest.raises(Unusable, match="beyond repair"):
+        Up(store.path, None, solve=solve).run()
+
+
+def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("devalloc.controller.up.GRACE_SECONDS", 0.05)
+    thinking, enough = threading.Event(), threading.Event()
+
+    def solve(*arguments: object, **settings: object) -> dict[str, Any]:
+        thinking.set()
+        enough.wait()
+        raise RuntimeError("too late")
+
+    store.create(gpu_claim("a"))
+    before = store.list()
+    with running(store, None, solve=solve, settings=AllocateSettings(retry=0.01)):
+        assert thinking.wait(30)
+    assert store.list() == before
+    with pytest.raises(Held):  # the abandoned thread could still write: nobody else may
+        Up(store.path, None).run()
+    enough.set()
+
+
+RUNNER = """
+import sys
+from pathlib import Path
+from devalloc.controller.up import Up, signals
+up = Up(Path(sys.argv[1]), None, on_round=lambda done: print("round", flush=True))
+with signals(up):
+    up.run()
+print("clean", flush=True)
+"""
+
+
+@contextmanager
+def process(path: Path, script: str = RUNNER, ready: str = "round") -> Iterator[subprocess.Popen[str]]:
+    env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'solver'}"}
+    runner = subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True, env=env)
+    assert runner.stdout is not None
+    try:
+        assert runner.stdout.readline() == f"{ready}\n"
+        yield runner
+    finally:
+        runner.kill()
+        runner.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_ends_it_cleanly(store: SQLiteStore, number: signal.Signals) -> None:
+    with process(store.path) as runner:
+        runner.send_signal(number)
+        output, _ = runner.communicate(timeout=60)
+        assert (runner.returncode, output) == (0, "clean\n")
+
+
+def test_a_hangup_looks_again_and_ends_nothing(store: SQLiteStore) -> None:
+    with process(store.path) as runner:
+        runner.send_signal(signal.SIGHUP)
+        store.create(gpu_class())
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == "round\n"
+
+
+STUCK = """
+import sys, time
+from pathlib import Path
+from devalloc.controller import up as module
+module.GRACE_SECONDS = 1000
+def think(*arguments, **settings):
+    print("thinking", flush=True)
+    time.sleep(1000)
+up = module.Up(Path(sys.argv[1]), None, solve=think)
+with module.signals(up):
+    up.run()
+"""
+
+
+def test_the_second_signal_ends_it_at_once(store: SQLiteStore) -> None:
+    with process(store.path, STUCK, "thinking") as runner:
+        runner.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            runner.wait(0.3)  # it waits for the solver that never comes back
+        runner.send_signal(signal.SIGINT)
+        assert runner.wait(60) == -signal.SIGINT
