@@ -54,23 +54,26 @@ class Explainer:
         """An answer for each claim of the unit."""
         if len(unit.demands) == 1:
             return [self._answer(unit.demands[0], self._find(unit), unit.pin, warnings)]
+        findings = self._find_members(unit)
+        return [self._answer(d, findings[d.key], unit.pin, warnings) for d in unit.demands]
+
+    def _find_members(self, unit: Unit) -> dict[Key, Finding]:
+        """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
         alone = {d.key: Unit((d,), unit.group, unit.pin) for d in unit.demands}
-        failing = {key: single for key, single in alone.items() if not self._fits(single, self._in_use)}
-        together = None if failing else self._find(unit)
-        answers = []
-        for demand in unit.demands:
-            if demand.key in failing:
-                finding = self._find(failing[demand.key])
-            elif together is not None:
-                told = f"each member of group {unit.group} fits alone, but not all on one node: {together.tail}"
-                finding = Finding(Reason.GROUP_UNSATISFIABLE, told, together.blockers)
-            else:
-                names = ", ".join(f"{ns}/{name}" for ns, name in failing)
-                finding = Finding(
-                    Reason.GROUP_UNSATISFIABLE, f"group {unit.group} is all or none, and {names} does not fit"
-                )
-            answers.append(self._answer(demand, finding, unit.pin, warnings))
-        return answers
+        hopeless = [key for key, single in alone.items() if not self._fits(single, ())]
+        if hopeless:
+            names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
+            told = f"group {unit.group} is all or none, and {names} cannot be satisfied"
+            others = Finding(Reason.GROUP_UNSATISFIABLE, told)
+            return {key: self._find(single) if key in hopeless else others for key, single in alone.items()}
+        together = self._find(unit)
+        told = f"group {unit.group} is all or none and shares a node: {together.tail}"
+        as_group = Finding(Reason.GROUP_UNSATISFIABLE, told, together.blockers)
+        possible = bool(together.blockers)
+        return {
+            key: together if possible and not self._fits(single, self._in_use) else as_group
+            for key, single in alone.items()
+        }
 
     # -- the reason --------------------------------------------------------------------------------------------------
 
