@@ -45,9 +45,9 @@ class Cluster:
     url: str
     token: str
 
-    def request(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> Answer:
+    def request(self, method: str, path: str, body: Any = None, *, accept: str = "application/json") -> Answer:
         """One request; an error answer is an answer."""
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type, "Accept": "application/json"}
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json", "Accept": accept}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         context = ssl._create_unverified_context()
@@ -62,8 +62,8 @@ class Cluster:
                 content = {"message": text}
             return Answer(error.code, content)
 
-    def get(self, path: str) -> Answer:
-        return self.request("GET", path)
+    def get(self, path: str, *, accept: str = "application/json") -> Answer:
+        return self.request("GET", path, accept=accept)
 
     def create(self, path: str, body: Any, *, dry_run: bool = False) -> Answer:
         """Unknown and double fields are errors, as with kubectl."""

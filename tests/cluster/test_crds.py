@@ -1,0 +1,248 @@
+"""A real API server takes our CRDs and judges objects as decode() does."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from copy import deepcopy
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc.api import crds
+from devalloc.api.decode import decode
+from devalloc.api.kinds import KINDS, Kind
+from tests.support.change import changed
+from tests.support.good_manifests import examples, good, good_manifests
+from tests.support.kube import Answer, Cluster
+from tests.support.mutate import mutated
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+MUTATIONS = 600
+
+
+def path_of(kind: Kind, namespace: str | None = None) -> str:
+    scope = f"/namespaces/{namespace or 'default'}" if kind.namespaced else ""
+    return f"/apis/{kind.api_version}{scope}/{kind.plural}"
+
+
+def conditions(content: dict[str, Any]) -> dict[str, str]:
+    return {entry["type"]: entry["status"] for entry in content.get("status", {}).get("conditions", [])}
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster) -> Cluster:
+    """The cluster with our CRDs established and served."""
+    for kind in KINDS.values():
+        answer = cluster.create(CRDS, crds.definition(kind))
+        assert answer.ok, f"{kind.kind}: {answer.message}"
+    for namespace in ("team-a", "system"):
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+        assert cluster.create("/api/v1/namespaces", body).ok
+    deadline = time.monotonic() + 60
+    for kind in KINDS.values():
+        while (
+            not (found := cluster.get(f"{CRDS}/{kind.plural}.{kind.group}")).content.get("status")
+            or conditions(found.content).get("Established") != "True"
+        ):
+            assert time.monotonic() < deadline, found.content.get("status")
+            time.sleep(0.1)
+        while not cluster.get(path_of(kind)).ok:
+            assert time.monotonic() < deadline, f"{kind.plural} are not served"
+            time.sleep(0.1)
+    return cluster
+
+
+def offer(cluster: Cluster, content: dict[str, Any]) -> Answer:
+    """What the server says about creating it; nothing is stored."""
+    kind = KINDS[content["kind"]]
+    metadata = content.get("metadata")
+    namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
+    return cluster.create(path_of(kind, namespace), content, dry_run=True)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+def test_the_crd_is_established_and_structural(installed: Cluster, kind: Kind) -> None:
+    found = conditions(installed.get(f"{CRDS}/{kind.plural}.{kind.group}").content)
+    assert found["Established"] == "True"
+    assert found["NamesAccepted"] == "True"
+    assert found.get("NonStructuralSchema", "False") == "False"
+    # an unapproved *.k8s.io group says so, and is served all the same
+    assert found.get("KubernetesAPIApprovalPolicyConformant", "True") in ("True", "False")
+
+
+@pytest.mark.parametrize("content", good_manifests(), ids=lambda content: content["metadata"]["name"])
+def test_what_is_good_is_accepted(installed: Cluster, content: dict[str, Any]) -> None:
+    answer = offer(installed, content)
+    assert answer.ok, answer.message
+
+
+def test_every_example_is_accepted(installed: Cluster) -> None:
+    refused = {}
+    for source, content in examples():
+        if content.get("kind") not in KINDS or decode(content).object is None:
+            continue  # examples of mistakes
+        known = deepcopy(content)
+        known["metadata"].pop("namespace", None)
+        answer = offer(installed, known)
+        if not answer.ok:
+            refused[source] = answer.message
+    assert refused == {}
+
+
+BAD: list[tuple[str, str, Any, str]] = [
+    ("DevicePool", "spec.driver", None, "spec.driver: Required"),
+    ("DevicePool", "spec.drivers", "x", 'unknown field "spec.drivers"'),
+    ("DevicePool", "spec.attributes.0", {"name": "a"}, "exactly one"),
+    ("DevicePool", "spec.attributes.0", {"name": "a", "stringValue": "", "intValue": 0}, "exactly one"),
+    ("DevicePool", "spec.attributes.1.name", "vendor", "Duplicate value"),
+    ("DevicePool", "spec.attributes.1.intValue", "0", "must be of type integer"),
+    ("DevicePool", "spec.attributes.2.quantityValue", "1GB", "should match"),
+    ("DevicePool", "spec.attributes.3.semVerValue", "1.8", "should match"),
+    ("DevicePool", "spec.devices.1.name", "whole", "Duplicate value"),
+    ("DevicePool", "spec.resources.0.blockSize", 0, "greater than or equal to 1"),
+    ("DevicePool", "spec.resources.0.blockSize", "0.0Gi", "should match"),
+    ("DevicePool", "spec.resources.0.capacity", "-1", "should match"),
+    ("DevicePool", "spec.devices.0.requests", {"": 1}, "1 to 253 characters"),
+    ("DeviceClass", "spec.adminAccess", "yes", "must be of type boolean"),
+    ("DeviceClass", "spec.configs.0.name", "A", "should match"),
+    ("DeviceClaim", "spec.claims", [], "at least 1 items"),
+    ("DeviceClaim", "spec.claims.0.requests.count", "0", "should match"),
+    ("DeviceClaim", "spec.claims.0.requests.count", "1.5", "whole number"),
+    ("DeviceClaim", "spec.claims.0.limits.count", 1, "must not be below its request"),
+    ("DeviceClaim", "spec.claims.1.oneOf.0.limits", {"count": 0}, "at least 1"),
+    ("DeviceClaim", "spec.claims.0.requests.memory", "30Gi", "must not be below its request"),
+    ("DeviceClaim", "spec.claims.1.deviceClass", "gpu", "must not stand next to other fields"),
+    ("VfConfig", "spec.vlan", 4095, "less than or equal to 4094"),
+    ("VfConfig", "spec.minTxRate", 2000, "must not be above maxTxRate"),
+    ("VfConfig", "spec.linkState", "up", "Unsupported value"),
+    ("VgpuConfig", "spec.profile", None, "spec.profile: Required"),
+]
+
+
+@pytest.mark.parametrize(("kind", "where", "value", "words"), BAD)
+def test_what_is_bad_is_refused_with_a_message(
+    installed: Cluster, kind: str, where: str, value: Any, words: str
+) -> None:
+    content = changed(good(kind), where, value)
+    answer = offer(installed, content)
+    assert answer.status in (400, 422), answer.content
+    assert words in answer.message
+    assert decode(content).object is None
+
+
+# -- life of a claim -----------------------------------------------------------------------------------------------
+
+
+def test_status_is_a_subresource_and_fixes_the_spec_until_release(installed: Cluster) -> None:
+    kind = KINDS["DeviceClaim"]
+    path = path_of(kind, "team-a")
+    claim = next(content for content in good_manifests() if content["metadata"]["name"] == "held")
+    created = installed.create(path, claim)
+    assert created.ok, created.message
+    assert "status" not in created.content, "status is written through the subresource only"
+
+    edited = changed(created.content, "spec.claims.0.deviceClass", "other")
+    edited = installed.replace(f"{path}/held", edited).content
+    assert edited["spec"]["claims"][0]["deviceClass"] == "other", "a pending claim may be edited"
+
+    allocated = installed.replace(f"{path}/held/status", edited | {"status": claim["status"]})
+    assert allocated.ok, allocated.message
+    assert allocated.content["status"] == claim["status"]
+
+    refused = installed.replace(f"{path}/held", changed(allocated.content, "spec.claims.0.deviceClass", "third"))
+    assert refused.status == 422
+    assert "the spec of an allocated claim is fixed; release the claim first" in refused.message
+    annotated = installed.replace(f"{path}/held", changed(allocated.content, "metadata.annotations.note", "fine"))
+    assert annotated.ok, annotated.message
+
+    bad_status = changed(annotated.content, "status.deviceStatuses.0.deviceIP", "10.9.9.9")
+    assert "deviceIPs[0] must equal deviceIP" in installed.replace(f"{path}/held/status", bad_status).message
+
+    released = installed.replace(f"{path}/held/status", annotated.content | {"status": {}})
+    assert released.ok, released.message
+    assert installed.replace(f"{path}/held", changed(released.content, "spec.claims.0.deviceClass", "third")).ok
+    assert installed.delete(f"{path}/held").ok
+
+
+def test_discovery_tells_short_names_and_categories(installed: Cluster) -> None:
+    for version in {kind.api_version for kind in KINDS.values()}:
+        resources = {entry["name"]: entry for entry in installed.get(f"/apis/{version}").content["resources"]}
+        for kind in (kind for kind in KINDS.values() if kind.api_version == version):
+            entry = resources[kind.plural]
+            assert entry.get("shortNames", []) == list(kind.short_names)
+            assert entry["categories"] == ["devalloc"]
+            assert entry["singularName"] == kind.singular
+            assert entry["namespaced"] == kind.namespaced
+            assert (f"{kind.plural}/status" in resources) == ("status" in kind.model.model_fields)
+
+
+def test_tables_show_the_printer_columns(installed: Cluster) -> None:
+    pools = path_of(KINDS["DevicePool"])
+    assert installed.create(pools, good("DevicePool")).ok
+    try:
+        table = installed.get(pools, accept="application/json;as=Table;v=v1;g=meta.k8s.io").content
+        headings = [column["name"] for column in table["columnDefinitions"]]
+        assert headings == ["Name", "Node", "Driver", "Available", "Age"]
+        assert table["rows"][0]["cells"][:3] == ["node-a-0000-08-00", "node-a", "gpu.devalloc.io"]
+    finally:
+        installed.delete(f"{pools}/node-a-0000-08-00")
+
+
+# -- agreement -----------------------------------------------------------------------------------------------------
+
+
+def explained(content: dict[str, Any], ours: bool, server: Answer) -> str | None:
+    """Why decode() and the server differ on purpose, or None when they should not."""
+    problems = decode(content).problems
+    said = " ".join(problem.message for problem in problems)
+    if ours and not server.ok:
+        if "read as" in said or "is ignored" in said:
+            return "read leniently, with a warning: other spellings, nulls, annotations without quotes, namespaces"
+        if "must be of type integer or string" in server.message or "must be of type integer" in server.message:
+            return "amounts written as JSON numbers with a fraction"
+        if "metadata" in server.message or "namespace" in server.message:
+            return "rules about metadata that are the server's own"
+    if not ours and server.ok:
+        paths = {problem.path for problem in problems if problem.is_error}
+        if all(path.startswith("metadata") for path in paths):
+            return "metadata, where CEL cannot look: the priority annotation; fields the server overwrites"
+        if all("status" in path.split(".")[0] for path in paths):
+            return "status, which a creation drops unread"
+        if "finer than one nano" in said or "beyond the range" in said:
+            return "amounts that Kubernetes rounds or caps, and S4a refuses"
+        if "printable" in said:
+            return "control characters in keys of maps"
+    return None
+
+
+def test_decode_and_the_server_agree_on_mutated_objects(installed: Cluster) -> None:
+    random = Random("agreement")
+    sources = [content for content in good_manifests() if "namespace" not in content["metadata"]]
+    sources += [content for content in good_manifests() if content["metadata"].get("namespace") == "team-a"]
+    differences: Counter[str] = Counter()
+    verdicts: Counter[bool] = Counter()
+    unexplained = []
+    for _ in range(MUTATIONS):
+        original = random.choice(sources)
+        content = mutated(original, random)
+        kind = original["kind"]
+        if content.get("kind") != kind or content.get("apiVersion") != original["apiVersion"]:
+            continue  # another URL: nothing to compare
+        decoded = decode(content)
+        server = installed.create(path_of(KINDS[kind], original["metadata"].get("namespace")), content, dry_run=True)
+        assert server.status in (200, 201, 400, 409, 422), server.content
+        ours = decoded.object is not None
+        verdicts[ours] += 1
+        if ours == server.ok:
+            continue
+        reason = explained(content, ours, server)
+        if reason is None:
+            errors = [str(problem) for problem in decoded.problems]
+            unexplained.append(f"decode: {errors or 'accepted'}; server: {server.message or 'accepted'}")
+        else:
+            differences[reason] += 1
+    print(dict(differences), dict(verdicts))
+    assert unexplained == []
+    assert min(verdicts[True], verdicts[False]) > MUTATIONS // 20, "both verdicts are exercised"
