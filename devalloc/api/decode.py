@@ -187,4 +187,4 @@ class _Subject:
 def _word(value: object) -> str | None:
     if not isinstance(value, str) or not value:
         return None
-    return value if value.isprintable() and len(value) <= 253 else ascii(value)[:253]
+    return value if value.isprintable() and len(value) <= 253 else shown(value)

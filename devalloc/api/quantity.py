@@ -24,21 +24,15 @@ _EXPONENT = re.compile(r"[eE]([+-]?\d{1,4})", re.ASCII)
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _DECIMAL_BY_POWER = {power: suffix for suffix, power in _DECIMAL.items()}
-_SUFFIX_HINTS = {
-    "K": "k or Ki",
-    "g": "G or Gi",
-    "t": "T or Ti",
+_HINTS = {
+    **{f"{suffix}{unit}": suffix for suffix in _BINARY for unit in ("", "B")},
+    **{f"{letter}B": letter for letter in "MGTPE"},
+    **{letter: f"{letter} or {letter}i" for letter in "GTP"},
     "KB": "k",
-    "MB": "M",
-    "GB": "G",
-    "TB": "T",
-    "ki": "Ki",
-    "mi": "Mi",
-    "gi": "Gi",
-    "kb": "k",
-    "mb": "M",
-    "gb": "G",
+    "K": "k or Ki",
 }
+_SUFFIX_HINTS = {wrong.lower(): right for wrong, right in _HINTS.items()}
+"""What somebody most likely means by a suffix that does not exist, by its lower-case form."""
 
 
 class QuantityError(ValueError):
@@ -97,7 +91,7 @@ class Quantity:
             scale += int(exponent[1])
             fmt = Format.DECIMAL_EXPONENT
         else:
-            hint = _SUFFIX_HINTS.get(suffix)
+            hint = _SUFFIX_HINTS.get(suffix.lower())
             advice = f"; did you mean {hint}?" if hint else "; use n u m k M G T P E, Ki Mi Gi Ti Pi Ei or an exponent"
             raise QuantityError(f"is no quantity: {text!r} has the unknown suffix {suffix!r}{advice}")
         if digits == 0:

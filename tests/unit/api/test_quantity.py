@@ -98,7 +98,7 @@ def test_what_is_no_quantity_is_an_error_with_the_text(text: str) -> None:
         Quantity.parse(text)
 
 
-@pytest.mark.parametrize(("text", "hint"), [("1K", "k or Ki"), ("10GB", "did you mean G?"), ("1gi", "Gi")])
+@pytest.mark.parametrize(("text", "hint"), [("1K", "k or Ki"), ("10GB", "did you mean G?"), ("1gi", "Gi"), ("1GiB", "mean Gi"), ("1GI", "mean Gi")])
 def test_common_slips_get_advice(text: str, hint: str) -> None:
     with pytest.raises(QuantityError, match=hint):
         Quantity.parse(text)
