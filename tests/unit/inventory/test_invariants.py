@@ -6,6 +6,7 @@ Random operations on a fake kernel (VFs, drivers, vGPUs, hot-plug, spoiled files
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -74,12 +75,12 @@ def fits(pool: DevicePool, *devices: Device) -> bool:
 
 
 class AnyHistory(RuleBasedStateMachine):
-    @initialize()
-    def plug_in(self) -> None:
+    @initialize(with_vfs=st.sets(st.sampled_from([NIC, A2, L40S])))
+    def plug_in(self, with_vfs: set[str]) -> None:
         self.folder = memory_folder()
         self.host = FakeSysfs(Path(self.folder.name))
         for card in CARDS:
-            self.host.add(card)
+            self.host.add(replace(card, vfs=4 if card.address in with_vfs else 0))
         self.made = 0
         self.names_of_vfs = self.vf_names(self.discover())
 
@@ -266,4 +267,4 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=12, stateful_step_count=12, deadline=None)
+TestAnyHistory.settings = settings(max_examples=10, stateful_step_count=10, deadline=None)
