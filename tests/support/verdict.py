@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -22,7 +22,11 @@ def complaints(documents: Sequence[Manifest], answer: Answer) -> list[str]:
     """Everything that is wrong with the answer, goals 1 to 4 of S17 included; [] when nothing is."""
     instance = read(documents)
     answers = {(a["namespace"], a["name"]): a for a in answer["claims"]}
-    found = [*_goals(documents, instance, answers), *_Verifier(instance, answers).complaints()]
+    found = [
+        *_goals(documents, instance, answers),
+        *_objective(instance, answer, answers),
+        *_Verifier(instance, answers).complaints(),
+    ]
     return found + [text for key in answers for text in _reason(documents, instance, answers, key)]
 
 
@@ -30,12 +34,34 @@ def _goals(documents: Sequence[Manifest], instance: Instance, answers: Mapping[K
     best = oracle.solve(documents)
     new = {key: a for key, a in answers.items() if a["allocated"] and key not in instance.allocated}
     one_of = {key: a["oneOf"] or [None] * len(best.one_of.get(key, ())) for key, a in new.items()}
-    used = {(_node(a, entry, instance), *entry) for a in new.values() for entry in _entries(a)}
+    used = _used(instance, answers)
     pools = {(node, pool) for node, pool, _ in used}
     got = oracle.Best(frozenset(new), one_of, len(pools), len(used))
     # Whether a claim with admin details may be nowhere, the rules do not say.
     if got != best and got != oracle.solve(documents, nowhere=True):
         yield f"{got} is not the best answer, {best}"
+
+
+def _objective(instance: Instance, answer: Answer, answers: Mapping[Key, Answer]) -> Iterator[str]:
+    """The levels that the answer states of itself: true, and proven."""
+    used = _used(instance, answers)
+    satisfied = Counter(c.priority for g in instance.groups for c in g.claims if answers[c.key]["allocated"])
+    for level in answer["objective"]["levels"]:
+        true = {
+            "satisfied": satisfied[level.get("priority", 0)],
+            "pools": len({(node, pool) for node, pool, _ in used}),
+            "devices": len(used),
+        }.get(level["goal"], level["value"])
+        if level["value"] != true or level["bound"] != true:
+            yield f"objective says {level}, and it is {true} (S17)"
+    if answer["optimal"] is not True:
+        yield "a small instance is not proven optimal (S17)"
+
+
+def _used(instance: Instance, answers: Mapping[Key, Answer]) -> set[tuple[str | None, str, str]]:
+    """(node, pool, device) of all claims answered now."""
+    new = [a for key, a in answers.items() if a["allocated"] and key not in instance.allocated]
+    return {(_node(a, entry, instance), *entry) for a in new for entry in _entries(a)}
 
 
 def _entries(answer: Answer) -> list[tuple[str, str]]:
