@@ -256,7 +256,7 @@ places = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(["DevicePool", "DeviceClass", "DeviceClaim", "VfConfig"]), places, json_content)
 def test_any_content_at_any_place_gives_an_object_or_errors_in_words(kind: str, where: str, value: Any) -> None:
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc.api.content import DecimalFloat
@@ -98,7 +98,10 @@ def test_what_is_no_quantity_is_an_error_with_the_text(text: str) -> None:
         Quantity.parse(text)
 
 
-@pytest.mark.parametrize(("text", "hint"), [("1K", "k or Ki"), ("10GB", "did you mean G?"), ("1gi", "Gi"), ("1GiB", "mean Gi"), ("1GI", "mean Gi")])
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("1K", "k or Ki"), ("10GB", "did you mean G?"), ("1gi", "Gi"), ("1GiB", "mean Gi"), ("1GI", "mean Gi")],
+)
 def test_common_slips_get_advice(text: str, hint: str) -> None:
     with pytest.raises(QuantityError, match=hint):
         Quantity.parse(text)
@@ -142,6 +145,7 @@ def quantity_texts(draw: st.DrawFn) -> tuple[str, Fraction]:
     return f"{sign}{number}{suffix}", -value if sign == "-" else value
 
 
+@settings(max_examples=100, deadline=None)
 @given(quantity_texts())
 def test_a_text_means_exactly_its_fraction_or_is_an_error(case: tuple[str, Fraction]) -> None:
     text, value = case
@@ -155,6 +159,7 @@ def test_a_text_means_exactly_its_fraction_or_is_an_error(case: tuple[str, Fract
         assert Fraction(quantity.nano, NANO) == value
 
 
+@settings(max_examples=100, deadline=None)
 @given(quantity_texts())
 def test_formatting_and_parsing_lose_nothing(case: tuple[str, Fraction]) -> None:
     try:
@@ -167,6 +172,7 @@ def test_formatting_and_parsing_lose_nothing(case: tuple[str, Fraction]) -> None
     assert str(again) == str(quantity)
 
 
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**15), st.integers(1, 10**12))
 def test_blocks_round_outwards_by_less_than_one(amount: int, block: int) -> None:
     whole, least = floor_blocks(Quantity(amount), Quantity(block)), ceil_blocks(Quantity(amount), Quantity(block))
@@ -174,6 +180,7 @@ def test_blocks_round_outwards_by_less_than_one(amount: int, block: int) -> None
     assert (least - 1) * block < amount <= least * block
 
 
+@settings(max_examples=100, deadline=None)
 @given(st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20))
 def test_arithmetic_and_order_are_those_of_integers(a: int, b: int) -> None:
     x, y = Quantity(a), Quantity(b)
