@@ -1,0 +1,196 @@
+"""One bad file costs at most its own device: never a crash, never another card (the whole tree, file by file)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from devalloc.api.decode import decode
+from tests.support import cards
+from tests.support.cards import Vgpu
+from tests.support.discovered import Found
+from tests.support.fakesysfs import FakeSysfs
+
+BYSTANDER = "0000-71-00-0"
+TYPES = tuple(kind for kind in cards.A2_TYPES if kind.id in {"nvidia-746", "nvidia-747"})
+L40S = tuple(kind for kind in cards.L40S_TYPES if kind.id in {"1150", "1156"})
+UUID = "00000000-0000-0000-0000-000000000001"
+
+
+def nic_with_vfs(host: FakeSysfs) -> str:
+    return host.add(cards.nic(vfs=2))
+
+
+def mdev_card(host: FakeSysfs) -> str:
+    address = host.add(cards.a2_vgpu_card(vfs=2, vgpu=Vgpu("mdev", 16384, TYPES)))
+    host.vgpu.create("0000:08:00.4", "nvidia-746", UUID)
+    return address
+
+
+def vendor_vfio_card(host: FakeSysfs) -> str:
+    address = host.add(cards.l40s_vgpu_card(vfs=2, vgpu=Vgpu("vfio", 49152, L40S)))
+    host.vgpu.set_type("0000:26:00.4", "1150")
+    return address
+
+
+def drive(host: FakeSysfs) -> str:
+    return host.add(cards.nvme())
+
+
+def spoilt(path: Path, number: int) -> Iterator[Callable[[], object]]:
+    """Ways in which a file or a link can be bad: missing, garbage, and the others in turn to save time."""
+    yield lambda: None
+    yield lambda: path.write_bytes(b"\xff\xfe\x00 not what you want \x80\n")
+    others: list[Callable[[], object]] = [
+        lambda: path.write_bytes(b""),
+        path.mkdir,
+        lambda: path.write_bytes(b"-1"),
+        lambda: path.symlink_to("/etc"),
+        lambda: path.write_bytes(b"99999999999999999999"),
+        lambda: path.symlink_to(path.name),
+    ]
+    yield others[number % 6]
+
+
+@contextmanager
+def without(path: Path) -> Iterator[None]:
+    """The place of a file or link is empty, and afterwards as it was."""
+    aside = path.with_name(path.name + ".aside")
+    path.rename(aside)
+    try:
+        yield
+    finally:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        aside.rename(path)
+
+
+@pytest.mark.parametrize("card", [nic_with_vfs, mdev_card, vendor_vfio_card, drive])
+def test_any_one_bad_file_is_survived(tmp_path: Path, card: Callable[[FakeSysfs], str]) -> None:
+    host = FakeSysfs(tmp_path)
+    card(host)
+    host.add(cards.accelerator())
+    good = Found.on(host.root)
+    assert good.problems == []
+    bystander = good.devices[BYSTANDER]
+    touched = {str(place) for place in host.sys.rglob("*") if "0000:71" not in str(place)}
+    read = [Path(p) for p in sorted(touched) if Path(p).name in READ or Path(p).name.startswith("virtfn")]
+    assert len(read) > 20
+    for number, path in enumerate(read):
+        for spoil in spoilt(path, number):
+            if path.is_dir() and not path.is_symlink():
+                break
+            with without(path):
+                spoil()
+                found = Found.on(host.root)
+                assert found.devices[BYSTANDER] == bystander, path
+                for manifest in found.manifests:
+                    assert decode(manifest).problems == [], path
+
+
+READ = {
+    "class", "vendor", "device", "numa_node", "driver", "iommu_group", "physfn", "sriov_totalvfs", "sriov_numvfs",
+    "sriov_offset", "sriov_stride", "sriov_vf_device", "speed", "address", "type", "name", "description", "mdev_type",
+    "available_instances", "creatable_vgpu_types", "current_vgpu_type", "boot_vga", "dev", "holders",
+}  # fmt: skip
+"""The names that discovery reads; what it never opens cannot harm it."""
+
+
+def test_the_list_of_read_files_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = FakeSysfs(tmp_path)
+    for card in (nic_with_vfs, mdev_card, vendor_vfio_card, drive):
+        card(host)
+    opened: set[str] = set()
+    really = os.open
+
+    def recorded(path: str, *rest: int) -> int:
+        opened.add(os.path.basename(path))
+        return really(path, *rest)
+
+    monkeypatch.setattr(os, "open", recorded)
+    Found.on(host.root)
+    in_proc = {"route", "ipv6_route", "if_inet6", "mounts", "swaps", "mountinfo", "comm", "information"}
+    not_in_these = {"config", "boot_vga", "mem_info_vram_total"}
+    assert opened - in_proc - not_in_these - {"pci.ids.gz"} <= READ
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> FakeSysfs:
+    host = FakeSysfs(tmp_path)
+    host.add(cards.plain_nic())
+    return host
+
+
+@pytest.mark.parametrize("name", ["net/route", "net/ipv6_route", "net/if_inet6", "mounts", "swaps", "self/mountinfo"])
+@given(content=st.binary(max_size=200))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_content_of_proc_is_survived(plain: FakeSysfs, name: str, content: bytes) -> None:
+    host = plain
+    host.proc(name, "")
+    (host.root / "proc" / name).write_bytes(content)
+    assert list(Found.on(host.root).devices) == ["0000-05-00-0"]
+
+
+def test_a_function_without_class_is_left_out_and_told(tmp_path: Path) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(cards.nic())
+    host.add(cards.gpu())
+    host.spoil(host.path("0000:41:00.0", "class"), "garbage")
+    found = Found.on(host.root)
+    assert list(found.devices) == ["0000-01-00-0"]
+    assert [problem.path.rpartition("/")[2] for problem in found.problems] == ["class", "0000:41:00.0"]
+    assert not any(problem.is_error for problem in found.problems)
+
+
+def test_a_vgpu_parent_without_class_is_known_by_its_nvidia_folder(tmp_path: Path) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(cards.l40s_vgpu_card(vfs=1, vgpu=Vgpu("vfio", 49152, L40S)))
+    for name in ("class", "vendor", "device"):
+        host.spoil(host.path("0000:26:00.4", name), "missing")
+    found = Found.on(host.root)
+    assert found.names(function="mdev") == ["0000-26-00-4-nvidia-1150", "0000-26-00-4-nvidia-1156"]
+    assert "taken for an NVIDIA GPU" in found.problems[0].message
+
+
+def test_vfs_of_a_port_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(cards.nic(vfs=2))
+    host.spoil(host.path("0000:41:00.0", "vendor"), "folder")
+    found = Found.on(host.root)
+    assert found.devices == {}
+    assert sum("is a VF of 0000:41:00.0" in problem.message for problem in found.problems) == 2
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31mb", "x" * 3000, "tab\there", "\N{WATER BUFFALO}"])
+def test_a_profile_of_any_name_makes_a_valid_pool(tmp_path: Path, name: str) -> None:
+    host = FakeSysfs(tmp_path)
+    mdev_card(host)
+    host.write(f"{host.path('0000:08:00.5')}/mdev_supported_types/nvidia-747/name", name)
+    for manifest in Found.on(host.root).manifests:
+        assert decode(manifest).problems == []
+
+
+def test_what_users_may_not_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(cards.nic())
+    really = os.open
+
+    def refused(path: str, *rest: int) -> int:
+        if path.endswith("/numa_node"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return really(path, *rest)
+
+    monkeypatch.setattr(os, "open", refused)
+    found = Found.on(host.root)
+    assert "numa" not in found.attributes("0000-41-00-0")
+    assert "Permission denied" in found.problems[0].message

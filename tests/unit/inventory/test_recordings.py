@@ -1,0 +1,222 @@
+"""Recorded machines are discovered with true facts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api.decode import decode
+from devalloc.api.quantity import Quantity
+from devalloc_solver import solve_manifests
+from tests.support.discovered import Found
+from tests.support.recordings import NAMES, archive, unpack
+
+pytestmark = pytest.mark.skipif(not archive(NAMES[0]).exists(), reason="the shared cases are not here")
+
+A2_VFS = [f"0000:08:{index // 8:02x}.{index % 8}" for index in range(4, 20)]
+LIVE = {
+    "mdev-f715f63c-0d00-4007-9c5a-b07b0c6c05de": "0000:08:00.4",
+    "mdev-3deab9a4-200a-4c54-99b1-5eb0722d1d81": "0000:08:00.6",
+    "mdev-c728e022-f16f-434b-ad2c-9665ee634d3d": "0000:08:02.0",
+}
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: unpack(name, tmp_path_factory.mktemp(name)) for name in NAMES}
+
+
+@pytest.fixture(scope="session")
+def merged_a2(recorded: dict[str, Path]) -> Found:
+    """A whole A2 server: the types recorded on one of its VFs, on every VF that is free."""
+    root = recorded["harvester-vgpu-node"].parent / "merged"
+    shutil.copytree(recorded["harvester-vgpu-node"], root, symlinks=True)
+    types = recorded["harvester-pcidevices"] / "sys/class/mdev_bus/0000:08:01.7/mdev_supported_types"
+    for vf in A2_VFS:
+        if vf not in LIVE.values():
+            place = (root / "sys/bus/pci/devices" / vf).resolve()
+            shutil.copytree(types, place / "mdev_supported_types")
+    return Found.on(root)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recording_is_valid_and_the_same_each_time(recorded: dict[str, Path], name: str) -> None:
+    found = Found.on(recorded[name])
+    assert found.devices
+    assert not any(problem.is_error for problem in found.problems)
+    assert found.bytes == Found.on(recorded[name] / "sys").bytes
+    for manifest in found.manifests:
+        assert decode(manifest).problems == []
+
+
+class TestVgpuServer:
+    @pytest.fixture
+    def found(self, recorded: dict[str, Path]) -> Found:
+        return Found.on(recorded["harvester-vgpu-node"])
+
+    def test_cards(self, found: Found) -> None:
+        assert {pool.metadata.name: pool.spec.driver for pool in found.pools} == {
+            "node-a-0000-01-00": "display.devalloc.io",
+            "node-a-0000-04-00": "nic.devalloc.io",
+            "node-a-0000-05-00": "storage.devalloc.io",
+            "node-a-0000-08-00": "gpu.devalloc.io",
+        }
+        assert found.problems == []
+
+    def test_the_a2_has_16_vfs_in_numeric_order(self, found: Found) -> None:
+        card = found.attributes("0000-08-00-0")
+        assert (card["function"], card["vendor"], card["model"]) == ("whole", "nvidia", "GA107GL [A2 / A16]")
+        assert (card["numa"], card["iommuGroup"], card["pcieRoot"]) == (0, 38, "pci0000:00")
+        vfs = found.names(kind="gpu", function="vf")
+        assert [found.attributes(vf)["pciBusID"] for vf in vfs] == A2_VFS
+        assert [found.attributes(vf)["vfIndex"] for vf in vfs] == list(range(16))
+        assert [found.attributes(vf)["iommuGroup"] for vf in vfs] == list(range(90, 106))
+        assert {found.attributes(vf)["pfPciBusID"] for vf in vfs} == {"0000:08:00.0"}
+
+    def test_three_vgpus_live_on_their_vfs(self, found: Found) -> None:
+        live = {name: found.attributes(name) for name in found.names(function="mdev")}
+        assert {name: attributes["pciBusID"] for name, attributes in live.items()} == LIVE
+        assert sorted(str(attributes["profileID"]) for attributes in live.values()) == [
+            "nvidia-746", "nvidia-751", "nvidia-754",
+        ]  # fmt: skip
+        assert live["mdev-c728e022-f16f-434b-ad2c-9665ee634d3d"]["iommuGroup"] == 107
+        for vf in LIVE.values():
+            assert (found.unavailable(vf.replace(":", "-").replace(".", "-")) or "").startswith("in use: mdev")
+        free = [vf for vf in found.names(kind="gpu", function="vf") if found.unavailable(vf) is None]
+        assert len(free) == 13
+        assert found.fits(*free)
+
+    def test_two_idle_ports_with_63_possible_vfs_each(self, found: Found) -> None:
+        ports = found.names(function="pf")
+        assert ports == ["0000-04-00-0", "0000-04-00-1"]
+        for number, port in enumerate(ports):
+            attributes = found.attributes(port)
+            assert (attributes["driver"], attributes["numa"], attributes["iommuGroup"]) == ("ixgbe", 0, 35 + number)
+            assert attributes["linkSpeed"] == Quantity.parse("10G")
+            vfs = found.names(pfPciBusID=f"0000:04:00.{number}")
+            assert len(vfs) == 63
+            assert vfs[:2] == [f"0000-04-10-{number}", f"0000-04-10-{number + 2}"]
+            assert {found.attributes(vf)["state"] for vf in vfs} == {"creatable"}
+            assert found.fits(*vfs)
+            assert not found.fits(port, vfs[62])
+
+    def test_the_console_is_reserved(self, found: Found) -> None:
+        assert "reserved: boot VGA" in (found.unavailable("0000-01-00-1") or "")
+
+
+class TestVgpuTypes:
+    def test_the_a2_vf_has_15_profiles(self, recorded: dict[str, Path]) -> None:
+        found = Found.on(recorded["harvester-pcidevices"])
+        names = [n for n in found.names(function="mdev") if n.startswith("0000-08-01-7-")]
+        assert len(names) == 15
+        facts = {found.attributes(n)["profileID"]: found.attributes(n) for n in names}
+        assert facts["nvidia-742"]["profile"] == "NVIDIA A2-1B"
+        assert facts["nvidia-756"]["framebuffer"] == Quantity.parse("16Gi")
+
+    def test_the_l40s_vf_has_23_profiles(self, recorded: dict[str, Path]) -> None:
+        found = Found.on(recorded["harvester-pcidevices"])
+        names = [n for n in found.names(function="mdev") if n.startswith("0000-26-00-4-")]
+        assert len(names) == 23
+        sizes = {found.attributes(n)["profile"]: found.attributes(n)["framebuffer"] for n in names}
+        assert sizes["NVIDIA L40S-3B"] == Quantity.parse("3Gi")
+        assert sizes["NVIDIA L40S-48A"] == Quantity.parse("48Gi")
+
+
+class TestWholeA2Server:
+    def test_each_free_vf_offers_each_type(self, merged_a2: Found) -> None:
+        assert len(merged_a2.names(function="mdev", state="creatable")) == 13 * 15
+
+    def test_one_more_4_gb_profile_fits_not_13(self, merged_a2: Found) -> None:
+        four = merged_a2.names(profile="NVIDIA A2-4Q", state="creatable")
+        assert len(four) == 13
+        assert merged_a2.most(four) == 1
+        anything = merged_a2.names(function="mdev", state="creatable")
+        assert {merged_a2.attributes(name)["framebuffer"] for name in anything if merged_a2.fits(name)} == {
+            Quantity.parse("4Gi")
+        }
+        assert merged_a2.most(anything) == 1
+
+    def test_the_solver_agrees(self, merged_a2: Found) -> None:
+        kinds: list[dict[str, Any]] = [
+            {
+                "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+                "kind": "DeviceClass",
+                "metadata": {"name": "a2-4q"},
+                "spec": {"driver": "gpu.devalloc.io", "constraints": "device.profile == 'NVIDIA A2-4Q'"},
+            }
+        ]
+        kinds += [
+            {
+                "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+                "kind": "DeviceClaim",
+                "metadata": {"name": f"vm-{number}", "namespace": "default"},
+                "spec": {"claims": [{"deviceClass": "a2-4q"}]},
+            }
+            for number in range(3)
+        ]
+        answer = solve_manifests([*merged_a2.manifests, *kinds])
+        assert sum(claim["allocated"] for claim in answer["claims"]) == 1
+
+
+class TestGuest:
+    @pytest.fixture
+    def found(self, recorded: dict[str, Path]) -> Found:
+        return Found.on(recorded["igb-guest"])
+
+    def test_vfs_and_their_pfs(self, found: Found) -> None:
+        assert {
+            pf: [found.attributes(vf)["pciBusID"] for vf in found.names(pfPciBusID=pf)]
+            for pf in ("0000:41:00.0", "0000:42:00.0", "0000:81:00.0")
+        } == {
+            "0000:41:00.0": ["0000:41:10.0", "0000:41:10.2", "0000:41:10.4"],
+            "0000:42:00.0": ["0000:42:00.1", "0000:42:00.2", "0000:42:00.3"],
+            "0000:81:00.0": ["0000:81:10.0", "0000:81:10.2", "0000:81:10.4"],
+        }
+
+    def test_numa_nodes(self, found: Found) -> None:
+        node = {name: found.attributes(name)["numa"] for name in found.devices}
+        assert {name for name, number in node.items() if number == 1} == {
+            "0000-81-00-0", "0000-81-10-0", "0000-81-10-2", "0000-81-10-4", "0000-82-00-0",
+        }  # fmt: skip
+        assert set(node.values()) == {0, 1}
+
+    def test_what_is_on_vfio(self, found: Found) -> None:
+        assert found.names(driver="vfio-pci") == ["0000-41-10-0", "0000-82-00-0"]
+        assert found.fits("0000-41-10-0", "0000-41-10-2", "0000-81-00-0")
+        assert (found.attributes("0000-82-00-0")["kind"], found.attributes("0000-82-00-0")["vendor"]) == ("gpu", "amd")
+
+
+class TestAcceleratorServer:
+    def test_its_vector_engines(self, recorded: dict[str, Path]) -> None:
+        found = Found.on(recorded["hwloc-32intel64-2p8co2t-8ve"])
+        engines = found.names(kind="accelerator")
+        assert [found.attributes(name)["pciBusID"] for name in engines] == [
+            f"0000:{bus}:00.0" for bus in ("1b", "1c", "1d", "1e", "3d", "3f", "40", "41")
+        ]
+        assert {found.attributes(name)["model"] for name in engines} == {"Vector Engine 1.0"}
+        assert {found.attributes(name)["vendor"] for name in engines} == {"nec"}
+        assert {found.attributes(name)["pcieRoot"] for name in engines} == {"pci0000:17", "pci0000:3a"}
+        assert [found.attributes(name)["linkType"] for name in found.names(kind="nic")] == [
+            "infiniband", "infiniband", "ethernet", "ethernet",
+        ]  # fmt: skip
+
+    def test_without_an_iommu_nothing_is_offered(self, recorded: dict[str, Path]) -> None:
+        found = Found.on(recorded["hwloc-32intel64-2p8co2t-8ve"])
+        assert all("no IOMMU group" in (found.unavailable(name) or "") for name in found.devices)
+
+
+def test_every_function_of_our_kinds_is_there(recorded: dict[str, Path]) -> None:
+    """Against the class files, read by other means than ours."""
+    for name in NAMES:
+        found = Found.on(recorded[name])
+        published = {str(found.attributes(device)["pciBusID"]) for device in found.devices}
+        devices = recorded[name] / "sys/bus/pci/devices"
+        for address in os.listdir(devices):
+            file = devices / address / "class"
+            if file.exists() and re.match(r"0x(02|03|12|0108|0b40)", file.read_text()):
+                assert address in published, name
