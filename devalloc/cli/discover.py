@@ -7,21 +7,21 @@ from typing import Any
 
 import click
 
-from devalloc.cli.options import output_option
+from devalloc.cli.options import inventory_options, output_option
 from devalloc.cli.verb import verb
 
 
 @verb("discover")
-@click.option(
-    "--sysfs-root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=Path("/"),
-    metavar="DIR",
-    help="Read this tree instead of the host's: the folder that holds sys, or the sys folder itself.",
-)
-@click.option("--node-name", metavar="NAME", help="The node that the pools belong to; the host name by default.")
+@inventory_options
 @output_option()
-def discover(sysfs_root: Path, node_name: str | None, output: str) -> int:
+def discover(
+    sysfs_root: Path,
+    node_name: str | None,
+    kinds: tuple[str, ...],
+    max_vfs: int | None,
+    allow_shared_groups: bool,
+    output: str,
+) -> int:
     """List the devices of this host as DevicePools: GPUs, NICs, accelerators, NVMe, their functions and profiles.
 
     \b
@@ -30,10 +30,12 @@ def discover(sysfs_root: Path, node_name: str | None, output: str) -> int:
     """
     import socket
 
+    from devalloc.cli.inventory import settings
     from devalloc.cli.output import dump_objects, note
     from devalloc.inventory import discover as look
 
-    found = look(sysfs_root, node_name=node_name or socket.gethostname().lower())
+    config = settings(kinds, max_vfs, allow_shared_groups)
+    found = look(sysfs_root, node_name=node_name or socket.gethostname().lower(), config=config)
     for problem in found.problems:
         note(f"error: {problem}" if problem.is_error else str(problem))
     pools: list[dict[str, Any]] = [pool.to_manifest() for pool in found.pools]

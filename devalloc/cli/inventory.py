@@ -1,10 +1,11 @@
-"""Pools of a host as tables for people."""
+"""A host's inventory: what the options say about it, and its pools as tables for people."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +13,20 @@ from devalloc.api import meta
 from devalloc.cli.columns import attribute
 from devalloc.cli.output import Cell, Styled, table
 
+if TYPE_CHECKING:
+    from devalloc.inventory import InventoryConfig
+
 Object = dict[str, Any]
+
+
+def settings(
+    kinds: Sequence[str], max_vfs: int | None, allow_shared_groups: bool, held: frozenset[str] = frozenset()
+) -> InventoryConfig:
+    """The inventory's settings for the options of ``inventory_options``."""
+    from devalloc.inventory import InventoryConfig
+
+    plain = InventoryConfig(max_vfs=max_vfs, allow_shared_groups=allow_shared_groups, held=held)
+    return replace(plain, kinds=frozenset(kinds)) if kinds else plain
 
 
 def show_pools(pools: Sequence[Object], *, wide: bool) -> None:

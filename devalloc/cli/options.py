@@ -99,3 +99,37 @@ def deadline_option(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="DURATION",
         help="Stop searching for something better after this time, such as 10s. No limit by default.",
     )(function)
+
+
+def inventory_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--sysfs-root, --node-name, --kind, --max-vfs, --allow-shared-groups: passed by those names."""
+    for option in (
+        click.option(
+            "--allow-shared-groups",
+            is_flag=True,
+            help="Offer devices whose IOMMU group holds devices of other slots; they go to a machine together.",
+        ),
+        click.option(
+            "--max-vfs",
+            type=click.IntRange(min=0),
+            metavar="NUMBER",
+            help="Most virtual functions to offer per port where none exist yet. All that it can have by default.",
+        ),
+        click.option(
+            "--kind",
+            "kinds",
+            multiple=True,
+            type=click.Choice(["gpu", "nic", "accelerator", "storage", "display"]),
+            help="Only devices of this kind; may be given several times. All kinds by default.",
+        ),
+        click.option("--node-name", metavar="NAME", help="The node of the pools; the host name by default."),
+        click.option(
+            "--sysfs-root",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            default=Path("/"),
+            metavar="DIR",
+            help="Read this tree instead of the host's: the folder that holds sys, or the sys folder itself.",
+        ),
+    ):
+        function = option(function)
+    return function

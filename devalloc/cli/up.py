@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from devalloc.cli.options import deadline_option, duration, placement_option, store_option
+from devalloc.cli.options import deadline_option, duration, inventory_options, placement_option, store_option
 from devalloc.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -22,16 +22,7 @@ if TYPE_CHECKING:
 
 @verb("up")
 @store_option
-@click.option(
-    "--node-name", metavar="NAME", help="The node that this host's pools belong to; the host name by default."
-)
-@click.option(
-    "--sysfs-root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=Path("/"),
-    metavar="DIR",
-    help="Read this tree instead of the host's: the folder that holds sys, or the sys folder itself.",
-)
+@inventory_options
 @click.option("--no-inventory", is_flag=True, help="Answer claims only; publish nothing of this host.")
 @click.option(
     "--resync",
@@ -44,8 +35,11 @@ if TYPE_CHECKING:
 @deadline_option
 def up(
     store: Path | None,
-    node_name: str | None,
     sysfs_root: Path,
+    node_name: str | None,
+    kinds: tuple[str, ...],
+    max_vfs: int | None,
+    allow_shared_groups: bool,
     no_inventory: bool,
     resync: float,
     placement: str,
@@ -64,12 +58,15 @@ def up(
 
     node = node_name or socket.gethostname().lower()
 
+    path = store_path(store)
+
     def look() -> Discovery:
+        from devalloc.cli.inventory import settings
         from devalloc.inventory import discover
 
-        return discover(sysfs_root, node_name=node)
+        config = settings(kinds, max_vfs, allow_shared_groups, _held(path, node))
+        return discover(sysfs_root, node_name=node, config=config)
 
-    path = store_path(store)
     with _display() as display:
         display.say(f"node {node}, store {path}; Ctrl-C stops")
         loops = Up(
@@ -84,6 +81,18 @@ def up(
             loops.run()
         display.say("stopped")
     return 0
+
+
+def _held(path: Path, node: str) -> frozenset[str]:
+    """The node's devices that claims hold: what lives on these is the claims' own, not somebody else's."""
+    from devalloc.cli.storage import opened
+
+    with opened(path) as store:
+        pools = store.list("DevicePool").objects
+        claims = store.list("DeviceClaim").objects
+    ours = {pool["metadata"]["name"] for pool in pools if pool["spec"].get("nodeName") == node}
+    entries = [entry for claim in claims for entry in claim.get("status", {}).get("allocations", [])]
+    return frozenset(entry["deviceName"] for entry in entries if entry["devicePoolName"] in ours)
 
 
 class Display(Protocol):
