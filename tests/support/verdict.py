@@ -30,6 +30,11 @@ def complaints(documents: Sequence[Manifest], answer: Answer) -> list[str]:
     return found + [text for key in answers for text in _reason(documents, instance, answers, key)]
 
 
+def broken_rules(documents: Sequence[Manifest], claims: Sequence[Answer]) -> list[str]:
+    """What in the ``claims`` of an answer breaks S7 to S15, whether or not there is a better one."""
+    return list(_Verifier(read(documents), {(a["namespace"], a["name"]): a for a in claims}).complaints())
+
+
 def _goals(documents: Sequence[Manifest], instance: Instance, answers: Mapping[Key, Answer]) -> Iterator[str]:
     best = oracle.solve(documents)
     new = {key: a for key, a in answers.items() if a["allocated"] and key not in instance.allocated}
@@ -199,7 +204,7 @@ class _Verifier:
             if len(self.whole[index]) + shared + device.held_whole > 1 or (self.whole[index] and device.in_use):
                 yield f"{device.key} has two owners (S10, S13)"
             for name, amount in self.shares[index].items() if shared else ():
-                if amount > device.free(name) * device.capacity[name][1]:
+                if amount > device.free(name) * device.capacity.get(name, (0, 1))[1]:
                     yield f"{device.key} gives more {name} than it has (S10)"
             if not device.in_use:
                 for name, blocks in device.draws.items():
