@@ -59,7 +59,7 @@ Limits = Annotated[
 ]
 MatchAttributes = Annotated[list[PlainName], Field(max_length=32)]
 MAX_CONFIGS = 32
-MAX_DEVICES = 2048
+MAX_DEVICES = 8192
 """Devices that one claim can hold."""
 
 

@@ -72,8 +72,8 @@ _DETAIL_RULES = (
 RULES: dict[str, tuple[Rule, ...]] = {
     "Attribute": (
         Rule(
-            "[has(self.stringValue), has(self.intValue), has(self.quantityValue), has(self.semVerValue)]"
-            ".exists_one(given, given)",
+            " + ".join(f"(has(self.{kind}Value) ? 1 : 0)" for kind in ("string", "int", "quantity", "semVer"))
+            + " == 1",
             "must have exactly one of stringValue, intValue, quantityValue, semVerValue",
         ),
     ),
