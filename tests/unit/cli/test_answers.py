@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_solver import solve_manifests
+from tests.support.shared import REPO
 from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
 
 FLEET = (pool(), device_class())
@@ -213,3 +214,12 @@ def test_capacity_wants_one_claim(devalloc: Shell) -> None:
     assert several.code == 2
     assert "Name one of: a, b" in several.err
     assert devalloc("capacity", "c", "-f", "-", stdin=text(*FLEET, claim("a"))).code == 1
+
+
+def test_the_page_of_reasons_lists_every_code_with_its_advice() -> None:
+    from devalloc.cli.explanation import ADVICE
+
+    rows = [line.split(" | ") for line in (REPO / "docs" / "reasons.md").read_text().splitlines()]
+    listed = {row[0].strip("| `"): row[-1].removesuffix(" |") for row in rows if len(row) == 3 and "`" in row[0]}
+
+    assert listed == ADVICE
