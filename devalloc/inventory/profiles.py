@@ -7,8 +7,10 @@ no claim explains are taken off the capacities; those that a claim holds are dra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.inventory.pci import NVIDIA
@@ -16,6 +18,7 @@ from devalloc.inventory.vgpu import Instance, Parent, Profile
 
 FRAMEBUFFER = "framebuffer"
 INSTANCES = "instances"
+_COPY = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def stock(parents: Sequence[Parent], held: Collection[str]) -> Stock:
     offers = tuple(offer for parent in parents for offer in _offers(card, parent, held))
     # Once something lives, a driver that lists only what can still be created no longer shows how large the card is.
     proven = not live or any(profile.max_instance is not None for profile in known.values())
-    return Stock(card.total if proven else None, _capacity(card, parents, offers), offers, foreign, known)
+    return Stock(card.total if proven else None, _capacity(card, offers), offers, foreign, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,8 @@ class _Card:
 
 
 def _foreign(parent: Parent, held: Collection[str]) -> Iterator[Instance]:
-    claimed = {profile_id: sum(name in held for name in _names(parent, profile_id, len(parent.live)))
-               for profile_id in {instance.profile_id for instance in parent.live}}  # fmt: skip
+    """The live instances that are left when each held device of their profile has been given one."""
+    claimed = {i.profile_id: len(_held_copies(parent, i.profile_id, held)) for i in parent.live}
     for instance in sorted(parent.live, key=lambda instance: instance.uuid or ""):
         if claimed[instance.profile_id] > 0:
             claimed[instance.profile_id] -= 1
@@ -107,10 +110,15 @@ def _foreign(parent: Parent, held: Collection[str]) -> Iterator[Instance]:
             yield instance
 
 
-def _names(parent: Parent, profile_id: str | None, count: int) -> list[str]:
-    """Device names of a profile on a parent; the first has the plain name."""
-    plain = f"{parent.address.device_name}-{profile_id}"
-    return [plain, *(f"{plain}-{number}" for number in range(1, count))]
+def _plain_name(parent: Parent, profile_id: str | None) -> str:
+    return f"{parent.address.device_name}-{profile_id}"
+
+
+def _held_copies(parent: Parent, profile_id: str | None, held: Collection[str]) -> list[int]:
+    """Numbers of the devices of a profile on a parent that claims hold; 0 is the one with the plain name."""
+    plain = _plain_name(parent, profile_id)
+    numbers = [name.removeprefix(f"{plain}-") for name in held if name.startswith(f"{plain}-")]
+    return sorted([*([0] if plain in held else []), *(int(n) for n in numbers if _COPY.fullmatch(n))])
 
 
 def _total(known: dict[str, Profile]) -> int | None:
@@ -152,15 +160,18 @@ def _offers(card: _Card, parent: Parent, held: Collection[str]) -> Iterator[Offe
             profiles.setdefault(instance.profile_id, known or unknown)
     for profile in profiles.values():
         living = sum(i.profile_id == profile.id for i in parent.live if i not in card.foreign)
+        mine = _held_copies(parent, profile.id, held)
         room = 1 if parent.holds_one else max(1, living + parent.available.get(profile.id, 0))
-        for number, name in enumerate(_names(parent, profile.id, room)):
+        free = (number for number in count() if number not in mine)
+        for number in sorted([*mine, *islice(free, max(0, room - len(mine)))]):
+            plain = _plain_name(parent, profile.id)
             yield Offer(
-                name=name,
+                name=f"{plain}-{number}" if number else plain,
                 parent=parent,
                 profile=profile,
-                exists=number < living,
+                exists=number in mine[:living],
                 compatibility=_compatibility(card, profile),
-                obstacle=None if name in held else _obstacle(card, parent, profile),
+                obstacle=None if number in mine else _obstacle(card, parent, profile),
                 requests=_requests(card, profile),
             )
 
@@ -192,7 +203,7 @@ def _requests(card: _Card, profile: Profile) -> dict[str, int]:
     return requests
 
 
-def _capacity(card: _Card, parents: Sequence[Parent], offers: Sequence[Offer]) -> dict[str, int]:
+def _capacity(card: _Card, offers: Sequence[Offer]) -> dict[str, int]:
     capacity = {}
     for profile in {offer.profile.id: offer.profile for offer in offers}.values():
         for resource in _requests(card, profile):

@@ -276,6 +276,18 @@ class TestCardWithoutVfs:
         assert found.fits(*names)
         assert [found.attributes(name)["state"] for name in names] == ["exists", *["creatable"] * 3]
 
+    def test_any_copy_may_be_the_claimed_one(self, host: FakeSysfs) -> None:
+        self.card(host)
+        mine = f"{self.CARD}-nvidia-226-3"
+        for uuid in UUIDS[:3]:
+            host.vgpu.create("0000:3b:00.0", "nvidia-226", uuid)
+        found = Found.on(host.root, held=frozenset({mine}))
+        assert found.attributes(mine)["state"] == "exists"
+        assert [name for name in found.devices if name.startswith("mdev-")] == [f"mdev-{u}" for u in UUIDS[1:3]]
+        free = found.names(profile="GRID T4-4Q", state="creatable")
+        assert found.fits(mine, *free)
+        assert len(free) == 1
+
     def test_profiles_of_unknown_cost_come_one_kind_at_a_time(self, host: FakeSysfs) -> None:
         types = (VgpuType("i915-GVTg_V5_4", "GVTg_V5_4", 1024, 4), VgpuType("i915-GVTg_V5_8", "GVTg_V5_8", 512, 8))
         host.add(cards.intel_gpu(sriov=None, vgpu=Vgpu("mdev", 4096, types, one_size=False)))
