@@ -179,7 +179,7 @@ class _Verifier:
             elif any(amount % device.capacity[name][1] for name, amount in amounts.items()):
                 yield f"{dict(amounts)} of {device.key} is not in whole blocks (S11)"
         for name, amount in detail.requests.items():
-            given = [(a[name], self.instance.devices[i].capacity[name][1]) for i, a in entries if name in a]
+            given = [(a[name], self.instance.devices[i].capacity.get(name, (0, 1))[1]) for i, a in entries if name in a]
             total = sum(part for part, _ in given)
             if total < amount:
                 yield f"{total} nano of {name}, requested {amount} (S8)"
