@@ -10,7 +10,7 @@ STAMP := $(VENV)/.setup-done
 PYTEST := $(BIN)/python -m pytest
 # Arguments for pytest, such as: make test-unit ARGS='-k quantity -x'
 ARGS ?=
-# How long `make fuzz` goes on, in seconds; the round that is running is finished.
+# How long each half of `make fuzz` goes on, in seconds; the round that is running is finished.
 FUZZ_SECONDS ?= 60
 # Workers of the quick tiers; machine and cluster tests own the machine while they run.
 JOBS ?= 2
@@ -25,10 +25,11 @@ setup: $(STAMP) ## install everything into .venv (again only when pyproject.toml
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "devalloc needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make setup PYTHON=python3.12" >&2; exit 2; }
-	@echo "Setting up $(VENV): about a minute, once."
+	@echo "Setting up $(VENV): about half a minute, once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "No virtual environment: install the package python3-venv and run make setup again." >&2; exit 2; }
-	@$(BIN)/python -m pip install --disable-pip-version-check --root-user-action=ignore --editable '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --root-user-action=ignore --editable '.[dev]' \
+	  | awk '/^Collecting/ {printf "."; fflush()} /^Installing/ {printf " installing"; fflush()} END {print ""}'
 	@touch $@
 
 demo: setup ## the main job, shown on this machine in a few seconds
@@ -68,11 +69,12 @@ format: setup ## rewrite to the house style
 bench: setup ## discovery by tree size, solving by fleet size: a table
 	$(BIN)/python -m benchmarks
 
-fuzz: setup ## property tests over and over with new seeds, for FUZZ_SECONDS
-	@end=$$((SECONDS + $(FUZZ_SECONDS))); round=0; \
+fuzz: setup ## random fleets against the oracle, then property tests with new seeds
+	$(BIN)/python -m tests.conformance.fuzz --seconds $(FUZZ_SECONDS) --seed $$RANDOM --out $(VENV)
+	@end=$$((SECONDS + $(FUZZ_SECONDS))); \
 	while [ $$SECONDS -lt $$end ]; do \
-	  round=$$((round + 1)); seed=$$((RANDOM * 32768 + RANDOM)); \
-	  echo "== round $$round, --hypothesis-seed=$$seed, $$((end - SECONDS)) s left"; \
+	  seed=$$((RANDOM * 32768 + RANDOM)); \
+	  echo "== property tests, --hypothesis-seed=$$seed, $$((end - SECONDS)) s left"; \
 	  $(PYTEST) tests -m hypothesis --hypothesis-seed=$$seed -n $(JOBS) -x -q $(ARGS); \
 	done
 

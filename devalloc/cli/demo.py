@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,5 +120,7 @@ def _go_on() -> None:
         ["devalloc get claims", "see what they got"],
         ["devalloc --help", "all verbs"],
     ]
+    if shutil.which("devalloc") is None:
+        steps.insert(0, [f"source {sys.prefix}/bin/activate", "first, so that your shell finds it"])
     for line in lines(["", ""], steps)[1:]:
         click.echo(f"  {line}")
