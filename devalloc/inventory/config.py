@@ -22,3 +22,10 @@ class InventoryConfig:
     """A policy is set by which storage is erased between its owners. Default: none is, so storage is never offered."""
     held: frozenset[str] = frozenset()
     """Names of this node's devices that claims hold: what lives on these is the claims' own, not somebody else's."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.kinds - KINDS)
+        if unknown:
+            raise ValueError(f"no such kind of device: {', '.join(unknown)} (there are {', '.join(sorted(KINDS))})")
+        if self.max_vfs is not None and self.max_vfs < 0:
+            raise ValueError(f"max_vfs must not be negative, and is {self.max_vfs}")

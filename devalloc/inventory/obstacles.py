@@ -68,11 +68,15 @@ class Obstacles:
         yield from self._users(vf.function)
 
     def against_vgpu(self, parent: Parent) -> Iterator[str]:
-        """Why no vGPU on a function is offered. Where a card makes many, each brings an IOMMU group of its own."""
+        """Why no vGPU on a function is offered.
+
+        A card that makes many itself gives each an IOMMU group of its own, and its users are no obstacle: its driver
+        stays.
+        """
         if parent.holds_one:
             yield from self.groups.objections([parent.function])
-        if not self._is_held(parent.address):
-            yield from self._users(parent.function)
+            if not self._is_held(parent.address):
+                yield from self._users(parent.function)
 
     def _policy(self, port: Port) -> Iterator[str]:
         if port.kind == "storage" and not self.erase_policy:

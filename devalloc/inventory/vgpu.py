@@ -73,7 +73,7 @@ class Parent:
 def parent(function: PciFunction) -> Parent | None:
     """What a function offers; None when it is no vGPU parent."""
     folder = function.folder
-    types = folder.folder("mdev_supported_types")
+    types = folder.folder("mdev_supported_types") or _listed_types(function)
     live = [Instance(function.address, _mdev_type(mdev), mdev.name.lower(), _group(mdev)) for mdev in _mdevs(folder)]
     if types is not None or live:
         found = [_mdev_profile(place) for name in (types.names() if types else ())
@@ -91,6 +91,12 @@ def parent(function: PciFunction) -> Parent | None:
     if current:
         live = [Instance(function.address, f"nvidia-{current}", None, function.iommu_group)]
     return Parent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live), holds_one=True)
+
+
+def _listed_types(function: PciFunction) -> Folder | None:
+    """The profiles below class/mdev_bus: the same folder on a live system, in a recording perhaps the only one."""
+    system = function.folder.tree.sys
+    return system.folder("class", "mdev_bus", str(function.address), "mdev_supported_types") if system else None
 
 
 def _mdevs(folder: Folder) -> list[Folder]:

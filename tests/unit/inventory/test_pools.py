@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from devalloc.api.decode import decode
 from devalloc.api.meta import ObjectMeta
 from devalloc.api.quantity import Quantity
-from devalloc.inventory import discover
+from devalloc.inventory import InventoryConfig, discover
 from devalloc.inventory.pci import Address
 from devalloc.inventory.pools import pool_name
 from tests.support import cards
@@ -138,6 +139,12 @@ def test_only_the_kinds_that_are_wanted_are_published(tmp_path: Path) -> None:
     host = busy_host(tmp_path)
     found = Found.on(host.root, kinds=frozenset({"nic", "storage"}))
     assert {pool.spec.driver for pool in found.pools} == {"nic.devalloc.io", "storage.devalloc.io"}
+
+
+@pytest.mark.parametrize("wrong", [{"kinds": frozenset({"gpus"})}, {"max_vfs": -1}])
+def test_settings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"gpus|-1"):
+        InventoryConfig(**wrong)
 
 
 def test_a_gpu_is_published_with_all_its_facts(host: FakeSysfs) -> None:

@@ -104,6 +104,8 @@ class TestVgpuServer:
             assert {found.attributes(vf)["state"] for vf in vfs} == {"creatable"}
             assert found.fits(*vfs)
             assert not found.fits(port, vfs[62])
+        assert found.unavailable(ports[1]) == "reserved: member of mgmt-bo"
+        assert found.fits(ports[0])
 
     def test_the_console_is_reserved(self, found: Found) -> None:
         assert "reserved: boot VGA" in (found.unavailable("0000-01-00-1") or "")
@@ -128,6 +130,18 @@ class TestVgpuTypes:
 
 
 class TestWholeA2Server:
+    def test_the_types_may_be_recorded_below_mdev_bus_only(self, recorded: dict[str, Path]) -> None:
+        root = recorded["harvester-vgpu-node"]
+        bus = root / "sys/class/mdev_bus"
+        types = recorded["harvester-pcidevices"] / "sys/class/mdev_bus/0000:08:01.7/mdev_supported_types"
+        shutil.copytree(types, bus / "0000:08:01.7/mdev_supported_types")
+        try:
+            found = Found.on(root)
+        finally:
+            shutil.rmtree(bus.parent)
+        assert len(found.names(function="mdev", state="creatable")) == 15
+        assert found.most(found.names(function="mdev", state="creatable")) == 1
+
     def test_each_free_vf_offers_each_type(self, merged_a2: Found) -> None:
         assert len(merged_a2.names(function="mdev", state="creatable")) == 13 * 15
 
