@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from devalloc.api.meta import DEVMGMT
 from devalloc.api.quantity import Quantity
 from devalloc_solver import solve_manifests
 from tests.conformance import case as cases
@@ -71,3 +73,38 @@ def test_s6_an_expression_beyond_10_kib_makes_the_claim_invalid_and_stops_nobody
     long = " || ".join(["true"] * 2000)
     answer = solve_manifests([pool("p1", devices=[device("g0")]), claim("a", {"constraints": long}), claim("b", {})])
     assert [one["reason"] for one in answer["claims"]] == ["ClaimInvalid", None]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        None,
+        7,
+        "text",
+        [],
+        {},
+        {"kind": "DeviceClaim"},
+        {"apiVersion": DEVMGMT, "kind": "DevicePool"},
+        {"apiVersion": DEVMGMT, "kind": "DevicePool", "metadata": {"name": 5}},
+        {"apiVersion": DEVMGMT, "kind": "DevicePool", "metadata": {"name": "p2"}, "spec": {"devices": 3}},
+        {"apiVersion": DEVMGMT, "kind": "DeviceClass", "metadata": {"name": "c"}, "spec": []},
+        {"apiVersion": DEVMGMT, "kind": "DeviceClaim", "metadata": {}, "spec": {"claims": [{}]}},
+        {"apiVersion": DEVMGMT, "kind": "DeviceClaim", "metadata": None, "spec": None},
+        {"apiVersion": DEVMGMT, "kind": "Unheard"},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}},
+        {1: 2, "kind": [], "metadata": [[]]},
+        pool("p2", devices=[device("g0", resources={"memory": "nonsense"})]),
+        pool("p2", devices=[device("g0", attributes={"numa": {"intValue": 2**63}})]),
+        claim("z", {"requests": {"count": float("nan")}}),
+        claim("z", {"requests": {"count": True}}),
+        claim("z", {"constraints": "(" * 5000}),
+        claim("z", {"oneOf": [{"oneOf": []}]}),
+    ],
+    ids=lambda garbage: str(garbage)[:60],
+)
+def test_s4a_no_document_stops_the_others(garbage: Any) -> None:
+    good = [pool("p1", devices=[device("g0")]), claim("a", {})]
+    for documents in ([garbage, *good], [*good, garbage]):
+        answer = solve_manifests(documents)
+        assert [one["allocated"] for one in answer["claims"] if one["name"] == "a"] == [True]
+        json.dumps(answer)

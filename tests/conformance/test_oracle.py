@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from random import Random
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from devalloc_solver import solve_manifests
 from tests.conformance.fuzz import judge
 from tests.support import random_fleets
+from tests.support.shared import REPO
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "300"))
 BATCH = 50
@@ -58,3 +61,26 @@ def test_the_order_of_documents_does_not_matter(documents: list[dict[str, Any]],
 @given(documents=random_fleets.DOCUMENTS)
 def test_the_same_input_gives_the_same_bytes(documents: list[dict[str, Any]]) -> None:
     assert _comparable(solve_manifests(documents)) == _comparable(solve_manifests(documents))
+
+
+def test_another_process_with_another_hash_seed_gives_the_same_bytes() -> None:
+    script = (
+        "import json; from random import Random\n"
+        "from devalloc_solver import solve_manifests\n"
+        "from tests.support.random_fleets import documents\n"
+        "for seed in range(20):\n"
+        "    answer = solve_manifests(documents(Random(seed)))\n"
+        "    del answer['seconds']; print(json.dumps(answer))\n"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=REPO,
+            capture_output=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+    assert len(runs[0]) > 1000

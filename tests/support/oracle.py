@@ -37,12 +37,11 @@ class Best:
 def solve(documents: Iterable[Mapping[str, Any]], *, nowhere: bool = False) -> Best:
     """Goals 1 to 4 of S17 for these manifests.
 
-    With ``nowhere`` a claim may be on no node at all even where there are nodes. That only makes a difference for
-    admin details that take all devices "that its node reaches" (S14): on no node, these are the network devices.
+    With ``nowhere`` a claim without group and pin may be on no node at all even where there are nodes. That only makes
+    a difference for admin details that take all devices "that its node reaches" (S14): the network devices, then.
     """
     instance = read(documents)
-    if nowhere:
-        instance.nodes.append(None)
+    instance.nowhere = nowhere
     groups = _satisfied(instance)
     claims = [claim for group in groups for claim in group.claims]
     choices = {claim.key: [list(range(len(entry))) for entry in claim.entries] for claim in claims}
@@ -111,11 +110,11 @@ class _Search:
     def __init__(
         self, instance: Instance, groups: Sequence[Group], choices: Mapping[Key, Choice] | None = None
     ) -> None:
+        self.instance = instance
         self.pools = instance.pools
         self.devices = instance.devices
         self.groups = groups
         self.choices = choices or {}
-        self.nodes = instance.nodes
         self.whole: set[int] = set()
         self.shares: dict[int, list[Detail]] = defaultdict(list)
         self.admin: dict[int, int] = defaultdict(int)
@@ -154,8 +153,14 @@ class _Search:
             for claim in group.claims
             for index, entry in enumerate(claim.entries)
         ]
-        for node in group.nodes or self.nodes:
+        for node in self._nodes(group):
             self._entry(node, entries, 0, {}, lambda: self._group(position + 1))
+
+    def _nodes(self, group: Group) -> Iterable[str | None]:
+        nodes = self.instance.nodes
+        if self.instance.nowhere and not group.claims[0].in_group:
+            return group.nodes or [*nodes, None]
+        return group.nodes or nodes or [None]
 
     def _entry(
         self,
@@ -378,7 +383,10 @@ def _compositions(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]
 
 def _fits(wants: Sequence[tuple[int, Sequence[int]]], blocks: Mapping[int, tuple[int, int]]) -> bool:
     """Whether every (amount in nano, devices) is served from the devices' (free blocks, nano per block)."""
-    order = sorted(blocks, key=lambda index: (blocks[index][1], index), reverse=True)
+    wants = [(amount, [index for index in where if blocks[index][0]]) for amount, where in wants]
+    order = sorted(
+        (index for index in blocks if blocks[index][0]), key=lambda index: (blocks[index][1], index), reverse=True
+    )
     place = {index: position for position, index in enumerate(order)}
     return _packs(
         tuple((amount, tuple(sorted(place[i] for i in where))) for amount, where in wants),

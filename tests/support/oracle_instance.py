@@ -149,8 +149,10 @@ class Instance:
     reasons: dict[Key, set[str]]
     """Claims that cannot be solved as they stand: the reason codes that would be true."""
     allocated: set[Key]
-    nodes: list[str | None]
-    """Where a claim without a pin may be; [None] when the fleet is all network."""
+    nodes: list[str]
+    """Where a claim without a pin may be; on no node when there are none."""
+    nowhere: bool = False
+    """Whether claims without group and pin may be on no node even so."""
 
 
 def read(documents: Iterable[Mapping[str, Any]]) -> Instance:
@@ -166,8 +168,8 @@ def read(documents: Iterable[Mapping[str, Any]]) -> Instance:
     pools, devices = _fleet(by_kind["DevicePool"])
     reader = _ClaimReader(devices, _classes(by_kind["DeviceClass"]), configs)
     names = Counter(_key(claim) for claim in by_kind["DeviceClaim"])
-    nodes: list[str | None] = [*sorted({pool.node for pool in pools if pool.node is not None})]
-    instance = Instance(pools, devices, [], {}, set(), nodes or [None])
+    nodes = sorted({pool.node for pool in pools if pool.node is not None})
+    instance = Instance(pools, devices, [], {}, set(), nodes)
     groups: dict[tuple[str, ...], Group] = defaultdict(Group)
     for document in by_kind["DeviceClaim"]:
         key = _key(document)
