@@ -102,6 +102,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ),
     ),
     "VfConfigSpec": (
+        Rule("!has(self.mac) || self.mac != '00:00:00:00:00:00'", "must be a unicast MAC address", ".mac"),
         Rule(
             "!has(self.minTxRate) || !has(self.maxTxRate) || self.maxTxRate == 0 || self.minTxRate <= self.maxTxRate",
             "minTxRate must not be above maxTxRate",

@@ -69,8 +69,8 @@ class Cluster:
         """Unknown and double fields are errors, as with kubectl."""
         return self.request("POST", f"{path}?fieldValidation=Strict{'&dryRun=All' if dry_run else ''}", body)
 
-    def replace(self, path: str, body: Any) -> Answer:
-        return self.request("PUT", f"{path}?fieldValidation=Strict", body)
+    def replace(self, path: str, body: Any, *, dry_run: bool = False) -> Answer:
+        return self.request("PUT", f"{path}?fieldValidation=Strict{'&dryRun=All' if dry_run else ''}", body)
 
     def delete(self, path: str) -> Answer:
         return self.request("DELETE", path)
