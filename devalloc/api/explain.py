@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from devalloc.api.claim import DeviceClaimDetail, DeviceClaimSpec
-from devalloc.api.fields import REFUSED, ApiModel, shown
+from devalloc.api.fields import REFUSED, ApiModel, printable, shown
 from devalloc.api.lenient import Finding
 from devalloc.api.quantity import type_name
 from devalloc.api.repair import place_of, repaired
@@ -102,7 +102,7 @@ class _Wrong:
 def _finding(error: ErrorDetails, shape: Shape) -> Finding:
     loc, value = error["loc"], error["input"]
     place = place_of(loc)
-    message = _message(error, value, _at(shape, place[:-1]), place)
+    message = printable(_message(error, value, _at(shape, place[:-1]), place))
     return Finding(path_of(shape, place), message if place == loc else f"has a key that {message}")
 
 

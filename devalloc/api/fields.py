@@ -68,6 +68,11 @@ def _plain_name(value: object) -> object:
     return value
 
 
+def printable(text: str) -> str:
+    """The text with everything escaped that would not show."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def shown(value: object) -> str:
     """A value for a message, cut to one line."""
     text = repr(getattr(value, "text", value))

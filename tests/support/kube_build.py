@@ -127,8 +127,9 @@ def _go(progress: Progress) -> str:
 
 
 def _installed_go(folder: Path) -> str | None:
-    found = sorted((path for path in folder.glob("**/bin/go") if path.is_file()), key=lambda path: len(path.parts))
-    return next((str(path) for path in found if os.access(path, os.X_OK)), None)
+    """The wheel's toolchain; its bin/go is a Python script that needs the wheel to be importable."""
+    go = folder / "go" / "bin" / "go"
+    return str(go) if os.access(go, os.X_OK) and _go_version(str(go)) >= OLDEST_GO else None
 
 
 def _go_version(go: str) -> tuple[int, ...]:

@@ -273,6 +273,14 @@ def test_any_content_at_any_place_gives_an_object_or_errors_in_words(kind: str, 
         assert decode(decoded.object.to_manifest()).object == decoded.object
 
 
+def test_unprintable_names_are_escaped_in_messages() -> None:
+    content = good("DeviceClaim")
+    content["spec"]["claims"][0] |= {"requests": {"a\u2028b": 2}, "limits": {"a\u2028b": 1}}
+    (problem,) = decode(content).problems
+    assert str(problem).isprintable()
+    assert "requests.a\\u2028b (2)" in problem.message
+
+
 def test_problems_say_what_where_and_which_object() -> None:
     (problem,) = decode(changed(good("DeviceClaim"), "spec.claims.0.requests.count", 0)).problems
     assert str(problem) == "DeviceClaim team-a/train: spec.claims[0].requests[count]: must be more than zero, and is 0"
