@@ -177,6 +177,8 @@ def _offers(card: _Card, parent: Parent, held: Collection[str]) -> Iterator[Offe
 
 
 def _compatibility(card: _Card, profile: Profile) -> str | None:
+    if profile.id not in card.known:
+        return None  # claimed and no longer listed: what the lists still offer goes with it
     if profile.framebuffer is None:
         return profile.id  # what instances of two such profiles cost together is not known
     if not card.one_size:
@@ -197,6 +199,8 @@ def _obstacle(card: _Card, parent: Parent, profile: Profile) -> str | None:
 
 
 def _requests(card: _Card, profile: Profile) -> dict[str, int]:
+    if profile.id not in card.known:
+        return {}  # nor is it part of what is free
     requests = {} if profile.framebuffer is None else {FRAMEBUFFER: profile.framebuffer}
     if profile.framebuffer is None or card.most(profile) is not None:
         requests[f"{INSTANCES}-{profile.id}"] = 1
