@@ -70,5 +70,5 @@ def _funnel_rows(funnel: Answer) -> Iterable[list[Cell]]:
 
 
 def _names(step: Answer) -> str:
-    more = f", {step['count'] - len(step['devices'])} more" if step["count"] > len(step["devices"]) else ""
-    return ", ".join(step["devices"]) + more
+    first = str(step["devices"][0])
+    return first if step["count"] == 1 else f"{first}, {step['count'] - 1} more"

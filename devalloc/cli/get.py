@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.names import key_of, keys_of, kind_of, shown
+from devalloc.cli.names import keys_of, kind_of, shown
 from devalloc.cli.options import all_namespaces_option, namespace_option, output_option, store_option
 from devalloc.cli.output import dump, dump_objects, note, table
 from devalloc.cli.verb import BadInput, verb
+from devalloc.store.key import Key
 
 if TYPE_CHECKING:
-    from devalloc.store.key import Key
+    from devalloc.cli.output import Cell, Feed
     from devalloc.store.sqlite import SQLiteStore
 
 Object = dict[str, Any]
@@ -94,35 +95,40 @@ def _elsewhere(store: SQLiteStore, key: Key) -> str:
 def _follow(
     store: SQLiteStore, kinds: set[str], since: str, keys: set[Key] | None, namespace: str | None, output: str
 ) -> None:
-    from devalloc.store.key import Key
+    from devalloc.cli.output import Feed
 
+    feed = Feed()
     for event in store.watch(kinds, since):
         key = Key.of(event.object)
         if (keys is None and key.namespace in (None, namespace or key.namespace)) or (keys and key in keys):
-            _print([event.object], output, namespaces=namespace is None and keys is None, change=event.type.value)
+            everywhere = namespace is None and keys is None
+            _print_change(feed, event.type.value, event.object, output, namespaces=everywhere)
 
 
-def _print(objects: list[Object], output: str, *, namespaces: bool, change: str | None = None) -> None:
+def _print(objects: list[Object], output: str, *, namespaces: bool) -> None:
     if output == "name":
         for obj in objects:
-            click.echo(shown(key_of(kind_of(obj["kind"]), obj["metadata"]["name"], "")))
+            click.echo(shown(Key.of(obj)))
     elif output in ("json", "yaml"):
-        if change is None:
-            dump_objects(objects, output)
-        else:
-            dump({"type": change, "object": objects[0]}, output)
+        dump_objects(objects, output)
     else:
-        _tables(objects, wide=output == "wide", namespaces=namespaces, change=change)
+        for i, kind in enumerate(dict.fromkeys(obj["kind"] for obj in objects)):
+            if i:
+                click.echo()
+            table(*_table(kind, [obj for obj in objects if obj["kind"] == kind], output, namespaces))
 
 
-def _tables(objects: list[Object], *, wide: bool, namespaces: bool, change: str | None) -> None:
+def _print_change(feed: Feed, change: str, obj: Object, output: str, *, namespaces: bool) -> None:
+    if output == "name":
+        click.echo(shown(Key.of(obj)))
+    elif output in ("json", "yaml"):
+        dump({"type": change, "object": obj}, output)
+    else:
+        headers, (row,) = _table(obj["kind"], [obj], output, namespaces)
+        feed.row(["CHANGE", *headers], [change, *row])
+
+
+def _table(kind: str, objects: list[Object], output: str, namespaces: bool) -> tuple[list[str], list[list[Cell]]]:
     from devalloc.cli.columns import header_and_rows
 
-    for i, kind in enumerate(dict.fromkeys(obj["kind"] for obj in objects)):
-        of_kind = [obj for obj in objects if obj["kind"] == kind]
-        headers, rows = header_and_rows(kind, of_kind, wide=wide, namespaces=namespaces and kind_of(kind).namespaced)
-        if change is not None:
-            headers, rows = ["CHANGE", *headers], [[change, *row] for row in rows]
-        if i:
-            click.echo()
-        table(headers, rows)
+    return header_and_rows(kind, objects, wide=output == "wide", namespaces=namespaces and kind_of(kind).namespaced)

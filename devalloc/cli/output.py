@@ -13,6 +13,8 @@ import click
 
 FORMATS = ("table", "wide", "json", "yaml", "name")
 GAP = "   "
+ROOM = 10
+"""Least width of a column whose longest cell is not known yet."""
 
 
 class Styled(NamedTuple):
@@ -59,11 +61,34 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         click.echo(line)
 
 
-def lines(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
-    """The table as plain lines, columns aligned."""
+def lines(headers: Sequence[str], rows: Sequence[Sequence[Cell]], widths: Sequence[int] = ()) -> list[str]:
+    """The table as plain lines, columns aligned and at least as wide as ``widths``."""
     texts = [list(headers), *([_text(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(headers))]
-    return [GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
+    least = [*widths, *[0] * (len(headers) - len(widths))]
+    wide = [max(least[i], *(len(row[i]) for row in texts)) for i in range(len(headers))]
+    return [GAP.join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in texts]
+
+
+class Feed:
+    """A table that grows: a row at a time, with a header when it begins and when the columns change."""
+
+    def __init__(self) -> None:
+        self._headers: list[str] = []
+        self._widths: list[int] = []
+
+    def row(self, headers: Sequence[str], row: Sequence[Cell]) -> None:
+        """Print one more row."""
+        begins = list(headers) != self._headers
+        if begins:
+            self._headers, self._widths = list(headers), [ROOM] * len(headers)
+        cells = [header if begins else "" for header in headers]
+        self._widths = [
+            max(width, len(cell), len(_text(value)))
+            for width, cell, value in zip(self._widths, cells, row, strict=True)
+        ]
+        title, line = lines(headers, [row], self._widths)
+        for text in [title, line] if begins else [line]:
+            click.echo(text)
 
 
 def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
