@@ -43,6 +43,10 @@ CONSTRAINTS = [
 BAD_CONSTRAINTS = ["device.model ==", "nothing == 1", "device.numa + 1", "'text'"]
 
 
+_CLAIMS = [1, 2, 2, 3, 3, 4]
+"""How many claims wait; with more, the oracle may take minutes."""
+
+
 def documents(random: Random) -> list[Manifest]:
     """The manifests of one small instance, in random order."""
     nodes = ["n1", "n2", "n3"][: random.choice([1, 1, 2, 2, 3])]
@@ -52,7 +56,7 @@ def documents(random: Random) -> list[Manifest]:
     held = _held_claims(random, pools, nodes)
     wanted = [name for theme in themes for name in _THEMES[theme][1]]
     types = [_THEMES[theme][2] for theme in themes]
-    pending = [_pending_claim(random, f"c{i}", nodes, wanted, types) for i in range(random.choice([1, 2, 2, 3, 3, 4]))]
+    pending = [_pending_claim(random, f"c{i}", nodes, wanted, types) for i in range(random.choice(_CLAIMS))]
     if _chance(random, 0.03):
         pending.append(_pending_claim(random, "c0", nodes, wanted, types))
     configs = [config("tuned")] if _chance(random, 0.7) else []
