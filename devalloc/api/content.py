@@ -48,7 +48,7 @@ def unfit(content: object) -> list[tuple[Loc, str]]:
         for container in level:
             if type(container) is dict:
                 values = list(container.values())
-                keys_fit = all(type(key) is str and _fault(key) is None for key in container)
+                keys_fit = all(type(key) is str and (key.isascii() or _is_unicode(key)) for key in container)
             else:
                 values = container if type(container) is list else [container]
                 keys_fit = True
@@ -61,7 +61,7 @@ def unfit(content: object) -> list[tuple[Loc, str]]:
                 kind = type(value)
                 if kind is dict or kind is list:
                     below.append(value)
-                elif _fault(value) is not None:
+                elif not (kind is str and value.isascii()) and _fault(value) is not None:
                     return _search(content)
         if not below:
             return []
