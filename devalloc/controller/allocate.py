@@ -24,12 +24,12 @@ from devalloc.controller.availability import available_devices, uses
 from devalloc.controller.claims import allocations, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
 from devalloc.store import (
+    Change,
     Conflict,
     Expired,
     Fence,
     FenceBroken,
     Key,
-    NotFound,
     Object,
     Store,
     Unusable,
@@ -139,7 +139,7 @@ class Allocator:
         answer = self._solver()(counted, placement=self._settings.placement, deadline=self._settings.deadline)
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = decide(documents, answer, now)
-        written = self._commit(units, version)
+        written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES))
         self._own_writes = {obj["metadata"]["resourceVersion"] for obj in written.values()}
         state = [written.get(Key.of(obj), obj) for obj in documents]
         pools, devices, available = self._publish_availability(state)
@@ -168,9 +168,8 @@ class Allocator:
             self._solve = devalloc_solver.solve_manifests
         return self._solve
 
-    def _commit(self, units: Sequence[Unit], version: str) -> dict[Key, Object]:
-        """Write the units whose claims are still as they were; none when the fence is broken."""
-        fence = Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES)
+    def _commit(self, units: Sequence[Unit], fence: Fence | None) -> dict[Key, Object]:
+        """Write the units whose objects are still as they were; none when the fence is broken."""
         left = list(units)
         while left:
             changes = [change for unit in left for change in unit.changes]
@@ -196,6 +195,7 @@ class Allocator:
         classes = {o.metadata.name: o for _, o in decoded if isinstance(o, DeviceClass)}
         used = uses((o for _, o in decoded if isinstance(o, DeviceClaim)), classes)
         pools = devices = total = 0
+        units = []
         for doc, pool in decoded:
             if not isinstance(pool, DevicePool):
                 continue
@@ -203,11 +203,12 @@ class Allocator:
             pools, devices, total = pools + 1, devices + len(pool.spec.devices), total + available
             status = doc.get("status", {})
             if status.get("availableDevices") != available:
-                try:
-                    done = self._store.replace_status({**doc, "status": {**status, "availableDevices": available}})
-                except (Conflict, NotFound):
-                    continue  # it changed, so a round follows
-                self._own_writes.add(done["metadata"]["resourceVersion"])
+                version = doc["metadata"]["resourceVersion"]
+                units.append(
+                    Unit((Change(Key.of(doc), version, {**status, "availableDevices": available}),), granted=False)
+                )
+        done = self._commit(units, fence=None)
+        self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
         return pools, devices, total
 
     def _wait(self, version: str, stop: threading.Event) -> None:

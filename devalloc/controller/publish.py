@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,10 +45,29 @@ class Publisher:
         self._store = store
         self._node_name = node_name
         self._generations: dict[str, int] = {}
+        self._publishing = threading.Lock()
 
     def publish(self, pools: Sequence[DevicePool]) -> Published:
         """Make the store say that these are the node's pools. Raises StoreError."""
-        wanted = {pool.metadata.name: _labelled(pool.to_manifest()) for pool in pools}
+        with self._publishing:
+            published = self._publish({pool.metadata.name: _labelled(pool.to_manifest()) for pool in pools})
+        log.info("pools of node %s: %s", self._node_name, published)
+        return published
+
+    def overwritten(self, event: Event) -> bool:
+        """Whether an event says that one of our pools is not what we last published any more.
+
+        Waits for a publication that is under way: what that writes is not overwritten.
+        """
+        if event.object["kind"] != "DevicePool" or not self._is_ours(event.object):
+            return False
+        with self._publishing:
+            generation = self._generations.get(event.object["metadata"]["name"])
+        if generation is None:
+            return False
+        return event.type is EventType.DELETED or event.object["metadata"]["generation"] != generation
+
+    def _publish(self, wanted: dict[str, Object]) -> Published:
         there = {obj["metadata"]["name"]: obj for obj in self._store.list("DevicePool").objects}
         deleted = [name for name, obj in there.items() if self._is_ours(obj) and name not in wanted]
         created, updated, refused = [], [], []
@@ -65,18 +85,7 @@ class Publisher:
                 created.append(name)
             elif before["metadata"]["generation"] != after["metadata"]["generation"]:
                 updated.append(name)
-        published = Published(tuple(created), tuple(updated), tuple(deleted), tuple(refused))
-        log.info("pools of node %s: %s", self._node_name, published)
-        return published
-
-    def overwritten(self, event: Event) -> bool:
-        """Whether an event says that one of our pools is not what we last published any more."""
-        if event.object["kind"] != "DevicePool" or not self._is_ours(event.object):
-            return False
-        generation = self._generations.get(event.object["metadata"]["name"])
-        if generation is None:
-            return False
-        return event.type is EventType.DELETED or event.object["metadata"]["generation"] != generation
+        return Published(tuple(created), tuple(updated), tuple(deleted), tuple(refused))
 
     def _write(self, pool: Object) -> Object | None:
         """The pool as stored; None when it is not ours to write."""

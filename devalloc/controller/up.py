@@ -151,16 +151,22 @@ class Up:
         source = stack.enter_context(closing(UdevSource()))
         watcher = InventoryWatcher(discover, publish, source=source, settings=WatchSettings(resync=self._resync))
 
+        # From before the first publication, so that nothing done to our pools is missed.
+        start = store.list([]).resource_version
+
         def repair(stop: threading.Event) -> None:
-            """Publish again what somebody overwrote or deleted."""
+            """Publish again what somebody overwrote or deleted: at once where it is seen, now and then in any case."""
+            since = start
             while not stop.is_set():
                 try:
-                    since = store.list([]).resource_version
-                    for event in store.watch("DevicePool", since, stop=stop):
+                    for event in store.watch("DevicePool", since, timeout=self._resync, stop=stop):
+                        since = event.resource_version
                         if publisher.overwritten(event):
                             watcher.rescan(republish=True)
+                    watcher.rescan(republish=True)
                 except Expired:
-                    continue
+                    since = store.list([]).resource_version
+                    watcher.rescan(republish=True)
                 except Unusable:
                     raise
                 except Exception:

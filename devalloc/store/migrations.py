@@ -34,7 +34,6 @@ STEPS: tuple[tuple[str, ...], ...] = (
         CREATE TABLE tombstones (
             version INTEGER PRIMARY KEY,     -- resourceVersion of the deletion
             kind TEXT NOT NULL,
-            created_version INTEGER NOT NULL,
             content TEXT NOT NULL            -- the manifest as it was last
         )
         """,

@@ -101,10 +101,11 @@ class Store(Protocol):
         """Changes after the resourceVersion ``since``, as they happen, in their order.
 
         Ends after ``timeout`` seconds (0: with what is there already; None: never) or soon after ``stop`` is set.
-        "0" starts with an ADDED for each object there is. Quick changes to one object may be told as one, its last
-        state: one who resumes takes ADDED and MODIFIED alike for "this is it now", and DELETED for "it is not there",
-        whether it had heard of the object or not. Iterating raises Expired when the store no longer remembers
-        all deletions since then: list, and watch from there.
+        "0" starts with an ADDED for each object there is.
+
+        Every deletion is told, but quick changes to one object may be told as one, its last state: take ADDED and
+        MODIFIED alike for "this is it now", and DELETED for "it is not there", heard of before or not.
+        Iterating raises Expired when the store no longer remembers all deletions since then: list, and watch from that.
         """
 
     def create(self, obj: Object) -> Object:

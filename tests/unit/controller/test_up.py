@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,19 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.controller.allocate import AllocateSettings
 from devalloc.controller.up import Inventory, Up
-from devalloc.inventory import Discovery
+from devalloc.inventory import Discovery, watch
 from devalloc.store import Held, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool, held
 from tests.support.shared import REPO
 
 Object = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the devices as often as asked."""
+    monkeypatch.setattr(watch, "WatchSettings", partial(watch.WatchSettings, quiet=0.01, min_interval=0.05))
 
 
 class Host:
@@ -48,7 +55,8 @@ class Host:
 
 @contextmanager
 def running(store: SQLiteStore, host: Host | None, **settings: Any) -> Iterator[Up]:
-    up = Up(store.path, None if host is None else Inventory("n", host.discover), **settings)
+    inventory = None if host is None else Inventory("n", host.discover)
+    up = Up(store.path, inventory, **{"resync": 1000.0, **settings})  # nothing here waits for a resync
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -71,7 +79,7 @@ def running(store: SQLiteStore, host: Host | None, **settings: Any) -> Iterator[
 
 def until(condition: Callable[[], object]) -> None:
     """Wait; the limit only keeps a failure from hanging."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.02)

@@ -400,6 +400,14 @@ class TestWatch:
         store.create(claim())
         assert seen(store, since) == [(EventType.DELETED, "a"), (EventType.ADDED, "a")]
 
+    def test_every_deletion_is_told(self, store: Store) -> None:
+        """Even of an object that came and went between two looks: somebody else may have seen it."""
+        store.create(pool())
+        since = store.list().resource_version
+        store.create(claim())
+        store.delete(*A)
+        assert seen(store, since)[-1] == (EventType.DELETED, "a")
+
     def test_tells_of_marking_and_of_the_end(self, store: Store) -> None:
         store.create(claim(finalizers=["f"]))
         since = store.list().resource_version
@@ -430,6 +438,24 @@ class TestWatch:
         follower.join(30)
         assert not follower.is_alive()
         assert got == ["a", "b", "c"]
+
+    def test_from_the_start_of_an_empty_store_deletions_are_told_too(self, store: Store) -> None:
+        stop, gone = threading.Event(), threading.Event()
+
+        def follow() -> None:
+            for event in store.watch(None, "0", stop=stop):
+                if event.type is EventType.DELETED:
+                    gone.set()
+
+        follower = threading.Thread(target=follow)
+        follower.start()
+        try:
+            while not gone.wait(0.1):  # the first look may come late
+                store.create(claim())
+                store.delete(*A)
+        finally:
+            stop.set()
+            follower.join()
 
     def test_ends_after_its_timeout(self, store: Store) -> None:
         started = time.monotonic()

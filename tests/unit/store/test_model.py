@@ -168,9 +168,10 @@ class StoreMachine(RuleBasedStateMachine):
             return
         for event in events:
             key = Key.of(event.object)
-            assert (key in state) == (event.type is not EventType.ADDED)
+            assert not (key in state and event.type is EventType.ADDED)
+            assert not (key not in state and event.type is EventType.MODIFIED)
             if event.type is EventType.DELETED:
-                del state[key]
+                state.pop(key, None)
             else:
                 state[key] = event.object
         assert state == {key: obj for key, obj in self.model.items() if kinds in (None, key.kind)}
