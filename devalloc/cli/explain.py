@@ -70,5 +70,6 @@ def _found(claims: list[dict[str, Any]], namespace: str, name: str) -> dict[str,
         if (claim["namespace"], claim["name"]) == (namespace, name):
             return claim
     elsewhere = ", ".join(claim["namespace"] for claim in claims if claim["name"] == name)
-    advice = f"there is one in namespace {elsewhere} (-n)" if elsewhere else "`devalloc get claims -A` lists all"
+    known = ", ".join(f"{claim['namespace']}/{claim['name']}" for claim in claims[:10])
+    advice = f"there is one in namespace {elsewhere} (-n)" if elsewhere else f"known: {known or 'none'}"
     raise Failed(f"there is no claim {namespace}/{name}; {advice}")

@@ -14,6 +14,7 @@ from devalloc.cli.verb import BadInput, verb
 from devalloc.store.key import Key
 
 if TYPE_CHECKING:
+    from devalloc.api.kinds import Kind
     from devalloc.cli.output import Cell, Feed
     from devalloc.store.sqlite import SQLiteStore
 
@@ -39,16 +40,18 @@ def get(
     """
     from devalloc.cli.storage import opened
 
+    if "/" not in what[0] and len(what) == 1:
+        kinds = [kind_of(word) for word in what[0].split(",")]
+        with opened(store) as objects:
+            return _list(objects, kinds, None if all_namespaces else namespace, output, watch)
+    if all_namespaces:
+        raise BadInput("a name and --all-namespaces do not go together; say the namespace with -n")
+    keys = keys_of(what, namespace)
     with opened(store) as objects:
-        if "/" not in what[0] and len(what) == 1:
-            return _list(objects, what[0], None if all_namespaces else namespace, output, watch)
-        if all_namespaces:
-            raise BadInput("a name and --all-namespaces do not go together; say the namespace with -n")
-        return _named(objects, keys_of(what, namespace), output, watch)
+        return _named(objects, keys, output, watch)
 
 
-def _list(store: SQLiteStore, words: str, namespace: str | None, output: str, watch: bool) -> int:
-    kinds = [kind_of(word) for word in words.split(",")]
+def _list(store: SQLiteStore, kinds: list[Kind], namespace: str | None, output: str, watch: bool) -> int:
     wanted = {kind.kind: namespace if kind.namespaced else None for kind in kinds}
     listing = store.list(wanted)
     found = [

@@ -40,16 +40,15 @@ def wait(names: tuple[str, ...], state: str, timeout: float, namespace: str, sto
 
     with opened(store) as objects:
         keys = keys_of(names, namespace, default="claims")
+        if state != "deleted":
+            for key in keys:
+                objects.get(*key)  # a misspelled name is not worth waiting for
         with working(f"waiting for {', '.join(shown(key) for key in keys)}"):
             missing = _wait(objects, keys, state, timeout)
-        absent = {key for key in missing if state != "deleted" and _reached(objects, key, "deleted")}
     for key in keys:
         if key not in missing:
             click.echo(f"{shown(key)} {state}")
     for key in missing:
-        if key in absent:
-            note(f"error: {key} does not exist, after {timeout:g} s")
-            continue
         advice = f"; see: devalloc explain {key.name} -n {key.namespace}" if state == "allocated" else ""
         note(f"error: {key} is not {state} after {timeout:g} s{advice}")
     return 1 if missing else 0

@@ -15,7 +15,7 @@ import pytest
 from devalloc.cli.main import VERBS, cli
 from devalloc.cli.verb import Verb, translated
 from devalloc.store.errors import Invalid, NotFound
-from tests.unit.cli.conftest import Shell, pool, text
+from tests.unit.cli.conftest import Shell, claim, pool, text
 
 ALL = [name for section in VERBS.values() for name in section]
 
@@ -108,10 +108,10 @@ def test_discover_as_json_loads_neither_the_solver_nor_the_tables(tmp_path: Path
 
 
 def test_ctrl_c_ends_a_wait_at_once_with_130_and_without_a_word(devalloc: Shell) -> None:
-    devalloc("apply", "-f", "-", stdin="")
+    devalloc("apply", "-f", "-", stdin=text(claim()))
     environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "devalloc.cli", "wait", "nothing", "--timeout=5m"],
+        [sys.executable, "-m", "devalloc.cli", "wait", "train", "--timeout=5m"],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
