@@ -1,7 +1,8 @@
 """What the host itself needs (reserved), and what somebody has open (in use).
 
-Read from /proc and sysfs below the same root. What a recording does not hold is not assumed. These are answers for
-choosing; whoever binds a device asks again and refuses when in doubt.
+Read from /proc and sysfs below the same root. What a recording does not hold is not assumed; what is there and cannot
+be read makes everything reserved that it could speak of. These are answers for choosing; whoever binds a device asks
+again and refuses when in doubt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.storage import blocks, controllers
 from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces, openers
 
+_NETWORK_FILES = frozenset({"route", "ipv6_route", "if_inet6"})
+_STORAGE_FILES = frozenset({"mountinfo", "mounts", "swaps"})
 _LINK_LOCAL = "20"
 _DRM = re.compile(r"(?:card|renderD)[0-9]+", re.ASCII)
 _MONITORS = frozenset({"nvidia-persiste", "nvidia-vgpud", "nvidia-vgpu-mgr", "nv-hostengine", "dcgm-exporter"})
@@ -35,18 +38,25 @@ class Holders:
     """Block devices that are swapped to, by name."""
     opened: Mapping[Address, str]
     """Functions that a process has open, and which process."""
+    unread: frozenset[str]
+    """What could not be read of these: names of files such as ``mountinfo``."""
 
     @classmethod
     def read(cls, tree: Tree, functions: Iterable[PciFunction]) -> Holders:
         default_route, addressed = _routes(tree)
         nodes = {node: function.address for function in functions for node in _nodes(function)}
         users = openers(tree.proc, nodes.keys(), _MONITORS) if nodes and tree.proc else {}
+        addressed |= _ipv6(tree) | ipv4_interfaces(tree)
+        mounted = frozenset(_mounted(tree))
+        swap = frozenset(row[0].rpartition("/")[2] for row in _rows(tree, "swaps")[1:])
+        unread = (fault.path.rpartition("/")[2] for fault in tree.faults if fault.path.startswith("/proc/"))
         return cls(
             default_route=frozenset(default_route),
-            addressed=frozenset(addressed | _ipv6(tree) | ipv4_interfaces(tree)),
-            mounted=frozenset(_mounted(tree)),
-            swap=frozenset(row[0].rpartition("/")[2] for row in _rows(tree, "swaps")[1:]),
+            addressed=frozenset(addressed),
+            mounted=mounted,
+            swap=swap,
             opened={nodes[node]: user for node, user in sorted(users.items())},
+            unread=frozenset(unread),
         )
 
     def reserved(self, function: PciFunction) -> str | None:
@@ -63,6 +73,8 @@ class Holders:
 
     def _network_use(self, function: PciFunction) -> str | None:
         found = interfaces(function)
+        if found and (unread := sorted(self.unread & _NETWORK_FILES)):
+            return f"{unread[0]} cannot be read"
         for interface in found:
             if interface.name in self.default_route:
                 return "default route"
@@ -78,7 +90,10 @@ class Holders:
         return None
 
     def _storage_use(self, function: PciFunction) -> str | None:
-        for block in blocks(function):
+        found = list(blocks(function))
+        if found and (unread := sorted(self.unread & _STORAGE_FILES)):
+            return f"{unread[0]} cannot be read"
+        for block in found:
             if block.name in self.mounted or block.text("dev") in self.mounted:
                 return f"{block.name} is mounted"
             if block.name in self.swap:

@@ -153,7 +153,7 @@ class TestLiveVgpus:
         host.vgpu.remove(UUIDS[0])
         assert Found.on(host.root).fits(profile(VFS[1], "2Q"))
 
-    @pytest.mark.parametrize("live", range(3))
+    @pytest.mark.parametrize("live", [0, 2])
     def test_what_is_offered_is_what_the_driver_would_create(self, host: FakeSysfs, live: int) -> None:
         a2(host, vfs=4)
         parents = host.vf_addresses(A2)[:4]

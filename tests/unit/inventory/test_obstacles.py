@@ -259,6 +259,23 @@ class TestUsers:
         assert reason(host, NIC_DEVICE) == "in use: its interface is in another network namespace"
 
 
+@pytest.mark.parametrize(
+    ("file", "device"),
+    [("net/route", NIC_DEVICE), ("net/ipv6_route", NIC_DEVICE), ("net/if_inet6", NIC_DEVICE),
+     ("self/mountinfo", DISK_DEVICE), ("mounts", DISK_DEVICE), ("swaps", DISK_DEVICE)],
+)  # fmt: skip
+def test_what_cannot_be_ruled_out_is_reserved(host: FakeSysfs, file: str, device: str) -> None:
+    host.add(cards.plain_nic())
+    host.add(cards.nvme())
+    (host.root / "proc" / file).unlink(missing_ok=True)
+    (host.root / "proc" / file).mkdir(parents=True)
+    found = Found.on(host.root, erase_policy=True)
+    assert found.unavailable(device) == f"reserved: {file.rpartition('/')[2]} cannot be read"
+    assert [name for name in found.devices if found.unavailable(name) is None] == [
+        name for name in (NIC_DEVICE, DISK_DEVICE) if name != device
+    ]
+
+
 def test_storage_is_withheld_until_an_erase_policy_is_set(host: FakeSysfs) -> None:
     host.add(cards.nvme())
     assert reason(host, DISK_DEVICE) == "withheld: no erase policy for storage is set"
