@@ -152,11 +152,12 @@ def _representatives(
                     for name in match_names
                     for value in (device.attributes.get(name),)
                 )
-                single = device.index if device.index in apart else None
-                members.append((masks[device.index], _state(device, ledger, resources), values, single))
-            free = tuple(ledger.free_pool_blocks(pool.index, name) for name in pool.resources)
+                members.append((masks[device.index], _state(device, ledger, resources), values))
+            free = tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources))
             groups = tuple(sorted(map(repr, ledger.groups.get(pool.index, ()))))
-            signature.append((tuple(members), free, groups, pool.index in in_use))
+            # A device that nobody here may take still counts: while it is held, it draws on its pool.
+            held_apart = tuple(device.index for device in pool.devices if device.index in apart)
+            signature.append((tuple(members), free, groups, pool.index in in_use, held_apart))
         if not useful:
             continue
         if node in pinned:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 _DIRECT = 2**44
 """Bounds below this leave room in 64 bits for sums over 2**18 devices."""
-_LIMB = 2**47
-"""Both limbs of an amount of up to 2**93 nano units leave room for sums over 2**15 devices."""
+_ROOM = 61
+"""Bits that a sum of low limbs may have."""
+_HIGH = 48
+"""Bits that a high limb may have, so that sums over 2**14 devices fit."""
 
 
 def add_at_least(
@@ -42,10 +44,13 @@ def add_at_least(
     if least < _DIRECT:
         model.add(_sum(terms, scaled) >= least).only_enforce_if(when)
         return
+    limb = _limb(terms)
+    shift = _excess(least, limb)
+    scaled, least = [a >> shift for a in scaled], -(-least >> shift)
     carry = model.new_int_var(-1, _most_units(terms), "")
-    high, low = divmod(least, _LIMB)
-    model.add(_sum(terms, [a % _LIMB for a in scaled]) >= low + _LIMB * carry).only_enforce_if(when)
-    model.add(_sum(terms, [a // _LIMB for a in scaled]) >= high - carry).only_enforce_if(when)
+    high, low = divmod(least, limb)
+    model.add(_sum(terms, [a % limb for a in scaled]) >= low + limb * carry).only_enforce_if(when)
+    model.add(_sum(terms, [a // limb for a in scaled]) >= high - carry).only_enforce_if(when)
 
 
 def add_at_most(
@@ -67,10 +72,26 @@ def add_at_most(
     if most < _DIRECT:
         model.add(_sum(terms, scaled) <= most)
         return
+    limb = _limb(terms)
+    shift = _excess(most, limb)
+    scaled, most = [-(-a >> shift) for a in scaled], most >> shift
     carry = model.new_int_var(0, _most_units(terms), "")
-    high, low = divmod(most, _LIMB)
-    model.add(_sum(terms, [a % _LIMB for a in scaled]) <= low + _LIMB * carry)
-    model.add(_sum(terms, [a // _LIMB for a in scaled]) <= high - carry)
+    high, low = divmod(most, limb)
+    model.add(_sum(terms, [a % limb for a in scaled]) <= low + limb * carry)
+    model.add(_sum(terms, [a // limb for a in scaled]) <= high - carry)
+
+
+def _limb(variables: Sequence[cp_model.IntVar]) -> int:
+    """So big that the sum of low limbs just has room."""
+    return 1 << (_ROOM - _most_units(variables).bit_length())
+
+
+def _excess(bound: int, limb: int) -> int:
+    """Low bits that are rounded away, to the safe side, because even two limbs have no room for them.
+
+    None for counted devices; for shares when there are more than 2**48 blocks and their sizes have no common measure.
+    """
+    return max(0, (bound // limb).bit_length() - _HIGH)
 
 
 def _most_units(variables: Sequence[cp_model.IntVar]) -> int:

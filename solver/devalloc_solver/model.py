@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from typing import TYPE_CHECKING
 
 from devalloc_solver.bunches import Bunch, make_bunches, may_take
@@ -25,17 +26,18 @@ if TYPE_CHECKING:
 
 Terms = list[tuple[int, "IntVar"]]
 """A linear expression: (coefficient, variable)."""
+MOST_BLOCKS = 2**48
+"""Blocks that one variable counts at most, so that thousands of them add up in 64 bits."""
 Place = str | None
 """A node, or None for no node: network devices only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relax:
-    """Rules to leave out, one at a time, when looking for the reason of a refusal (S19)."""
+    """Rules to leave out when looking for the reason of a refusal (S19)."""
 
     match: bool = False
     pool_resources: bool = False
-    node: bool = False
 
 
 NOTHING = Relax()
@@ -75,20 +77,26 @@ class BatchModel:
     devices_used: list[IntVar] = field(default_factory=list)
     """distinct devices in use, per bunch"""
     nodes_used: dict[str, IntVar] = field(default_factory=dict)
+    grains: dict[tuple[int, str], int] = field(default_factory=dict)
+    """(bunch, resource) -> blocks in one unit of the variables that count shares"""
 
 
 def model_size(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit]) -> int:
     """An estimate of the number of variables that the model would have."""
     bunches = make_bunches(snapshot, ledger, units)
-    by_set: dict[int, int] = {}
+    bins = [_bin_count(bunch, ledger, units) for bunch in bunches]
+    of_set: dict[int, list[int]] = {}
     total = 0
     for unit in units:
-        for demand in unit.demands:
-            for slot in demand.slots:
-                if id(slot.candidates) not in by_set:
-                    by_set[id(slot.candidates)] = sum(b.one.index in slot.candidates.accepted for b in bunches)
-                total += by_set[id(slot.candidates)] * (3 if slot.mode is Mode.SHARE else 1)
-        total += len({b.node for b in bunches})
+        for slot in (slot for demand in unit.demands for slot in demand.slots):
+            key = id(slot.candidates)
+            if key not in of_set:
+                of_set[key] = [b for b, bunch in enumerate(bunches) if bunch.one.index in slot.candidates.accepted]
+            if slot.mode is Mode.SHARE:
+                total += (1 + len(slot.requests)) * sum(bins[b] for b in of_set[key])
+            else:
+                total += len(of_set[key])
+        total += len({bunch.node for bunch in bunches})
     return total
 
 
@@ -159,8 +167,6 @@ class _Builder:
 
     def places_of(self, unit: Unit, eligible: Mapping[int, list[int]]) -> list[Place]:
         """Nodes where every detail has some candidate; None where network devices alone may do (S7)."""
-        if self.relax.node:
-            return [None]
         if unit.pin is not None:
             return [unit.pin]
         reachable: set[Place] | None = None
@@ -198,7 +204,7 @@ class _Builder:
         if slot.mode is Mode.ADMIN_ALL:
             self.add_every(parts, demand, eligible, places, spec_values)
             return
-        reached = {b: places.get(self.node(b)) for b in eligible if self.node(b) is not None and not self.relax.node}
+        reached = {b: places.get(self.node(b)) for b in eligible if self.node(b) is not None}
         usable = [
             b
             for b in eligible
@@ -228,7 +234,8 @@ class _Builder:
             parts.counts[b] = count
             (self.watchers[b] if slot.mode.is_admin else self.takers[b]).append((1, count))
         total = sum(parts.counts.values())
-        cap = sum(self.model.bunches[b].size for b in usable) if most is None else most
+        size = sum(self.model.bunches[b].size for b in usable)
+        cap = size if most is None else min(size, most)
         if not parts.counts or cap < slot.least:
             cp.add(parts.chosen == 0)
             return
@@ -253,7 +260,8 @@ class _Builder:
             for name, amount in slot.requests.items():
                 free = self.model.ledger.free_blocks(device, name)
                 if free:
-                    needs[name] = min(free, -(-amount // device.resources[name].block))
+                    grain = self.grain(b, name)
+                    needs[name] = min(free // grain, -(-amount // (device.resources[name].block * grain)))
             if not needs:
                 continue
             for number in range(self.bin_count(b)):
@@ -266,11 +274,11 @@ class _Builder:
                     cp.add(variable <= needs[name] * taken)
                     self.bin_blocks[b, number, name].append(variable)
                     supply[name][0].append(variable)
-                    supply[name][1].append(device.resources[name].block)
+                    supply[name][1].append(device.resources[name].block * self.grain(b, name))
         for name, amount in slot.requests.items():
             add_at_least(cp, *supply[name], amount, parts.chosen)
         if slot.most is not None and parts.shares:
-            cp.add(sum(taken for taken, _ in parts.shares.values()) <= slot.most)
+            cp.add(sum(taken for taken, _ in parts.shares.values()) <= min(slot.most, len(parts.shares)))
 
     def add_every(
         self,
@@ -283,7 +291,7 @@ class _Builder:
         """All matching devices the node reaches: at least one, within the limit, agreeing on every match (S14)."""
         slot = parts.slot
         for place, literal in places.items():
-            mine = tuple(b for b in eligible if self.node(b) is None or self.node(b) == place or self.relax.node)
+            mine = tuple(b for b in eligible if self.node(b) is None or self.node(b) == place)
             count = sum(self.model.bunches[b].size for b in mine)
             values = {self.value(b, slot.match) for b in mine}
             shared = {self.value(b, demand.match) for b in mine}
@@ -350,17 +358,27 @@ class _Builder:
         return variable
 
     def bin_count(self, b: int) -> int:
-        """How many devices of a bunch shares may need at most: each share takes one block at least (S11)."""
         if b not in self.bin_counts:
-            bunch = self.model.bunches[b]
-            need = 0
-            for slot in (s for unit in self.model.units for d in unit.demands for s in d.slots):
-                if slot.mode is Mode.SHARE and bunch.one.index in slot.candidates.accepted:
-                    resources = bunch.one.resources
-                    blocks = sum(-(-a // resources[n].block) for n, a in slot.requests.items() if n in resources)
-                    need += blocks if slot.most is None else min(blocks, slot.most)
-            self.bin_counts[b] = min(bunch.size, need)
+            self.bin_counts[b] = _bin_count(self.model.bunches[b], self.model.ledger, self.model.units)
         return self.bin_counts[b]
+
+    def grain(self, b: int, name: str) -> int:
+        """One block, unless there are more blocks than CP-SAT can add up: then their greatest common divisor.
+
+        Where that is not enough, blocks are taken in bigger lots, and a claim that needs the last of them may miss it.
+        """
+        if (b, name) not in self.model.grains:
+            bunch = self.model.bunches[b]
+            block, free = bunch.one.resources[name].block, self.model.ledger.free_blocks(bunch.one, name)
+            slots = (slot for unit in self.model.units for demand in unit.demands for slot in demand.slots)
+            needs = [
+                -(-slot.requests[name] // block)
+                for slot in slots
+                if slot.mode is Mode.SHARE and name in slot.requests and bunch.one.index in slot.candidates.accepted
+            ]
+            most = min(free, max(needs))
+            self.model.grains[b, name] = 1 if most <= MOST_BLOCKS else max(gcd(free, *needs), -(-most // MOST_BLOCKS))
+        return self.model.grains[b, name]
 
     # -- bunches and pools -------------------------------------------------------------------------------------------
 
@@ -373,15 +391,29 @@ class _Builder:
                 holders[item.device].append(kept)
                 if item.amounts is not None:
                     shares[item.device].append((kept, dict(item.amounts)))
-        occupancy: dict[int, Terms] = {}
+        anyone = {device: self.any_of(keeping) for device, keeping in holders.items()}
+        newly: dict[int, Terms] = {}
         for b, bunch in enumerate(self.model.bunches):
-            occupancy[b] = self.add_bunch(b, bunch, holders.get(bunch.one.index, []), shares.get(bunch.one.index, []))
-        self.add_pools(occupancy, holders)
+            device = bunch.one.index
+            newly[b] = self.add_bunch(b, bunch, holders.get(device, []), shares.get(device, []))
+        self.add_pools(newly, anyone)
+
+    def any_of(self, literals: Sequence[IntVar]) -> IntVar:
+        """A literal that each of these implies."""
+        if len(literals) == 1:
+            return literals[0]
+        one = self.cp.new_bool_var("")
+        for literal in literals:
+            self.cp.add_implication(literal, one)
+        return one
 
     def add_bunch(
         self, b: int, bunch: Bunch, holders: Sequence[IntVar], shares: Sequence[tuple[IntVar, dict[str, int]]]
     ) -> Terms:
-        """Exclusive use, block capacities, and the number of distinct devices. Returns what draws on the pool."""
+        """Exclusive use, block capacities, and the number of distinct devices.
+
+        Returns the uses that draw on the pool: not those of a device that somebody keeps a share of.
+        """
         cp = self.cp
         bins = [number for number in range(bunch.size) if (b, number) in self.bin_takers]
         used_bins: list[IntVar] = []
@@ -399,14 +431,14 @@ class _Builder:
         self.count_devices(b, bunch, users)
         if not holders:
             return users
-        sharing = {kept.index for kept, _ in shares}
+        sharing = {kept.index: kept for kept, _ in shares}
         for kept in holders:  # the bunch is a single device: while a holder keeps it, nobody else has it whole
             for _, variable in self.takers[b] if kept.index in sharing else users:
                 cp.add_implication(kept, variable.negated())
-        occupied = cp.new_bool_var("")
-        for variable in (*(v for _, v in users), *holders):
-            self.imply_positive(variable, occupied)
-        return [(1, occupied)]
+        first = cp.new_bool_var("")
+        for _, variable in users:
+            cp.add_bool_or(variable.negated(), first, *sharing.values())
+        return [(1, first)]
 
     def add_bin_capacity(
         self, b: int, number: int, bunch: Bunch, shares: Sequence[tuple[IntVar, dict[str, int]]]
@@ -415,14 +447,10 @@ class _Builder:
             blocks = self.bin_blocks.get((b, number, name))
             if not blocks:
                 continue
-            free = self.model.ledger.free_blocks(bunch.one, name)
-            held = [(kept, amounts[name]) for kept, amounts in shares if name in amounts]
-            if not held:
-                self.cp.add(sum(blocks) <= free)
-                continue
-            self.add_capacity(
-                [(resource.block, v) for v in blocks], [(a, kept) for kept, a in held], free * resource.block
-            )
+            size = resource.block * self.grain(b, name)
+            free = self.model.ledger.free_blocks(bunch.one, name) * resource.block
+            held = [(amounts[name], kept) for kept, amounts in shares if name in amounts]
+            self.add_capacity([(size, v) for v in blocks], held, free)
 
     def add_capacity(self, new: Terms, held: Terms, bound: int) -> None:
         """new + held <= bound, but more held than there is means nothing is left and no contradiction (S18)."""
@@ -455,46 +483,44 @@ class _Builder:
             used = self.model.pools_used[bunch.pool] = self.cp.new_bool_var("")
         self.cp.add(distinct <= bunch.size * used)
 
-    def add_pools(self, occupancy: Mapping[int, Terms], holders: Mapping[int, Sequence[IntVar]]) -> None:
+    def add_pools(self, newly: Mapping[int, Terms], anyone: Mapping[int, IntVar]) -> None:
+        """Pool resources and compatibility groups (S12, S12a). ``anyone``: device -> whether a holder keeps it."""
         if self.relax.pool_resources:
             return
         draws: dict[tuple[int, str], Terms] = defaultdict(list)
         held_draws: dict[tuple[int, str], Terms] = defaultdict(list)
         groups: dict[int, dict[object, Terms]] = defaultdict(lambda: defaultdict(list))
+        held_groups: dict[int, dict[object, Terms]] = defaultdict(lambda: defaultdict(list))
         for b, bunch in enumerate(self.model.bunches):
             if bunch.held_share:
                 continue
             for name, blocks in bunch.one.draws:
-                terms = held_draws if bunch.one.index in holders else draws
-                terms[bunch.pool, name] += [(blocks * weight, v) for weight, v in occupancy[b]]
+                draws[bunch.pool, name] += [(blocks * weight, v) for weight, v in newly[b]]
             if bunch.one.compatibility is not None:
-                groups[bunch.pool][bunch.one.compatibility] += occupancy[b]
-        modelled = {b.one.index for b in self.model.bunches}
-        for index, keeping in holders.items():
+                groups[bunch.pool][bunch.one.compatibility] += newly[b]
+        for index, kept in anyone.items():
             device = self.model.snapshot.devices[index]
-            if index in modelled:
-                continue
-            occupied = self.cp.new_bool_var("")
-            for kept in keeping:
-                self.cp.add_implication(kept, occupied)
             for name, blocks in device.draws:
-                held_draws[device.pool, name].append((blocks, occupied))
+                held_draws[device.pool, name].append((blocks, kept))
             if device.compatibility is not None:
-                groups[device.pool][device.compatibility].append((1, occupied))
-        for pool, name in {**draws, **held_draws}:
+                held_groups[device.pool][device.compatibility].append((1, kept))
+        for pool, name in draws:
             free = self.model.ledger.free_pool_blocks(pool, name)
             self.add_capacity(draws[pool, name], held_draws[pool, name], free)
         for pool, by_value in groups.items():
-            self.add_groups(by_value, self.model.ledger.groups.get(pool, set()))
+            self.add_groups(by_value, held_groups[pool], self.model.ledger.groups.get(pool, set()))
 
-    def add_groups(self, by_value: Mapping[object, Terms], held: set[object]) -> None:
+    def add_groups(self, new: Mapping[object, Terms], kept: Mapping[object, Terms], held: set[object]) -> None:
+        """New devices are of one group, and of that of all devices in use: for good (``held``) or as long as kept."""
         literals = []
-        for value, terms in by_value.items():
+        for value, terms in new.items():
             active = self.cp.new_bool_var("")
             for _, variable in terms:
                 self.imply_positive(variable, active)
             if held - {value}:
                 self.cp.add(active == 0)
+            for _, keeping in (term for other, terms in kept.items() if other != value for term in terms):
+                self.cp.add_implication(active, keeping.negated())
             literals.append(active)
         if len(literals) > 1:
             self.cp.add_at_most_one(literals)
@@ -506,6 +532,27 @@ class _Builder:
                 if place is not None:
                     used = self.model.nodes_used.setdefault(place, self.cp.new_bool_var(""))
                     self.cp.add_implication(literal, used)
+
+
+def _bin_count(bunch: Bunch, ledger: Ledger, units: Sequence[Unit]) -> int:
+    """How many devices of a bunch shares may need at most: as many as when each slot had devices of its own.
+
+    A solution with more can be changed into that one: no slot is on more devices then than it was.
+    """
+    need = 0
+    for slot in (s for unit in units for d in unit.demands for s in d.slots):
+        if slot.mode is Mode.SHARE and bunch.one.index in slot.candidates.accepted:
+            need += max((-(-amount // free) for amount, free in _supply(slot, bunch, ledger)), default=0)
+        if need >= bunch.size:
+            return bunch.size
+    return need
+
+
+def _supply(slot: Slot, bunch: Bunch, ledger: Ledger) -> Iterable[tuple[int, int]]:
+    """(requested, free on one device of the bunch) of each resource it has; blocks"""
+    for name, amount in slot.requests.items():
+        if free := ledger.free_blocks(bunch.one, name):
+            yield -(-amount // bunch.one.resources[name].block), free
 
 
 def _total(terms: Terms) -> cp_model.LinearExprT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from devalloc_solver.linear import add_at_most
 from devalloc_solver.model import BatchModel, Terms
 
 PLACEMENTS = ("pack", "spread")
@@ -31,8 +32,6 @@ def policy_cost(model: BatchModel, placement: str) -> Terms:
 
 def _largest_left(model: BatchModel) -> Terms:
     """For each partitionable pool a claim may draw on: the largest device that can still be allocated, as a gain."""
-    from ortools.sat.python import cp_model
-
     cp = model.cp
     gains: Terms = []
     draws: dict[int, dict[str, Terms]] = defaultdict(lambda: defaultdict(list))
@@ -54,12 +53,10 @@ def _largest_left(model: BatchModel) -> Terms:
         fitting = []
         for needed, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
             fits = cp.new_bool_var("")
-            model_terms = {name: by_resource.get(name, []) for name, _ in needed}
             for name, blocks in needed:
+                terms = [*by_resource.get(name, []), (blocks, fits)]
                 free = model.ledger.free_pool_blocks(pool_index, name)
-                taken = model_terms[name]
-                expression = cp_model.LinearExpr.weighted_sum([v for _, v in taken], [w for w, _ in taken])
-                cp.add(expression + blocks * fits <= max(free, 0)).only_enforce_if(fits)
+                add_at_most(cp, [v for _, v in terms], [amount for amount, _ in terms], free)
             fitting.append(fits)
             gains.append((-size, fits))
         cp.add_at_most_one(fitting)

@@ -1,0 +1,122 @@
+"""What the exact model must not lose: nodes that look alike and are not, amounts beyond 64 bits, broken records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.api.meta import COMPATIBILITY_GROUP
+from devalloc_solver import solve_manifests
+from tests.support.manifests import allocated, claim, device, device_class, entry, pool
+
+GPU = device_class("gpu", driver="gpu")
+MOST = 2**63 - 1
+
+
+def answers(*documents: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    answer = solve_manifests([GPU, *documents])
+    assert answer["problems"] == []
+    assert answer["optimal"]
+    return {content["name"]: content for content in answer["claims"]}
+
+
+def blockers(answer: dict[str, Any]) -> list[str]:
+    return [content["name"] for content in answer["blockers"]]
+
+
+def want(name: str = "c", **detail: Any) -> dict[str, Any]:
+    return claim(name, {"deviceClass": "gpu", **detail})
+
+
+def hold(name: str, pool_name: str, device_name: str, node: str = "n1") -> dict[str, Any]:
+    return allocated(want(name), [entry(pool_name, device_name)], node=node)
+
+
+def test_pools_that_differ_in_which_resource_has_how_much_are_not_alike() -> None:
+    big = [device("d", requests={"a": "8"})]
+    short = pool("p1", "n1", resources={"a": "4", "b": "8"}, devices=big)
+    roomy = pool("p2", "n2", resources={"b": "4", "a": "8"}, devices=big)
+    assert answers(short, roomy, want())["c"]["node"] == "n2"
+
+
+def test_nodes_are_told_apart_by_what_is_held_beside_the_candidates() -> None:
+    def card(number: int) -> dict[str, Any]:
+        parts = [device(f"s{i}", attributes={"size": "small"}, requests={"m": "1"}) for i in range(4)]
+        whole = device("big", attributes={"size": "big"}, requests={"m": "4"})
+        return pool(f"p{number}", f"n{number}", resources={"m": "4"}, devices=[whole, *parts])
+
+    held = [hold("h1", "p1", "s0"), hold("h2", "p1", "s1"), hold("h3", "p2", "s0", node="n2")]
+    found = answers(card(1), card(2), *held, want(constraints="device.size == 'big'"))["c"]
+    assert found["reason"] == "DevicesInUse"
+    assert blockers(found) == ["h3"]
+
+
+def test_a_pool_of_which_more_is_held_than_it_has_needs_all_of_that_back() -> None:
+    both = [device(name, attributes={"k": name}, requests={"m": "4"}) for name in ("d1", "d2")]
+    card = pool("p", resources={"m": "4"}, devices=both)
+    held = [hold("h1", "p", "d1"), hold("h2", "p", "d2")]
+    assert blockers(answers(card, *held, want(constraints="device.k == 'd1'"))["c"]) == ["h1", "h2"]
+
+
+def test_groups_that_were_mixed_before_are_in_nobodys_way_elsewhere() -> None:
+    mixed = pool("p", devices=[device(f"d{g}", attributes={COMPATIBILITY_GROUP: g}) for g in "xy"])
+    other = pool("q", devices=[device("d", attributes={"k": "other"})])
+    held = [hold("h1", "p", "dx"), hold("h2", "p", "dy"), hold("h3", "q", "d")]
+    wanted = want(constraints="'k' in device && device.k == 'other'")
+    assert blockers(answers(mixed, other, *held, wanted)["c"]) == ["h3"]
+
+
+def test_a_device_of_another_group_waits_for_the_groups_in_use() -> None:
+    card = pool("p", devices=[device(f"d{g}", attributes={COMPATIBILITY_GROUP: g}) for g in "xyz"])
+    held = [hold("h1", "p", "dx"), hold("h2", "p", "dy")]
+    wanted = want(constraints=f"device['{COMPATIBILITY_GROUP}'] == 'z'")
+    assert blockers(answers(card, *held, wanted)["c"]) == ["h1", "h2"]
+
+
+@pytest.mark.parametrize("count", [10**18, 2**62, MOST])
+def test_any_count_can_be_asked_for_and_any_limit_set(count: int) -> None:
+    fleet = pool("p", devices=[device("d1"), device("d2")])
+    assert answers(fleet, want(requests={"count": count}))["c"]["reason"] == "NotEnoughDevices"
+    assert answers(fleet, want(limits={"count": count}))["c"]["allocated"]
+    shares = pool("p", devices=[device("d", resources={"m": 4})])
+    assert answers(shares, want(requests={"m": 2}, limits={"count": count}))["c"]["allocated"]
+
+
+@pytest.mark.parametrize("block", ["", "/1n", "/7", "/4Gi"])
+@pytest.mark.parametrize("request_", ["1", "4611686018427387904", "9223372032559808512"])
+def test_shares_of_any_size_are_added_up(block: str, request_: str) -> None:
+    fleet = pool("p", devices=[device(f"d{i}", resources={"m": f"{MOST}{block}"}) for i in range(2)])
+    found = answers(fleet, want("c", requests={"m": request_}), want("d", requests={"m": request_}))
+    assert found["c"]["allocated"]
+    assert found["d"]["allocated"]
+
+
+def test_shares_of_huge_amounts_over_blocks_without_a_common_measure_are_answered() -> None:
+    fleet = pool("p", devices=[device(f"d{i}", resources={"m": f"{9 * 10**18}/{b}"}) for i, b in enumerate(["1n", 7])])
+    assert answers(fleet, want(requests={"m": 10**18}))["c"]["allocated"]
+    answers(fleet, want("c", requests={"m": 9_200_000_000_000_000_000}), want("d", requests={"m": 1}))
+
+
+@pytest.mark.parametrize("block", ["", "/1n"])
+def test_pool_resources_of_any_size_are_added_up(block: str) -> None:
+    half = 2**62
+    parts = [device(f"d{i}", requests={"m": size}) for i, size in enumerate([MOST, half, half - 1])]
+    card = pool("p", resources={"m": f"{MOST}{block}"}, devices=parts)
+    found = answers(card, want("a"), want("b"), want("c"))
+    assert [found[name]["allocated"] for name in "abc"] == [True, True, False]
+
+
+def test_shares_of_many_like_devices_take_the_fewest() -> None:
+    fleet = pool("p", devices=[device(f"d{i}", resources={"m": "80Gi"}) for i in range(60)])
+    found = answers(fleet, *(want(f"c{i}", requests={"m": "30Gi"}) for i in range(8)))
+    used = {entry["deviceName"] for content in found.values() for entry in content["allocations"]}
+    assert len(used) == 3, "240 Gi fill 3 devices: a share may be split"
+
+
+@pytest.mark.parametrize(("devices", "fit"), [(5, 2), (6, 3)])
+def test_shares_with_a_limit_on_devices_may_each_need_their_own(devices: int, fit: int) -> None:
+    """10 of at most two devices of 6: five hold 30 in sum, and yet a third claim finds no two that have 10 left."""
+    fleet = pool("p", devices=[device(f"d{i}", resources={"m": "6"}) for i in range(devices)])
+    found = answers(fleet, *(want(f"c{i}", requests={"m": 10}, limits={"count": 2}) for i in range(3)))
+    assert sum(content["allocated"] for content in found.values()) == fit
