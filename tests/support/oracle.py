@@ -290,7 +290,7 @@ class _Search:
                 state = tuple(sorted(id(share) for share in self.shares.get(index, ())))
                 alike[self.kinds[index], state, index in self.whole, index in self.admin].append(index)
         bags = list(alike.values())
-        most = sum(map(len, bags)) if detail.most is None else detail.most
+        most = min(detail.most or len(indexes), len(indexes))
         for size in range(detail.least, most + 1):
             for counts in _compositions(size, [len(bag) for bag in bags]):
                 chosen = tuple(i for bag, count in zip(bags, counts, strict=True) for i in bag[:count])
