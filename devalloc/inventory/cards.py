@@ -76,7 +76,7 @@ def cards(found: Mapping[Address, PciFunction], max_vfs: int | None = None) -> I
     for slot, members in slots.items():
         if any(kind_of(member) for member in members):
             virtual = {
-                pf.address: [*_existing(pf, vfs.get(pf.address, ())), *_creatable(pf, taken, max_vfs)]
+                pf.address: list(_existing(pf, vfs.get(pf.address, ()))) or list(_creatable(pf, taken, max_vfs))
                 for pf in members
                 if kind_of(pf)
             }

@@ -270,6 +270,12 @@ class TestVirtualFunctions:
         host.spoil(host.path("0000:41:00.0", "virtfn1"), "missing")
         assert Found.on(host.root).attributes("0000-41-10-2")["vfIndex"] == 1
 
+    def test_none_can_be_created_beside_those_that_only_their_own_links_show(self, host: FakeSysfs) -> None:
+        host.add(cards.nic(vfs=2))
+        for name in ("virtfn0", "virtfn1", "sriov_numvfs"):
+            host.spoil(host.path("0000:41:00.0", name), "missing")
+        assert Found.on(host.root).names(state="creatable") == []
+
     def test_one_without_routing_facts_is_told_as_a_problem(self, host: FakeSysfs) -> None:
         host.add(cards.nic())
         for name in ("sriov_offset", "sriov_stride"):

@@ -46,15 +46,16 @@ def prepare(host: FakeSysfs, found: Found, device: str, card: str, number: int) 
     address = str(attributes["pciBusID"])
     if attributes["function"] == "mdev":
         profile = str(attributes["profileID"])
-        if host.functions[card].spec.vgpu.layout == "vfio":  # type: ignore[union-attr]
+        vgpu = host.functions[card].spec.vgpu
+        if vgpu is not None and vgpu.layout == "vfio":
             host.vgpu.set_type(address, profile.removeprefix("nvidia-"))
         else:
             host.vgpu.create(address, profile, f"00000000-0000-0000-0000-{number:012}")
         return
     if attributes["function"] == "vf" and attributes["state"] == "creatable":
         host.set_numvfs(card, len(host.vf_addresses(card)))
-    if attributes["function"] == "whole":
-        host.set_numvfs(card, 0) if host.functions[card].spec.sriov else None
+    if attributes["function"] == "whole" and host.functions[card].spec.sriov:
+        host.set_numvfs(card, 0)
     driver = host.driver_of(address)
     if driver:
         host.unbind(driver, address)
