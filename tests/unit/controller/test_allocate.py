@@ -161,15 +161,17 @@ class TestGroups:
         assert held(store, "c")
 
 
-def meanwhile(act: Callable[[], object]) -> Callable[..., dict[str, Any]]:
+def meanwhile(
+    act: Callable[[], object], solve: Callable[..., dict[str, Any]] = solve_manifests
+) -> Callable[..., dict[str, Any]]:
     """The solver, with something happening while it thinks."""
 
-    def solve(documents: Iterable[Object], **settings: Any) -> dict[str, Any]:
-        answer = solve_manifests(documents, **settings)
+    def interrupted(documents: Iterable[Object], **settings: Any) -> dict[str, Any]:
+        answer = solve(documents, **settings)
         act()
         return answer
 
-    return solve
+    return interrupted
 
 
 class TestExclusivity:
@@ -185,6 +187,19 @@ class TestExclusivity:
         done = Allocator(store, solve=meanwhile(first)).round()
         assert owners(store) == {"p/d0": 1}
         assert done.granted == []
+
+    def test_nor_when_the_other_touches_no_claim_of_ours(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b"))
+        status = {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}
+
+        def other() -> None:
+            store.replace_status({**store.get("DeviceClaim", "default", "b"), "status": status})
+
+        def solve(documents: Iterable[Object], **settings: Any) -> dict[str, Any]:
+            return solve_manifests([doc for doc in documents if doc["metadata"]["name"] != "b"], **settings)
+
+        assert Allocator(store, solve=meanwhile(other, solve)).round().granted == []
+        assert owners(store) == {"p/d0": 1}
 
     @pytest.mark.parametrize("what", ["released and given away", "pool gone", "device gone", "class changed"])
     def test_a_decision_on_a_state_that_is_over_is_not_written(self, store: SQLiteStore, what: str) -> None:

@@ -213,6 +213,15 @@ class TestCommit:
         assert [key.name for key in caught.value.conflicts] == ["b", "c"]
         assert store.list() == before
 
+    def test_a_change_that_cannot_be_stored_takes_those_before_it_along(self, store: Store) -> None:
+        a, b = store.create(claim("a")), store.create(claim("b"))
+        before = store.list()
+        with pytest.raises(Invalid):
+            store.commit(
+                [Change(Key.of(a), version(a), {"podNames": ["x"]}), Change(Key.of(b), version(b), {"bad": object()})]
+            )
+        assert store.list() == before
+
     @pytest.mark.parametrize(
         ("what", "holds"),
         [
@@ -473,6 +482,21 @@ class TestWatch:
         assert seen(store) == [(EventType.ADDED, "stays")]
         assert list(store.watch(None, store.list().resource_version, timeout=0)) == []
         assert len(seen(store, str(int(store.list().resource_version) - 1))) == 1
+
+    def test_from_any_version_all_deletions_are_told_or_it_is_expired(self, store: Store) -> None:
+        deleted = {}
+        for number in range(60):
+            last = store.delete(*Key.of(store.create(claim(f"n{number}"))))
+            deleted[int(version(last))] = last["metadata"]["name"]
+        expired = 0
+        for since in range(1, int(store.list().resource_version) + 1):
+            try:
+                told = [name for _, name in seen(store, str(since))]
+            except Expired:
+                expired += 1
+            else:
+                assert told == [name for at, name in deleted.items() if at > since]
+        assert 0 < expired < 100
 
     def test_a_version_from_the_future_is_expired_too(self, store: Store) -> None:
         with pytest.raises(Expired):
