@@ -90,6 +90,8 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
         ("Pinned to", annotations.get(meta.NODE, "")),
         ("Group", annotations.get(meta.GROUP, "")),
         ("Priority", annotations.get(meta.PRIORITY, "")),
+        ("Reason", annotations.get(meta.REASON, "")),
+        ("Message", annotations.get(meta.MESSAGE, "")),
     ]
 
 
@@ -101,10 +103,8 @@ def _claim(store: SQLiteStore, claim: Object) -> None:
     status = claim.get("status", {})
     entries = status.get("allocations", [])
     if not entries:
-        click.echo(
-            f"\nIt holds nothing. Why: devalloc explain {claim['metadata']['name']} "
-            f"-n {claim['metadata'].get('namespace', 'default')}"
-        )
+        name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
+        click.echo(f"\nMore about why it holds nothing: devalloc explain {name} -n {namespace}")
         return
     pools = {pool["metadata"]["name"]: pool for pool in store.list("DevicePool").objects}
     rows = []

@@ -138,6 +138,16 @@ def test_describe_shows_a_claims_devices_and_a_pools_users(devalloc: Shell) -> N
     assert ["gpu-0", "default/train"] in [line.split() for line in other.splitlines()]
 
 
+def test_describe_says_why_a_claim_holds_nothing(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(claim()))
+    devalloc.allocate()
+
+    lines = [line.split(maxsplit=1) for line in devalloc("describe", "dclaim/train").out.splitlines()]
+
+    assert ["State:", "Pending"] in lines
+    assert ["Reason:", "ClassNotFound"] in lines
+
+
 def test_delete_by_name_by_file_and_all(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=FLEET + "---\n" + text(claim("a"), claim("b")))
 
