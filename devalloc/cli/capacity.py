@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.cli import suggestions
 from devalloc.cli.options import files_option, namespace_option, output_option, store_option
 from devalloc.cli.verb import BadInput, Failed, verb
 
@@ -17,7 +18,7 @@ Object = dict[str, Any]
 
 
 @verb("capacity")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=suggestions.claims)
 @files_option(required=False, help="The claim to count with, and what else is to count: a file, a folder, or -.")
 @namespace_option
 @output_option("table", "json", "yaml")

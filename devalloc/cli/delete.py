@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, kind_of, shown
 from devalloc.cli.options import all_namespaces_option, files_option, namespace_option, store_option
 from devalloc.cli.output import note
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @verb("delete")
-@click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME...")
+@click.argument("what", nargs=-1, metavar="KIND NAME... | KIND/NAME...", shell_complete=suggestions.objects)
 @files_option(required=False)
 @click.option("--all", "everything", is_flag=True, help="Every object of the kind.")
 @click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of
 from devalloc.cli.options import namespace_option, store_option
 from devalloc.cli.verb import BadInput, verb
@@ -19,7 +20,9 @@ Object = dict[str, Any]
 
 
 @verb("describe")
-@click.argument("what", nargs=-1, required=True, metavar="KIND NAME... | KIND/NAME...")
+@click.argument(
+    "what", nargs=-1, required=True, metavar="KIND NAME... | KIND/NAME...", shell_complete=suggestions.objects
+)
 @namespace_option
 @store_option
 def describe(what: tuple[str, ...], namespace: str, store: Path | None) -> int:

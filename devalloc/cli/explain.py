@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from devalloc.cli import suggestions
 from devalloc.cli.options import (
     deadline_option,
     files_option,
@@ -19,7 +20,7 @@ from devalloc.cli.verb import Failed, verb
 
 
 @verb("explain")
-@click.argument("name")
+@click.argument("name", shell_complete=suggestions.claims)
 @files_option(required=False, help="Explain among these manifests instead of the store.")
 @namespace_option
 @placement_option

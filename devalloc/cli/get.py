@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, kind_of, shown
 from devalloc.cli.options import all_namespaces_option, namespace_option, output_option, store_option
 from devalloc.cli.output import dump, dump_objects, note, table
@@ -22,7 +23,9 @@ Object = dict[str, Any]
 
 
 @verb("get")
-@click.argument("what", nargs=-1, required=True, metavar="KIND [NAME...] | KIND/NAME...")
+@click.argument(
+    "what", nargs=-1, required=True, metavar="KIND [NAME...] | KIND/NAME...", shell_complete=suggestions.objects
+)
 @namespace_option
 @all_namespaces_option
 @output_option()

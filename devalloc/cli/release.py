@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, shown
 from devalloc.cli.options import namespace_option, store_option
 from devalloc.cli.verb import BadInput, verb
 
 
 @verb("release")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=suggestions.claims)
 @click.option("--force", is_flag=True, help="Also while somebody is known to use the devices (status.podNames).")
 @namespace_option
 @store_option

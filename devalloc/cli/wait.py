@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, shown
 from devalloc.cli.options import duration, namespace_option, store_option
 from devalloc.cli.output import note, working
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @verb("wait")
-@click.argument("names", nargs=-1, required=True, metavar="NAME... | KIND/NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME... | KIND/NAME...", shell_complete=suggestions.claims)
 @click.option(
     "--for",
     "state",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from devalloc.cli.main import VERBS, cli
 from devalloc.cli.verb import Verb, translated
@@ -54,11 +55,29 @@ def test_completion_scripts_complete_this_command(devalloc: Shell, shell: str) -
     assert "_DEVALLOC_COMPLETE" in devalloc("completion", shell).out
 
 
-def test_completion_offers_verbs() -> None:
-    environment = {**os.environ, "_DEVALLOC_COMPLETE": "bash_complete", "COMP_WORDS": "devalloc de", "COMP_CWORD": "1"}
-    done = subprocess.run([sys.executable, "-m", "devalloc.cli"], env=environment, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["de"], ["demo", "describe", "delete"]),
+        (["get", "cl"], ["classes", "claims"]),
+        (["get", "claims", "t"], ["train"]),
+        (["get", "dclaim/"], ["dclaim/train"]),
+        (["describe", "pools", ""], ["gpus"]),
+        (["explain", ""], ["train"]),
+        (["explain", "-n", "team-a", ""], []),
+        (["get", "nonsense/"], []),
+        (["solve", "--pl"], ["--placement"]),
+    ],
+)
+def test_completion_offers_verbs_options_kinds_and_names(
+    devalloc: Shell, monkeypatch: pytest.MonkeyPatch, words: list[str], offered: list[str]
+) -> None:
+    devalloc("apply", "-f", "-", stdin=text(pool(), claim()))
+    monkeypatch.setenv("DEVALLOC_STORE", str(devalloc.store))
 
-    assert done.stdout.split() == ["plain,demo", "plain,describe", "plain,delete"]
+    completion = ShellComplete(cli, {}, "devalloc", "_DEVALLOC_COMPLETE")
+
+    assert [item.value for item in completion.get_completions(words[:-1], words[-1])] == offered
 
 
 @pytest.mark.parametrize(
