@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from devalloc.cli.options import deadline_option, duration, inventory_options, placement_option, store_option
+from devalloc.cli.options import duration, inventory_options, placement_option, store_option
 from devalloc.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     help="Look at the devices and at all claims this often, even when no event says that something changed.",
 )
 @placement_option
-@deadline_option
+@click.option(
+    "--deadline",
+    type=duration,
+    default="60s",
+    metavar="DURATION",
+    help="How long the solver may think about one batch of claims; then the best answer so far counts.",
+)
 def up(
     store: Path | None,
     sysfs_root: Path,
@@ -43,7 +49,7 @@ def up(
     no_inventory: bool,
     resync: float,
     placement: str,
-    deadline: float | None,
+    deadline: float,
 ) -> int:
     """Publish this host's devices and answer claims until Ctrl-C (SIGTERM does the same).
 
