@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round, Solve
 from devalloc.controller.publish import Published, Publisher
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Message = Literal["stop", "rescan"]
-GRACE_SECONDS: Final = 5.0
+GRACE_SECONDS = 2.0
 """How long a stop waits for work that is under way. What it leaves unfinished has written nothing."""
-_RETRY_SECONDS: Final = 5.0
+_RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,9 @@ class Up:
                 if message == "rescan" and watcher is not None:
                     watcher.rescan(republish=True)
             stop.set()
+            until = time.monotonic() + GRACE_SECONDS
             for thread in threads:
-                thread.join(GRACE_SECONDS)
+                thread.join(max(0.0, until - time.monotonic()))
             if any(thread.is_alive() for thread in threads):
                 log.warning("stopped in the middle of a solve; nothing of it was written")
                 self._unfinished = stack.pop_all()  # the thread still uses store and lock; they go with the process
