@@ -13,7 +13,7 @@ ARGS ?=
 # How long each half of `make fuzz` goes on, in seconds; the round that is running is finished.
 FUZZ_SECONDS ?= 60
 # Workers of the quick tiers; machine and cluster tests own the machine while they run.
-JOBS ?= 2
+JOBS ?= auto
 
 .PHONY: help setup demo test test-unit test-conformance test-machine test-cluster lint format bench fuzz clean
 
@@ -70,7 +70,8 @@ bench: setup ## discovery by tree size, solving by fleet size: a table
 	$(BIN)/python -m benchmarks
 
 fuzz: setup ## random fleets against the oracle, then property tests with new seeds
-	$(BIN)/python -m tests.conformance.fuzz --seconds $(FUZZ_SECONDS) --seed $$RANDOM --out $(VENV)
+	@mkdir -p build
+	$(BIN)/python -m tests.conformance.fuzz --seconds $(FUZZ_SECONDS) --seed $$RANDOM --out build
 	@end=$$((SECONDS + $(FUZZ_SECONDS))); \
 	while [ $$SECONDS -lt $$end ]; do \
 	  seed=$$((RANDOM * 32768 + RANDOM)); \
