@@ -93,8 +93,7 @@ def _shares(
     blocks: dict[tuple[int, int], dict[str, int]] = {}
     for place, (taken, amounts) in parts.shares.items():
         if search.value(taken):
-            grains = {name: model.grains[place[0], name] for name in amounts}
-            blocks[place] = {name: search.value(variable) * grains[name] for name, variable in amounts.items()}
+            blocks[place] = {name: search.total(terms) for name, terms in amounts.items()}
     for name, request in slot.requests.items():
         _trim(model, blocks, name, request)
     entries = []

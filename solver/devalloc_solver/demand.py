@@ -145,6 +145,10 @@ def _group_unit(
     allocated = [c for c in intake.claims if c.is_allocated and c.group == name and c.namespace == namespace]
     pins = {d.claim.pinned_node: d.key[1] for d in members if d.claim.pinned_node}
     pins |= {node: c.metadata.name for c in allocated if (node := node_of(c, snapshot))}
+    # An invalid member that holds devices is not solved, and fixes the node all the same.
+    pins |= {
+        r.node: r.key[1] for r in intake.refused if r.key[0] == namespace and r.group == name and r.status and r.node
+    }
     if len(pins) > 1:
         told = ", ".join(f"{node} ({member})" for node, member in sorted(pins.items()))
         return fail(f"members of group {name} are bound to different nodes: {told}; see the annotation {NODE}")

@@ -14,13 +14,18 @@ from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.funnel import Funnel, make_funnel, shortage
 from devalloc_solver.goals import Search
 from devalloc_solver.holdings import Holding, Key, Ledger
-from devalloc_solver.model import Relax, build_model
+from devalloc_solver.model import NOTHING, Relax, build_model
 from devalloc_solver.reasons import Reason
 from devalloc_solver.snapshot import Snapshot
 from devalloc_solver.solution import ClaimAnswer
 
 MAX_HELD_DEVICES = 5_000
 """Beyond this many devices in use, the smallest set of blockers is not looked for: the search would take too long."""
+
+_EXCLUSIVE = (
+    "the devices exclude each other: together they need more of their pool's resources than it has, "
+    "or are of different groups"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,10 @@ class Finding:
     tail: str
     """what stands in the way, after the numbers of the funnel"""
     blockers: tuple[Key, ...] = ()
+
+
+class Undecided(Exception):
+    """The deadline or the search limit came before it was known whether a unit fits."""
 
 
 @dataclass(slots=True)
@@ -52,9 +61,11 @@ class Explainer:
 
     def explain(self, unit: Unit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
         """An answer for each claim of the unit."""
-        if len(unit.demands) == 1:
-            return [self._answer(unit.demands[0], self._find(unit), unit.pin, warnings)]
-        findings = self._find_members(unit)
+        try:
+            findings = self._find_members(unit) if len(unit.demands) > 1 else {unit.demands[0].key: self._find(unit)}
+        except Undecided:
+            late = Finding(Reason.SEARCH_LIMIT, "the search ended before the reason was found")
+            findings = {demand.key: late for demand in unit.demands}
         return [self._answer(d, findings[d.key], unit.pin, warnings) for d in unit.demands]
 
     def _find_members(self, unit: Unit) -> dict[Key, Finding]:
@@ -83,7 +94,7 @@ class Explainer:
 
     def _find(self, unit: Unit) -> Finding:
         if self.ends is not None and time.monotonic() > self.ends:
-            return Finding(Reason.SEARCH_LIMIT, "the deadline came before the reason was found")
+            raise Undecided
         empty = [detail for d in unit.demands for detail in d.details if not any(s.candidates.accepted for s in detail)]
         if empty:
             return Finding(Reason.NO_MATCHING_DEVICES, f"no device matches{_request(unit, empty[0])}")
@@ -107,15 +118,19 @@ class Explainer:
             return Finding(
                 Reason.NODE_UNAVAILABLE, f"it would fit on another node, but is bound to {unit.pin}: {short}"
             )
-        if self._fits(unit, (), Relax(match=True)):
-            names = sorted({n for d in unit.demands for n in (*d.match, *(m for s in d.slots for m in s.match))})
-            told = " and ".join(f"`{name}`" for name in names)
-            return Finding(
-                Reason.MATCH_ATTRIBUTES_CONFLICT, short or f"the devices needed together differ in {told} on every node"
-            )
+        names = sorted({n for d in unit.demands for n in (*d.match, *(m for s in d.slots for m in s.match))})
+        told = " and ".join(f"`{name}`" for name in names)
+        differ = short or f"the devices needed together differ in {told} on every node"
+        if names and self._fits(unit, (), Relax(match=True)):
+            return Finding(Reason.MATCH_ATTRIBUTES_CONFLICT, differ)
         if self._fits(unit, (), Relax(pool_resources=True)):
-            told = "together they need more of their pool's resources than it has, or are of different groups"
-            return Finding(Reason.POOL_RESOURCES_EXHAUSTED, short or f"the devices exclude each other: {told}")
+            return Finding(Reason.POOL_RESOURCES_EXHAUSTED, short or _EXCLUSIVE)
+        if names and self._fits(unit, (), Relax(match=True, pool_resources=True)):
+            return Finding(Reason.MATCH_ATTRIBUTES_CONFLICT, f"{differ}; besides, {_EXCLUSIVE}")
+        if self._fits(unit, (), Relax(limits=True)):
+            limited = sorted({name for d in unit.demands for s in d.slots for name in s.spec.limits})
+            kept = f"no choice of devices keeps within the limits of {' and '.join(limited)}"
+            return Finding(Reason.INSUFFICIENT_CAPACITY, short or kept)
         amounts = any(s.requests for d in unit.demands for s in d.slots)
         counted = any(_too_few(detail) for d in unit.demands for detail in d.details)
         reason = Reason.INSUFFICIENT_CAPACITY if amounts and not counted else Reason.NOT_ENOUGH_DEVICES
@@ -128,12 +143,18 @@ class Explainer:
         return "no one node has all that is requested together free"
 
     def _fits(self, unit: Unit, held: Sequence[Holding], relax: Relax | None = None) -> bool:
-        search = Search(build_model(self.snapshot, held, [unit], relax=relax or Relax()), self.ends)
-        value, _ = search.maximize([(1, search.model.satisfied[0])], best=1)
+        """Whether the unit fits beside what is held, for certain. Raises Undecided."""
+        search = Search(build_model(self.snapshot, held, [unit], relax=relax or NOTHING), self.ends)
+        value, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
+        if value != bound:
+            raise Undecided
         return value == 1
 
     def _blockers(self, unit: Unit) -> tuple[Key, ...]:
-        """The smallest set of claims whose release makes room; of equal ones, those given in this batch."""
+        """The smallest set of claims whose release makes room; of equal ones, those given in this batch.
+
+        Empty when it is not known to be the smallest.
+        """
         releasable = [h for h in self._in_use if h.items]
         if sum(len(h.items) for h in releasable) > MAX_HELD_DEVICES:
             return ()
@@ -143,7 +164,9 @@ class Explainer:
         if not value:
             return ()
         new = {h.claim for h in self.given}
-        search.maximize([(1, kept) for kept in model.kept.values()], best=len(model.kept))
+        staying, bound = search.maximize([(1, kept) for kept in model.kept.values()], best=len(model.kept))
+        if staying < bound:
+            return ()
         search.maximize([(1, kept) for key, kept in model.kept.items() if key not in new], best=len(model.kept))
         return tuple(sorted(key for key, kept in model.kept.items() if not search.value(kept)))
 

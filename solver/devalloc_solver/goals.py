@@ -147,7 +147,9 @@ def optimize(model: BatchModel, *, placement: str, ends: float | None) -> tuple[
         [(1, used) for used in model.pools_used.values()], best=int(bool(search.chosen())), limit=limit
     )
     levels.append(Level("pools", value, bound))
-    value, bound = search.minimize([(1, used) for used in model.devices_used], best=_fewest(search), limit=limit)
+    value, bound = search.minimize(
+        [(1, used) for used in model.devices_used.values()], best=_fewest(search), limit=limit
+    )
     levels.append(Level("devices", value, bound))
     search.minimize(policy_cost(model, placement), best=None, limit=POLICY_LIMIT)
     return search, levels

@@ -1,12 +1,12 @@
 """Exact linear constraints over amounts that may not fit into 64 bits.
 
 CP-SAT computes in int64, while an amount in nano units may reach 2**93. Amounts are divided by their greatest common
-divisor and clamped to the bound; where that is not enough, the sum is split into two limbs with a carry.
+divisor and clamped to the bound; where that is not enough, the sum is written in digits with carries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 _DIRECT = 2**44
 """Bounds below this leave room in 64 bits for sums over 2**18 devices."""
 _ROOM = 61
-"""Bits that a sum of low limbs may have."""
-_HIGH = 48
-"""Bits that a high limb may have, so that sums over 2**14 devices fit."""
+"""Bits that a sum of digits may have."""
 
 
 def add_at_least(
@@ -44,13 +42,14 @@ def add_at_least(
     if least < _DIRECT:
         model.add(_sum(terms, scaled) >= least).only_enforce_if(when)
         return
-    limb = _limb(terms)
-    shift = _excess(least, limb)
-    scaled, least = [a >> shift for a in scaled], -(-least >> shift)
-    carry = model.new_int_var(-1, _most_units(terms), "")
-    high, low = divmod(least, limb)
-    model.add(_sum(terms, [a % limb for a in scaled]) >= low + limb * carry).only_enforce_if(when)
-    model.add(_sum(terms, [a // limb for a in scaled]) >= high - carry).only_enforce_if(when)
+    carries: list[cp_model.IntVar] = []
+    for digits, digit, base in _digits(terms, scaled, least):
+        total = _sum([*terms, *carries], [*digits, *(1 for _ in carries)])
+        if base is None:
+            model.add(total >= digit).only_enforce_if(when)
+        else:
+            carries = [model.new_int_var(-1, _most_units(terms), "")]
+            model.add(total >= digit + base * carries[0]).only_enforce_if(when)
 
 
 def add_at_most(
@@ -72,26 +71,29 @@ def add_at_most(
     if most < _DIRECT:
         model.add(_sum(terms, scaled) <= most)
         return
-    limb = _limb(terms)
-    shift = _excess(most, limb)
-    scaled, most = [-(-a >> shift) for a in scaled], most >> shift
-    carry = model.new_int_var(0, _most_units(terms), "")
-    high, low = divmod(most, limb)
-    model.add(_sum(terms, [a % limb for a in scaled]) <= low + limb * carry)
-    model.add(_sum(terms, [a // limb for a in scaled]) <= high - carry)
+    carries: list[cp_model.IntVar] = []
+    for digits, digit, base in _digits(terms, scaled, most):
+        total = _sum([*terms, *carries], [*digits, *(1 for _ in carries)])
+        if base is None:
+            model.add(total <= digit)
+        else:
+            carries = [model.new_int_var(0, _most_units(terms), "")]
+            model.add(total <= digit + base * carries[0])
 
 
-def _limb(variables: Sequence[cp_model.IntVar]) -> int:
-    """So big that the sum of low limbs just has room."""
-    return 1 << (_ROOM - _most_units(variables).bit_length())
+def _digits(
+    variables: Sequence[cp_model.IntVar], amounts: Sequence[int], bound: int
+) -> Iterator[tuple[list[int], int, int | None]]:
+    """The digits of all amounts and of the bound, low ones first, with the base; None with the last ones.
 
-
-def _excess(bound: int, limb: int) -> int:
-    """Low bits that are rounded away, to the safe side, because even two limbs have no room for them.
-
-    None for counted devices; for shares when there are more than 2**48 blocks and their sizes have no common measure.
+    The base is so small that a sum of digits has room.
     """
-    return max(0, (bound // limb).bit_length() - _HIGH)
+    base = 1 << (_ROOM - _most_units(variables).bit_length())
+    left, rest = list(amounts), bound
+    while max(rest, *left) >= base:
+        yield [amount % base for amount in left], rest % base, base
+        left, rest = [amount // base for amount in left], rest // base
+    yield left, rest, None
 
 
 def _most_units(variables: Sequence[cp_model.IntVar]) -> int:

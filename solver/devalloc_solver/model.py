@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 Terms = list[tuple[int, "IntVar"]]
 """A linear expression: (coefficient, variable)."""
-MOST_BLOCKS = 2**48
-"""Blocks that one variable counts at most, so that thousands of them add up in 64 bits."""
+MOST_UNITS = 2**44
+"""What one variable counts up to, so that thousands of them add up in 64 bits; beyond, amounts have several digits."""
+LIMB = 2**32
+"""The base of these digits."""
 Place = str | None
 """A node, or None for no node: network devices only."""
 
@@ -38,6 +40,8 @@ class Relax:
 
     match: bool = False
     pool_resources: bool = False
+    limits: bool = False
+    """limits of resources, and of count where there is no count to reach"""
 
 
 NOTHING = Relax()
@@ -53,7 +57,7 @@ class SlotVars:
     chosen: IntVar
     counts: dict[int, IntVar] = field(default_factory=dict)
     """bunch -> devices, for whole takers and counted admin details"""
-    shares: dict[tuple[int, int], tuple[IntVar, dict[str, IntVar]]] = field(default_factory=dict)
+    shares: dict[tuple[int, int], tuple[IntVar, dict[str, Terms]]] = field(default_factory=dict)
     """(bunch, bin) -> whether a share is taken, and the blocks of each resource"""
     every: dict[Place, tuple[int, ...]] = field(default_factory=dict)
     """place -> the bunches an admin detail gets all of there"""
@@ -74,11 +78,9 @@ class BatchModel:
     places: list[dict[Place, IntVar]] = field(default_factory=list)
     slots: list[SlotVars] = field(default_factory=list)
     pools_used: dict[int, IntVar] = field(default_factory=dict)
-    devices_used: list[IntVar] = field(default_factory=list)
-    """distinct devices in use, per bunch"""
+    devices_used: dict[int, IntVar] = field(default_factory=dict)
+    """bunch -> distinct devices in use"""
     nodes_used: dict[str, IntVar] = field(default_factory=dict)
-    grains: dict[tuple[int, str], int] = field(default_factory=dict)
-    """(bunch, resource) -> blocks in one unit of the variables that count shares"""
 
 
 def model_size(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit]) -> int:
@@ -117,7 +119,7 @@ def build_model(
     cp = cp_model.CpModel()
     kept = {holding.claim: cp.new_bool_var("") for holding in releasable}
     model = BatchModel(snapshot=snapshot, ledger=ledger, units=units, bunches=bunches, cp=cp, kept=kept)
-    builder = _Builder(model, relax)
+    builder = _Builder(model, releasable, relax)
     for number, unit in enumerate(units):
         builder.add_unit(number, unit)
     builder.add_bunches(releasable)
@@ -128,7 +130,7 @@ def build_model(
 class _Builder:
     """Adds variables and constraints; lives only while a model is being built."""
 
-    def __init__(self, model: BatchModel, relax: Relax) -> None:
+    def __init__(self, model: BatchModel, releasable: Sequence[Holding], relax: Relax) -> None:
         self.model, self.cp, self.relax = model, model.cp, relax
         self.uppers: dict[int, int] = {}
         self.bin_counts: dict[int, int] = {}
@@ -136,7 +138,9 @@ class _Builder:
         self.takers: dict[int, Terms] = defaultdict(list)
         self.watchers: dict[int, list[tuple[int, IntVar]]] = defaultdict(list)
         self.bin_takers: dict[tuple[int, int], list[IntVar]] = defaultdict(list)
-        self.bin_blocks: dict[tuple[int, int, str], list[IntVar]] = defaultdict(list)
+        self.bin_blocks: dict[tuple[int, int, str], Terms] = defaultdict(list)
+        self.measures: dict[str, int] = {}
+        self.held_amounts = [item.amounts or () for holding in releasable for item in holding.items]
 
     # -- units -------------------------------------------------------------------------------------------------------
 
@@ -243,7 +247,7 @@ class _Builder:
         cp.add(total <= cap * parts.chosen)
         for name, amount in slot.requests.items():
             add_at_least(cp, [*parts.counts.values()], self.capacities(parts.counts, name), amount, parts.chosen)
-        for name, amount in slot.limits.items():
+        for name, amount in slot.limits.items() if not self.relax.limits else ():
             add_at_most(cp, [*parts.counts.values()], self.capacities(parts.counts, name), amount)
 
     def capacities(self, bunches: Iterable[int], name: str) -> list[int]:
@@ -255,29 +259,22 @@ class _Builder:
         slot, cp = parts.slot, self.cp
         supply: dict[str, tuple[list[IntVar], list[int]]] = {name: ([], []) for name in slot.requests}
         for b in usable:
-            device = self.model.bunches[b].one
-            needs: dict[str, int] = {}
-            for name, amount in slot.requests.items():
-                free = self.model.ledger.free_blocks(device, name)
-                if free:
-                    grain = self.grain(b, name)
-                    needs[name] = min(free // grain, -(-amount // (device.resources[name].block * grain)))
-            if not needs:
+            resources = self.model.bunches[b].one.resources
+            if not any(self.model.ledger.free_blocks(self.model.bunches[b].one, name) for name in slot.requests):
                 continue
             for number in range(self.bin_count(b)):
                 taken = cp.new_bool_var("")
-                blocks = {name: self.new_int(most) for name, most in needs.items()}
+                blocks = {name: self.new_amount(b, name, amount, taken) for name, amount in slot.requests.items()}
                 cp.add_implication(taken, parts.chosen)
                 parts.shares[b, number] = (taken, blocks)
                 self.bin_takers[b, number].append(taken)
-                for name, variable in blocks.items():
-                    cp.add(variable <= needs[name] * taken)
-                    self.bin_blocks[b, number, name].append(variable)
-                    supply[name][0].append(variable)
-                    supply[name][1].append(device.resources[name].block * self.grain(b, name))
+                for name, terms in blocks.items():
+                    self.bin_blocks[b, number, name] += terms
+                    supply[name][0].extend(variable for _, variable in terms)
+                    supply[name][1].extend(resources[name].block * weight for weight, _ in terms)
         for name, amount in slot.requests.items():
             add_at_least(cp, *supply[name], amount, parts.chosen)
-        if slot.most is not None and parts.shares:
+        if slot.most is not None and parts.shares and not self.relax.limits:
             cp.add(sum(taken for taken, _ in parts.shares.values()) <= min(slot.most, len(parts.shares)))
 
     def add_every(
@@ -298,7 +295,8 @@ class _Builder:
             agree = self.relax.match or (
                 len(values) == 1 and len(shared) == 1 and None not in values and None not in shared
             )
-            if not mine or not agree or (slot.most is not None and count > slot.most):
+            too_many = slot.most is not None and count > slot.most and not self.relax.limits
+            if not mine or not agree or too_many:
                 self.cp.add_bool_or(literal.negated(), parts.chosen.negated())
                 continue
             parts.every[place] = mine
@@ -362,23 +360,43 @@ class _Builder:
             self.bin_counts[b] = _bin_count(self.model.bunches[b], self.model.ledger, self.model.units)
         return self.bin_counts[b]
 
-    def grain(self, b: int, name: str) -> int:
-        """One block, unless there are more blocks than CP-SAT can add up: then their greatest common divisor.
+    def new_amount(self, b: int, name: str, amount: int, taken: IntVar) -> Terms:
+        """Blocks of a resource for a share of up to ``amount`` nano units, none unless ``taken``. Empty: none free."""
+        resource = self.model.bunches[b].one.resources.get(name)
+        free = self.model.ledger.free_blocks(self.model.bunches[b].one, name)
+        if resource is None or not free:
+            return []
+        step = max(1, self.measure(name) // resource.block)
+        most = min(free // step, -(-amount // (resource.block * step)))
+        terms: Terms = []
+        while most:
+            upper, most = (most, 0) if most <= MOST_UNITS else (LIMB - 1, most // LIMB)
+            variable = self.new_int(upper)
+            self.cp.add(variable <= upper * taken)
+            terms.append((step, variable))
+            step *= LIMB
+        return terms
 
-        Where that is not enough, blocks are taken in bigger lots, and a claim that needs the last of them may miss it.
+    def measure(self, name: str) -> int:
+        """Nano units of which all amounts of a resource are multiples, so that shares need not be any finer.
+
+        Exact: with what coarser blocks give set aside, the rest is a flow between capacities and requests that are
+        multiples of it, and such a flow need not be finer than they are.
         """
-        if (b, name) not in self.model.grains:
-            bunch = self.model.bunches[b]
-            block, free = bunch.one.resources[name].block, self.model.ledger.free_blocks(bunch.one, name)
+        if name not in self.measures:
             slots = (slot for unit in self.model.units for demand in unit.demands for slot in demand.slots)
-            needs = [
-                -(-slot.requests[name] // block)
-                for slot in slots
-                if slot.mode is Mode.SHARE and name in slot.requests and bunch.one.index in slot.candidates.accepted
-            ]
-            most = min(free, max(needs))
-            self.model.grains[b, name] = 1 if most <= MOST_BLOCKS else max(gcd(free, *needs), -(-most // MOST_BLOCKS))
-        return self.model.grains[b, name]
+            amounts = {slot.requests[name] for slot in slots if slot.mode is Mode.SHARE and name in slot.requests}
+            amounts |= {a for items in self.held_amounts for resource, a in items if resource == name}
+            blocks = set()
+            for bunch in self.model.bunches:
+                if (resource := bunch.one.resources.get(name)) is not None:
+                    amounts.add(resource.block * self.model.ledger.free_blocks(bunch.one, name))
+                    blocks.add(resource.block)
+            found = gcd(*amounts)
+            while odd := next((block for block in blocks if found % block and block % found), 0):
+                found = gcd(found, odd)
+            self.measures[name] = found
+        return self.measures[name]
 
     # -- bunches and pools -------------------------------------------------------------------------------------------
 
@@ -447,10 +465,9 @@ class _Builder:
             blocks = self.bin_blocks.get((b, number, name))
             if not blocks:
                 continue
-            size = resource.block * self.grain(b, name)
             free = self.model.ledger.free_blocks(bunch.one, name) * resource.block
             held = [(amounts[name], kept) for kept, amounts in shares if name in amounts]
-            self.add_capacity([(size, v) for v in blocks], held, free)
+            self.add_capacity([(resource.block * weight, v) for weight, v in blocks], held, free)
 
     def add_capacity(self, new: Terms, held: Terms, bound: int) -> None:
         """new + held <= bound, but more held than there is means nothing is left and no contradiction (S18)."""
@@ -473,7 +490,7 @@ class _Builder:
         if not mine and not watchers:
             return
         distinct = self.cp.new_int_var(0, bunch.size, "")
-        self.model.devices_used.append(distinct)
+        self.model.devices_used[b] = distinct
         if mine:
             self.cp.add(_total(mine) <= distinct)
         for weight, variable in watchers:

@@ -20,14 +20,13 @@ def policy_cost(model: BatchModel, placement: str) -> Terms:
     sign = 1 if placement == "pack" else -1
     nodes: Terms = [(sign, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
     pools: Terms = [(sign, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
-    goals = [nodes, pools, _largest_left(model) if placement == "pack" else [], _natural_order(model)]
-    cost: Terms = []
-    weight = 1
-    for terms in reversed(goals):
+    cost: Terms = _order_of_devices(model)
+    weight = 1 + sum(w * model.bunches[b].size for (w, _), b in zip(cost, model.devices_used, strict=True))
+    for terms in (_natural_order(model), _largest_left(model) if placement == "pack" else [], pools, nodes):
         if weight * max((abs(w) for w, _ in terms), default=0) < MAX_WEIGHT:
             cost += [(weight * w, v) for w, v in terms]
             weight *= 1 + sum(abs(w) for w, _ in terms)
-    return cost
+    return [(w, v) for w, v in cost if w]
 
 
 def _largest_left(model: BatchModel) -> Terms:
@@ -68,9 +67,18 @@ def _share_of_pool(draws: tuple[tuple[str, int], ...], capacity: dict[str, int])
 
 
 def _natural_order(model: BatchModel) -> Terms:
-    """Prefer nodes, then pools, then devices that come first. Pools are already in natural order (snapshot.py)."""
+    """Prefer nodes, then pools that come first. Pools are already in natural order (snapshot.py)."""
     rank = {node: position for position, node in enumerate(model.snapshot.nodes)}
     first_pool = min(model.pools_used, default=0)
     terms: Terms = [(rank.get(node, 0), used) for node, used in model.nodes_used.items()]
     terms += [(pool - first_pool, used) for pool, used in model.pools_used.items()]
     return [(weight, v) for weight, v in terms if weight]
+
+
+def _order_of_devices(model: BatchModel) -> Terms:
+    """Prefer the devices of a pool that come first, as far as they are not interchangeable; one term per bunch."""
+    pools = model.snapshot.pools
+    return [
+        (model.bunches[b].one.index - pools[model.bunches[b].pool].devices[0].index, used)
+        for b, used in model.devices_used.items()
+    ]

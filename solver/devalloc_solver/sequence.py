@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from devalloc_solver.assignment import Placement, name_devices
 from devalloc_solver.demand import Unit
-from devalloc_solver.goals import Level, optimize
+from devalloc_solver.goals import Level, Search, optimize
 from devalloc_solver.holdings import Holding
 from devalloc_solver.model import build_model
 from devalloc_solver.snapshot import Snapshot
@@ -30,8 +30,8 @@ def place_one_by_one(
     satisfied: dict[int, int] = {}
     possible: dict[int, int] = {}
     for unit in units:
-        found, _ = _place(snapshot, held, unit, placement, ends)
-        fits = bool(found) or bool(_place(snapshot, holdings, unit, placement, ends)[0])
+        found = _place(snapshot, held, unit, placement, ends)
+        fits = bool(found) or _may_fit(snapshot, holdings, unit, ends)
         placements += found
         held += [p.holding() for p in found]
         for demand in unit.demands:
@@ -52,6 +52,13 @@ def place_one_by_one(
 
 def _place(
     snapshot: Snapshot, held: Sequence[Holding], unit: Unit, placement: str, ends: float | None
-) -> tuple[list[Placement], list[Level]]:
-    search, levels = optimize(build_model(snapshot, held, [unit]), placement=placement, ends=ends)
-    return name_devices(search), levels
+) -> list[Placement]:
+    search, _ = optimize(build_model(snapshot, held, [unit]), placement=placement, ends=ends)
+    return name_devices(search)
+
+
+def _may_fit(snapshot: Snapshot, held: Sequence[Holding], unit: Unit, ends: float | None) -> bool:
+    """False only when it is proven that the unit does not fit."""
+    search = Search(build_model(snapshot, held, [unit]), ends)
+    _, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
+    return bound > 0

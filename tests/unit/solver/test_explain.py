@@ -134,3 +134,27 @@ def test_a_group_names_the_member_that_fails() -> None:
     told = answer("fits", GPU, gpus(2), fits, fails)
     assert told["reason"] == "GroupUnsatisfiable"
     assert "default/fails" in told["message"]
+
+
+def test_devices_that_neither_match_nor_go_together_are_blamed_on_both() -> None:
+    parts = [device(f"d{i}", attributes={"numa": i}, requests={"m": "1"}) for i in range(2)]
+    card = pool("p", resources={"m": "1"}, devices=parts)
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["numa"]})
+    told = answer("c", GPU, card, wanted)
+    assert told["reason"] == "MatchAttributesConflict"
+    assert "no node has 2 devices with one `numa` value (at most 1)" in told["message"]
+    assert "besides, the devices exclude each other" in told["message"]
+
+
+def test_a_limit_that_no_device_keeps_is_named() -> None:
+    fleet = pool("p", devices=[device("d", resources={"memory": "8Gi"})])
+    told = answer("c", GPU, fleet, claim("c", {"deviceClass": "gpu", "limits": {"memory": "4Gi"}}))
+    assert told["reason"] == "InsufficientCapacity"
+    assert told["message"].endswith("no choice of devices keeps within the limits of memory")
+
+
+def test_more_matching_devices_than_an_admin_claim_may_have_is_no_lack_of_devices() -> None:
+    admin = device_class("admin", driver="gpu", adminAccess=True)
+    told = answer("c", admin, gpus(2), claim("c", {"deviceClass": "admin", "limits": {"count": 1}}))
+    assert told["reason"] == "InsufficientCapacity"
+    assert told["message"].endswith("no choice of devices keeps within the limits of count")

@@ -120,3 +120,25 @@ def test_shares_with_a_limit_on_devices_may_each_need_their_own(devices: int, fi
     fleet = pool("p", devices=[device(f"d{i}", resources={"m": "6"}) for i in range(devices)])
     found = answers(fleet, *(want(f"c{i}", requests={"m": 10}, limits={"count": 2}) for i in range(3)))
     assert sum(content["allocated"] for content in found.values()) == fit
+
+
+def test_amounts_at_the_end_of_64_bits_lose_nothing() -> None:
+    fleet = pool("p", devices=[device("d", resources={"m": MOST})])
+    found = answers(fleet, want("a", requests={"m": MOST - 1}), *(want(name, requests={"m": 1}) for name in "bc"))
+    assert [found[name]["allocated"] for name in "abc"] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("requests", "fit"),
+    [(("9Gi", "7Gi"), 2), (("9Gi", "7Gi", "1"), 2), (("7680Mi", "8.5Gi"), 2), (("7.5Gi", "7.5Gi", "1Gi"), 3), (("7.2Gi", "7.2Gi", "1.2Gi"), 3), (("8.5Gi", "7Gi", "512Mi"), 3)],
+)
+def test_fine_and_coarse_blocks_of_one_resource_go_together(requests: tuple[str, ...], fit: int) -> None:
+    fleet = pool("p", devices=[device("d0", resources={"m": "8Gi"}), device("d1", resources={"m": "8Gi/1Gi"})])
+    found = answers(fleet, *(want(f"c{i}", requests={"m": amount}) for i, amount in enumerate(requests)))
+    assert sum(content["allocated"] for content in found.values()) == fit
+
+
+def test_devices_that_differ_are_taken_in_natural_order() -> None:
+    fleet = pool("p", devices=[device(f"d{i}", attributes={"numa": 12 - i}) for i in range(12)])
+    found = answers(fleet, want("a", matchAttributes=["numa"]), want("b", matchAttributes=["numa"]))
+    assert {found[name]["allocations"][0]["deviceName"] for name in "ab"} == {"d0", "d1"}

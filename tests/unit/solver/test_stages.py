@@ -12,6 +12,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver import AnswerRefused, capacity, solve, solve_manifests, stages
+from devalloc_solver.goals import Search
 from devalloc_solver.intake import read_documents
 from devalloc_solver.sequence import place_one_by_one
 from devalloc_solver.stages import prepare
@@ -205,3 +206,22 @@ def test_capacity_of_network_devices_is_shared_by_all_nodes() -> None:
 def test_capacity_of_a_claim_that_cannot_be_solved_says_why() -> None:
     found = capacity(fleet(1), claim("c", {"deviceClass": "gpu"}))
     assert (found.count, found.reason) == (0, "ClassNotFound")
+
+
+@pytest.mark.parametrize("size", [0, stages.EXACT_SIZE], ids=["one by one", "exact"])
+def test_a_search_that_finds_nothing_in_time_proves_nothing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(stages, "EXACT_SIZE", size)
+    monkeypatch.setattr(Search, "_solve", lambda search, terms, limit: sum(weight for weight, _ in terms if weight < 0))
+    held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n0-gpus", "g0")], node="n0")
+    answer = solve_manifests([GPU, *fleet(2), held, *claims(6)], deadline=60.0)
+    assert {c["reason"] for c in answer["claims"] if not c["allocated"]} == {"SearchLimit"}
+    assert answer["optimal"] is False
+
+
+def test_an_invalid_member_that_holds_devices_fixes_the_node_of_its_group() -> None:
+    group = {"devalloc.io/group": "g"}
+    bad = claim("bad", {"deviceClass": "gpu", "colour": "red"}, annotations=group)
+    full = allocated(bad, [entry("n1-gpus", f"g{i}") for i in range(4)], node="n1")
+    answer = solve_manifests([GPU, *fleet(2), full, claim("c", {"deviceClass": "gpu"}, annotations=group)])
+    by_name = {c["name"]: c for c in answer["claims"]}
+    assert by_name["c"]["reason"] == "DevicesInUse"
