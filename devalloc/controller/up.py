@@ -8,36 +8,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round, Solve
-from devalloc.controller.publish import Published, Publisher
-from devalloc.store import Expired, Unusable
+from devalloc.controller.host import Host, Inventory
+from devalloc.controller.publish import Published
+from devalloc.inventory.events import UdevSource
+from devalloc.store import Unusable
 from devalloc.store.lease import hold
 from devalloc.store.sqlite import SQLiteStore
 
-if TYPE_CHECKING:
-    from devalloc.inventory import Discovery
-    from devalloc.inventory.watch import InventoryWatcher
-
 log = logging.getLogger(__name__)
 
+__all__ = ["Inventory", "Up", "signals"]
+
 Message = Literal["stop", "rescan"]
+Loop = Callable[[threading.Event], None]
+"""Runs until the event is set."""
 GRACE_SECONDS = 2.0
 """How long a stop waits for work that is under way. What it leaves unfinished has written nothing."""
-_RETRY_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """How this host's devices are found."""
-
-    node_name: str
-    discover: Callable[[], Discovery]
 
 
 class Up:
@@ -89,27 +81,19 @@ class Up:
                     f"the store {self._path} is damaged: {problems[0]} ({len(problems)} in all). "
                     "Put the last file that `devalloc backup` made in its place"
                 )
-            loops: list[Callable[[threading.Event], None]] = []
-            published = threading.Event()
-            watcher = None
-            if self._inventory is None:
-                published.set()
-            else:
-                watcher = self._watcher(store, self._inventory, published, stack, loops)
-
-            def allocate(stop: threading.Event) -> None:
-                # Not before this host's pools are what the host has: a device may have gone while nobody looked.
-                while not published.wait(0.1) and not stop.is_set():
-                    continue
-                Allocator(store, settings=self._settings, solve=self._solve, progress=self._on_round).run(stop)
-
-            loops.append(allocate)
+            allocator = Allocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
+            loops: list[Loop] = [allocator.run]
+            host = None
+            if self._inventory is not None:
+                source = stack.enter_context(closing(UdevSource()))
+                host = Host(store, self._inventory, source, resync=self._resync, on_published=self._on_published)
+                loops = [host.watch, host.repair, _after(host.looked, allocator.run)]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:
                 thread.start()
             while (message := self._messages.get()) != "stop":
-                if message == "rescan" and watcher is not None:
-                    watcher.rescan(republish=True)
+                if message == "rescan" and host is not None:
+                    host.rescan()
             stop.set()
             until = time.monotonic() + GRACE_SECONDS
             for thread in threads:
@@ -120,71 +104,24 @@ class Up:
         if self._failure is not None:
             raise self._failure
 
-    def _watcher(
-        self,
-        store: SQLiteStore,
-        inventory: Inventory,
-        published: threading.Event,
-        stack: ExitStack,
-        loops: list[Callable[[threading.Event], None]],
-    ) -> InventoryWatcher:
-        from devalloc.inventory.events import UdevSource
-        from devalloc.inventory.watch import InventoryWatcher, WatchSettings
-
-        publisher = Publisher(store, inventory.node_name)
-
-        def discover() -> Discovery:
-            try:
-                return inventory.discover()
-            except BaseException:
-                published.set()  # the claims on other pools do not wait for this host to be readable
-                raise
-
-        def publish(found: Discovery) -> None:
-            try:
-                errors = [problem for problem in found.problems if problem.is_error]
-                if errors and not found.pools:
-                    # A host that cannot be read is not a host without devices.
-                    raise RuntimeError(f"found no devices, and left the published pools as they are: {errors[0]}")
-                self._on_published(publisher.publish(found.pools))
-            finally:
-                published.set()
-
-        source = stack.enter_context(closing(UdevSource()))
-        watcher = InventoryWatcher(discover, publish, source=source, settings=WatchSettings(resync=self._resync))
-
-        # From before the first publication, so that nothing done to our pools is missed.
-        start = store.list([]).resource_version
-
-        def repair(stop: threading.Event) -> None:
-            """Publish again what somebody overwrote or deleted: at once where it is seen, now and then in any case."""
-            since = start
-            while not stop.is_set():
-                try:
-                    for event in store.watch("DevicePool", since, timeout=self._resync, stop=stop):
-                        since = event.resource_version
-                        if publisher.overwritten(event):
-                            watcher.rescan(republish=True)
-                    watcher.rescan(republish=True)
-                except Expired:
-                    since = store.list([]).resource_version
-                    watcher.rescan(republish=True)
-                except Unusable:
-                    raise
-                except Exception:
-                    log.exception("could not watch the pools; trying again in %.0f s", _RETRY_SECONDS)
-                    stop.wait(_RETRY_SECONDS)
-
-        loops += [watcher.run, repair]
-        return watcher
-
-    def _guarded(self, loop: Callable[[threading.Event], None], stop: threading.Event) -> None:
+    def _guarded(self, loop: Loop, stop: threading.Event) -> None:
         """A loop that ends with an error ends everything."""
         try:
             loop(stop)
         except BaseException as error:
             self._failure = error
             self.stop()
+
+
+def _after(ready: threading.Event, loop: Loop) -> Loop:
+    """A loop that begins when ``ready`` is set: a device may have gone while nobody looked."""
+
+    def run(stop: threading.Event) -> None:
+        while not ready.wait(0.1) and not stop.is_set():
+            continue
+        loop(stop)
+
+    return run
 
 
 @contextmanager
