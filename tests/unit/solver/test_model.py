@@ -130,7 +130,14 @@ def test_amounts_at_the_end_of_64_bits_lose_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("requests", "fit"),
-    [(("9Gi", "7Gi"), 2), (("9Gi", "7Gi", "1"), 2), (("7680Mi", "8.5Gi"), 2), (("7.5Gi", "7.5Gi", "1Gi"), 3), (("7.2Gi", "7.2Gi", "1.2Gi"), 3), (("8.5Gi", "7Gi", "512Mi"), 3)],
+    [
+        (("9Gi", "7Gi"), 2),
+        (("9Gi", "7Gi", "1"), 2),
+        (("7680Mi", "8.5Gi"), 2),
+        (("7.5Gi", "7.5Gi", "1Gi"), 3),
+        (("7.2Gi", "7.2Gi", "1.2Gi"), 3),
+        (("8.5Gi", "7Gi", "512Mi"), 3),
+    ],
 )
 def test_fine_and_coarse_blocks_of_one_resource_go_together(requests: tuple[str, ...], fit: int) -> None:
     fleet = pool("p", devices=[device("d0", resources={"m": "8Gi"}), device("d1", resources={"m": "8Gi/1Gi"})])
