@@ -46,13 +46,27 @@ def wait(names: tuple[str, ...], state: str, timeout: float, namespace: str, sto
                 objects.get(*key)  # a misspelled name is not worth waiting for
         with working(f"waiting for {', '.join(shown(key) for key in keys)}"):
             missing = _wait(objects, keys, state, timeout)
+        advice = {key: _advice(objects, key) for key in missing if state == "allocated"}
     for key in keys:
         if key not in missing:
             click.echo(f"{shown(key)} {state}")
     for key in missing:
-        advice = f"; see: devalloc explain {key.name} -n {key.namespace}" if state == "allocated" else ""
-        note(f"error: {key} is not {state} after {timeout:g} s{advice}")
+        note(f"error: {key} is not {state} after {timeout:g} s{advice.get(key, '')}")
     return 1 if missing else 0
+
+
+def _advice(store: SQLiteStore, key: Key) -> str:
+    """What to do about a claim that is not allocated, as the end of a sentence."""
+    from devalloc.api import meta
+    from devalloc.store.errors import NotFound
+
+    try:
+        annotations = store.get(*key)["metadata"].get("annotations", {})
+    except NotFound:
+        return "; it was deleted"
+    if meta.REASON not in annotations:
+        return "; nobody has answered it yet: is `devalloc up` running on this store?"
+    return f": {annotations[meta.REASON]}; see: devalloc explain {key.name} -n {key.namespace}"
 
 
 def _wait(store: SQLiteStore, keys: list[Key], state: str, timeout: float) -> list[Key]:

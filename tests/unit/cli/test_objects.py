@@ -179,14 +179,15 @@ def test_wait_returns_as_soon_as_it_is_true(devalloc: Shell) -> None:
 
 
 def test_wait_that_ends_in_vain_says_what_to_look_at(devalloc: Shell) -> None:
-    devalloc("apply", "-f", "-", stdin=FLEET)
+    devalloc("apply", "-f", "-", stdin=text(claim()))
 
-    found = devalloc("wait", "train", "--timeout=10ms")
+    unanswered = devalloc("wait", "train", "--timeout=10ms")
+    devalloc.allocate()
+    refused = devalloc("wait", "train", "--timeout=10ms")
 
-    assert found.code == 1
-    assert (
-        "DeviceClaim default/train is not allocated after 0.01 s; see: devalloc explain train -n default" in found.err
-    )
+    assert unanswered.code == refused.code == 1
+    assert "is not allocated after 0.01 s; nobody has answered it yet: is `devalloc up` running" in unanswered.err
+    assert "after 0.01 s: ClassNotFound; see: devalloc explain train -n default" in refused.err
     assert devalloc("wait", "nothing", "--timeout=5m").err == "error: DeviceClaim default/nothing does not exist\n"
     assert devalloc("wait", "train", "--timeout=soon").code == 2
 
