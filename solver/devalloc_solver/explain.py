@@ -54,6 +54,8 @@ class Explainer:
     ends: float | None = None
     given: tuple[Holding, ...] = field(init=False)
     priorities: Mapping[Key, int] = field(init=False)
+    known: dict[object, Finding] = field(default_factory=dict)
+    """kind of a unit -> its reason, which is that of all its equals"""
 
     def __post_init__(self) -> None:
         self.given = tuple(placement.holding() for placement in self.placements)
@@ -62,7 +64,9 @@ class Explainer:
     def explain(self, unit: Unit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
         """An answer for each claim of the unit."""
         try:
-            findings = self._find_members(unit) if len(unit.demands) > 1 else {unit.demands[0].key: self._find(unit)}
+            findings = (
+                self._find_members(unit) if len(unit.demands) > 1 else {unit.demands[0].key: self._find_one(unit)}
+            )
         except Undecided:
             late = Finding(Reason.SEARCH_LIMIT, "the search ended before the reason was found")
             findings = {demand.key: late for demand in unit.demands}
@@ -91,6 +95,13 @@ class Explainer:
     @property
     def _in_use(self) -> tuple[Holding, ...]:
         return (*self.holdings, *self.given)
+
+    def _find_one(self, unit: Unit) -> Finding:
+        kind = unit.kind
+        found = self.known.get(kind) or self._find(unit)
+        if kind is not None:
+            self.known[kind] = found
+        return found
 
     def _find(self, unit: Unit) -> Finding:
         if self.ends is not None and time.monotonic() > self.ends:

@@ -29,9 +29,14 @@ def place_one_by_one(
     placements: list[Placement] = []
     satisfied: dict[int, int] = {}
     possible: dict[int, int] = {}
+    denied: dict[object, bool] = {}
+    """kind of a unit that found no place -> whether it might have, before the batch; an equal one fares no better"""
     for unit in units:
-        found = _place(snapshot, held, unit, placement, ends)
-        fits = bool(found) or _may_fit(snapshot, holdings, unit, ends)
+        kind = unit.kind
+        found = [] if kind in denied else _place(snapshot, held, unit, placement, ends)
+        fits = bool(found) or (denied[kind] if kind in denied else _may_fit(snapshot, holdings, unit, ends))
+        if not found and kind is not None:
+            denied[kind] = fits
         placements += found
         held += [p.holding() for p in found]
         for demand in unit.demands:

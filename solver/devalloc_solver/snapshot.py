@@ -6,7 +6,7 @@ A snapshot knows nothing of claims. Pools that are invalid together (S2) are lef
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
@@ -122,6 +122,7 @@ def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]
             )
         view = Pool(len(views), pool.spec.node_name, pool.metadata.name, pool.spec.driver, resources, tuple(members))
         views.append(view)
+        problems += _undefined_draws(view)
         devices += members
     by_node: dict[str | None, tuple[Pool, ...]] = {}
     by_name: dict[str, tuple[Pool, ...]] = {}
@@ -130,6 +131,23 @@ def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]
         by_name[view.name] = (*by_name.get(view.name, ()), view)
     nodes = tuple(node for node in by_node if node is not None)
     return Snapshot(tuple(views), tuple(devices), nodes, by_node, by_name), problems
+
+
+def _undefined_draws(pool: Pool) -> Iterator[Problem]:
+    """Devices that request what their pool does not define can never be allocated (S12)."""
+    by_resource: dict[str, list[str]] = defaultdict(list)
+    for device in pool.devices:
+        if device.undefined is not None:
+            by_resource[device.undefined].append(device.name)
+    for resource, names in by_resource.items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        yield Problem(
+            f"never allocated: the devices {shown} request {resource!r}, which spec.resources does not define",
+            path="spec.devices",
+            kind="DevicePool",
+            name=pool.name,
+            severity="warning",
+        )
 
 
 def _without_clashes(pools: list[DevicePool]) -> tuple[list[DevicePool], list[Problem]]:

@@ -158,3 +158,16 @@ def test_more_matching_devices_than_an_admin_claim_may_have_is_no_lack_of_device
     told = answer("c", admin, gpus(2), claim("c", {"deviceClass": "admin", "limits": {"count": 1}}))
     assert told["reason"] == "InsufficientCapacity"
     assert told["message"].endswith("no choice of devices keeps within the limits of count")
+
+
+def test_equal_claims_have_equal_reasons_each_with_its_own_request() -> None:
+    """Equal but for name and age: what is found out about one holds for the other; the priority makes a third one."""
+    detail = {"deviceClass": "gpu", "requests": {"count": 2}}
+    held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n1-gpus", "g0")], node="n1")
+    waiting = [claim(name, detail) for name in ("a", "b")]
+    urgent = claim("urgent", detail, annotations={"devalloc.io/priority": "5"})
+    found = {c["name"]: c for c in solve_manifests([GPU, gpus(3), held, *waiting, urgent])["claims"]}
+    assert found["urgent"]["allocated"]
+    assert found["a"]["reason"] == found["b"]["reason"] == "LostToHigherPriority"
+    assert found["a"]["message"] == found["b"]["message"]
+    assert found["a"]["blockers"] == [{"namespace": "default", "name": "urgent", "priority": 5}]
