@@ -135,8 +135,9 @@ class Allocator:
     def round(self) -> Round:
         """Answer every claim there is, once."""
         documents, version = self._store.list()
-        counted = [as_allocated(document) for document in documents]
-        answer = self._solver()(counted, placement=self._settings.placement, deadline=self._settings.deadline)
+        answer = self._solver()(
+            as_allocated(documents), placement=self._settings.placement, deadline=self._settings.deadline
+        )
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = decide(documents, answer, now)
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES))
@@ -187,11 +188,10 @@ class Allocator:
                 return {Key.of(obj): obj for obj in done}
         return {}
 
-    def _publish_availability(self, state: Iterable[Object]) -> tuple[int, int, int]:
+    def _publish_availability(self, state: Sequence[Object]) -> tuple[int, int, int]:
         """Write availableDevices where it differs; returns the numbers of pools, devices and available devices."""
-        decoded = [
-            (doc, decode(as_allocated(doc)).object) for doc in state if doc["kind"] in ("DeviceClaim", *EXCLUSIVE_SPECS)
-        ]
+        counted = (doc for doc in as_allocated(state) if doc["kind"] in ("DeviceClaim", *EXCLUSIVE_SPECS))
+        decoded = [(doc, decode(doc).object) for doc in counted]
         classes = {o.metadata.name: o for _, o in decoded if isinstance(o, DeviceClass)}
         used = uses((o for _, o in decoded if isinstance(o, DeviceClaim)), classes)
         pools = devices = total = 0

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.decode import decode
 from devalloc.store import Object
 
 ClaimKey = tuple[str, str]
 """Namespace and name, the namespace never empty, as the solver answers."""
 
-OF_ALLOCATION = (meta.ALLOCATED_NODE, meta.ALLOCATION_DETAILS, meta.ALLOCATED_SPEC, meta.REASON, meta.MESSAGE)
+OF_ALLOCATION = (
+    meta.ALLOCATED_NODE,
+    meta.ALLOCATION_DETAILS,
+    meta.ALLOCATED_SPEC,
+    meta.ADMIN_CLASSES,
+    meta.REASON,
+    meta.MESSAGE,
+)
 """The annotations that the allocator writes, and takes away again."""
 
 
@@ -64,11 +73,54 @@ def allocated_spec(claim: Object) -> Any:
         return claim.get("spec")  # somebody else wrote there
 
 
-def as_allocated(document: Object) -> Object:
-    """The document as it counts: an allocated claim's spec is fixed until it is released (S18).
+def admin_classes(documents: Iterable[Object]) -> frozenset[str]:
+    """Names of the classes that have admin access."""
+    return frozenset(
+        doc["metadata"]["name"]
+        for doc in documents
+        if doc.get("kind") == "DeviceClass" and isinstance(spec := doc.get("spec"), dict) and spec.get("adminAccess")
+    )
 
-    Were an edit to count, a claim could be made to look as if it held nothing while it still does.
+
+def classes_named(claim: Object) -> frozenset[str]:
+    """The classes that the claim's details name; none for a claim that cannot be read."""
+    read = decode(claim).object
+    if not isinstance(read, DeviceClaim):
+        return frozenset()
+    details = (detail for entry in read.spec.claims for detail in entry.alternatives)
+    return frozenset(detail.device_class for detail in details if detail.device_class)
+
+
+def as_allocated(documents: Sequence[Object]) -> list[Object]:
+    """The documents as they count: what allocated claims are, is fixed until they are released (S18).
+
+    Were an edit of the claim, or admin access given to its class later, to count, a claim would look as if it held
+    nothing while it still does.
     """
-    if document.get("kind") != "DeviceClaim" or (spec := allocated_spec(document)) == document.get("spec"):
-        return document
-    return {**document, "spec": spec}
+    admin = admin_classes(documents)
+    return [_as_allocated(doc, admin) if doc.get("kind") == "DeviceClaim" else doc for doc in documents]
+
+
+def _as_allocated(claim: Object, admin: frozenset[str]) -> Object:
+    if not allocations(claim) or annotation(claim, meta.ALLOCATED_SPEC) is None:
+        return claim
+    spec = allocated_spec(claim)
+    try:
+        later = admin - set(json.loads(annotation(claim, meta.ADMIN_CLASSES) or "[]"))
+    except (ValueError, TypeError):
+        later = admin  # somebody else wrote there
+    spec = _without_classes(spec, later)
+    return claim if spec == claim.get("spec") else {**claim, "spec": spec}
+
+
+def _without_classes(content: Any, classes: frozenset[str]) -> Any:
+    """A spec in which no detail names one of the classes."""
+    if isinstance(content, list):
+        return [_without_classes(item, classes) for item in content]
+    if not isinstance(content, dict):
+        return content
+    return {
+        name: _without_classes(value, classes) if name in ("claims", "oneOf") else value
+        for name, value in content.items()
+        if name != "deviceClass" or value not in classes
+    }

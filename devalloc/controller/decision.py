@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,13 @@ from devalloc.api import meta
 from devalloc.controller.claims import (
     OF_ALLOCATION,
     ClaimKey,
+    admin_classes,
     allocated_spec,
     allocations,
     annotation,
     claim_key,
     claims_among,
+    classes_named,
     group_of,
     is_deleting,
     spec_text,
@@ -41,12 +43,13 @@ class Unit:
         return frozenset(change.key for change in self.changes)
 
 
-def decide(documents: Iterable[Object], answer: Mapping[str, Any], now: str) -> list[Unit]:
+def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str) -> list[Unit]:
     """What to write so that the claims say what ``answer`` (of ``solve_manifests`` for these documents) says.
 
     Claims that say it already are left out. ``now`` is the time of conditions that change, RFC 3339.
     """
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
+    admin = admin_classes(documents)
     groups: dict[tuple[str, str], list[Change]] = {}
     units = []
     for claim in claims_among(documents):
@@ -60,7 +63,7 @@ def decide(documents: Iterable[Object], answer: Mapping[str, Any], now: str) -> 
         elif is_deleting(claim):
             continue
         elif found["allocated"]:
-            change, granted = _granted(claim, found), True
+            change, granted = _granted(claim, found, admin), True
         else:
             change = _refused(claim, found)
         if not _says_anything(change, claim):
@@ -73,11 +76,13 @@ def decide(documents: Iterable[Object], answer: Mapping[str, Any], now: str) -> 
     return units + [Unit(tuple(changes), granted=True) for changes in groups.values()]
 
 
-def _granted(claim: Object, answer: Mapping[str, Any]) -> Change:
+def _granted(claim: Object, answer: Mapping[str, Any], admin: frozenset[str]) -> Change:
     written = ("allocations", "classConfigs", "claimConfigs")
     status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
     status |= {name: answer[name] for name in written if answer.get(name)}
     annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: spec_text(claim)}
+    if named := sorted(admin & classes_named(claim)):
+        annotations[meta.ADMIN_CLASSES] = json.dumps(named)
     return _change(claim, status, annotations)
 
 

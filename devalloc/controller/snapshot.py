@@ -11,4 +11,4 @@ def snapshot(store: Store) -> list[Object]:
 
     Allocated claims come with the spec that their allocation answers, as the allocator sees them.
     """
-    return [as_allocated(document) for document in store.list().objects]
+    return as_allocated(store.list().objects)

@@ -272,6 +272,23 @@ class TestWhatIsAllocatedStays:
         assert annotations(store, "a")["reason"] == "SpecChanged"
         assert store.get("DevicePool", None, "p")["status"] == {"availableDevices": 0}
 
+    def test_admin_access_given_to_its_class_later_does_not_free_it(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_class("other"), gpu_claim("a"))
+        allocator = Allocator(store)
+        allocator.round()
+        store.replace({**store.get("DeviceClass", None, "gpu"), "spec": {"adminAccess": True}})
+        waiting = gpu_claim("b")
+        waiting["spec"]["claims"][0]["deviceClass"] = "other"
+        store.create(waiting)
+        allocator.round()
+        assert owners(store) == {"p/d0": 1}
+        assert held(store, "a") == ["p/d0"]
+        assert "reason" not in annotations(store, "a")
+        release(store, "default", "a")
+        allocator.round()
+        assert (held(store, "a"), held(store, "b")) == (["p/d0"], ["p/d0"])  # a only observes now
+        assert annotations(store, "a")["admin-classes"] == '["gpu"]'
+
     def test_a_lost_device_is_a_condition_until_it_is_back(self, store: SQLiteStore) -> None:
         clock = [datetime(2026, 1, 1, tzinfo=UTC)]
         allocator = Allocator(store, now=lambda: clock[0])
