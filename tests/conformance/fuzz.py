@@ -85,7 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60, help="how long to go on (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first instance (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="folder for failures (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="folder of failures (%(default)s)")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     start = shown = time.monotonic()
