@@ -98,20 +98,16 @@ def _masks(slots: Sequence[Slot]) -> dict[int, int]:
 
 
 def _state(device: Device, ledger: Ledger, resources: Sequence[str]) -> tuple[object, ...]:
-    in_use = ledger.in_use(device)
+    """What a device has left, and what taking it would draw on its pool: nothing more when it is in use already."""
     amounts = tuple(
         (device.resources[name].block, device.resources[name].blocks, ledger.free_blocks(device, name))
         if name in device.resources
         else None
         for name in resources
     )
-    return (
-        device.index in ledger.whole,
-        device.index in ledger.shared,
-        () if in_use else device.draws,
-        None if in_use else device.compatibility,
-        amounts,
-    )
+    if ledger.in_use(device):
+        return device.index in ledger.whole, device.index in ledger.shared, amounts
+    return device.draws, device.compatibility, amounts
 
 
 def _representatives(

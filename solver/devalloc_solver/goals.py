@@ -23,7 +23,7 @@ STEP_LIMIT = 20.0
 SMALL = 1_000
 """Variables up to which every goal gets STEP_LIMIT."""
 LARGE_LIMIT = 1.0
-"""The same for goals 3 and 4 of larger models, where they are improved and not always proven (S17)."""
+"""The same for every step but the counts of larger models, which are improved and not always proven (S17)."""
 POLICY_LIMIT = 0.3
 """The same for the placement policy, which is a preference."""
 
@@ -69,6 +69,11 @@ class Search:
     def total(self, terms: Terms) -> int:
         return sum(weight * self.value(variable) for weight, variable in terms)
 
+    @property
+    def choice_limit(self) -> float:
+        """Deterministic time of a choice among solutions that satisfy equally many."""
+        return STEP_LIMIT if len(self.model.cp.proto.variables) <= SMALL else LARGE_LIMIT
+
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def chosen(self) -> list[SlotVars]:
@@ -93,8 +98,8 @@ class Search:
         self.model.cp.add(_sum(terms) <= value)
         return value, bound
 
-    def maximize(self, terms: Terms, *, best: int) -> tuple[int, int]:
-        value, bound = self.minimize([(-weight, v) for weight, v in terms], best=-best)
+    def maximize(self, terms: Terms, *, best: int, limit: float = STEP_LIMIT) -> tuple[int, int]:
+        value, bound = self.minimize([(-weight, v) for weight, v in terms], best=-best, limit=limit)
         return -value, -bound
 
     def _solve(self, terms: Terms, limit: float) -> int:
@@ -142,7 +147,7 @@ def optimize(model: BatchModel, *, placement: str, ends: float | None) -> tuple[
     search = Search(model, ends)
     levels = _satisfy(search)
     levels += _alternatives(search)
-    limit = STEP_LIMIT if len(search.values) <= SMALL else LARGE_LIMIT
+    limit = search.choice_limit
     value, bound = search.minimize(
         [(1, used) for used in model.pools_used.values()], best=int(bool(search.chosen())), limit=limit
     )
@@ -191,7 +196,7 @@ def _prefer(search: Search, number: int, denied: set[object]) -> None:
     """
     literal, kind = search.model.satisfied[number], search.model.units[number].kind
     if not search.value(literal) and (kind is None or kind not in denied):
-        search.maximize([(1, literal)], best=1)
+        search.maximize([(1, literal)], best=1, limit=search.choice_limit)
     if not search.value(literal):
         denied.add(kind)
     search.fix(literal, search.value(literal))
@@ -210,7 +215,8 @@ def _alternatives(search: Search) -> list[Level]:
     total_value = total_bound = 0
     for key in sorted(by_claim, key=lambda k: order[k]):
         for detail in sorted(by_claim[key]):
-            value, bound = search.minimize([(weight, v) for weight, v in by_claim[key][detail] if weight])
+            terms = [(weight, v) for weight, v in by_claim[key][detail] if weight]
+            value, bound = search.minimize(terms, limit=search.choice_limit)
             total_value, total_bound = total_value + value, total_bound + bound
     return [Level("oneOf", total_value, total_bound)] if by_claim else []
 
