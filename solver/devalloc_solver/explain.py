@@ -27,6 +27,14 @@ _EXCLUSIVE = (
     "or are of different groups"
 )
 
+_IN_THE_WAY = (
+    Reason.DEVICES_IN_USE,
+    Reason.LOST_TO_HIGHER_PRIORITY,
+    Reason.LOST_TO_COMPETITION,
+    Reason.SEARCH_LIMIT,
+)
+"""Reasons of what would fit, were it not for others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -82,13 +90,10 @@ class Explainer:
             others = Finding(Reason.GROUP_UNSATISFIABLE, told)
             return {key: self._find(single) if key in hopeless else others for key, single in alone.items()}
         together = self._find(unit)
+        possible = together.reason in _IN_THE_WAY
         told = f"group {unit.group} is all or none and shares a node: {together.tail}"
-        as_group = Finding(Reason.GROUP_UNSATISFIABLE, told, together.blockers)
-        possible = bool(together.blockers)
-        return {
-            key: together if possible and not self._fits(single, self._in_use) else as_group
-            for key, single in alone.items()
-        }
+        common = replace(together, reason=together.reason if possible else Reason.GROUP_UNSATISFIABLE, tail=told)
+        return dict.fromkeys(alone, common)
 
     # -- the reason --------------------------------------------------------------------------------------------------
 

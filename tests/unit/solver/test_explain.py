@@ -171,3 +171,14 @@ def test_equal_claims_have_equal_reasons_each_with_its_own_request() -> None:
     assert found["a"]["reason"] == found["b"]["reason"] == "LostToHigherPriority"
     assert found["a"]["message"] == found["b"]["message"]
     assert found["a"]["blockers"] == [{"namespace": "default", "name": "urgent", "priority": 5}]
+
+
+def test_a_group_whose_members_would_each_fit_lost_as_a_whole_to_who_got_the_devices() -> None:
+    marks = {"devalloc.io/group": "vm"}
+    members = [claim(name, {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=marks) for name in ("a", "b")]
+    urgent = claim("urgent", {"deviceClass": "gpu"}, annotations={"devalloc.io/priority": "5"})
+    for name in ("a", "b"):
+        told = answer(name, GPU, gpus(4), urgent, *members)
+        assert told["reason"] == "LostToHigherPriority"
+        assert "group vm is all or none" in told["message"]
+        assert [b["name"] for b in told["blockers"]] == ["urgent"]
