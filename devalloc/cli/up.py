@@ -63,14 +63,13 @@ def up(
     from devalloc.controller.up import Inventory, Up, signals
 
     node = node_name or socket.gethostname().lower()
-
     path = store_path(store)
 
-    def look() -> Discovery:
+    def look(held: frozenset[str]) -> Discovery:
         from devalloc.cli.inventory import settings
         from devalloc.inventory import discover
 
-        config = settings(kinds, max_vfs, allow_shared_groups, _held(path, node))
+        config = settings(kinds, max_vfs, allow_shared_groups, held)
         return discover(sysfs_root, node_name=node, config=config)
 
     with _display() as display:
@@ -87,18 +86,6 @@ def up(
             loops.run()
         display.say("stopped")
     return 0
-
-
-def _held(path: Path, node: str) -> frozenset[str]:
-    """The node's devices that claims hold: what lives on these is the claims' own, not somebody else's."""
-    from devalloc.cli.storage import opened
-
-    with opened(path) as store:
-        pools = store.list("DevicePool").objects
-        claims = store.list("DeviceClaim").objects
-    ours = {pool["metadata"]["name"] for pool in pools if pool["spec"].get("nodeName") == node}
-    entries = [entry for claim in claims for entry in claim.get("status", {}).get("allocations", [])]
-    return frozenset(entry["deviceName"] for entry in entries if entry["devicePoolName"] in ours)
 
 
 class Display(Protocol):

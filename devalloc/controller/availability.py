@@ -1,4 +1,4 @@
-"""How many devices of a pool could still be allocated: what DevicePool.status.availableDevices says."""
+"""What claims hold, and how many devices of a pool that leaves: what DevicePool.status.availableDevices says."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from devalloc.api.claim import DeviceClaim
+from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import ceil_blocks, floor_blocks
+from devalloc.store import Object
 
 
 @dataclass
@@ -41,6 +43,17 @@ def uses(claims: Iterable[DeviceClaim], classes: Mapping[str, DeviceClass]) -> d
             for part in entry.allocations:
                 use.nano[part.name] += part.allocation.nano
     return held
+
+
+def held_on(node_name: str, documents: Iterable[Object]) -> frozenset[str]:
+    """Names of the devices that claims hold on a node; ``documents`` have the claims and the classes.
+
+    What cannot be read holds nothing here: a device that somebody uses is then in use, and never free by mistake.
+    """
+    found = [decode(document).object for document in documents]
+    classes = {o.metadata.name: o for o in found if isinstance(o, DeviceClass)}
+    claims = [o for o in found if isinstance(o, DeviceClaim) and node_name == (o.allocated_node or o.pinned_node)]
+    return frozenset(device for devices in uses(claims, classes).values() for device in devices)
 
 
 def available_devices(pool: DevicePool, use: PoolUse) -> int:

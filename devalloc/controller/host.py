@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from devalloc.controller.availability import held_on
+from devalloc.controller.claims import as_allocated
 from devalloc.controller.publish import Published, Publisher
 from devalloc.inventory import Discovery, watch
 from devalloc.inventory.events import EventSource
@@ -22,7 +24,8 @@ class Inventory:
     """How this host's devices are found."""
 
     node_name: str
-    discover: Callable[[], Discovery]
+    discover: Callable[[frozenset[str]], Discovery]
+    """Takes the names of the devices that claims hold: what lives on these is the claims' own, not somebody else's."""
 
 
 class Host:
@@ -79,7 +82,8 @@ class Host:
 
     def _discover(self) -> Discovery:
         try:
-            return self._inventory.discover()
+            documents = self._store.list(("DeviceClaim", "DeviceClass")).objects
+            return self._inventory.discover(held_on(self._inventory.node_name, as_allocated(documents)))
         except BaseException:
             self.looked.set()  # the claims on other pools do not wait for this host to be readable
             raise

@@ -10,7 +10,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
-from devalloc.controller.availability import available_devices, uses
+from devalloc.controller.availability import available_devices, held_on, uses
 from tests.support.fleets import gpu_claim, gpu_class
 
 Object = dict[str, Any]
@@ -75,6 +75,14 @@ def test_admin_claims_hold_nothing() -> None:
     assert available(CARD, mixed, classes=(admin, gpu_class("other"))) == 0
     mixed["metadata"]["annotations"]["devalloc.io/allocation-details"] = '["0"]'
     assert available(CARD, mixed, classes=(admin, gpu_class("other"))) == 4
+
+
+def test_what_claims_hold_on_a_node() -> None:
+    here, pinned = {"allocated-node": "n", "node": "m"}, {"node": "n"}
+    claims = [holding("a", **here), holding("b", "1Gi", **pinned), holding("c", node="m"), holding("d")]
+    unreadable = {**holding("e", **here), "spec": None}
+    assert held_on("n", [gpu_class(), *claims, unreadable, gpu_claim("waits", **pinned)]) == {"a", "b"}
+    assert held_on("n", [gpu_class(adminAccess=True), *claims]) == set(), "who only looks on holds nothing"
 
 
 def test_devices_of_another_compatibility_group_are_not_available() -> None:

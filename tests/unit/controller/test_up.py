@@ -44,9 +44,12 @@ class Host:
         self.looks = 0
         self.error: Exception | None = None
         self.problems: list[Problem] = []
+        self.held: frozenset[str] = frozenset()
+        """What it was told that claims hold, at the last look."""
 
-    def discover(self) -> Discovery:
+    def discover(self, held: frozenset[str]) -> Discovery:
         self.looks += 1
+        self.held = held
         if self.error is not None:
             raise self.error
         decoded = [decode(pool).object for pool in self.pools]
@@ -144,6 +147,23 @@ def test_a_pool_that_somebody_deletes_or_edits_is_published_again(store: SQLiteS
         pool = store.get("DevicePool", None, "p")
         store.replace({**pool, "spec": {**pool["spec"], "devices": []}})
         until(lambda: store.get("DevicePool", None, "p")["spec"] == gpu_pool("p")["spec"])
+
+
+def test_the_inventory_knows_what_claims_hold_but_not_what_admins_look_at(store: SQLiteStore) -> None:
+    admin_claim = {**gpu_claim("looks"), "spec": {"claims": [{"deviceClass": "admin"}]}}
+    for obj in (gpu_class(), gpu_class("admin", adminAccess=True), gpu_claim("holds"), admin_claim):
+        store.create(obj)
+    host = Host(gpu_pool("p"))
+    with running(store, host) as up:
+        until(lambda: held(store, "holds") and held(store, "looks") == ["p/d0", "p/d1"])
+        looks = host.looks
+        up.rescan()
+        until(lambda: host.looks > looks)
+        assert host.held == {"d0"}, "what an admin looks at may be in use by anybody"
+        store.delete("DevicePool", None, "p")
+        looks = host.looks
+        until(lambda: host.looks > looks)
+        assert host.held == {"d0"}, "nor is it forgotten with the pool"
 
 
 def test_without_inventory_it_answers_claims_only(store: SQLiteStore) -> None:
