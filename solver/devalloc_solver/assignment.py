@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from devalloc_solver.batch import BatchModel, SlotVars
 from devalloc_solver.bunches import Bunch
 from devalloc_solver.demand import Demand, Mode, Slot
 from devalloc_solver.goals import Search
 from devalloc_solver.holdings import Held, Holding
-from devalloc_solver.model import BatchModel, SlotVars
 from devalloc_solver.snapshot import Device
 
 

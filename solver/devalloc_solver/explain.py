@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from devalloc_solver.assignment import Placement
+from devalloc_solver.batch import NOTHING, Relax
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.funnel import Funnel, make_funnel, shortage
 from devalloc_solver.goals import Search
 from devalloc_solver.holdings import Holding, Key, Ledger
-from devalloc_solver.model import NOTHING, Relax, build_model
+from devalloc_solver.model import build_model
 from devalloc_solver.reasons import Reason
 from devalloc_solver.snapshot import Snapshot
 from devalloc_solver.solution import ClaimAnswer

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from devalloc_solver.batch import BatchModel, SlotVars, Terms
 from devalloc_solver.demand import Mode
-from devalloc_solver.model import BatchModel, SlotVars, Terms
 from devalloc_solver.naming import claim_order
 from devalloc_solver.policy import policy_cost
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from devalloc_solver.batch import BatchModel, Terms
 from devalloc_solver.linear import add_at_most
-from devalloc_solver.model import BatchModel, Terms
 
 PLACEMENTS = ("pack", "spread")
 MAX_WEIGHT = 2**40
