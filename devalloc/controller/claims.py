@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta
@@ -91,36 +91,54 @@ def classes_named(claim: Object) -> frozenset[str]:
     return frozenset(detail.device_class for detail in details if detail.device_class)
 
 
+_ONCE_ADMIN: Object = {
+    "apiVersion": meta.DEVMGMT,
+    "kind": "DeviceClass",
+    "metadata": {"name": "had-admin-access.devalloc.io"},
+    "spec": {"adminAccess": True},
+}
+"""Stands for the classes that had admin access when a claim was allocated, and have it no more."""
+
+
 def as_allocated(documents: Sequence[Object]) -> list[Object]:
     """The documents as they count: what allocated claims are, is fixed until they are released (S18).
 
     Were an edit of the claim, or admin access given to its class later, to count, a claim would look as if it held
-    nothing while it still does.
+    nothing while it still does; and were admin access taken from its class to count, as if it held what others have.
     """
     admin = admin_classes(documents)
-    return [_as_allocated(doc, admin) if doc.get("kind") == "DeviceClaim" else doc for doc in documents]
+    counted = [_as_allocated(doc, admin) if doc.get("kind") == "DeviceClaim" else doc for doc in documents]
+    once_admin = any(_admin_when_allocated(doc) - admin for doc in claims_among(documents))
+    return [*counted, _ONCE_ADMIN] if once_admin else counted
+
+
+def _admin_when_allocated(claim: Object) -> frozenset[str]:
+    """The classes the claim names that had admin access when it was allocated."""
+    try:
+        return frozenset(json.loads(annotation(claim, meta.ADMIN_CLASSES) or "[]"))
+    except (ValueError, TypeError):
+        return frozenset()  # somebody else wrote there
 
 
 def _as_allocated(claim: Object, admin: frozenset[str]) -> Object:
     if not allocations(claim) or annotation(claim, meta.ALLOCATED_SPEC) is None:
         return claim
-    spec = allocated_spec(claim)
-    try:
-        later = admin - set(json.loads(annotation(claim, meta.ADMIN_CLASSES) or "[]"))
-    except (ValueError, TypeError):
-        later = admin  # somebody else wrote there
-    spec = _without_classes(spec, later)
+    recorded = _admin_when_allocated(claim)
+    instead = {**dict.fromkeys(admin - recorded), **dict.fromkeys(recorded - admin, _ONCE_ADMIN["metadata"]["name"])}
+    spec = _with_classes(allocated_spec(claim), instead)
     return claim if spec == claim.get("spec") else {**claim, "spec": spec}
 
 
-def _without_classes(content: Any, classes: frozenset[str]) -> Any:
-    """A spec in which no detail names one of the classes."""
+def _with_classes(content: Any, instead: Mapping[str, str | None]) -> Any:
+    """A spec in which details name other classes, or (None) no class, instead of some."""
     if isinstance(content, list):
-        return [_without_classes(item, classes) for item in content]
+        return [_with_classes(item, instead) for item in content]
     if not isinstance(content, dict):
         return content
-    return {
-        name: _without_classes(value, classes) if name in ("claims", "oneOf") else value
-        for name, value in content.items()
-        if name != "deviceClass" or value not in classes
+    changed = {
+        name: _with_classes(value, instead) if name in ("claims", "oneOf") else value for name, value in content.items()
     }
+    named = content.get("deviceClass")
+    if isinstance(named, str) and named in instead:
+        changed["deviceClass"] = instead[named]
+    return {name: value for name, value in changed.items() if name != "deviceClass" or value is not None}

@@ -289,6 +289,40 @@ class TestWhatIsAllocatedStays:
         assert (held(store, "a"), held(store, "b")) == (["p/d0"], ["p/d0"])  # a only observes now
         assert annotations(store, "a")["admin-classes"] == '["gpu"]'
 
+    @pytest.mark.parametrize("spec", [{"driver": "gpu.devalloc.io"}, None])
+    def test_admin_access_taken_from_its_class_later_takes_nothing_from_others(
+        self, store: SQLiteStore, spec: Object | None
+    ) -> None:
+        looks = gpu_claim("looks", count=2)
+        looks["spec"]["claims"][0]["deviceClass"] = "admin"
+        fill(store, gpu_pool(devices=2), gpu_class(), gpu_class("admin", adminAccess=True), looks)
+        allocator = Allocator(store)
+        allocator.round()
+        if spec is None:
+            store.delete("DeviceClass", None, "admin")
+        else:
+            store.replace({**store.get("DeviceClass", None, "admin"), "spec": spec})
+        store.create(gpu_claim("a", count=2))
+        assert allocator.round().available == 0
+        assert held(store, "a") == held(store, "looks") == ["p/d0", "p/d1"]
+        assert "reason" not in annotations(store, "looks")
+        release(store, "default", "looks")
+        allocator.round()
+        assert held(store, "looks") == [], "it is a claim like others now"
+
+    @pytest.mark.parametrize("nonsense", ['{"claims":[{"deviceClass":["gpu"]}]}', "[1,", '"gpu"', "null"])
+    def test_whatever_is_written_over_its_notes_stops_nobody(self, store: SQLiteStore, nonsense: str) -> None:
+        fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
+        allocator = Allocator(store)
+        allocator.round()
+        claim = store.get("DeviceClaim", "default", "a")
+        notes = {"devalloc.io/allocated-spec": nonsense, "devalloc.io/admin-classes": nonsense}
+        claim["metadata"]["annotations"] |= notes
+        store.replace(claim)
+        store.create(gpu_claim("b"))
+        allocator.round()
+        assert owners(store) == {"p/d0": 1, "p/d1": 1}
+
     def test_a_lost_device_is_a_condition_until_it_is_back(self, store: SQLiteStore) -> None:
         clock = [datetime(2026, 1, 1, tzinfo=UTC)]
         allocator = Allocator(store, now=lambda: clock[0])
