@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,10 +104,11 @@ def prepare(intake: Intake) -> Prepared:
         for entry in lost
     ]
     broken = [
-        Problem(error, path="", kind="DeviceClass", name=name)
+        Problem(error, path="spec.constraints", kind="DeviceClass", name=name)
         for name in sorted(intake.classes)
-        if (error := eligibility.class_error(name)) is not None
+        if (error := eligibility.expression_error(intake.classes[name].spec.constraints)) is not None
     ]
+    orphans = [problem for claim in allocated for problem in _missing_classes(claim, intake)]
     return Prepared(
         intake,
         snapshot,
@@ -116,8 +117,23 @@ def prepare(intake: Intake) -> Prepared:
         by_claim,
         tuple(units),
         (*intake.refused, *refused),
-        (*intake.problems, *problems, *unclear, *broken, *gone),
+        (*intake.problems, *problems, *unclear, *broken, *gone, *orphans),
     )
+
+
+def _missing_classes(claim: DeviceClaim, intake: Intake) -> Iterator[Problem]:
+    """An allocated claim keeps its devices when its class goes, and somebody should know (S18)."""
+    for index, entry in enumerate(claim.spec.claims):
+        for name in sorted({d.device_class for d in entry.alternatives if d.device_class} - {*intake.classes}):
+            what = "is invalid" if name in intake.invalid_classes else "exists no more"
+            yield Problem(
+                f"class {name!r} {what}; the claim keeps its devices",
+                path=f"spec.claims[{index}]",
+                kind="DeviceClaim",
+                namespace=claim.namespace,
+                name=claim.metadata.name,
+                severity="warning",
+            )
 
 
 def _salvaged(refused: Refused, snapshot: Snapshot) -> Holding:
