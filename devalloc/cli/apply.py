@@ -104,9 +104,9 @@ def _merged(old: Object, wanted: Object) -> Object:
     from devalloc.controller.claims import OF_ALLOCATION
 
     metadata = dict(wanted["metadata"])
+    theirs = {name: text for name, text in metadata.get("annotations", {}).items() if name not in OF_ALLOCATION}
     kept = {name: text for name, text in old["metadata"].get("annotations", {}).items() if name in OF_ALLOCATION}
-    if annotations := {**metadata.get("annotations", {}), **kept}:
-        metadata["annotations"] = annotations
+    metadata["annotations"] = {**theirs, **kept}
     metadata.setdefault("finalizers", old["metadata"].get("finalizers", []))
     metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
     metadata.pop("uid", None)

@@ -55,13 +55,14 @@ def _read(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[l
     """Everything that counts, and the claims to choose from."""
     from devalloc.cli.documents import read
     from devalloc.cli.storage import opened
+    from devalloc.controller.snapshot import snapshot
 
     given: list[Object] = [document.content for document in read(files, namespace).good] if files else []
     documents = given
     if not any(document["kind"] == "DevicePool" for document in given):
         with opened(store) as objects:
             own = {_identity(document) for document in given}
-            documents = [*given, *(obj for obj in objects.list().objects if _identity(obj) not in own)]
+            documents = [*given, *(obj for obj in snapshot(objects) if _identity(obj) not in own)]
     return documents, [document for document in given or documents if document["kind"] == "DeviceClaim"]
 
 

@@ -64,6 +64,7 @@ def documents(files: tuple[str, ...], namespace: str, store: Path | None) -> tup
         found = read(files, namespace)
         return [document.content for document in found.all], list(found.problems), found.exit_code
     from devalloc.cli.storage import opened
+    from devalloc.controller.snapshot import snapshot
 
     with opened(store) as objects:
-        return objects.list().objects, [], 0
+        return snapshot(objects), [], 0

@@ -7,8 +7,8 @@ from devalloc.store import Object, Store
 
 
 def snapshot(store: Store) -> list[Object]:
-    """All objects as of one moment, ordered by kind, namespace and name.
+    """All objects as of one moment, ordered by kind, namespace and name, as the allocator sees them.
 
-    Allocated claims come with the spec that their allocation answers, as the allocator sees them.
+    Allocated claims come with the spec that their allocation answers.
     """
     return as_allocated(store.list().objects)

@@ -59,6 +59,17 @@ def test_solve_without_files_answers_for_the_store_and_writes_nothing(devalloc: 
     assert "status" not in devalloc("get", "dclaim/train", "-o", "json").json
 
 
+def test_the_store_is_answered_for_as_the_allocator_sees_it(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(*FLEET, claim()))
+    devalloc.allocate()
+    later = device_class(driver="gpu.devalloc.io", adminAccess=True)
+    devalloc("apply", "-f", "-", stdin=text(later, device_class("plain"), claim("pair", count=2, deviceClass="plain")))
+
+    assert "DevicesInUse" in devalloc("explain", "pair").out, "train holds its device whatever became of its class"
+    one = text(claim("one", deviceClass="plain"))
+    assert devalloc("capacity", "-f", "-", stdin=one).out.startswith("1 more")
+
+
 def test_placement_is_passed_on(devalloc: Shell) -> None:
     assert devalloc("solve", "--placement", "sideways", "-f", "-", stdin=text(*FLEET)).code == 2
     assert devalloc("solve", "--placement", "spread", "-f", "-", stdin=text(*FLEET, claim())).code == 0

@@ -67,6 +67,7 @@ def test_applying_a_manifest_again_keeps_what_the_allocator_wrote(devalloc: Shel
     before = devalloc("get", "dclaim/train", "-o", "json").json
     labelled = claim()
     labelled["metadata"]["labels"] = {"team": "a"}
+    labelled["metadata"]["annotations"] = {"devalloc.io/admin-classes": '["gpu"]'}  # would free what it holds
 
     assert devalloc("apply", "-f", "-", stdin=text(labelled)).out == "deviceclaim/train configured\n"
 
