@@ -44,8 +44,9 @@ class Holders:
     @classmethod
     def read(cls, tree: Tree, functions: Iterable[PciFunction]) -> Holders:
         default_route, addressed = _routes(tree)
-        nodes = {node: function.address for function in functions for node in _nodes(function)}
-        users = openers(tree.proc, nodes.keys(), _MONITORS) if nodes and tree.proc else {}
+        # One node may stand for several functions: those of an IOMMU group.
+        nodes = sorted((node, function.address) for function in functions for node in _nodes(function))
+        users = openers(tree.proc, {node for node, _ in nodes}, _MONITORS) if nodes and tree.proc else {}
         addressed |= _ipv6(tree) | ipv4_interfaces(tree)
         mounted = frozenset(_mounted(tree))
         swap = frozenset(row[0].rpartition("/")[2] for row in _rows(tree, "swaps")[1:])
@@ -55,7 +56,7 @@ class Holders:
             addressed=frozenset(addressed),
             mounted=mounted,
             swap=swap,
-            opened={nodes[node]: user for node, user in sorted(users.items())},
+            opened={address: users[node] for node, address in nodes if node in users},
             unread=frozenset(unread),
         )
 

@@ -15,7 +15,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ _ABSENT = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ESRCH}
 )
 _SIOCGIFADDR = 0x8915
-_NUMBER = re.compile(r"-?[0-9]{1,18}|0x[0-9a-fA-F]{1,16}", re.ASCII)
+_NUMBER = re.compile(r"-?[0-9]{1,18}|0x[0-9a-fA-F]{1,15}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class Tree:
     proc: Folder | None = field(init=False, default=None)
     """None in a recording that holds no process files."""
     _top: str = field(init=False, default="")
+    _known: set[Fault] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         top = Path(os.path.realpath(self.root))
@@ -74,7 +75,8 @@ class Tree:
         """Note what cannot be used."""
         shown = path[len(self._top) :] if self.holds(path) and self._top != "/" else path
         entry = Fault(shown, reason)
-        if entry not in self.faults:
+        if entry not in self._known:
+            self._known.add(entry)
             self.faults.append(entry)
 
 
@@ -173,7 +175,7 @@ class Folder:
         return content.decode("utf-8", "replace").strip(" \t\r\n\0") or None if content is not None else None
 
     def number(self, name: str) -> int | None:
-        """The whole number in a file, decimal or 0x…; None when absent or unreadable."""
+        """The whole number in a file, decimal or 0x…, within 64 bits with sign; None when absent or unreadable."""
         text = self.text(name)
         if text is None:
             return None
@@ -201,16 +203,22 @@ def openers(proc: Folder, nodes: Collection[str], passed_over: Collection[str]) 
     """
     found: dict[str, str] = {}
     for pid in sorted((name for name in proc.names() if name.isdecimal()), key=int):
-        with suppress(OSError):  # the process has ended, or is another user's
-            for descriptor in os.listdir(f"{proc.path}/{pid}/fd"):
-                node = os.readlink(f"{proc.path}/{pid}/fd/{descriptor}")
-                if node not in nodes or node in found:
-                    continue
-                process = proc.folder(pid)
-                name = (process and process.text("comm")) or "process"
-                if name not in passed_over:
-                    found[node] = f"{name} {pid}"
+        for node in _open_files(f"{proc.path}/{pid}/fd"):
+            if node not in nodes or node in found:
+                continue
+            process = proc.folder(pid)
+            name = (process and process.text("comm")) or "process"
+            if name not in passed_over:
+                found[node] = f"{name} {pid}"
     return found
+
+
+def _open_files(folder: str) -> Iterator[str]:
+    """Where the links in a process's ``fd`` folder point."""
+    with suppress(OSError):  # the process has ended, or is another user's
+        for descriptor in os.listdir(folder):
+            with suppress(OSError):  # closed since; the others are open all the same
+                yield os.readlink(f"{folder}/{descriptor}")
 
 
 def ipv4_interfaces(tree: Tree) -> set[str]:

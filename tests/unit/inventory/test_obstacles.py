@@ -189,6 +189,12 @@ class TestIommuGroups:
         expected = "in use: 0000:42:00.0 of its IOMMU group 7 has the driver nvme"
         assert reason(host, GPU_DEVICE, allow_shared_groups=True) == expected
 
+    def test_nor_one_that_a_process_uses(self, host: FakeSysfs) -> None:
+        for address in ("0000:01:00.0", "0000:02:00.0"):
+            host.add(cards.gpu(address, iommu_group=7, driver="vfio-pci"))
+        hold_open(host, "/dev/vfio/7")
+        assert reason(host, GPU_DEVICE, allow_shared_groups=True) == "in use: qemu-system-x86 4711"
+
     def test_a_controller_beside_a_nic_may_run_the_host(self, host: FakeSysfs) -> None:
         host.add(cards.plain_nic("0000:00:14.3", iommu_group=7))
         host.add(replace(cards.accelerator("0000:00:14.0"), class_code=0x0C0330, native="xhci_hcd", iommu_group=7))
@@ -236,6 +242,17 @@ class TestUsers:
         hold_open(host, "/dev/nvidia3", pid=12, comm="nvidia-persiste")
         hold_open(host, "/dev/nvidia3", pid=4711, comm="python3")
         assert reason(host, GPU_DEVICE) == "in use: python3 4711"
+
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_what_a_process_closes_meanwhile_hides_nothing(
+        self, host: FakeSysfs, monkeypatch: pytest.MonkeyPatch, order: int
+    ) -> None:
+        host.add(cards.gpu(driver="vfio-pci", iommu_group=15))
+        hold_open(host, "/dev/vfio/15")
+        listed = os.listdir
+        closed = ["10", "12"][::order]
+        monkeypatch.setattr(os, "listdir", lambda path: [*closed, *listed(path)] if "/fd" in path else listed(path))
+        assert reason(host, GPU_DEVICE) == "in use: qemu-system-x86 4711"
 
     def test_a_used_vf_takes_its_part_from_the_port(self, host: FakeSysfs) -> None:
         host.add(cards.nic(vfs=3))

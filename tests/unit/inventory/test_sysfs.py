@@ -104,7 +104,7 @@ def test_an_endless_file_is_read_to_the_bound_only(sys: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "number"),
     [("7\n", 7), ("-1\n", -1), ("0x10de\n", 0x10DE), ("", None), ("seven", None), ("1 2", None), ("٣", None),
-     ("9" * 30, None), ("1_0", None)],
+     ("9" * 30, None), ("1_0", None), ("0x" + "f" * 16, None)],
 )  # fmt: skip
 def test_numbers(sys: Path, content: str, number: int | None) -> None:
     (sys / "file").write_text(content)
