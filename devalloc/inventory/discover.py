@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.inventory.cards import Card, cards
@@ -55,7 +57,15 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
         erase_policy=config.erase_policy,
     )
     models = model_names(_ids(found))
-    pools = [build(card, node_name, obstacles, models) for card in found]
+    pools = []
+    for card in found:
+        try:
+            pools.append(build(card, node_name, obstacles, models))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            place = ".".join(map(str, fault["loc"]))
+            reason = f"makes no valid pool, so the card is left out: {place}: {fault['msg']}"
+            tree.fault(card.ports[0].function.folder.path, reason)
     problems = [Problem(fault.reason, path=fault.path, source=str(root), severity="warning") for fault in tree.faults]
     return Discovery(pools, problems)
 

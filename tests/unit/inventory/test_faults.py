@@ -180,6 +180,22 @@ def test_a_profile_of_any_name_makes_a_valid_pool(tmp_path: Path, name: str) -> 
         assert decode(manifest).problems == []
 
 
+@pytest.mark.parametrize(
+    ("path", "content"), [("sriov_totalvfs", "10000"), ("mdev_supported_types/nvidia-747/name", "x" * 5000)]
+)
+def test_a_card_beyond_what_a_pool_can_hold_costs_itself_only(tmp_path: Path, path: str, content: str) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(cards.accelerator())
+    host.add(cards.nic())
+    mdev_card(host)
+    spoilt_card = "0000:41:00.0" if path == "sriov_totalvfs" else "0000:08:00.5"
+    host.write(f"{host.path(spoilt_card)}/{path}", content)
+    found = Found.on(host.root)
+    assert BYSTANDER in found.devices
+    assert len(found.pools) == 2
+    assert "makes no valid pool, so the card is left out" in found.problems[-1].message
+
+
 def test_what_users_may_not_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = FakeSysfs(tmp_path)
     host.add(cards.nic())
