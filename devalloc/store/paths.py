@@ -16,8 +16,8 @@ ENVIRONMENT = "DEVALLOC_STORE"
 SMALLEST_DATABASE_BYTES = 512
 """SQLite's smallest page."""
 
-_FILES = ("", "-wal", "-shm", "-journal", ".lock")
-"""The database, what SQLite keeps beside it, and the lock of the loops."""
+FILES = ("", "-wal", "-shm", "-journal", ".lock")
+"""Ends of names: the database, what SQLite keeps beside it, and the lock of the loops."""
 
 
 def default_path(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
@@ -40,7 +40,7 @@ def prepare(path: Path) -> None:
     """
     try:
         _make_folder(path.parent)
-        for suffix in _FILES:
+        for suffix in FILES:
             check_private(path.with_name(path.name + suffix))
         with suppress(FileExistsError):
             os.mknod(path, stat.S_IFREG | 0o600)

@@ -22,6 +22,7 @@ from devalloc.store import lifecycle
 from devalloc.store.database import explained, open_database, open_reader, transaction
 from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, Invalid, NotFound, Unavailable
 from devalloc.store.key import Key, Object
+from devalloc.store.paths import FILES
 from devalloc.store.protocol import Change, Event, EventType, Fence, Listing
 
 POLL_SECONDS = 0.05
@@ -157,8 +158,11 @@ class SQLiteStore:
         """
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
         try:
-            if path.exists() and path.samefile(self.path):
-                raise Invalid(f"{path} is the store itself; name another file for the backup")
+            own = (self.path.with_name(self.path.name + end) for end in FILES)
+            if path.exists() and any(file.exists() and path.samefile(file) for file in own):
+                raise Invalid(f"{path} is the store itself or part of it; name another file for the backup")
+            if path.with_name(f"{path.name}-wal").exists():
+                raise Invalid(f"{path} is a store that is in use, or was when it crashed; name another file")
             descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             os.close(descriptor)
             try:

@@ -331,10 +331,19 @@ class TestBackup:
         assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.db", "made"]
 
     def test_never_over_the_store_itself(self, store: SQLiteStore, path: Path, tmp_path: Path) -> None:
+        store.create(claim())
         (tmp_path / "link").symlink_to(path)
-        for target in (path, tmp_path / "link"):
-            with pytest.raises(Invalid, match="the store itself"):
-                store.backup(target)
+        with hold(path):
+            for target in (path, tmp_path / "link", *(path.with_name(path.name + end) for end in ("-wal", ".lock"))):
+                with pytest.raises(Invalid, match="the store itself"):
+                    store.backup(target)
+
+    def test_never_over_another_store_in_use(self, store: SQLiteStore, tmp_path: Path) -> None:
+        with closing(SQLiteStore(tmp_path / "other.db")) as other:
+            other.create(claim())
+            with pytest.raises(Invalid, match="a store that is in use"):
+                store.backup(tmp_path / "other.db")
+            assert other.list().objects
 
 
 class TestLease:
