@@ -99,7 +99,11 @@ def node_of(claim: DeviceClaim, snapshot: Snapshot) -> str | None:
     named = claim.allocated_node or claim.pinned_node
     if named is not None or claim.status is None:
         return named
-    devices = [d for entry in claim.status.allocations for d in _devices(snapshot, claim, entry)]
+    devices = [
+        d
+        for entry in claim.status.allocations
+        for d in _devices(snapshot, claim.allocated_node or claim.pinned_node, entry)
+    ]
     nodes = {snapshot.pools[device.pool].node for device in devices} - {None}
     return nodes.pop() if len(nodes) == 1 else None
 
@@ -115,7 +119,7 @@ def read_holdings(
         assert claim.status is not None
         held: list[Held] = []
         for entry, admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
-            devices = _devices(snapshot, claim, entry)
+            devices = _devices(snapshot, claim.allocated_node or claim.pinned_node, entry)
             if not devices:
                 lost.append(Lost(claim.key, entry.device_pool_name, entry.device_name))
             if len(devices) > 1:
@@ -149,10 +153,19 @@ def admin_entries(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> lis
     return answers
 
 
-def _devices(snapshot: Snapshot, claim: DeviceClaim, entry: DeviceAllocation) -> list[Device]:
+def salvage(snapshot: Snapshot, claim: Key, node: str | None, entries: Iterable[DeviceAllocation]) -> Holding:
+    """What an invalid claim holds all the same: giving its devices away would be worse than its error (S13)."""
+    held = [
+        Held(device.index, tuple((a.name, a.allocation.nano) for a in entry.allocations) or None)
+        for entry in entries
+        for device in _devices(snapshot, node, entry)
+    ]
+    return Holding(claim, 0, tuple(held))
+
+
+def _devices(snapshot: Snapshot, node: str | None, entry: DeviceAllocation) -> list[Device]:
     """The device of an entry. Where its node is unknown and the pool name is not unique, every one it may be:
     holding too much is safe, giving a device twice is not (S13)."""
-    node = claim.allocated_node or claim.pinned_node
     if node is not None:
         pool = snapshot.find_pool(node, entry.device_pool_name)
         pools: tuple[Pool, ...] = (pool,) if pool is not None else ()

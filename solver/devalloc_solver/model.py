@@ -117,7 +117,7 @@ class _Builder:
         return [i for i in self.by_set[key] if may_take(slot, self.model.bunches[i], self.model.ledger)]
 
     def places_of(self, unit: Unit, eligible: Mapping[int, list[int]]) -> list[Place]:
-        """Nodes where every detail has some candidate; None where network devices alone may do (S7)."""
+        """Nodes where every detail has some candidate. A unit is always on some node, where there is any (S7)."""
         if unit.pin is not None:
             return [unit.pin]
         reachable: set[Place] | None = None
@@ -130,13 +130,18 @@ class _Builder:
                 reachable = found if reachable is None else reachable & found
         reachable = reachable or set()
         if None in reachable and everywhere:
-            # Any node does for network devices alone: the claim needs none; a group has one all the same.
-            modelled = {b.node for b in self.model.bunches if b.node is not None}
-            reachable &= {None, *modelled, self.model.snapshot.nodes[0]}
-            if not unit.is_free:
-                reachable.discard(None)
+            # Network devices alone will do, wherever that is: on a node that is modelled, or on one that adds nothing.
+            reachable &= {b.node for b in self.model.bunches} | {self.barren_node(unit)}
+            reachable.discard(None)
         order = {node: position for position, node in enumerate(self.model.snapshot.nodes)}
         return sorted(reachable, key=lambda place: -1 if place is None else order[place])
+
+    def barren_node(self, unit: Unit) -> Place:
+        """The first node without any candidate of the unit, or None."""
+        snapshot = self.model.snapshot
+        slots = [slot for demand in unit.demands for slot in demand.slots]
+        useful = {snapshot.pools[snapshot.devices[i].pool].node for slot in slots for i in slot.candidates.accepted}
+        return next((node for node in snapshot.nodes if node not in useful), None)
 
     # -- slots -------------------------------------------------------------------------------------------------------
 

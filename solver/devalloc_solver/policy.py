@@ -13,16 +13,18 @@ MAX_WEIGHT = 2**40
 
 
 def policy_cost(model: BatchModel, placement: str) -> Terms:
-    """One cost to minimise: nodes not yet in use, then pools not yet in use, then the rest, by weight."""
+    """One cost to minimise: fewest devices per share (S9), then nodes and pools not yet in use, then the rest."""
     snapshot, ledger = model.snapshot, model.ledger
     busy_pools = ledger.pools_in_use()
     busy_nodes = {snapshot.pools[p].node for p in busy_pools}
     sign = 1 if placement == "pack" else -1
     nodes: Terms = [(sign, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
     pools: Terms = [(sign, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
+    shares: Terms = [(1, taken) for parts in model.slots for taken, _ in parts.shares.values()]
     cost: Terms = _order_of_devices(model)
     weight = 1 + sum(w * model.bunches[b].size for (w, _), b in zip(cost, model.devices_used, strict=True))
-    for terms in (_natural_order(model), _largest_left(model) if placement == "pack" else [], pools, nodes):
+    largest = _largest_left(model) if placement == "pack" else []
+    for terms in (_natural_order(model), largest, pools, nodes, shares):
         if weight * max((abs(w) for w, _ in terms), default=0) < MAX_WEIGHT:
             cost += [(weight * w, v) for w, v in terms]
             weight *= 1 + sum(abs(w) for w, _ in terms)

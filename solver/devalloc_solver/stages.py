@@ -18,7 +18,7 @@ from devalloc_solver.demand import Unit, build_units
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.explain import Explainer
 from devalloc_solver.goals import Level, optimize
-from devalloc_solver.holdings import Held, Holding, Key, Ledger, Lost, read_holdings
+from devalloc_solver.holdings import Holding, Key, Ledger, Lost, read_holdings, salvage
 from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
 from devalloc_solver.model import build_model, model_size
 from devalloc_solver.policy import PLACEMENTS
@@ -88,7 +88,7 @@ def prepare(intake: Intake) -> Prepared:
     eligibility = Eligibility(snapshot, intake.classes, intake.invalid_classes)
     allocated = [claim for claim in intake.claims if claim.is_allocated]
     holdings, lost, unclear = read_holdings(snapshot, allocated, intake.classes)
-    holdings += [_salvaged(refused, snapshot) for refused in intake.refused if refused.status is not None]
+    holdings += [salvage(snapshot, r.key, r.node, r.status.allocations) for r in intake.refused if r.status is not None]
     units, refused = build_units(intake, eligibility)
     by_claim: dict[Key, tuple[Lost, ...]] = {}
     for entry in lost:
@@ -100,6 +100,7 @@ def prepare(intake: Intake) -> Prepared:
             kind="DeviceClaim",
             namespace=entry.claim[0],
             name=entry.claim[1],
+            severity="warning",
         )
         for entry in lost
     ]
@@ -134,18 +135,6 @@ def _missing_classes(claim: DeviceClaim, intake: Intake) -> Iterator[Problem]:
                 name=claim.metadata.name,
                 severity="warning",
             )
-
-
-def _salvaged(refused: Refused, snapshot: Snapshot) -> Holding:
-    """What an invalid claim holds all the same: giving its devices away would be worse than its error (S13)."""
-    assert refused.status is not None
-    held = []
-    for entry in refused.status.allocations:
-        for pool in snapshot.pools_by_name.get(entry.device_pool_name, ()):
-            if refused.node is None or pool.node in (refused.node, None):
-                amounts = tuple((a.name, a.allocation.nano) for a in entry.allocations) or None
-                held += [Held(d.index, amounts) for d in pool.devices if d.name == entry.device_name]
-    return Holding(refused.key, 0, tuple(held))
 
 
 def _solve(intake: Intake, placement: str, deadline: float | None, started: float) -> Solution:
