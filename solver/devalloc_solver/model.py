@@ -13,11 +13,13 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from devalloc_solver.batch import NOTHING, BatchModel, Place, Relax, SlotVars, Terms, bin_count
-from devalloc_solver.bunches import Bunch, make_bunches, may_take
+from devalloc_solver.bunches import make_bunches, may_take
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.draft import Draft
 from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.linear import add_at_least, add_at_most
 from devalloc_solver.snapshot import Snapshot
+from devalloc_solver.supply import add_supply
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -66,26 +68,22 @@ def build_model(
     cp = cp_model.CpModel()
     kept = {holding.claim: cp.new_bool_var("") for holding in releasable}
     model = BatchModel(snapshot=snapshot, ledger=ledger, units=units, bunches=bunches, cp=cp, kept=kept)
-    builder = _Builder(model, releasable, relax)
+    draft = Draft(model)
+    builder = _Builder(draft, releasable, relax)
     for number, unit in enumerate(units):
         builder.add_unit(number, unit)
-    builder.add_bunches(releasable)
+    add_supply(draft, releasable, relax)
     builder.add_nodes()
     return model
 
 
 class _Builder:
-    """Adds variables and constraints; lives only while a model is being built."""
+    """Adds what the units ask for; lives only while a model is being built."""
 
-    def __init__(self, model: BatchModel, releasable: Sequence[Holding], relax: Relax) -> None:
-        self.model, self.cp, self.relax = model, model.cp, relax
-        self.uppers: dict[int, int] = {}
+    def __init__(self, draft: Draft, releasable: Sequence[Holding], relax: Relax) -> None:
+        self.draft, self.model, self.cp, self.relax = draft, draft.model, draft.model.cp, relax
         self.bin_counts: dict[int, int] = {}
         self.by_set: dict[int, list[int]] = {}
-        self.takers: dict[int, Terms] = defaultdict(list)
-        self.watchers: dict[int, list[tuple[int, IntVar]]] = defaultdict(list)
-        self.bin_takers: dict[tuple[int, int], list[IntVar]] = defaultdict(list)
-        self.bin_blocks: dict[tuple[int, int, str], Terms] = defaultdict(list)
         self.measures: dict[str, int] = {}
         self.held_amounts = [item.amounts or () for holding in releasable for item in holding.items]
 
@@ -176,7 +174,7 @@ class _Builder:
             place = reached.get(b)
             if place is not None:
                 for _, variable in terms:
-                    self.imply_positive(variable, place)
+                    self.draft.imply_positive(variable, place)
         if not self.relax.match:
             self.add_match(amounts, slot.match, {}, chosen)
             self.add_match(amounts, demand.match, spec_values, None)
@@ -186,9 +184,9 @@ class _Builder:
         most = slot.most
         for b in usable:
             size = self.model.bunches[b].size
-            count = self.new_int(size if most is None else min(size, most))
+            count = self.draft.new_int(size if most is None else min(size, most))
             parts.counts[b] = count
-            (self.watchers[b] if slot.mode.is_admin else self.takers[b]).append((1, count))
+            (self.draft.watchers[b] if slot.mode.is_admin else self.draft.takers[b]).append((1, count))
         total = sum(parts.counts.values())
         size = sum(self.model.bunches[b].size for b in usable)
         cap = size if most is None else min(size, most)
@@ -219,9 +217,9 @@ class _Builder:
                 blocks = {name: self.new_amount(b, name, amount, taken) for name, amount in slot.requests.items()}
                 cp.add_implication(taken, parts.chosen)
                 parts.shares[b, number] = (taken, blocks)
-                self.bin_takers[b, number].append(taken)
+                self.draft.bin_takers[b, number].append(taken)
                 for name, terms in blocks.items():
-                    self.bin_blocks[b, number, name] += terms
+                    self.draft.bin_blocks[b, number, name] += terms
                     supply[name][0].extend(variable for _, variable in terms)
                     supply[name][1].extend(resources[name].block * weight for weight, _ in terms)
         for name, amount in slot.requests.items():
@@ -255,7 +253,7 @@ class _Builder:
             here = self.cp.new_bool_var("")
             self.cp.add_bool_or(literal.negated(), parts.chosen.negated(), here)
             for b in mine:
-                self.watchers[b].append((self.model.bunches[b].size, here))
+                self.draft.watchers[b].append((self.model.bunches[b].size, here))
             if demand.match and not self.relax.match:
                 self.cp.add_implication(here, self.value_literal(spec_values, next(iter(shared))))
 
@@ -289,23 +287,9 @@ class _Builder:
         for b, terms in amounts.items():
             literal = self.value_literal(literals, self.value(b, names))
             for _, variable in terms:
-                self.imply_positive(variable, literal)
+                self.draft.imply_positive(variable, literal)
         if chosen is not None and literals:
             self.cp.add(sum(literals.values()) == chosen)
-
-    def imply_positive(self, variable: IntVar, literal: IntVar) -> None:
-        """variable > 0 implies literal."""
-        upper = self.uppers.get(variable.index, 1)
-        if upper == 1:
-            self.cp.add_implication(variable, literal)
-        else:
-            self.cp.add(variable <= upper * literal)
-
-    def new_int(self, upper: int) -> IntVar:
-        """A variable from 0 to ``upper``; CP-SAT's own domain is slow to read back."""
-        variable = self.cp.new_bool_var("") if upper == 1 else self.cp.new_int_var(0, upper, "")
-        self.uppers[variable.index] = upper
-        return variable
 
     def bin_count(self, b: int) -> int:
         if b not in self.bin_counts:
@@ -323,7 +307,7 @@ class _Builder:
         terms: Terms = []
         while most:
             upper, most = (most, 0) if most <= MOST_UNITS else (LIMB - 1, most // LIMB)
-            variable = self.new_int(upper)
+            variable = self.draft.new_int(upper)
             self.cp.add(variable <= upper * taken)
             terms.append((step, variable))
             step *= LIMB
@@ -350,150 +334,6 @@ class _Builder:
             self.measures[name] = found
         return self.measures[name]
 
-    # -- bunches and pools -------------------------------------------------------------------------------------------
-
-    def add_bunches(self, releasable: Sequence[Holding]) -> None:
-        holders: dict[int, list[IntVar]] = defaultdict(list)
-        shares: dict[int, list[tuple[IntVar, dict[str, int]]]] = defaultdict(list)
-        for holding in releasable:
-            kept = self.model.kept[holding.claim]
-            for item in holding.items:
-                holders[item.device].append(kept)
-                if item.amounts is not None:
-                    shares[item.device].append((kept, dict(item.amounts)))
-        anyone = {device: self.any_of(keeping) for device, keeping in holders.items()}
-        newly: dict[int, Terms] = {}
-        for b, bunch in enumerate(self.model.bunches):
-            device = bunch.one.index
-            newly[b] = self.add_bunch(b, bunch, holders.get(device, []), shares.get(device, []))
-        self.add_pools(newly, anyone)
-
-    def any_of(self, literals: Sequence[IntVar]) -> IntVar:
-        """A literal that each of these implies."""
-        if len(literals) == 1:
-            return literals[0]
-        one = self.cp.new_bool_var("")
-        for literal in literals:
-            self.cp.add_implication(literal, one)
-        return one
-
-    def add_bunch(
-        self, b: int, bunch: Bunch, holders: Sequence[IntVar], shares: Sequence[tuple[IntVar, dict[str, int]]]
-    ) -> Terms:
-        """Exclusive use, block capacities, and the number of distinct devices.
-
-        Returns the uses that draw on the pool: not those of a device that somebody keeps a share of.
-        """
-        cp = self.cp
-        bins = [number for number in range(bunch.size) if (b, number) in self.bin_takers]
-        used_bins: list[IntVar] = []
-        for number in bins:
-            used = cp.new_bool_var("")
-            for taken in self.bin_takers[b, number]:
-                cp.add_implication(taken, used)
-            if used_bins:
-                cp.add_implication(used, used_bins[-1])
-            used_bins.append(used)
-            self.add_bin_capacity(b, number, bunch, shares)
-        users: Terms = [*self.takers[b], *((1, used) for used in used_bins)]
-        if users:
-            cp.add(_total(users) <= bunch.size)
-        self.count_devices(b, bunch, users)
-        if not holders:
-            return users
-        sharing = {kept.index: kept for kept, _ in shares}
-        for kept in holders:  # the bunch is a single device: while a holder keeps it, nobody else has it whole
-            for _, variable in self.takers[b] if kept.index in sharing else users:
-                cp.add_implication(kept, variable.negated())
-        first = cp.new_bool_var("")
-        for _, variable in users:
-            cp.add_bool_or(variable.negated(), first, *sharing.values())
-        return [(1, first)]
-
-    def add_bin_capacity(
-        self, b: int, number: int, bunch: Bunch, shares: Sequence[tuple[IntVar, dict[str, int]]]
-    ) -> None:
-        for name, resource in bunch.one.resources.items():
-            blocks = self.bin_blocks.get((b, number, name))
-            if not blocks:
-                continue
-            free = self.model.ledger.free_blocks(bunch.one, name) * resource.block
-            held = [(amounts[name], kept) for kept, amounts in shares if name in amounts]
-            self.add_capacity([(resource.block * weight, v) for weight, v in blocks], held, free)
-
-    def add_capacity(self, new: Terms, held: Terms, bound: int) -> None:
-        """new + held <= bound, but more held than there is means nothing is left and no contradiction (S18)."""
-        if sum(amount for amount, _ in held) > bound:
-            some = self.cp.new_bool_var("")
-            for _, variable in new:
-                self.imply_positive(variable, some)
-            counted: Terms = []
-            for amount, kept in held:
-                both = self.cp.new_bool_var("")
-                self.cp.add_bool_or(kept.negated(), some.negated(), both)
-                counted.append((amount, both))
-            held = counted
-        terms = [*new, *held]
-        add_at_most(self.cp, [v for _, v in terms], [a for a, _ in terms], bound)
-
-    def count_devices(self, b: int, bunch: Bunch, mine: Terms) -> None:
-        """Distinct devices: exclusive users add up, admin details may look at the same ones (S17, goal 4)."""
-        watchers = self.watchers.get(b, [])
-        if not mine and not watchers:
-            return
-        distinct = self.cp.new_int_var(0, bunch.size, "")
-        self.model.devices_used[b] = distinct
-        if mine:
-            self.cp.add(_total(mine) <= distinct)
-        for weight, variable in watchers:
-            self.cp.add(weight * variable <= distinct)
-        used = self.model.pools_used.get(bunch.pool)
-        if used is None:
-            used = self.model.pools_used[bunch.pool] = self.cp.new_bool_var("")
-        self.cp.add(distinct <= bunch.size * used)
-
-    def add_pools(self, newly: Mapping[int, Terms], anyone: Mapping[int, IntVar]) -> None:
-        """Pool resources and compatibility groups (S12, S12a). ``anyone``: device -> whether a holder keeps it."""
-        if self.relax.pool_resources:
-            return
-        draws: dict[tuple[int, str], Terms] = defaultdict(list)
-        held_draws: dict[tuple[int, str], Terms] = defaultdict(list)
-        groups: dict[int, dict[object, Terms]] = defaultdict(lambda: defaultdict(list))
-        held_groups: dict[int, dict[object, Terms]] = defaultdict(lambda: defaultdict(list))
-        for b, bunch in enumerate(self.model.bunches):
-            if bunch.held_share:
-                continue
-            for name, blocks in bunch.one.draws:
-                draws[bunch.pool, name] += [(blocks * weight, v) for weight, v in newly[b]]
-            if bunch.one.compatibility is not None:
-                groups[bunch.pool][bunch.one.compatibility] += newly[b]
-        for index, kept in anyone.items():
-            device = self.model.snapshot.devices[index]
-            for name, blocks in device.draws:
-                held_draws[device.pool, name].append((blocks, kept))
-            if device.compatibility is not None:
-                held_groups[device.pool][device.compatibility].append((1, kept))
-        for pool, name in draws:
-            free = self.model.ledger.free_pool_blocks(pool, name)
-            self.add_capacity(draws[pool, name], held_draws[pool, name], free)
-        for pool, by_value in groups.items():
-            self.add_groups(by_value, held_groups[pool], self.model.ledger.groups.get(pool, set()))
-
-    def add_groups(self, new: Mapping[object, Terms], kept: Mapping[object, Terms], held: set[object]) -> None:
-        """New devices are of one group, and of that of all devices in use: for good (``held``) or as long as kept."""
-        literals = []
-        for value, terms in new.items():
-            active = self.cp.new_bool_var("")
-            for _, variable in terms:
-                self.imply_positive(variable, active)
-            if held - {value}:
-                self.cp.add(active == 0)
-            for _, keeping in (term for other, terms in kept.items() if other != value for term in terms):
-                self.cp.add_implication(active, keeping.negated())
-            literals.append(active)
-        if len(literals) > 1:
-            self.cp.add_at_most_one(literals)
-
     def add_nodes(self) -> None:
         """Whether a node is used at all, for the placement policy."""
         for places in self.model.places:
@@ -501,9 +341,3 @@ class _Builder:
                 if place is not None:
                     used = self.model.nodes_used.setdefault(place, self.cp.new_bool_var(""))
                     self.cp.add_implication(literal, used)
-
-
-def _total(terms: Terms) -> cp_model.LinearExprT:
-    from ortools.sat.python import cp_model
-
-    return cp_model.LinearExpr.weighted_sum([v for _, v in terms], [a for a, _ in terms])
