@@ -37,6 +37,6 @@ class Reason(StrEnum):
     LOST_TO_COMPETITION = "LostToCompetition"
     """It would fit, but other claims in the same batch got the devices."""
     GROUP_UNSATISFIABLE = "GroupUnsatisfiable"
-    """Another member of the claim's group cannot be satisfied, so none is."""
+    """A member of the claim's group cannot be satisfied, or no one node has room for all of them, so none is."""
     SEARCH_LIMIT = "SearchLimit"
     """The deadline or the search limit was reached first; nothing is known to stand in the way."""
