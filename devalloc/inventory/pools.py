@@ -9,7 +9,8 @@ Resources, with the port's address behind the name where a card has several port
 ``instances-<id>``     how often a profile may exist, where that binds before the framebuffer does.
 =====================  =============================================================================================
 
-What is in use without a claim draws nothing: its draw is taken off the capacities instead.
+What is in use without a claim draws nothing: its draw is taken off the capacities instead. Attributes that all devices
+have alike stand at the pool, which halves what a card with many devices takes (S3).
 """
 
 from __future__ import annotations
@@ -68,13 +69,15 @@ def build(card: Card, node_name: str, obstacles: Obstacles, models: Models) -> D
         for draft in found:
             devices.setdefault(draft.name, draft)  # a UUID that a broken tree shows twice is one device
         capacity |= resources
+    shared = _shared(list(devices.values()))
     return DevicePool(
         metadata=ObjectMeta(name=pool_name(node_name, card.slot)),
         spec=DevicePoolSpec(
             node_name=node_name,
             driver=f"{card.ports[0].kind}.devalloc.io",
+            attributes=_attributes(shared),
             resources=[_resource(name, amount) for name, amount in capacity.items()],
-            devices=[_device(draft) for draft in devices.values()],
+            devices=[_device(draft, shared) for draft in devices.values()],
         ),
     )
 
@@ -184,15 +187,29 @@ def _resource(name: str, amount: int) -> ResourceCapacity:
     return ResourceCapacity(name=name, capacity=Quantity(amount * NANO))
 
 
-def _device(draft: _Draft) -> Device:
+def _shared(devices: list[_Draft]) -> Attributes:
+    """What all devices of a pool have alike is told once, at the pool; the only device of a pool tells all itself."""
+    first, *others = devices
+    return {
+        name: value
+        for name, value in first.attributes.items()
+        if others and all(other.attributes.get(name) == value for other in others)
+    }
+
+
+def _device(draft: _Draft, shared: Attributes) -> Device:
     return Device(
         name=draft.name,
-        attributes=[_attribute(name, value) for name, value in draft.attributes.items()],
+        attributes=_attributes({name: value for name, value in draft.attributes.items() if name not in shared}),
         requests={
             name: quantity(amount) if name.startswith(FRAMEBUFFER) else Quantity(amount * NANO)
             for name, amount in draft.requests.items()
         },
     )
+
+
+def _attributes(attributes: Attributes) -> list[Attribute]:
+    return [_attribute(name, value) for name, value in attributes.items()]
 
 
 @lru_cache(maxsize=4096)

@@ -61,6 +61,13 @@ def address_of(device: Device) -> str:
     return f"{domain}:{bus}:{slot}.{function}"
 
 
+def told_in_full(pool: DevicePool) -> DevicePool:
+    """The pool with all attributes on its devices (claim-semantics S3)."""
+    shared = pool.spec.attributes
+    devices = [device.model_copy(update={"attributes": [*device.attributes, *shared]}) for device in pool.spec.devices]
+    return pool.model_copy(update={"spec": pool.spec.model_copy(update={"attributes": [], "devices": devices})})
+
+
 def attribute(device: Device, name: str) -> object:
     return next((a.value for a in device.attributes if a.name == name), None)
 
@@ -88,7 +95,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def discover(self) -> list[DevicePool]:
-        return discover(self.host.root, node_name="n").pools
+        return [told_in_full(pool) for pool in discover(self.host.root, node_name="n").pools]
 
     def store(self, path: str, text: str) -> None:
         """As an administrator would: the kernel may refuse."""

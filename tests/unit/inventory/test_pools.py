@@ -347,3 +347,17 @@ def test_a_folder_without_sysfs_is_an_error(tmp_path: Path) -> None:
 def test_a_host_without_pci_has_no_pools(host: FakeSysfs) -> None:
     host.remove("bus")
     assert discover(host.root, node_name="n").pools == []
+
+
+def test_what_all_devices_have_alike_is_told_once_at_the_pool(host: FakeSysfs) -> None:
+    host.add(cards.nic(vfs=2))
+    host.add(cards.gpu())
+    found = Found.on(host.root)
+    card, gpu = found.homes["0000-41-10-0"].spec, found.homes["0000-01-00-0"].spec
+    shared = {attribute.name for attribute in card.attributes}
+    assert {"kind", "vendor", "numa"} <= shared
+    assert not any(attribute.name in shared for device in card.devices for attribute in device.attributes)
+    for name in {attribute.name for device in card.devices for attribute in device.attributes}:
+        own = [{a.name: a.value for a in device.attributes}.get(name) for device in card.devices]
+        assert len(set(own)) > 1, f"{name} is alike on all"
+    assert gpu.attributes == [], "a device alone tells all itself"
