@@ -13,6 +13,7 @@ from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 from devalloc.store import Object
+from devalloc_solver.holdings import admin_entries
 
 
 @dataclass
@@ -34,9 +35,8 @@ def uses(claims: Iterable[DeviceClaim], classes: Mapping[str, DeviceClass]) -> d
     for claim in claims:
         if claim.status is None:
             continue
-        details = claim.allocation_details()
-        for number, entry in enumerate(claim.status.allocations):
-            if _is_admin(claim, None if details is None else details[number], classes):
+        for entry, is_admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
+            if is_admin:
                 continue
             use = held[entry.device_pool_name][entry.device_name]
             use.whole |= not entry.allocations
@@ -96,18 +96,3 @@ def _attributes(pool: DevicePool) -> dict[str, dict[str, AttributeValue]]:
         device.name: of_pool | {attribute.name: attribute.value for attribute in device.attributes}
         for device in pool.spec.devices
     }
-
-
-def _is_admin(claim: DeviceClaim, detail: tuple[int, int | None] | None, classes: Mapping[str, DeviceClass]) -> bool:
-    """Whether the detail, or where it is unknown every detail of the claim, has admin access (S18)."""
-    if detail is None:
-        named = [detail for entry in claim.spec.claims for detail in entry.alternatives]
-    else:
-        index, alternative = detail
-        named = [
-            found
-            for entry in claim.spec.claims[index : index + 1]
-            for found in entry.alternatives[alternative or 0 : (alternative or 0) + 1]
-        ]
-    found = [classes.get(detail.device_class or "") for detail in named]
-    return bool(found) and all(c is not None and c.spec.admin_access for c in found)

@@ -75,6 +75,8 @@ def test_admin_claims_hold_nothing() -> None:
     assert available(CARD, mixed, classes=(admin, gpu_class("other"))) == 0
     mixed["metadata"]["annotations"]["devalloc.io/allocation-details"] = '["0"]'
     assert available(CARD, mixed, classes=(admin, gpu_class("other"))) == 4
+    mixed["metadata"]["annotations"]["devalloc.io/allocation-details"] = '["0.0"]'  # there is no oneOf
+    assert available(CARD, mixed, classes=(admin, gpu_class("other"))) == 0, "what fits no detail is held"
 
 
 def test_what_claims_hold_on_a_node() -> None:
