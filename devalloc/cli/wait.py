@@ -89,5 +89,5 @@ def _reached(store: SQLiteStore, key: Key, state: str) -> bool:
     try:
         claim = store.get(*key)
     except NotFound:
-        return state == "deleted"
+        return state != "allocated"  # what is gone holds nothing
     return state != "deleted" and bool(claim.get("status", {}).get("allocations")) == (state == "allocated")

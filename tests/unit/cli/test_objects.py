@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,16 @@ def test_wait_returns_as_soon_as_it_is_true(devalloc: Shell) -> None:
     assert devalloc("wait", "train", "--for=released").code == 0
     devalloc("delete", "dclaim/train")
     assert devalloc("wait", "train", "--for=deleted").code == 0
+
+
+def test_a_claim_that_is_deleted_meanwhile_is_released(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+    devalloc.allocate()
+    with closing(SQLiteStore(devalloc.store)) as store:
+        soon = threading.Timer(0.3, store.delete, ("DeviceClaim", "default", "train"))
+        soon.start()
+        assert devalloc("wait", "train", "--for=released", "--timeout", "20s").out == "deviceclaim/train released\n"
+        soon.join()
 
 
 def test_wait_that_ends_in_vain_says_what_to_look_at(devalloc: Shell) -> None:
