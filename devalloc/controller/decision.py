@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from devalloc.api import meta
+from devalloc.api.claim import DeviceClaimStatus
 from devalloc.controller.claims import (
     OF_ALLOCATION,
     ClaimKey,
@@ -106,9 +109,18 @@ def _kept(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
         )
     lost = {(entry["devicePoolName"], entry["deviceName"]) for entry in answer.get("lost", ())}
     status = dict(claim["status"])
-    if statuses := _device_statuses(claim, lost, now):
+    if _is_readable(status) and (statuses := _device_statuses(claim, lost, now)):
         status["deviceStatuses"] = statuses
     return _change(claim, status, {**kept, **said})
+
+
+def _is_readable(status: Object) -> bool:
+    """Whether a status is one of the API: of what others wrote in another form nothing is changed."""
+    try:
+        DeviceClaimStatus.model_validate(status, by_alias=True, by_name=False)
+    except ValidationError:
+        return False
+    return True
 
 
 def _device_statuses(claim: Object, lost: set[tuple[str, str]], now: str) -> list[Any]:

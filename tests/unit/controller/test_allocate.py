@@ -64,6 +64,23 @@ class TestAnswers:
         assert annotations(store, "undecodable")["reason"] == "ClaimInvalid"
         assert any("DevicePool bad" in problem for problem in done.problems)
 
+    @pytest.mark.parametrize(
+        "status",
+        [
+            {"allocations": "p/d1"},
+            {"allocations": ["p/d1", {"devicePoolName": "p"}]},
+            {"allocations": [{"devicePoolName": "p", "deviceName": "d1"}], "deviceStatuses": ["good"]},
+            {"allocations": [{"devicePoolName": "p", "deviceName": "d1"}], "deviceStatuses": {"conditions": 1}},
+        ],
+    )
+    def test_nor_does_one_with_a_status_that_is_none(self, store: SQLiteStore, status: Any) -> None:
+        fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("odd"), gpu_claim("a"))
+        store.replace_status({**store.get("DeviceClaim", "default", "odd"), "status": status})
+        problems = Allocator(store).round().problems
+        assert held(store, "a") == ["p/d0"]
+        assert store.get("DeviceClaim", "default", "odd")["status"] == status
+        assert problems[0].startswith("DeviceClaim default/odd status.")
+
     def test_configs_are_copied_as_of_the_allocation(self, store: SQLiteStore) -> None:
         reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c"}
         config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "default"}}
