@@ -29,7 +29,14 @@ def header_and_rows(
     columns = [column for column in _COLUMNS.get(kind, _OTHER) if wide or not column.wide]
     if namespaces:
         columns = [Column("NAMESPACE", lambda obj: obj["metadata"].get("namespace", "")), *columns]
-    return [column.header for column in columns], [[column.cell(obj) for column in columns] for obj in objects]
+    return [column.header for column in columns], [[_cell(column, obj) for column in columns] for obj in objects]
+
+
+def _cell(column: Column, obj: Object) -> Cell:
+    try:
+        return column.cell(obj)
+    except (AttributeError, KeyError, TypeError):
+        return Styled("(unreadable)", "red")  # another program wrote something that the API does not have
 
 
 def devices_text(entries: Sequence[Object], *, limit: int | None = 4) -> str:

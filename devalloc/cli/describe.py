@@ -53,7 +53,7 @@ def _describe(store: SQLiteStore, obj: Object) -> None:
     facts += [("Created", f"{metadata.get('creationTimestamp', '')} ({age(obj)} ago)")]
     facts += [("Deleting since", metadata.get("deletionTimestamp", ""))]
     facts += [("Finalizers", ", ".join(metadata.get("finalizers", [])))]
-    match obj["kind"]:
+    match obj["kind"] if _is_readable(obj) else None:
         case "DeviceClaim":
             _facts(facts + _claim_facts(obj))
             _claim(store, obj)
@@ -63,6 +63,14 @@ def _describe(store: SQLiteStore, obj: Object) -> None:
         case _:
             _facts(facts)
             _as_yaml("Spec", obj.get("spec"))
+            _as_yaml("Status", obj.get("status"))
+
+
+def _is_readable(obj: Object) -> bool:
+    """False for what another program wrote and the API does not have."""
+    from devalloc.api.decode import decode
+
+    return decode(obj).object is not None
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> None:
@@ -109,7 +117,7 @@ def _claim(store: SQLiteStore, claim: Object) -> None:
         name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
         click.echo(f"\nMore about why it holds nothing: devalloc explain {name} -n {namespace}")
         return
-    pools = {pool["metadata"]["name"]: pool for pool in store.list("DevicePool").objects}
+    pools = {pool["metadata"]["name"]: pool for pool in filter(_is_readable, store.list("DevicePool").objects)}
     rows = []
     for entry in entries:
         pool = pools.get(entry["devicePoolName"], {"metadata": {}, "spec": {}})
@@ -130,7 +138,7 @@ def _pool(store: SQLiteStore, pool: Object) -> None:
     from devalloc.cli.output import heading, table
 
     users: dict[str, list[str]] = {}
-    for claim in store.list("DeviceClaim").objects:
+    for claim in filter(_is_readable, store.list("DeviceClaim").objects):
         for entry in claim.get("status", {}).get("allocations", []):
             if entry["devicePoolName"] == pool["metadata"]["name"]:
                 amounts = ", ".join(f"{part['name']} {part['allocation']}" for part in entry.get("allocations", []))

@@ -140,6 +140,23 @@ def test_describe_shows_a_claims_devices_and_a_pools_users(devalloc: Shell) -> N
     assert ["gpu-0", "default/train"] in [line.split() for line in other.splitlines()]
 
 
+def test_what_another_program_wrote_wrong_costs_only_itself(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+    devalloc.allocate()
+    with closing(SQLiteStore(devalloc.store)) as store:
+        store.create({**pool("odd"), "spec": "nonsense"})
+        store.create(claim("odd", namespace="default"))
+        odd = store.get("DeviceClaim", "default", "odd")
+        store.replace_status({**odd, "status": {"allocations": ["gpus/gpu-1"]}})
+
+    assert devalloc("get", "pools").out.splitlines()[2].split()[:2] == ["odd", "(unreadable)"]
+    assert "gpus/gpu-0" in devalloc("get", "claims").out
+    assert "default/train" in devalloc("describe", "pool", "gpus").out
+    assert "gpu-0" in devalloc("describe", "claim/train").out
+    assert "- gpus/gpu-1" in devalloc("describe", "claim/odd").out
+    assert "nonsense" in devalloc("describe", "pool/odd").out
+
+
 def test_describe_says_why_a_claim_holds_nothing(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=text(claim()))
     devalloc.allocate()
