@@ -49,6 +49,12 @@ def gpu_claim(name: str, count: int = 1, namespace: str = "default", **annotatio
     }
 
 
+def fill(store: Store, *objects: Object) -> None:
+    """Create the objects."""
+    for obj in objects:
+        store.create(obj)
+
+
 def held(store: Store, name: str, namespace: str = "default") -> list[str]:
     """The devices of a claim as pool/device."""
     status = store.get("DeviceClaim", namespace, name).get("status", {})
