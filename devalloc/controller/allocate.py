@@ -110,11 +110,13 @@ class Allocator:
         self._solve = solve
         self._progress = progress
         self._now = now
+        self._stop = threading.Event()
         self._own_writes: set[str] = set()
         self._problems: frozenset[str] = frozenset()
 
     def run(self, stop: threading.Event) -> None:
         """Round after round until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
+        self._stop = stop
         failures = 0
         while not stop.is_set():
             try:
@@ -170,8 +172,8 @@ class Allocator:
         return self._solve
 
     def _commit(self, units: Sequence[Unit], fence: Fence | None) -> dict[Key, Object]:
-        """Write the units whose objects are still as they were; none when the fence is broken."""
-        left = list(units)
+        """Write the units whose objects are still as they were; none when the fence is broken, or after a stop."""
+        left = [] if self._stop.is_set() else list(units)
         while left:
             changes = [change for unit in left for change in unit.changes]
             try:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,11 @@ import pytest
 from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc.controller.allocate import AllocateSettings
 from devalloc.controller.up import Inventory, Up
 from devalloc.inventory import Discovery, watch
 from devalloc.store import Held, Unusable
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver import solve_manifests
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool, held
 from tests.support.shared import REPO
 
@@ -203,21 +203,25 @@ def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("devalloc.controller.up.GRACE_SECONDS", 0.05)
-    thinking, enough = threading.Event(), threading.Event()
+    thinking, enough, over = threading.Event(), threading.Event(), threading.Event()
 
-    def solve(*arguments: object, **settings: object) -> dict[str, Any]:
+    def solve(documents: Iterable[Object], **settings: Any) -> dict[str, Any]:
         thinking.set()
         enough.wait()
-        raise RuntimeError("too late")
+        return solve_manifests(documents, **settings)
 
-    store.create(gpu_claim("a"))
+    for obj in (gpu_pool(), gpu_class(), gpu_claim("a")):
+        store.create(obj)
     before = store.list()
-    with running(store, None, solve=solve, settings=AllocateSettings(retry=0.01)):
+    with running(store, None, solve=solve, on_round=lambda done: over.set()) as up:
         assert thinking.wait(30)
     assert store.list() == before
     with pytest.raises(Held):  # the abandoned thread could still write: nobody else may
         Up(store.path, None).run()
     enough.set()
+    assert over.wait(30)
+    assert store.list() == before, "an answer that came too late"
+    del up  # until here the lock is held
 
 
 RUNNER = """
