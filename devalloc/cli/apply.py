@@ -39,7 +39,7 @@ def apply(files: tuple[str, ...], dry_run: bool, namespace: str, store: Path | N
     from devalloc.cli.storage import opened, store_path
     from devalloc.store.key import Key
 
-    documents = read(files, namespace)
+    documents = read(files, namespace, expressions=True)
     good = sorted(documents.good, key=lambda document: document.content["kind"] == CLAIM)
     code = documents.exit_code
     if dry_run and not store_path(store).exists():

@@ -29,13 +29,15 @@ class Documents:
         return 2 if any(problem.is_error for problem in self.problems) else 0
 
 
-def read(files: Sequence[str], namespace: str | None = None) -> Documents:
+def read(files: Sequence[str], namespace: str | None = None, *, expressions: bool = False) -> Documents:
     """Read and decode manifests, and show every problem on stderr.
 
-    With a namespace, objects of namespaced kinds that name none get that one.
+    With a namespace, objects of namespaced kinds that name none get that one. With ``expressions``, an object with an
+    expression that does not compile is not good either (the solver finds those by itself).
     """
     from devalloc.api.decode import decode
     from devalloc.api.manifests import load
+    from devalloc.cli.expressions import wrong_expressions
 
     with working("reading manifests"):
         manifests = load(files, stdin=sys.stdin.buffer if "-" in files else None)
@@ -44,8 +46,13 @@ def read(files: Sequence[str], namespace: str | None = None) -> Documents:
         for document in documents:
             decoded = decode(document.content)
             problems += [document.place(problem) for problem in decoded.problems]
-            if decoded.object is not None:
-                good.append(replace(document, content=decoded.object.to_manifest()))
+            if decoded.object is None:
+                continue
+            valid = replace(document, content=decoded.object.to_manifest())
+            wrong = list(wrong_expressions(valid)) if expressions else []
+            problems += wrong
+            if not wrong:
+                good.append(valid)
     show(problems)
     return Documents(documents, good, problems)
 

@@ -56,14 +56,28 @@ def explain(
         if kind_of(kind).kind != "DeviceClaim":
             raise Failed(f"only claims are explained, not a {kind_of(kind).kind}; see: devalloc describe {name}")
     contents, _, _ = documents(files, namespace, store)
+    waiting = not files and not _has_devices(contents, namespace, bare)
     with working("solving"):
         answer = solve_manifests(contents, placement=placement, deadline=deadline)
     claim = _found(answer["claims"], namespace, bare)
     if output in ("json", "yaml"):
         dump(claim, output)
     else:
-        show(claim)
+        show(claim, only_would=waiting and claim["allocated"])
     return 0 if claim["allocated"] else 1
+
+
+def _has_devices(contents: list[dict[str, Any]], namespace: str, name: str) -> bool:
+    """Whether the store's claim has its answer already."""
+    for content in contents:
+        metadata = content["metadata"]
+        if (content["kind"], metadata.get("namespace", "default"), metadata["name"]) == (
+            "DeviceClaim",
+            namespace,
+            name,
+        ):
+            return bool((content.get("status") or {}).get("allocations"))
+    return False
 
 
 def _found(claims: list[dict[str, Any]], namespace: str, name: str) -> dict[str, Any]:

@@ -54,6 +54,10 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or (missing := PARTS - content.keys()):
         lacks = f": it lacks {', '.join(sorted(missing))}" if isinstance(content, dict) else ""
         raise BadInput(f"{path} is no snapshot{lacks}; write one with: devalloc snapshot PATH")
+    shapes = {"options": dict, "documents": list, "answer": dict}
+    odd = [part for part, shape in shapes.items() if not isinstance(content[part], shape)]
+    if odd or not {"placement", "deadline"} <= content["options"].keys() or "claims" not in content["answer"]:
+        raise BadInput(f"{path} is no snapshot: its {' and '.join(odd) or 'content'} is damaged")
     if content["format"] != FORMAT:
         made_by = f"format {content['format']} (of devalloc {content['devalloc']})"
         raise BadInput(f"{path} has {made_by}, and this version reads format {FORMAT}")

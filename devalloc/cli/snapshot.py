@@ -45,6 +45,7 @@ def snapshot(
         "documents": contents,
         "answer": answer,
     }
+    path.touch(mode=0o600)  # it holds all that the store holds, and the store is nobody else's to read
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     click.echo(f"{path}: {len(contents)} objects, {len(answer['claims'])} claims answered")
     return code

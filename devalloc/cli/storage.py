@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from devalloc.cli.verb import Failed
+from devalloc.cli.verb import BadInput, Failed
 
 if TYPE_CHECKING:
     from devalloc.store.sqlite import SQLiteStore
@@ -17,6 +17,8 @@ def store_path(path: Path | None) -> Path:
     """The given path, or the default of this user."""
     from devalloc.store.paths import default_path
 
+    if path is not None and not path.name:
+        raise BadInput(f"--store names no file: {str(path)!r}")
     return path if path is not None else default_path()
 
 

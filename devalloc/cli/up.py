@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--deadline",
     type=duration,
-    default="60s",
+    default="10s",
     metavar="DURATION",
     help="How long the solver may think about one batch of claims; then the best answer so far counts.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from collections.abc import Callable
@@ -79,6 +80,8 @@ def translated(error: Exception) -> click.ClickException:
         return Failed(f"the Python package {error.name!r} is missing; install it with: pip install 'devalloc[all]'")
     if isinstance(error, OSError) and error.filename is not None:
         return Failed(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+        return Failed(f"the output could not be written: {error.strerror}")
     return Failed(f"this is a bug in devalloc: {type(error).__name__}: {error} (--debug shows where; please report it)")
 
 

@@ -54,7 +54,7 @@ class AllocateSettings:
 
     placement: str = "pack"
     """``pack`` or ``spread`` (claim-semantics S17)."""
-    deadline: float | None = 60.0
+    deadline: float | None = 10.0
     """Seconds the solver may think about one batch; None for as long as it takes."""
     batch: float = 0.05
     """Seconds to wait after a change for more, so that what is applied together is solved together."""

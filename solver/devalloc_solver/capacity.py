@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from devalloc_solver.demand import Demand, Unit
@@ -76,8 +75,6 @@ def _most(prepared: Prepared, unit: Unit) -> tuple[int, bool]:
     while True:
         search = Search(build_model(prepared.snapshot, prepared.holdings, [unit] * copies))
         satisfied = search.model.satisfied
-        for earlier, later in pairwise(satisfied):
-            search.model.cp.add_implication(later, earlier)  # the copies are alike
         value, bound = search.maximize([(1, literal) for literal in satisfied], best=copies)
         if value < copies or copies >= MOST_PER_NODE:
             return value, value == bound and value < copies

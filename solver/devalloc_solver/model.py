@@ -72,6 +72,7 @@ def build_model(
     builder = _Builder(draft, releasable, relax)
     for number, unit in enumerate(units):
         builder.add_unit(number, unit)
+    builder.order_equal_units()
     add_supply(draft, releasable, relax)
     builder.add_nodes()
     return model
@@ -106,6 +107,16 @@ class _Builder:
                     self.add_slot(number, demand, slot, literal, eligible[id(slot)], places, spec_values)
             if spec_values:
                 self.cp.add(sum(spec_values.values()) == satisfied)
+
+    def order_equal_units(self) -> None:
+        """Of equal claims the earlier ones are satisfied (S17): the search need not try the others."""
+        last: dict[object, IntVar] = {}
+        for unit, satisfied in zip(self.model.units, self.model.satisfied, strict=True):
+            if (kind := unit.kind) is None:
+                continue
+            if kind in last:
+                self.cp.add_implication(satisfied, last[kind])
+            last[kind] = satisfied
 
     def eligible(self, slot: Slot) -> list[int]:
         key = id(slot.candidates)
