@@ -62,7 +62,7 @@ def _list(store: SQLiteStore, kinds: list[Kind], namespace: str | None, output: 
         for obj in listing.objects
         if wanted[obj["kind"]] is None or obj["metadata"].get("namespace") == wanted[obj["kind"]]
     ]
-    _print(found, output, namespaces=namespace is None)
+    _print_first(found, output, watch=watch, namespaces=namespace is None)
     if not found and output in ("table", "wide") and not watch:
         where = "" if namespace is None or not kinds[0].namespaced else f" in namespace {namespace} (-A shows all)"
         note(f"no {', '.join(kind.plural for kind in kinds)}{where}")
@@ -82,10 +82,10 @@ def _named(store: SQLiteStore, keys: list[Key], output: str, watch: bool) -> int
         except NotFound as error:
             note(f"error: {error}{_elsewhere(store, key)}")
             missing += 1
-    if output in ("json", "yaml") and len(keys) == 1 and found:
+    if output in ("json", "yaml") and len(keys) == 1 and found and not watch:
         dump(found[0], output)
     else:
-        _print(found, output, namespaces=False)
+        _print_first(found, output, watch=watch, namespaces=False)
     if watch:
         _follow(store, {key.kind for key in keys}, version, set(keys), None, output)
     return 1 if missing else 0
@@ -109,6 +109,15 @@ def _follow(
         if (keys is None and key.namespace in (None, namespace or key.namespace)) or (keys and key in keys):
             everywhere = namespace is None and keys is None
             _print_change(feed, event.type.value, event.object, output, namespaces=everywhere)
+
+
+def _print_first(objects: list[Object], output: str, *, watch: bool, namespaces: bool) -> None:
+    """What is there before any change. A program that watches gets it in the same form as the changes."""
+    if watch and output in ("json", "yaml"):
+        for obj in objects:
+            dump({"type": "ADDED", "object": obj}, output)
+    else:
+        _print(objects, output, namespaces=namespaces)
 
 
 def _print(objects: list[Object], output: str, *, namespaces: bool) -> None:

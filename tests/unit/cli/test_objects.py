@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from contextlib import closing
@@ -235,6 +236,17 @@ def test_watch_goes_on_with_changes(devalloc: Shell, monkeypatch: pytest.MonkeyP
 
     assert [line.split()[0] for line in found] == ["NAME", "train", "CHANGE", "ADDED"]
     assert found[-1].split()[1] == "other"
+
+
+def test_a_program_that_watches_gets_what_is_there_in_the_form_of_changes(
+    devalloc: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devalloc("apply", "-f", "-", stdin=text(claim()))
+    monkeypatch.setattr(SQLiteStore, "watch", lambda *arguments, **settings: iter(()))
+
+    for arguments in (["claims"], ["dclaim/train"]):
+        found = json.loads(devalloc("get", *arguments, "-w", "-o", "json").out)
+        assert (found["type"], found["object"]["metadata"]["name"]) == ("ADDED", "train")
 
 
 def test_a_backup_is_a_store_with_the_same_objects(devalloc: Shell, tmp_path: Path) -> None:
