@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Terms = list[tuple[int, "IntVar"]]
 """A linear expression: (coefficient, variable)."""
 Place = str | None
-"""A node, or None for no node: network devices only."""
+"""A node; None only in a fleet without nodes, where there are network devices alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class Unit:
 
     @property
     def is_free(self) -> bool:
-        """May be placed nowhere in particular: network devices only (S7)."""
+        """Told no node when all its devices turn out to be network devices (S7)."""
         return self.group is None and self.pin is None
 
 
