@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.meta import NODE
@@ -18,16 +19,35 @@ from devalloc_solver.snapshot import Snapshot
 
 
 class Mode(Enum):
-    """How a detail takes devices."""
+    """How a slot takes devices."""
 
     WHOLE = "whole"
+    """so many devices; those in ``portions`` a fixed portion each, the others whole"""
     SHARE = "share"
+    """amounts, split over devices as need be"""
+    EVERY = "every"
+    """every candidate that the node reaches, at least one; nobody else may be in the way (resource.k8s.io ``All``)"""
     ADMIN_COUNT = "admin count"
     ADMIN_ALL = "admin all"
 
     @property
     def is_admin(self) -> bool:
         return self in (Mode.ADMIN_COUNT, Mode.ADMIN_ALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What the devices of several slots of one claim must have in common, or must not (resource.k8s.io constraints).
+
+    Every device taken for a chosen slot of ``labels`` has the attribute. A match: one value is on all of them.
+    Distinct: no value is on two of them, and no device is taken twice. A list attribute has each of its members as a
+    value.
+    """
+
+    attribute: str
+    distinct: bool
+    labels: frozenset[str]
+    """labels of the slots"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +57,8 @@ class Slot:
     detail: int
     alternative: int | None
     """index into oneOf, or None where the detail stands alone"""
-    spec: DeviceClaimDetail
+    spec: Any
+    """the dialect's own object, which only that dialect reads (a DeviceClaimDetail here)"""
     mode: Mode
     least: int
     """fewest devices"""
@@ -47,6 +68,8 @@ class Slot:
     limits: Mapping[str, int]
     match: tuple[str, ...]
     candidates: Candidates
+    portions: Mapping[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    """candidate that is ``shareable`` -> what a portion takes of it; it may be taken several times, by one slot too"""
 
     @property
     def label(self) -> str:
@@ -58,13 +81,22 @@ class Slot:
 class Demand:
     """A pending claim: for each detail the slots of which exactly one is filled."""
 
-    claim: DeviceClaim
+    claim: Any
+    """the dialect's own object, which the stages between know by its key, priority and age only"""
     details: tuple[tuple[Slot, ...], ...]
     match: tuple[str, ...]
+    relations: tuple[Relation, ...] = ()
+    most: int | None = None
+    """most entries over all details (32 in resource.k8s.io)"""
+    once: bool = False
+    """no device twice in the claim unless it is shareable, admin details included (resource.k8s.io)"""
+    shape: object | None = None
+    """equal for claims that ask for the same, whatever their names; None where nobody may rely on it"""
 
     @property
     def key(self) -> Key:
-        return self.claim.key
+        key: Key = self.claim.key
+        return key
 
     @property
     def slots(self) -> Iterator[Slot]:
@@ -85,8 +117,8 @@ class Unit:
         """Equal for units that differ in name and age only; None for groups."""
         if self.group is not None:
             return None
-        claim = self.demands[0].claim
-        return claim.priority, self.pin, claim.spec.model_dump_json()
+        demand = self.demands[0]
+        return None if demand.shape is None else (demand.claim.priority, self.pin, demand.shape)
 
     @property
     def is_free(self) -> bool:
@@ -204,7 +236,8 @@ def _demand(claim: DeviceClaim, eligibility: Eligibility) -> Demand:
         numbers: list[int | None] = [*range(len(entry.one_of))] if entry.one_of else [None]
         slots = zip(numbers, entry.alternatives, strict=True)
         details.append(tuple(_slot(index, number, detail, eligibility) for number, detail in slots))
-    return Demand(claim, tuple(details), tuple(dict.fromkeys(claim.spec.match_attributes)))
+    match = tuple(dict.fromkeys(claim.spec.match_attributes))
+    return Demand(claim, tuple(details), match, shape=claim.spec.model_dump_json())
 
 
 def _slot(index: int, alternative: int | None, detail: DeviceClaimDetail, eligibility: Eligibility) -> Slot:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, DevicePool, ResourceCapacity
@@ -41,18 +42,30 @@ class Device:
     index: int
     pool: int
     name: str
-    attributes: Mapping[str, AttributeValue]
+    attributes: Mapping[str, Any]
+    """effective values; a list attribute is a frozenset of its members (resource.k8s.io only)"""
     resources: Mapping[str, Resource]
     draws: tuple[tuple[str, int], ...]
     """(pool resource, blocks) that allocating the device consumes (S12)."""
     undefined: str | None
     """A pool resource the device requests and its pool does not define: it can never be allocated (S12)."""
+    shareable: bool = False
+    """taken in portions, by several at once, and never whole (resource.k8s.io ``allowMultipleAllocations``)"""
+    reach: frozenset[str] | None = None
+    """of a pool without node: the nodes that reach this device; None for all"""
 
     @property
     def unavailable(self) -> str | None:
         """Why only admin claims may have the device (S6a), or None."""
         value = self.attributes.get(UNAVAILABLE)
         return None if value is None else str(value)
+
+    def values(self, name: str) -> frozenset[object]:
+        """The values of an attribute: none, one, or the members of a list attribute."""
+        found = self.attributes.get(name)
+        if isinstance(found, frozenset):
+            return found
+        return frozenset() if found is None else frozenset((found,))
 
     @property
     def compatibility(self) -> AttributeValue | None:

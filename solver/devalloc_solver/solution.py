@@ -166,7 +166,8 @@ def _allocation(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
 
 def _format(entry: Entry, name: str) -> Format:
     """Amounts are written the way the claim wrote its request."""
-    return entry.slot.spec.requests[name].format
+    found: Format = entry.slot.spec.requests[name].format
+    return found
 
 
 def _configs(placement: Placement, intake: Intake) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
