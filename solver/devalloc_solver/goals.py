@@ -41,11 +41,16 @@ class Level:
     def is_proven(self) -> bool:
         return self.value == self.bound
 
+    @property
+    def gap(self) -> int:
+        """How much better an answer could be at the very most; 0 is a proof that none is."""
+        return abs(self.bound - self.value)
+
     def to_dict(self) -> dict[str, Any]:
         shown: dict[str, Any] = {"goal": self.goal}
         if self.priority is not None:
             shown["priority"] = self.priority
-        return shown | {"value": self.value, "bound": self.bound}
+        return shown | {"value": self.value, "bound": self.bound, "gap": self.gap}
 
 
 @dataclass(slots=True)
