@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.go_build import Unavailable
 from tests.support.kube import Cluster, running
-from tests.support.kube_build import Unavailable, binaries
+from tests.support.kube_build import binaries
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.kube_build import Unavailable
+from tests.support.go_build import Unavailable
 
 START_SECONDS = 120
 

