@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc.api.configobject import ConfigObject
 from devalloc.api.content import ContentError, unfit
-from devalloc.api.explain import explain, nearest
+from devalloc.api.explain import explain
 from devalloc.api.fields import ApiModel, shown
 from devalloc.api.kinds import KINDS, Kind
 from devalloc.api.lenient import Finding, read_leniently
+from devalloc.api.nearest import nearest
 from devalloc.api.problems import Problem, Severity
 from devalloc.api.quantity import type_name
 from devalloc.api.repair import repaired

@@ -7,7 +7,6 @@ copy is validated again, until nothing new comes up; what a repair itself may ha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +15,7 @@ from pydantic_core import ErrorDetails
 from devalloc.api.claim import DeviceClaimDetail, DeviceClaimSpec
 from devalloc.api.fields import REFUSED, ApiModel, printable, shown
 from devalloc.api.lenient import Finding
+from devalloc.api.nearest import nearest
 from devalloc.api.quantity import type_name
 from devalloc.api.repair import place_of, repaired
 from devalloc.api.shapes import Loc, Shape, child, fields_of, model_shape, path_of, reading_order
@@ -162,14 +162,6 @@ def _unknown_field(name: str, parent: Shape) -> str:
     if near:
         return f"unknown field; did you mean `{near}`?"
     return f"unknown field; known here: {', '.join(fields)}" if fields else "unknown field; none is known here"
-
-
-def nearest(word: str, known: list[str]) -> str | None:
-    """The known word that somebody who wrote ``word`` most likely meant, or None."""
-    by_folded = {name.lower().replace("-", "").replace("_", ""): name for name in known}
-    folded = word[:100].lower().replace("-", "").replace("_", "")
-    matches = get_close_matches(folded, by_folded, n=1, cutoff=0.6)
-    return by_folded[matches[0]] if matches else None
 
 
 def _entries(count: Any) -> str:

@@ -62,10 +62,10 @@ class Devalloc(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if not name.startswith("-") and name not in self.list_commands(ctx):
-            from difflib import get_close_matches
+            from devalloc.api.nearest import nearest
 
-            near = get_close_matches(name, self.list_commands(ctx), n=1)
-            advice = f"did you mean `{near[0]}`?" if near else "`devalloc --help` lists them."
+            near = nearest(name, self.list_commands(ctx))
+            advice = f"did you mean `{near}`?" if near else "`devalloc --help` lists them."
             ctx.fail(f"There is no verb `{name}`; {advice}")
         return super().resolve_command(ctx, args)
 

@@ -14,7 +14,7 @@ def kind_of(word: str) -> Kind:
     kind = find_kind(word) or find_kind(f"device{word}") or find_kind(word.removesuffix("s"))
     if kind is not None:
         return kind
-    from devalloc.api.explain import nearest
+    from devalloc.api.nearest import nearest
 
     words = [word for kind in KINDS.values() for word in (kind.plural, kind.plural.removeprefix("device"))]
     near = nearest(word, words)

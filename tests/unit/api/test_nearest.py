@@ -1,0 +1,41 @@
+"""The word that somebody most likely meant."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devalloc.api.nearest import nearest
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("modle", ["model", "mode", "numa"], "model"),  # two swapped, rather than one too many
+        ("A10O", ["A10", "A100", "H100"], "A100"),  # one wrong, rather than one too many
+        ("pcie_root", ["root", "pcie-root"], "pcie-root"),
+        ("Memory", ["memory", "cores"], "memory"),
+        ("memroy", ["memory", "cores"], "memory"),
+        ("numa", ["model", "driver"], None),
+        ("", ["model"], None),
+        ("model", [], None),
+    ],
+)
+def test_nearest(word: str, known: list[str], meant: str | None) -> None:
+    assert nearest(word, known) == meant
+
+
+@given(st.text(max_size=12), st.lists(st.text(max_size=12), max_size=6))
+def test_it_is_one_of_the_known_words_in_whatever_order_they_come(word: str, known: list[str]) -> None:
+    found = nearest(word, known)
+    assert found is None or found in known
+    assert found == nearest(word, reversed(known))
+
+
+@given(st.text(min_size=1, max_size=12), st.lists(st.text(max_size=12), max_size=6))
+def test_a_known_word_is_its_own_nearest_but_for_case_and_dashes(word: str, known: list[str]) -> None:
+    found = nearest(word, [*known, word])
+    if word.strip("-_"):
+        assert found is not None
+        assert found.lower().replace("-", "").replace("_", "") == word.lower().replace("-", "").replace("_", "")
