@@ -235,12 +235,13 @@ def _demand(claim: DeviceClaim, eligibility: Eligibility) -> Demand:
     for index, entry in enumerate(claim.spec.claims):
         numbers: list[int | None] = [*range(len(entry.one_of))] if entry.one_of else [None]
         slots = zip(numbers, entry.alternatives, strict=True)
-        details.append(tuple(_slot(index, number, detail, eligibility) for number, detail in slots))
+        details.append(tuple(make_slot(index, number, detail, eligibility) for number, detail in slots))
     match = tuple(dict.fromkeys(claim.spec.match_attributes))
     return Demand(claim, tuple(details), match, shape=claim.spec.model_dump_json())
 
 
-def _slot(index: int, alternative: int | None, detail: DeviceClaimDetail, eligibility: Eligibility) -> Slot:
+def make_slot(index: int, alternative: int | None, detail: DeviceClaimDetail, eligibility: Eligibility) -> Slot:
+    """The slot of a detail: ``index`` is its place in spec.claims, ``alternative`` that in oneOf (S8 to S10, S14)."""
     count = detail.requests.get(COUNT)
     limit = detail.limits.get(COUNT)
     others = {name: amount.nano for name, amount in detail.requests.items() if name != COUNT}

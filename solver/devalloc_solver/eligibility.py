@@ -150,6 +150,15 @@ class Eligibility:
             self._candidates[key] = self._judge(detail, match)
         return self._candidates[key]
 
+    def accepts(self, detail: DeviceClaimDetail, device: Device) -> bool:
+        """The same for one device, which need not be of the snapshot. False also when the budget does not reach."""
+        match = tuple(dict.fromkeys(detail.match_attributes))
+        try:
+            found = self._class_for(device, self.classes_of(detail), detail)
+            return not isinstance(found, _Fall) and not self._objection(device, detail, match, self.is_admin(detail))
+        except ExpressionError:
+            return False
+
     def _judge(self, detail: DeviceClaimDetail, match: tuple[str, ...]) -> Candidates:
         classes = self.classes_of(detail)
         admin = self.is_admin(detail)
