@@ -32,7 +32,11 @@ class Placement:
 
     def holding(self) -> Holding:
         """What the claim holds from now on."""
-        items = tuple(Held(e.device.index, e.amounts or None) for e in self.entries if not e.slot.mode.is_admin)
+        items = tuple(
+            Held(e.device.index, e.amounts if e.amounts or e.device.shareable else None)
+            for e in self.entries
+            if not e.slot.mode.is_admin
+        )
         return Holding(self.demand.key, self.demand.claim.priority, items)
 
 

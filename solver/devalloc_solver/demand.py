@@ -69,7 +69,8 @@ class Slot:
     match: tuple[str, ...]
     candidates: Candidates
     portions: Mapping[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)
-    """candidate that is ``shareable`` -> what a portion takes of it; it may be taken several times, by one slot too"""
+    """candidate that is ``shareable`` -> what a portion takes of it; a slot takes one portion of it at most, but several
+    slots may take one each"""
 
     @property
     def label(self) -> str:
