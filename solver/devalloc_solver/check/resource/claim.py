@@ -1,0 +1,235 @@
+"""One claim and its result: each request has what it asks for, each device may be had and is told of as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc_solver.check.resource.amounts import Unaccountable, nano, taken
+from devalloc_solver.check.resource.offer import Device, Offer
+from devalloc_solver.check.resource.selectors import Verdicts
+
+Manifest = Mapping[str, Any]
+
+LIMIT = 32
+"""Devices of a claim."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A request without alternatives, or the chosen alternative of one."""
+
+    parent: str
+    """the request's own name"""
+    name: str
+    """as results have it: the request's name, or request/alternative"""
+    spec: Manifest
+
+    @property
+    def is_admin(self) -> bool:
+        return bool(self.spec.get("adminAccess"))
+
+    def is_named(self, names: list[str]) -> bool:
+        """Whether a constraint or config with these ``requests`` applies to it."""
+        return not names or self.parent in names or self.name in names
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """An entry of the result whose request and device exist."""
+
+    request: Request
+    device: Device
+    entry: Manifest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answered:
+    """A claim without allocation, and what it was given."""
+
+    number: int
+    claim: Manifest
+    result: Manifest
+    requests: tuple[Request, ...]
+    """the chosen ones, in the claim's order"""
+    taken: tuple[Taken, ...]
+
+    @property
+    def title(self) -> str:
+        metadata = self.claim.get("metadata") or {}
+        return f"claim {self.number} ({metadata.get('namespace', '')}/{metadata.get('name', '')})"
+
+
+def read_claim(number: int, claim: Manifest, result: Manifest, offer: Offer) -> tuple[Answered, list[str]]:
+    """What was chosen, and what of the result names nothing that exists."""
+    violations: list[str] = []
+    entries = (result.get("devices") or {}).get("results") or []
+    named = {entry["request"] for entry in entries}
+    requests: list[Request] = []
+    for spec in _devices(claim).get("requests") or ():
+        options = [
+            Request(spec["name"], f"{spec['name']}/{sub['name']}", sub) for sub in spec.get("firstAvailable") or ()
+        ]
+        if not options:
+            requests.append(Request(spec["name"], spec["name"], spec["exactly"]))
+            continue
+        chosen = [option for option in options if option.name in named]
+        if len(chosen) > 1:
+            violations.append(f"request {spec['name']} is given {len(chosen)} of its alternatives")
+        elif not chosen and all(option.spec.get("count", 1) for option in options):
+            violations.append(f"request {spec['name']} is given none of its alternatives")
+        requests += chosen
+    known = {request.name: request for request in requests}
+    found: list[Taken] = []
+    for entry in entries:
+        request = known.get(entry["request"])
+        pool = offer.pool(entry["driver"], entry["pool"])
+        device = None if pool is None else pool.devices.get(entry["device"])
+        where = "/".join((entry["driver"], entry["pool"], entry["device"]))
+        if request is None:
+            violations.append(f"{where} is given to {entry['request']}, which is no request")
+        elif pool is None or device is None:
+            violations.append(f"{entry['request']}: {where} is no device that the node reaches")
+        elif pool.problem is not None:
+            violations.append(f"{entry['request']}: {where}: the pool {pool.problem}")
+        else:
+            found.append(Taken(request, device, entry))
+    if len(entries) > LIMIT:
+        violations.append(f"has {len(entries)} devices, more than {LIMIT}")
+    return Answered(number, claim, result, tuple(requests), tuple(found)), violations
+
+
+def request_violations(
+    answered: Answered, offer: Offer, classes: Mapping[str, Manifest], verdicts: Verdicts, features: Container[str]
+) -> list[str]:
+    """What is wrong with what the requests were given, each on its own."""
+    violations: list[str] = []
+    for request in answered.requests:
+        device_class = classes.get(request.spec.get("deviceClassName") or "")
+        if device_class is None:
+            violations.append(f"{request.name}: its class does not exist")
+            continue
+        judge = _Judge(request, device_class, verdicts, features)
+        mine = [one for one in answered.taken if one.request is request]
+        names = Counter(one.device.id for one in mine)
+        violations += [f"{request.name}: has {'/'.join(name)} {n} times" for name, n in names.items() if n > 1]
+        mode = request.spec.get("allocationMode", "ExactCount")
+        if mode == "All":
+            violations += [f"{request.name}: {sentence}" for sentence in _all_violations(mine, judge, offer)]
+        elif len(mine) != request.spec.get("count", 1):
+            violations.append(f"{request.name}: has {len(mine)} devices instead of {request.spec.get('count', 1)}")
+        for one in mine:
+            where = "/".join(one.device.id)
+            violations += [f"{request.name}: {where} {sentence}" for sentence in judge.violations(one)]
+    return violations
+
+
+def _all_violations(mine: list[Taken], judge: _Judge, offer: Offer) -> Iterator[str]:
+    given = {one.device.id for one in mine}
+    wanted = set()
+    for pool in offer.pools():
+        if pool.problem is not None:
+            yield f"asks for all devices, and a pool {pool.problem}"
+            continue
+        wanted |= {device.id for device in pool.devices.values() if judge.wants(device)}
+    if not wanted:
+        yield "asks for all devices, and there are none"
+    for lacking in sorted(wanted - given):
+        yield f"asks for all devices, and lacks {'/'.join(lacking)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Judge:
+    """What one request says of single devices."""
+
+    request: Request
+    device_class: Manifest
+    verdicts: Verdicts
+    features: Container[str]
+
+    def wants(self, device: Device) -> bool:
+        """Whether an ``All`` request is about this device, in use or not."""
+        if not self._is_selected(device):
+            return False
+        try:
+            return "DRAConsumableCapacity" not in self.features or self._amounts(device) is not None
+        except Unaccountable:
+            return True
+
+    def violations(self, one: Taken) -> Iterator[str]:
+        device, manifest = one.device, one.device.manifest
+        if not self._is_selected(device):
+            yield "does not match the selectors, or its conditions are not supported"
+        if "DRADeviceTaints" in self.features:
+            for taint in manifest.get("taints") or ():
+                if taint.get("effect") in ("NoSchedule", "NoExecute") and not self._tolerates(taint):
+                    yield f"has the taint {taint['key']}, which is not tolerated"
+        if manifest.get("consumesCounters") and "DRAPartitionableDevices" not in self.features:
+            yield "draws on counters, which are not supported"
+        if bool(one.entry.get("adminAccess")) is not self.request.is_admin:
+            yield "has not the request's adminAccess"
+        if (one.entry.get("tolerations") or []) != (self.request.spec.get("tolerations") or []):
+            yield "has not the request's tolerations"
+        binding = "DRADeviceBindingConditions" in self.features
+        for name in ("bindingConditions", "bindingFailureConditions"):
+            if (one.entry.get(name) or []) != ((manifest.get(name) if binding else None) or []):
+                yield f"has not the device's {name}"
+        yield from self._share_violations(one)
+
+    def _share_violations(self, one: Taken) -> Iterator[str]:
+        if "DRAConsumableCapacity" not in self.features:
+            if one.entry.get("shareID") or one.entry.get("consumedCapacity"):
+                yield "is shared, which is not supported"
+            return
+        try:
+            amounts = self._amounts(one.device)
+        except Unaccountable as error:
+            yield f"cannot be accounted for: {error}"
+            return
+        if amounts is None:
+            yield "has not the capacity that is requested"
+            return
+        told = {name: nano(amount) for name, amount in (one.entry.get("consumedCapacity") or {}).items()}
+        if not one.device.manifest.get("allowMultipleAllocations"):
+            amounts = {}
+            if one.entry.get("shareID"):
+                yield "has a share, and is not shareable"
+        elif not one.entry.get("shareID"):
+            yield "is shareable, and has no share"
+        if told != amounts:
+            yield f"consumes {told} instead of {amounts} (nano units)"
+
+    def _is_selected(self, device: Device) -> bool:
+        if device.manifest.get("bindingConditions") and "DRADeviceBindingConditions" not in self.features:
+            return False
+        if device.place.get("skipNodeOperations"):
+            return False
+        selectors = [
+            *((self.device_class.get("spec") or {}).get("selectors") or ()),
+            *(self.request.spec.get("selectors") or ()),
+        ]
+        return all(self.verdicts.matches(selector["cel"]["expression"], device) for selector in selectors)
+
+    def _amounts(self, device: Device) -> dict[str, int] | None:
+        requested = (self.request.spec.get("capacity") or {}).get("requests") or {}
+        capacities = device.manifest.get("capacity") or {}
+        return taken(requested, capacities, fractional="DRAFractionalCapacityRange" in self.features)
+
+    def _tolerates(self, taint: Manifest) -> bool:
+        return any(_is_tolerated(taint, one) for one in self.request.spec.get("tolerations") or ())
+
+
+def _is_tolerated(taint: Manifest, toleration: Manifest) -> bool:
+    for name in ("effect", "key"):
+        if toleration.get(name) and toleration[name] != taint.get(name):
+            return False
+    if (toleration.get("operator") or "Equal") == "Equal":
+        return bool((toleration.get("value") or "") == (taint.get("value") or ""))
+    return bool(toleration["operator"] == "Exists")
+
+
+def _devices(claim: Manifest) -> Manifest:
+    devices: Manifest = (claim.get("spec") or {}).get("devices") or {}
+    return devices

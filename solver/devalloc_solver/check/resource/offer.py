@@ -1,0 +1,176 @@
+"""What slices offer to a node: pools of the newest generation, their devices, their counters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc_solver.check.resource.amounts import nano
+
+Manifest = Mapping[str, Any]
+DeviceId = tuple[str, str, str]
+"""driver, pool, device"""
+CounterId = tuple[str, str, str, str]
+"""driver, pool, counter set, counter"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Device:
+    """A device of a pool's newest generation, as its slice has it."""
+
+    driver: str
+    pool: str
+    manifest: Manifest
+    place: Manifest
+    """what says which nodes reach it: its slice's spec, or itself"""
+
+    @property
+    def id(self) -> DeviceId:
+        return self.driver, self.pool, self.manifest["name"]
+
+    @property
+    def draws(self) -> Iterator[tuple[CounterId, int]]:
+        for entry in self.manifest.get("consumesCounters") or ():
+            for counter, amount in (entry.get("counters") or {}).items():
+                yield (self.driver, self.pool, entry["counterSet"], counter), nano(amount["value"])
+
+    def values(self, name: str) -> frozenset[tuple[str, object]]:
+        """The typed values of an attribute by its full name: none, one, or those of a list."""
+        attributes = self.manifest.get("attributes") or {}
+        domain, _, short = name.partition("/")
+        found = attributes.get(name)
+        if found is None and domain == self.driver:
+            found = attributes.get(short)
+        typed: set[tuple[str, object]] = set()
+        for kind, value in (found or {}).items():
+            if isinstance(value, list):
+                typed |= {(kind.removesuffix("s"), member) for member in value}
+            elif value is not None:
+                typed.add((kind, value))
+        return frozenset(typed)
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """A pool as the node sees it."""
+
+    problem: str | None = None
+    """why nothing may be taken of it"""
+    devices: dict[str, Device] = field(default_factory=dict)
+    """those that the node reaches, by name"""
+    every: list[Device] = field(default_factory=list)
+    counters: dict[CounterId, int] = field(default_factory=dict)
+    """totals, in nano units"""
+
+
+class Offer:
+    """The pools of some slices, looked into when asked for."""
+
+    def __init__(self, node: Manifest, slices: Iterable[Manifest], features: Container[str]) -> None:
+        self.node = node
+        self._partitions = "DRAPartitionableDevices" in features
+        self._specs: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
+        for one in slices:
+            spec = one["spec"]
+            self._specs[spec["driver"], spec["pool"]["name"]].append(spec)
+        self._pools: dict[tuple[str, str], Pool | None] = {}
+
+    def pool(self, driver: str, name: str) -> Pool | None:
+        """The pool, or None when the node reaches nothing of it."""
+        key = (driver, name)
+        if key not in self._pools:
+            self._pools[key] = self._look(*key)
+        return self._pools[key]
+
+    def pools(self) -> Iterator[Pool]:
+        """All pools of which the node reaches something."""
+        for key in sorted(self._specs):
+            if (pool := self.pool(*key)) is not None:
+                yield pool
+
+    def reaches(self, selection: Manifest) -> bool:
+        """Whether the node is of a slice, or of a device that says so itself."""
+        if selection.get("nodeName"):
+            return bool(selection["nodeName"] == self.node["metadata"]["name"])
+        if selection.get("allNodes"):
+            return True
+        terms = (selection.get("nodeSelector") or {}).get("nodeSelectorTerms") or ()
+        return any(_is_selected(term, self.node["metadata"]) for term in terms)
+
+    def _look(self, driver: str, name: str) -> Pool | None:
+        specs = self._specs.get((driver, name), [])
+        newest = max((spec["pool"].get("generation", 0) for spec in specs), default=0)
+        current = [spec for spec in specs if spec["pool"].get("generation", 0) == newest]
+        seen = [spec for spec in current if self._is_relevant(spec)]
+        if not seen:
+            return None
+        pool = Pool()
+        for spec in current:
+            own = bool(spec.get("perDeviceNodeSelection"))
+            for manifest in spec.get("devices") or ():
+                pool.every.append(Device(driver, name, manifest, manifest if own else spec))
+        count = len([spec for spec in current if not _has_groups(spec)])
+        if count != seen[0]["pool"]["resourceSliceCount"]:
+            pool.problem = f"is incomplete: {count} of {seen[0]['pool']['resourceSliceCount']} slices"
+            return pool
+        names = [manifest["name"] for spec in seen for manifest in spec.get("devices") or ()]
+        if len(names) != len(set(names)):
+            pool.problem = "is invalid: it has a device twice"
+        if self._partitions:
+            self._count(pool, driver, name, current)
+        for device in pool.every:
+            if self.reaches(device.place):
+                pool.devices.setdefault(device.manifest["name"], device)
+        return pool
+
+    def _is_relevant(self, spec: Manifest) -> bool:
+        own = spec.get("perDeviceNodeSelection")
+        if _has_groups(spec) or (not self._partitions and (own is not None or spec.get("sharedCounters"))):
+            return False
+        if own:
+            return any(self.reaches(device) for device in spec.get("devices") or ())
+        return self.reaches(spec)
+
+    def _count(self, pool: Pool, driver: str, name: str, current: list[Manifest]) -> None:
+        sets = [one for spec in current for one in spec.get("sharedCounters") or ()]
+        known = {one["name"] for one in sets}
+        if len(known) != len(sets):
+            pool.problem = "is invalid: it has a counter set twice"
+        for one in sets:
+            for counter, amount in one["counters"].items():
+                pool.counters[driver, name, one["name"], counter] = nano(amount["value"])
+        for device in pool.every:
+            entries = device.manifest.get("consumesCounters") or ()
+            lost = [entry["counterSet"] for entry in entries if entry["counterSet"] not in known]
+            lost += [counter[3] for counter, _ in device.draws if counter not in pool.counters]
+            if lost:
+                pool.problem = f"is invalid: {device.manifest['name']} draws on {lost[0]}, which it does not have"
+
+
+def _has_groups(spec: Manifest) -> bool:
+    """Compatibility groups are an alpha feature: a slice that has any is not seen."""
+    devices = spec.get("devices") or ()
+    return any(entry.get("compatibilityGroups") for device in devices for entry in device.get("consumesCounters") or ())
+
+
+def _is_selected(term: Manifest, metadata: Manifest) -> bool:
+    labels = metadata.get("labels") or {}
+    verdicts = [_holds(one, labels.get(one["key"])) for one in term.get("matchExpressions") or ()]
+    fields = {"metadata.name": metadata["name"]}
+    verdicts += [_holds(one, fields.get(one["key"])) for one in term.get("matchFields") or ()]
+    return bool(verdicts) and all(verdicts)
+
+
+def _holds(requirement: Manifest, value: str | None) -> bool:
+    operator, values = requirement["operator"], requirement.get("values") or ()
+    if operator in ("In", "NotIn"):
+        return (value in values) is (operator == "In")
+    if operator in ("Exists", "DoesNotExist"):
+        return (value is not None) is (operator == "Exists")
+    try:
+        difference = int(value or "") - int(values[0])
+    except (ValueError, IndexError):
+        return False
+    return difference > 0 if operator == "Gt" else difference < 0

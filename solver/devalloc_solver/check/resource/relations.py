@@ -1,0 +1,24 @@
+"""Constraints: what devices of a claim have in common, and in what they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from devalloc_solver.check.resource.claim import Answered
+
+
+def relation_violations(answered: Answered) -> Iterator[str]:
+    """Violated matchAttribute and distinctAttribute constraints; a list stands for each of its values."""
+    devices = (answered.claim.get("spec") or {}).get("devices") or {}
+    for constraint in devices.get("constraints") or ():
+        name = constraint.get("matchAttribute") or constraint.get("distinctAttribute")
+        requests = constraint.get("requests") or []
+        values = [one.device.values(name) for one in answered.taken if one.request.is_named(requests)]
+        if not all(values):
+            yield f"{name}: a device does not have it"
+        elif constraint.get("matchAttribute"):
+            if values and not frozenset.intersection(*values):
+                yield f"{name}: no value is on all devices"
+        elif any(one & other for one, other in combinations(values, 2)):
+            yield f"{name}: two devices have the same value"

@@ -1,0 +1,81 @@
+"""What selectors say of devices: this check's own verdicts, each expression once per distinct device it is asked of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
+
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+from devalloc_solver.check.resource.offer import Device
+
+if TYPE_CHECKING:
+    from devalloc_solver.dra.cel import CelDevice, Program, Value
+
+
+class Verdicts:
+    """Whether expressions hold; a device on which one fails, or that cannot be read, does not match."""
+
+    def __init__(self, features: Container[str]) -> None:
+        self._features = features
+        self._programs: dict[str, Program | None] = {}
+        self._told: dict[tuple[str, str], bool] = {}
+
+    def matches(self, expression: str, device: Device) -> bool:
+        """Whether the expression is true of the device."""
+        manifest = device.manifest
+        seen = [manifest.get(name) for name in ("attributes", "capacity", "allowMultipleAllocations")]
+        key = (expression, json.dumps([device.driver, *seen], sort_keys=True, default=str))
+        if key not in self._told:
+            self._told[key] = self._evaluate(expression, device)
+        return self._told[key]
+
+    def _evaluate(self, expression: str, device: Device) -> bool:
+        # Importing the dialect's package imports what imports this check.
+        from devalloc_solver.dra.cel import CompileError, EvaluationError, compile
+
+        if expression not in self._programs:
+            try:
+                self._programs[expression] = compile(expression, self._features)
+            except CompileError:
+                self._programs[expression] = None
+        program = self._programs[expression]
+        try:
+            return program is not None and program.matches(_cel_device(device))
+        except (EvaluationError, ValueError):
+            return False
+
+
+def _cel_device(device: Device) -> CelDevice:
+    """Raises ValueError for what cannot be read."""
+    from devalloc_solver.dra.cel import CelDevice
+
+    attributes: dict[str, dict[str, Value]] = {}
+    for name, content in (device.manifest.get("attributes") or {}).items():
+        domain, short = _name(name, device.driver)
+        attributes.setdefault(domain, {})[short] = _value(content)
+    capacity: dict[str, dict[str, Quantity]] = {}
+    for name, content in (device.manifest.get("capacity") or {}).items():
+        domain, short = _name(name, device.driver)
+        capacity.setdefault(domain, {})[short] = Quantity.parse(content["value"])
+    return CelDevice(device.driver, attributes, capacity, bool(device.manifest.get("allowMultipleAllocations")))
+
+
+def _name(name: str, driver: str) -> tuple[str, str]:
+    domain, _, short = name.rpartition("/")
+    return domain or driver, short
+
+
+def _value(content: dict[str, Any]) -> Value:
+    for kind, value in content.items():
+        if kind in ("int", "bool", "string"):
+            scalar: Value = value
+            return scalar
+        if kind == "version":
+            return SemVer.parse(value)
+        if kind in ("ints", "bools", "strings"):
+            return tuple(value)
+        if kind == "versions":
+            return tuple(SemVer.parse(one) for one in value)
+    raise ValueError("unsupported attribute value")
