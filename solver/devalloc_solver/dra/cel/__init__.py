@@ -1,0 +1,25 @@
+"""CEL of resource.k8s.io: selectors of device classes and requests, as Kubernetes 1.37 understands them.
+
+Parsed and type-checked by the official C++ runtime (``cel-expr-python``, imported on the first compilation), evaluated
+here: the runtime's Python binding can neither hold values of types of our own, such as quantities and versions, nor
+bound the cost of an evaluation.
+"""
+
+from devalloc_solver.dra.cel.device import CelDevice, Scalar, Value
+from devalloc_solver.dra.cel.errors import CompileError, EvaluationError
+from devalloc_solver.dra.cel.program import Program, compile
+from devalloc_solver.dra.cel.reads import ALLOW_MULTIPLE, DRIVER, Equality, Read
+
+__all__ = [
+    "ALLOW_MULTIPLE",
+    "DRIVER",
+    "CelDevice",
+    "CompileError",
+    "Equality",
+    "EvaluationError",
+    "Program",
+    "Read",
+    "Scalar",
+    "Value",
+    "compile",
+]

@@ -1,0 +1,355 @@
+"""From a checked tree to nested closures that evaluate it.
+
+Each closure takes a Frame and returns a value or raises EvaluationError. An operator that does not need a part (``&&``
+after false, the other branch of ``?:``) does not evaluate it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc_solver.dra.cel import access, folds
+from devalloc_solver.dra.cel.access import Run
+from devalloc_solver.dra.cel.errors import CompileError, EvaluationError
+from devalloc_solver.dra.cel.library.registry import Function
+from devalloc_solver.dra.cel.library.table import FUNCTIONS
+from devalloc_solver.dra.cel.reads import path_of
+from devalloc_solver.dra.cel.tree import Call, Fold, ListOf, Literal, MapOf, Name, Node, Select
+from devalloc_solver.dra.cel.values import (
+    Frame,
+    Maybe,
+    TypeValue,
+    contains,
+    equal,
+    map_key,
+    no_overload,
+)
+
+_PURE = frozenset(("quantity", "semver", "ip", "cidr", "url", "duration", "timestamp"))
+_PURE_COST = 10**6
+
+
+@dataclass(slots=True)
+class Scope:
+    """The variables of comprehensions in force: name to slot; and how many slots there are in all."""
+
+    slots: dict[str, Run] = field(default_factory=dict)
+    count: list[int] = field(default_factory=lambda: [0])
+
+    def with_variable(self, name: str, read: Run) -> Scope:
+        return Scope({**self.slots, name: read}, self.count)
+
+    def new_slot(self) -> int:
+        self.count[0] += 1
+        return self.count[0] - 1
+
+
+def build(root: Node, allow_multiple: bool) -> tuple[Run, int]:
+    """The closure of a whole expression and the number of slots that its Frame needs. Raises CompileError."""
+    scope = Scope()
+    return _Builder(allow_multiple).run(root, scope), scope.count[0]
+
+
+class _Builder:
+    def __init__(self, allow_multiple: bool) -> None:
+        self._variables: dict[str, Run] = {
+            "device.driver": lambda frame: frame.device.driver,
+            "device.attributes": access.attributes,
+            "device.capacity": access.capacity,
+            "device.allowMultipleAllocations": lambda frame: frame.device.allow_multiple,
+        }
+        fields = {name.removeprefix("device."): read for name, read in self._variables.items()}
+        if not allow_multiple:
+            del fields["allowMultipleAllocations"]
+        self._variables["device"] = lambda frame: {name: read(frame) for name, read in fields.items()}
+
+    def run(self, node: Node, scope: Scope) -> Run:
+        match node:
+            case Literal(value=value):
+                return lambda _: value
+            case Name():
+                return self._name(node, scope)
+            case Select():
+                return self._select(node, scope)
+            case Call():
+                return self._call(node, scope)
+            case ListOf():
+                return self._list(node, scope)
+            case MapOf():
+                return self._map(node, scope)
+            case Fold():
+                return folds.fold(node, scope, self.run)
+
+    def _name(self, node: Name, scope: Scope) -> Run:
+        local = scope.slots.get(node.name)
+        if local is not None:
+            return local
+        variable = self._variables.get(node.name)
+        if variable is not None:
+            return variable
+        kind = TypeValue(node.name)
+        return lambda _: kind
+
+    def _select(self, node: Select, scope: Scope) -> Run:
+        name, test = node.field, node.test
+        direct = self._direct(node, scope)
+        if direct is not None and not test:
+            return direct
+        operand = self._operand(node.operand, scope)
+        if test:
+            return lambda frame: access.has(operand(frame), name)
+        return lambda frame: access.get(operand(frame), name)
+
+    def _direct(self, node: Node, scope: Scope) -> Run | None:
+        """A place in the device that is read without going through its maps."""
+        if any(name.startswith("device") for name in scope.slots):
+            return None
+        path = path_of(node)
+        if path is None or (isinstance(node, Call) and node.function != "_[_]"):
+            return None
+        below: Node | None = node
+        while isinstance(below, (Select, Call)):
+            if isinstance(below, Call) and below.function != "_[_]":
+                return None  # an optional step on the way
+            below = below.operand if isinstance(below, Select) else below.arguments[0]
+        return access.at_path(path)
+
+    def _operand(self, node: Node, scope: Scope) -> Run:
+        return self._direct(node, scope) or self.run(node, scope)
+
+    def _list(self, node: ListOf, scope: Scope) -> Run:
+        if all(isinstance(element, Literal) for element in node.elements) and not node.optional:
+            constant = tuple(element.value for element in node.elements if isinstance(element, Literal))
+            return lambda _: constant
+        parts = [(self.run(element, scope), at in node.optional) for at, element in enumerate(node.elements)]
+
+        def items(frame: Frame) -> list[Any]:
+            found = []
+            for part, optional in parts:
+                value = part(frame)
+                if not optional:
+                    found.append(value)
+                elif _maybe(value).present:
+                    found.append(value.value)
+            return found
+
+        return items
+
+    def _map(self, node: MapOf, scope: Scope) -> Run:
+        parts = [(self.run(entry.key, scope), self.run(entry.value, scope), entry.optional) for entry in node.entries]
+
+        def entries(frame: Frame) -> dict[Any, Any]:
+            found: dict[Any, Any] = {}
+            for key_of, value_of, optional in parts:
+                key, value = map_key(key_of(frame)), value_of(frame)
+                if optional:
+                    if not _maybe(value).present:
+                        continue
+                    value = value.value
+                if key in found:
+                    raise EvaluationError("a map literal has the same key twice")
+                found[key] = value
+            return found
+
+        return entries
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _call(self, node: Call, scope: Scope) -> Run:
+        if node.function == "_[_]":
+            direct = self._direct(node, scope)
+            if direct is not None:
+                return direct
+        arguments = [self.run(argument, scope) for argument in node.arguments]
+        special = _SPECIAL.get(node.function)
+        if special is not None:
+            return special(*arguments)  # type: ignore[no-any-return]
+        function = FUNCTIONS.get(node.function)
+        if function is None:
+            raise CompileError(f"the function {node.function!r} is not supported")
+        if node.function in ("_==_", "_!=_"):
+            return _equality(node, arguments)
+        if node.function == "@in" and (members := _member_of_literals(node, arguments)) is not None:
+            return members
+        called = _called(function, arguments)
+        if node.function in _PURE and all(isinstance(argument, Literal) for argument in node.arguments):
+            return _once(called)
+        return called
+
+
+def _called(function: Function, arguments: list[Run]) -> Run:
+    match arguments:
+        case [only]:
+            return lambda frame: function(frame, only(frame))
+        case [first, second]:
+            return lambda frame: function(frame, first(frame), second(frame))
+    return lambda frame: function(frame, *[argument(frame) for argument in arguments])
+
+
+def _once(called: Run) -> Run:
+    """The value of a constant, computed now; an error stays one of the evaluation."""
+    try:
+        value = called(Frame(None, _PURE_COST, 0))
+    except EvaluationError:
+        return called
+    return lambda _: value
+
+
+def _maybe(value: Any) -> Maybe:
+    if type(value) is not Maybe:
+        raise EvaluationError("an element marked with a question mark is not optional")
+    return value
+
+
+def _equality(node: Call, arguments: list[Run]) -> Run:
+    wanted = node.function == "_==_"
+    left, right = arguments
+    if isinstance(node.arguments[1], Literal) and isinstance(node.arguments[1].value, str):
+        text = node.arguments[1].value
+
+        def same_text(frame: Frame) -> bool:
+            value = left(frame)
+            return (value == text if type(value) is str else equal(frame, value, text)) is wanted
+
+        return same_text
+    return lambda frame: equal(frame, left(frame), right(frame)) is wanted
+
+
+def _member_of_literals(node: Call, arguments: list[Run]) -> Run | None:
+    """``x in [literals of one kind]`` by a set."""
+    items = node.arguments[1]
+    if not isinstance(items, ListOf) or items.optional:
+        return None
+    values = [item.value for item in items.elements if isinstance(item, Literal)]
+    kinds = {type(value) for value in values}
+    if len(values) != len(items.elements) or len(kinds) != 1 or not kinds <= {str, int}:
+        return None
+    kind, members, searched = kinds.pop(), frozenset(values), arguments[0]
+
+    def member(frame: Frame) -> bool:
+        value = searched(frame)
+        return value in members if type(value) is kind else contains(frame, values, value)
+
+    return member
+
+
+def _and(left: Run, right: Run) -> Run:
+    def conjunction(frame: Frame) -> bool:
+        try:
+            first = left(frame)
+        except EvaluationError:
+            if right(frame) is False:
+                return False
+            raise
+        if first is False:
+            return False
+        second = right(frame)
+        if second is False:
+            return False
+        if first is True and second is True:
+            return True
+        raise no_overload("_&&_", first, second)
+
+    return conjunction
+
+
+def _or(left: Run, right: Run) -> Run:
+    def disjunction(frame: Frame) -> bool:
+        try:
+            first = left(frame)
+        except EvaluationError:
+            if right(frame) is True:
+                return True
+            raise
+        if first is True:
+            return True
+        second = right(frame)
+        if second is True:
+            return True
+        if first is False and second is False:
+            return False
+        raise no_overload("_||_", first, second)
+
+    return disjunction
+
+
+def _choice(condition: Run, yes: Run, no: Run) -> Run:
+    def choice(frame: Frame) -> Any:
+        chosen = condition(frame)
+        if chosen is True:
+            return yes(frame)
+        if chosen is False:
+            return no(frame)
+        raise no_overload("_?_:_", chosen)
+
+    return choice
+
+
+def _not(operand: Run) -> Run:
+    def negation(frame: Frame) -> bool:
+        value = operand(frame)
+        if value is True or value is False:
+            return not value
+        raise no_overload("!_", value)
+
+    return negation
+
+
+def _not_strictly_false(operand: Run) -> Run:
+    """False only for false: an error may still be absorbed by a later element."""
+
+    def undecided(frame: Frame) -> bool:
+        try:
+            return operand(frame) is not False
+        except EvaluationError:
+            return True
+
+    return undecided
+
+
+def _index(container: Run, key: Run) -> Run:
+    return lambda frame: access.get(container(frame), key(frame))
+
+
+def _optional_index(container: Run, key: Run) -> Run:
+    return lambda frame: access.get_optional(container(frame), key(frame))
+
+
+def _or_optional(left: Run, right: Run) -> Run:
+    def first_present(frame: Frame) -> Any:
+        value = left(frame)
+        if type(value) is not Maybe:
+            raise no_overload("or", value)
+        if value.present:
+            return value
+        other = right(frame)
+        if type(other) is not Maybe:
+            raise no_overload("or", value, other)
+        return other
+
+    return first_present
+
+
+def _or_value(left: Run, right: Run) -> Run:
+    def value_or_default(frame: Frame) -> Any:
+        value = left(frame)
+        if type(value) is not Maybe:
+            raise no_overload("orValue", value)
+        return value.value if value.present else right(frame)
+
+    return value_or_default
+
+
+_SPECIAL: dict[str, Any] = {
+    "_&&_": _and,
+    "_||_": _or,
+    "_?_:_": _choice,
+    "!_": _not,
+    "@not_strictly_false": _not_strictly_false,
+    "_[_]": _index,
+    "_[?_]": _optional_index,
+    "_?._": _optional_index,
+    "or": _or_optional,
+    "orValue": _or_value,
+}

@@ -1,0 +1,185 @@
+"""From text to a checked tree: the official runtime's parser and type checker, and the rules that Kubernetes adds.
+
+The runtime is imported and its environment built on the first use (tens of milliseconds), once for each set of gates.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from devalloc_solver.dra.cel.declarations import GATES, environment_text
+from devalloc_solver.dra.cel.errors import CompileError, EvaluationError
+from devalloc_solver.dra.cel.library.conversions import FUNCTIONS as CONVERSIONS
+from devalloc_solver.dra.cel.library.formatting import CLAUSE, VERBS
+from devalloc_solver.dra.cel.library.strings import pattern
+from devalloc_solver.dra.cel.library.table import FUNCTIONS
+from devalloc_solver.dra.cel.tree import (
+    BOOL,
+    DYN,
+    Call,
+    Checked,
+    ListOf,
+    Literal,
+    MapOf,
+    Name,
+    Node,
+    Select,
+    Type,
+    decode,
+    walk,
+)
+from devalloc_solver.dra.cel.values import Frame
+
+MAX_LENGTH = 10 * 1024
+"""Bytes of an expression."""
+
+_POSITION = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): (.*)")
+_STATUS = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]$")
+_WHOLE = re.compile(r"has\s*\(\s*device\s*\.\s*\w+\s*\)")
+_FIELDS = frozenset(("driver", "attributes", "capacity"))
+_CONVERSIONS = frozenset(name for name, _kinds, _implementation in CONVERSIONS)
+_REGULAR = frozenset(("matches", "find", "findAll"))
+
+
+def check(text: str, gates: frozenset[str]) -> Checked:
+    """Parse ``text`` and give every part its type. Raises CompileError."""
+    size = len(text.encode(errors="surrogatepass"))
+    if size > MAX_LENGTH:
+        raise CompileError(f"the expression has {size} bytes, at most {MAX_LENGTH} are allowed")
+    whole = _WHOLE.search(text) is not None  # has(device.driver): the checker must see a field, not a variable
+    try:
+        compiled = _environment(gates & GATES, whole).compile(text)
+        checked = decode(compiled.serialize())
+        _validate(checked, text, gates)
+    except RecursionError:
+        raise CompileError("the expression is nested too deeply") from None
+    except (RuntimeError, ValueError, TypeError) as error:
+        if isinstance(error, CompileError):
+            raise
+        raise _translated(str(error)) from None
+    return checked
+
+
+@lru_cache(maxsize=8)
+def _environment(gates: frozenset[str], whole: bool) -> Any:
+    from cel_expr_python import cel
+
+    return cel.NewEnv(config=cel.NewEnvConfigFromYaml(environment_text(gates, whole)))
+
+
+def _translated(message: str) -> CompileError:
+    """The runtime's report, cut down to its first error."""
+    first = _POSITION.search(message)
+    if first is None:
+        return CompileError(_STATUS.sub("", message).strip())
+    return CompileError(_STATUS.sub("", first[3]).strip(), max(1, int(first[1])), max(1, int(first[2])))
+
+
+def _validate(checked: Checked, text: str, gates: frozenset[str]) -> None:
+    """The rules of Kubernetes that the type checker does not know. Raises CompileError."""
+    problem = _result_problem(checked)
+    if problem:
+        raise CompileError(problem)
+    for node in walk(checked.root):
+        problem = _problem(checked, node, gates)
+        if problem:
+            raise CompileError(problem, *_position(text, checked.offsets.get(node.id, 0)))
+
+
+def _position(text: str, offset: int) -> tuple[int, int]:
+    before = text[:offset]
+    return before.count("\n") + 1, offset - before.rfind("\n")
+
+
+def _result_problem(checked: Checked) -> str | None:
+    root = checked.root
+    kind = checked.type_of(root)
+    if isinstance(root, Name) and root.name == "device":
+        kind = Type("kubernetes.DRADevice")
+    if isinstance(root, Select) and root.test:
+        kind = BOOL
+    return None if kind in (BOOL, DYN) else f"must evaluate to bool or the unknown type, not {kind}"
+
+
+def _problem(checked: Checked, node: Node, gates: frozenset[str]) -> str | None:
+    match node:
+        case ListOf():
+            return _mixed(checked, node.elements, "list elements")
+        case MapOf() if node.message:
+            return f"messages such as {node.message} cannot be constructed"
+        case MapOf():
+            return _mixed(checked, tuple(entry.key for entry in node.entries), "map keys") or _mixed(
+                checked, tuple(entry.value for entry in node.entries), "map values"
+            )
+        case Select(operand=Name(name="device")) if node.field not in _fields(gates):
+            return f"undefined field '{node.field}'"
+        case Call():
+            return _call_problem(checked, node)
+    return None
+
+
+def _fields(gates: frozenset[str]) -> frozenset[str]:
+    return _FIELDS | {"allowMultipleAllocations"} if "DRAConsumableCapacity" in gates else _FIELDS
+
+
+def _mixed(checked: Checked, parts: tuple[Node, ...], what: str) -> str | None:
+    """Literals hold one type; what is only known at run time goes with everything."""
+    first: Type | None = None
+    for part in parts:
+        kind = _without_optional(checked.type_of(part))
+        if first is None:
+            first = kind
+        elif not _agree(first, kind):
+            return f"expected type '{first}' of {what} but found '{kind}'"
+        elif first == DYN:
+            first = kind
+    return None
+
+
+def _without_optional(kind: Type) -> Type:
+    return kind.parameters[0] if kind.name == "optional_type" and kind.parameters else kind
+
+
+def _agree(left: Type, right: Type) -> bool:
+    if DYN in (left, right) or "null" in (left.name, right.name):
+        return True
+    same = left.name == right.name and len(left.parameters) == len(right.parameters)
+    return same and all(map(_agree, left.parameters, right.parameters))
+
+
+def _call_problem(checked: Checked, call: Call) -> str | None:
+    literals = [part.value for part in call.arguments if isinstance(part, Literal)]
+    if call.function in _CONVERSIONS and len(call.arguments) == 1 and literals:
+        try:
+            FUNCTIONS[call.function](Frame(None, MAX_LENGTH, 0), literals[0])
+        except EvaluationError as error:
+            return str(error)
+    if call.function in _REGULAR and len(call.arguments) > 1 and isinstance(call.arguments[1], Literal):
+        try:
+            pattern(str(call.arguments[1].value))
+        except EvaluationError as error:
+            return str(error)
+    if call.function == "format" and len(call.arguments) == 2:
+        return _format_problem(checked, call.arguments[0], call.arguments[1])
+    return None
+
+
+def _format_problem(checked: Checked, text: Node, arguments: Node) -> str | None:
+    """Whether a literal format fits a literal list of arguments."""
+    if not isinstance(text, Literal) or not isinstance(text.value, str) or not isinstance(arguments, ListOf):
+        return None
+    clauses = [clause for clause in CLAUSE.finditer(text.value) if not clause[1]]
+    for index, clause in enumerate(clauses):
+        if index >= len(arguments.elements):
+            return f"index {index} out of range"
+        verb = clause[3]
+        if verb not in VERBS or clause[2] == "":
+            return f"unrecognized formatting clause {verb!r}"
+        wanted, kind = VERBS[verb], checked.type_of(arguments.elements[index])
+        if wanted is not None and kind != DYN and kind.name not in wanted:
+            return f"%{verb} does not take a {kind}"
+    if len(arguments.elements) > len(clauses):
+        return f"too many arguments supplied to string.format (expected {len(clauses)})"
+    return None

@@ -1,0 +1,204 @@
+"""Lists, sets and optional values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cmp_to_key
+from itertools import pairwise
+from typing import Any
+
+from devalloc_solver.dra.cel.errors import EvaluationError
+from devalloc_solver.dra.cel.library.registry import ANY, INT, LIST, Implementation, Overload
+from devalloc_solver.dra.cel.times import Duration
+from devalloc_solver.dra.cel.values import (
+    LISTS,
+    MAPS,
+    NOTHING,
+    Frame,
+    Maybe,
+    UInt,
+    checked_int,
+    checked_uint,
+    compare,
+    contains,
+    equal_or_false,
+    no_overload,
+    type_name,
+)
+
+MAX_INCLUDES = 48
+"""The longest list that ``includes`` searches: the values a device may have in all."""
+
+
+def _is_sorted(frame: Frame, items: list[Any]) -> bool:
+    frame.spend(len(items))
+    return all(compare("isSorted", a, b) <= 0 for a, b in pairwise(items))
+
+
+def _best(name: str, sign: int) -> Implementation:
+    def best(frame: Frame, items: list[Any]) -> Any:
+        if not items:
+            raise EvaluationError(f"{name} called on empty list")
+        frame.spend(len(items))
+        found = items[0]
+        for item in items[1:]:
+            if sign * compare(name, item, found) > 0:
+                found = item
+        return found
+
+    return best
+
+
+def _sum(frame: Frame, items: list[Any]) -> Any:
+    frame.spend(len(items))
+    kind = type(items[0]) if items else int
+    if kind not in (int, UInt, float, Duration) or any(type(item) is not kind for item in items):
+        raise no_overload("sum", items)
+    if kind is Duration:
+        return Duration(sum(item.nanoseconds for item in items))
+    total: Any = kind(0)
+    for item in items:
+        total = total + item if kind is float else _checked(kind, int(total) + int(item))
+    return total
+
+
+def _checked(kind: type, value: int) -> int:
+    return checked_uint(value) if kind is UInt else checked_int(value)
+
+
+def _index_of(frame: Frame, items: list[Any], value: Any) -> int:
+    frame.spend(len(items))
+    return next((index for index, item in enumerate(items) if equal_or_false(frame, item, value)), -1)
+
+
+def _last_index_of(frame: Frame, items: list[Any], value: Any) -> int:
+    frame.spend(len(items))
+    return next((at for at in range(len(items) - 1, -1, -1) if equal_or_false(frame, items[at], value)), -1)
+
+
+def _includes(frame: Frame, target: Any, value: Any) -> bool:
+    if type(target) not in LISTS:
+        return equal_or_false(frame, target, value)
+    if len(target) > MAX_INCLUDES:
+        raise EvaluationError(f"includes: the list has {len(target)} elements, at most {MAX_INCLUDES} are supported")
+    return any(equal_or_false(frame, item, value) for item in target)
+
+
+def _slice(frame: Frame, items: list[Any], start: int, end: int) -> list[Any]:
+    if start < 0 or end < 0 or start > end or end > len(items):
+        raise EvaluationError(f"cannot slice({start}, {end}) a list of {len(items)}")
+    frame.spend(end - start)
+    return list(items[start:end])
+
+
+def _flatten(frame: Frame, items: list[Any], depth: int = 1) -> list[Any]:
+    if depth < 0:
+        raise EvaluationError("flatten: the depth must not be negative")
+    flat: list[Any] = []
+    for item in items:
+        frame.spend(1)
+        if type(item) in LISTS and depth > 0:
+            flat += _flatten(frame, item, depth - 1)
+        else:
+            flat.append(item)
+    return flat
+
+
+def _sorted_by(frame: Frame, items: list[Any], keys: list[Any]) -> list[Any]:
+    if len(items) != len(keys):
+        raise EvaluationError("sortBy: as many keys as elements are needed")
+    if any(type(key) is not type(keys[0]) for key in keys):
+        raise EvaluationError("list elements must have the same type")
+    frame.spend(2 * len(items) * len(items).bit_length())
+    pairs: list[tuple[Any, Any]] = list(zip(keys, items, strict=True))
+    pairs.sort(key=cmp_to_key(lambda a, b: compare("sort", a[0], b[0])))
+    return [item for _key, item in pairs]
+
+
+def _range(frame: Frame, count: int) -> list[int]:
+    if count < 0:
+        raise EvaluationError(f"lists.range: the size must not be negative, got {count}")
+    frame.spend(count)
+    return list(range(count))
+
+
+def _reverse(frame: Frame, items: list[Any]) -> list[Any]:
+    frame.spend(len(items))
+    return list(reversed(items))
+
+
+def _distinct(frame: Frame, items: list[Any]) -> list[Any]:
+    kept: list[Any] = []
+    for item in items:
+        if not contains(frame, kept, item):
+            kept.append(item)
+    return kept
+
+
+def _contains_all(frame: Frame, items: list[Any], wanted: list[Any]) -> bool:
+    return all(contains(frame, items, item) for item in wanted)
+
+
+def _intersects(frame: Frame, left: list[Any], right: list[Any]) -> bool:
+    return any(contains(frame, right, item) for item in left)
+
+
+def _equivalent(frame: Frame, left: list[Any], right: list[Any]) -> bool:
+    return _contains_all(frame, left, right) and _contains_all(frame, right, left)
+
+
+def _value(_: Frame, optional: Maybe) -> Any:
+    if not optional.present:
+        raise EvaluationError("optional.none() dereference")
+    return optional.value
+
+
+def _of_non_zero(_: Frame, value: Any) -> Maybe:
+    kind = type(value)
+    if kind is Duration:
+        return Maybe(True, value) if value.nanoseconds else NOTHING
+    plain = kind in (bool, int, UInt, float, str, bytes, type(None)) or kind in LISTS or kind in MAPS
+    return NOTHING if plain and not value else Maybe(True, value)
+
+
+def _unwrap(frame: Frame, items: list[Any]) -> list[Any]:
+    frame.spend(len(items))
+    for item in items:
+        if type(item) is not Maybe:
+            raise EvaluationError(f"a {type_name(item)} is not optional")
+    return [item.value for item in items if item.present]
+
+
+def _at(index: int) -> Callable[[Frame, list[Any]], Maybe]:
+    return lambda _, items: Maybe(True, items[index]) if items else NOTHING
+
+
+FUNCTIONS: tuple[Overload, ...] = (
+    ("isSorted", (LIST,), _is_sorted),
+    ("min", (LIST,), _best("min", -1)),
+    ("max", (LIST,), _best("max", 1)),
+    ("sum", (LIST,), _sum),
+    ("indexOf", (LIST, ANY), _index_of),
+    ("lastIndexOf", (LIST, ANY), _last_index_of),
+    ("includes", (ANY, ANY), _includes),
+    ("slice", (LIST, INT, INT), _slice),
+    ("flatten", (LIST,), _flatten),
+    ("flatten", (LIST, INT), _flatten),
+    ("sort", (LIST,), lambda frame, items: _sorted_by(frame, items, items)),
+    ("@sortByAssociatedKeys", (LIST, LIST), _sorted_by),
+    ("lists.range", (INT,), _range),
+    ("reverse", (LIST,), _reverse),
+    ("distinct", (LIST,), _distinct),
+    ("first", (LIST,), _at(0)),
+    ("last", (LIST,), _at(-1)),
+    ("sets.contains", (LIST, LIST), _contains_all),
+    ("sets.intersects", (LIST, LIST), _intersects),
+    ("sets.equivalent", (LIST, LIST), _equivalent),
+    ("optional.of", (ANY,), lambda _, value: Maybe(True, value)),
+    ("optional.ofNonZeroValue", (ANY,), _of_non_zero),
+    ("optional.none", (), lambda _: NOTHING),
+    ("optional.unwrap", (LIST,), _unwrap),
+    ("unwrapOpt", (LIST,), _unwrap),
+    ("value", (Maybe,), _value),
+    ("hasValue", (Maybe,), lambda _, optional: optional.present),
+)

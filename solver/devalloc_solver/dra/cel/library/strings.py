@@ -1,0 +1,201 @@
+"""Strings and regular expressions. Positions count characters (code points)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from devalloc_solver.dra.cel.errors import EvaluationError
+from devalloc_solver.dra.cel.library.registry import INT, LIST, STRING, Overload
+from devalloc_solver.dra.cel.values import CHARACTERS_PER_UNIT, Frame, no_overload
+
+_SPACES = "".join(
+    map(chr, (*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000))
+)
+_LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
+_UPPER = {code: code - 32 for code in range(ord("a"), ord("z") + 1)}
+_QUOTED = str.maketrans(
+    {
+        "\a": "\\a",
+        "\b": "\\b",
+        "\f": "\\f",
+        "\n": "\\n",
+        "\r": "\\r",
+        "\t": "\\t",
+        "\v": "\\v",
+        "\\": "\\\\",
+        '"': '\\"',
+    }
+)
+
+
+@lru_cache(maxsize=256)
+def pattern(text: str) -> Any:
+    """A compiled regular expression (RE2: linear time). Raises EvaluationError."""
+    re2: Any = import_module("re2")
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(text, options)
+    except re2.error as error:
+        raise EvaluationError(f"invalid regular expression {text[:60]!r}: {error}") from None
+
+
+def _spend_on_match(frame: Frame, text: str, expression: str) -> None:
+    frame.spend((1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * (1 + len(expression) // 4))
+
+
+def _matches(frame: Frame, text: str, expression: str) -> bool:
+    _spend_on_match(frame, text, expression)
+    return pattern(expression).search(text) is not None
+
+
+def _find(frame: Frame, text: str, expression: str) -> str:
+    _spend_on_match(frame, text, expression)
+    match = pattern(expression).search(text)
+    return match.group(0) if match else ""
+
+
+def _find_all(frame: Frame, text: str, expression: str, limit: int = -1) -> list[str]:
+    _spend_on_match(frame, text, expression)
+    found: list[str] = []
+    last = -1
+    for match in pattern(expression).finditer(text):
+        if len(found) == limit:
+            break
+        start, end = match.span()
+        if start == end == last:  # no empty match right after another
+            continue
+        last = end
+        frame.spend(1)
+        found.append(match.group(0))
+    return found
+
+
+def _contains(frame: Frame, text: str, part: str) -> bool:
+    frame.pass_over(len(text))
+    return part in text
+
+
+def _char_at(_: Frame, text: str, index: int) -> str:
+    if not 0 <= index <= len(text):
+        raise EvaluationError(f"index out of range: {index}")
+    return text[index : index + 1]
+
+
+def _index_of(frame: Frame, text: str, part: str, offset: int = 0) -> int:
+    frame.pass_over(len(text))
+    if offset < 0:
+        raise EvaluationError(f"index out of range: {offset}")
+    if not part:
+        return min(offset, len(text))
+    return text.find(part, offset)
+
+
+def _last_index_of(frame: Frame, text: str, part: str) -> int:
+    frame.pass_over(len(text))
+    return text.rfind(part)
+
+
+def _last_index_of_from(frame: Frame, text: str, part: str, offset: int) -> int:
+    frame.pass_over(len(text))
+    if offset < 0:
+        raise EvaluationError(f"index out of range: {offset}")
+    if not part:
+        return min(offset, len(text))
+    return -1 if offset >= len(text) else text.rfind(part, 0, offset + len(part))
+
+
+def _replace(frame: Frame, text: str, old: str, new: str, limit: int = -1) -> str:
+    count = text.count(old) if limit < 0 else min(text.count(old), limit)
+    frame.pass_over(2 * len(text) + count * len(new))
+    return text.replace(old, new, count)
+
+
+def _split(frame: Frame, text: str, separator: str, limit: int = -1) -> list[str]:
+    frame.pass_over(2 * len(text))
+    if limit == 0:
+        return []
+    if not separator:
+        if limit < 0 or limit >= len(text):
+            return list(text)
+        return [*text[: limit - 1], text[limit - 1 :]]
+    return text.split(separator, limit - 1 if limit > 0 else -1)
+
+
+def _join(frame: Frame, items: list[Any], separator: str = "") -> str:
+    for item in items:
+        if type(item) is not str:
+            raise no_overload("join", items)
+    frame.pass_over(sum(map(len, items)) + len(separator) * len(items))
+    return separator.join(items)
+
+
+def _substring(frame: Frame, text: str, start: int, end: int | None = None) -> str:
+    frame.pass_over(len(text))
+    if end is None:
+        end = len(text)
+        if start > end:
+            raise EvaluationError(f"index out of range: {start}")
+    if start > end:
+        raise EvaluationError(f"invalid substring range: {start} to {end}")
+    if start < 0 or end > len(text):
+        raise EvaluationError(f"index out of range: {start if start < 0 else end}")
+    return text[start:end]
+
+
+def _translate(table: dict[int, Any]) -> Any:
+    def translate(frame: Frame, text: str) -> str:
+        frame.pass_over(len(text))
+        return text.translate(table)
+
+    return translate
+
+
+def _quote(frame: Frame, text: str) -> str:
+    frame.pass_over(len(text))
+    return f'"{text.translate(_QUOTED)}"'
+
+
+def _trim(frame: Frame, text: str) -> str:
+    frame.pass_over(len(text))
+    return text.strip(_SPACES)
+
+
+def _starts_with(frame: Frame, text: str, part: str) -> bool:
+    frame.pass_over(len(part))
+    return text.startswith(part)
+
+
+def _ends_with(frame: Frame, text: str, part: str) -> bool:
+    frame.pass_over(len(part))
+    return text.endswith(part)
+
+
+FUNCTIONS: tuple[Overload, ...] = (
+    ("contains", (STRING, STRING), _contains),
+    ("startsWith", (STRING, STRING), _starts_with),
+    ("endsWith", (STRING, STRING), _ends_with),
+    ("matches", (STRING, STRING), _matches),
+    ("find", (STRING, STRING), _find),
+    ("findAll", (STRING, STRING), _find_all),
+    ("findAll", (STRING, STRING, INT), _find_all),
+    ("charAt", (STRING, INT), _char_at),
+    ("indexOf", (STRING, STRING), _index_of),
+    ("indexOf", (STRING, STRING, INT), _index_of),
+    ("lastIndexOf", (STRING, STRING), _last_index_of),
+    ("lastIndexOf", (STRING, STRING, INT), _last_index_of_from),
+    ("join", (LIST,), _join),
+    ("join", (LIST, STRING), _join),
+    ("lowerAscii", (STRING,), _translate(_LOWER)),
+    ("upperAscii", (STRING,), _translate(_UPPER)),
+    ("replace", (STRING, STRING, STRING), _replace),
+    ("replace", (STRING, STRING, STRING, INT), _replace),
+    ("split", (STRING, STRING), _split),
+    ("split", (STRING, STRING, INT), _split),
+    ("strings.quote", (STRING,), _quote),
+    ("substring", (STRING, INT), _substring),
+    ("substring", (STRING, INT, INT), _substring),
+    ("trim", (STRING,), _trim),
+)

@@ -1,0 +1,71 @@
+"""Compiled selectors and their cache."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from devalloc_solver.dra.cel.access import Run
+from devalloc_solver.dra.cel.build import build
+from devalloc_solver.dra.cel.checker import check
+from devalloc_solver.dra.cel.declarations import GATES
+from devalloc_solver.dra.cel.device import CelDevice
+from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError
+from devalloc_solver.dra.cel.reads import Equality, Read, equalities, reads
+from devalloc_solver.dra.cel.values import Frame, type_name
+
+COST_LIMIT = 1_000_000
+"""Cost units of one evaluation, as in Kubernetes."""
+
+CACHED = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A selector that is ready to judge devices. Immutable; any thread may use it."""
+
+    text: str
+    reads: frozenset[Read] | None
+    """Everything of a device that can influence the answer; None when that is not known beforehand."""
+    equalities: tuple[Equality, ...]
+    """What every matching device fulfils; a device that lacks such an attribute does not match either."""
+    _run: Run = field(repr=False)
+    _slots: int = field(repr=False)
+
+    def matches(self, device: CelDevice) -> bool:
+        """Whether the device is selected. Raises EvaluationError when that cannot be computed."""
+        try:
+            result = self._run(Frame(device, COST_LIMIT, self._slots))
+        except CostExceeded:
+            raise EvaluationError(f"the evaluation costs more than {COST_LIMIT} units") from None
+        except (RecursionError, MemoryError, OverflowError) as error:
+            raise EvaluationError(f"the evaluation was given up: {type(error).__name__}") from None
+        if result is True or result is False:
+            return bool(result)
+        raise EvaluationError(f"the result is a {type_name(result)}, not a bool")
+
+
+def compile(expression: str, features: Container[str]) -> Program:
+    """Check ``expression`` and make it ready to evaluate; ``features`` holds the names of the enabled gates.
+
+    The same expression gives the same Program while it is cached. Raises CompileError for what is too long, does not
+    parse, names something undeclared, or can never be a bool.
+    """
+    result = _compiled(expression, frozenset(gate for gate in GATES if gate in features))
+    if isinstance(result, CompileError):
+        raise CompileError(result.message, result.line, result.column)
+    return result
+
+
+@lru_cache(maxsize=CACHED)
+def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
+    """Failures are kept too: an invalid selector of a class comes with every claim."""
+    try:
+        checked = check(expression, gates)
+        run, slots = build(checked.root, "DRAConsumableCapacity" in gates)
+        return Program(expression, reads(checked.root), equalities(checked.root), run, slots)
+    except CompileError as error:
+        return error
+    except RecursionError:
+        return CompileError("the expression is nested too deeply")

@@ -1,0 +1,181 @@
+"""What an expression reads of a device, and which equalities it demands, without evaluating it.
+
+With these, a caller evaluates once for each distinct tuple of the values read, and finds candidates by index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal as Only
+
+from devalloc_solver.dra.cel.tree import Call, Fold, ListOf, Literal, Name, Node, Select, children
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One part of a device. ``domain`` and ``id`` are empty for the driver and allowMultipleAllocations."""
+
+    kind: Only["driver", "attribute", "capacity", "allow_multiple"]
+    domain: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """The device matches only if the attribute is present and is one of ``values``: strings, ints or booleans.
+
+    Booleans and numbers are different values here, though Python takes True for 1: ``values`` never holds both.
+    """
+
+    domain: str
+    id: str
+    values: tuple[str | int | bool, ...]
+
+
+DRIVER = Read("driver")
+ALLOW_MULTIPLE = Read("allow_multiple")
+
+_INDEX = frozenset(("_[_]", "_[?_]", "_?._"))
+_MAPS: dict[str, Only["attribute", "capacity"]] = {"device.attributes": "attribute", "device.capacity": "capacity"}
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A place in the device: one of its two maps, a domain of it, or a value."""
+
+    kind: Only["attribute", "capacity"]
+    domain: str | None = None
+    id: str | None = None
+
+
+class _Unknown(Exception):
+    """What is read depends on the device."""
+
+
+def reads(root: Node) -> frozenset[Read] | None:
+    """Everything of the device that can influence the value; None when that is not known beforehand."""
+    found: set[Read] = set()
+    try:
+        _collect(root, {}, found)
+    except _Unknown:
+        return None
+    return frozenset(found)
+
+
+def path_of(node: Node, bound: dict[str, Path] | None = None) -> Path | None:
+    """The place in the device that ``node`` denotes; ``bound`` holds those of the variables of cel.bind."""
+    if isinstance(node, Name):
+        if node.name in _MAPS:
+            return Path(_MAPS[node.name])
+        return bound.get(node.name) if bound else None
+    step = _step(node)
+    if step is None:
+        return None
+    base, key = step
+    path = path_of(base, bound)
+    if path is None or path.id is not None:
+        return None
+    return Path(path.kind, key) if path.domain is None else Path(path.kind, path.domain, key)
+
+
+def _step(node: Node) -> tuple[Node, str] | None:
+    """``x["key"]``, ``x.key`` and their optional forms, as (x, key)."""
+    match node:
+        case Select():
+            return node.operand, node.field
+        case Call(function=function, arguments=(base, Literal(value=str() as key))) if function in _INDEX:
+            return base, key
+    return None
+
+
+def _collect(node: Node, bound: dict[str, Path], found: set[Read]) -> None:
+    path = path_of(node, bound)
+    if path is None and isinstance(node, Call) and node.function == "@in" and isinstance(node.arguments[0], Literal):
+        path = _member(node.arguments[0].value, path_of(node.arguments[1], bound))
+    if path is not None:
+        if path.domain is None or path.id is None:
+            raise _Unknown
+        found.add(Read(path.kind, path.domain, path.id))
+        return
+    match node:
+        case Name(name="device"):
+            raise _Unknown
+        case Name(name="device.driver"):
+            found.add(DRIVER)
+        case Name(name="device.allowMultipleAllocations"):
+            found.add(ALLOW_MULTIPLE)
+        case Fold():
+            _collect_fold(node, bound, found)
+        case _:
+            for part in children(node):
+                _collect(part, bound, found)
+
+
+def _member(key: object, path: Path | None) -> Path | None:
+    """``"x" in device.attributes["d"]`` asks for the presence of x only."""
+    if isinstance(key, str) and path is not None and path.domain is not None and path.id is None:
+        return Path(path.kind, path.domain, key)
+    return None
+
+
+def _collect_fold(fold: Fold, bound: dict[str, Path], found: set[Read]) -> None:
+    start = path_of(fold.start, bound) if is_binding(fold) else None
+    own = {name: path for name, path in bound.items() if name not in (fold.variable, fold.second_variable)}
+    own.pop(fold.accumulator, None)
+    if start is not None and start.id is None:
+        own[fold.accumulator] = start
+        _collect(fold.result, own, found)
+        return
+    for part in (fold.range, fold.start):
+        _collect(part, bound, found)
+    for part in (fold.condition, fold.step, fold.result):
+        _collect(part, own, found)
+
+
+def is_binding(fold: Fold) -> bool:
+    """Whether the comprehension is that of ``cel.bind``: over nothing, so that only its result counts."""
+    return isinstance(fold.range, ListOf) and not fold.range.elements
+
+
+def equalities(root: Node) -> tuple[Equality, ...]:
+    """The equalities with literals that every matching device fulfils: those among the top-level conjuncts."""
+    pending, found = [root], []
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Call) and node.function == "_&&_":
+            pending.extend(reversed(node.arguments))
+        elif isinstance(node, Call) and (equality := _equality(node)) is not None:
+            found.append(equality)
+    return tuple(found)
+
+
+def _equality(call: Call) -> Equality | None:
+    match call:
+        case Call(function="_==_", arguments=(left, Literal(value=value))):
+            return _demand(left, (value,))
+        case Call(function="_==_", arguments=(Literal(value=value), right)):
+            return _demand(right, (value,))
+        case Call(function="@in", arguments=(left, ListOf(elements=elements, optional=optional))) if not optional:
+            if all(isinstance(element, Literal) for element in elements):
+                return _demand(left, tuple(element.value for element in elements if isinstance(element, Literal)))
+    return None
+
+
+def _demand(node: Node, values: tuple[object, ...]) -> Equality | None:
+    path = path_of(node)
+    if path is None or path.kind != "attribute" or path.domain is None or path.id is None or _is_optional(node):
+        return None
+    kinds = {type(value) for value in values}
+    if len(kinds) != 1 or not kinds <= {str, int, bool}:
+        return None
+    return Equality(path.domain, path.id, tuple(dict.fromkeys(values)))  # type: ignore[arg-type]
+
+
+def _is_optional(node: Node) -> bool:
+    while (step := _step(node)) is not None:
+        if isinstance(node, Select) and node.test:
+            return True
+        if isinstance(node, Call) and node.function != "_[_]":
+            return True
+        node = step[0]
+    return False
