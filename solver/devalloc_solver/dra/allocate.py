@@ -1,0 +1,289 @@
+"""Allocate claims on one node: what kube-scheduler asks of its allocator, answered exactly (settled D1 to D5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from devalloc_solver.assignment import Placement
+from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.dra.candidates import Choice, Judge
+from devalloc_solver.dra.decode import read_claim, read_class, read_node
+from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.features import read_features
+from devalloc_solver.dra.fields import FieldError
+from devalloc_solver.dra.inventory import Offer, list_offers, make_snapshot, used_devices
+from devalloc_solver.dra.objects import Claim, Class, Node
+from devalloc_solver.dra.pools import Ignored, Pool, State, gather_pools
+from devalloc_solver.dra.result import ShareIds, make_result
+from devalloc_solver.dra.search import find
+from devalloc_solver.dra.selectors import Selectors
+from devalloc_solver.dra.translate import (
+    MOST_DEVICES,
+    ClaimMeta,
+    PendingClaim,
+    attributes_of,
+    make_demand,
+    make_unit,
+)
+from devalloc_solver.dra.usage import Usage, read_usage
+from devalloc_solver.holdings import Holding
+from devalloc_solver.snapshot import Snapshot
+
+Manifest = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Task:
+    """Everything that is known of a call before the search begins."""
+
+    node: Node
+    gates: frozenset[str]
+    claims: tuple[Claim, ...]
+    pools: tuple[Pool, ...]
+    ignored: tuple[Ignored, ...]
+    usage: Usage
+    classes: Mapping[str, Class]
+    offers: Sequence[Offer]
+    snapshot: Snapshot
+    holdings: tuple[Holding, ...]
+    unit: Unit
+    errors: list[str] = field(default_factory=list)
+    """devices that could not be judged, in the order of claims, requests and devices"""
+
+
+def allocate(
+    node: Manifest | str,
+    claims: Iterable[Manifest],
+    classes: Iterable[Manifest],
+    slices: Iterable[Manifest],
+    *,
+    allocated: Manifest | None = None,
+    features: Iterable[str] | None = None,
+) -> list[dict[str, Any]] | None:
+    """Allocate all claims on one node, or none.
+
+    Args:
+        node: a Node object, or the name of a node without labels.
+        claims: ResourceClaims. One that has an allocation keeps it, and its devices are in use.
+        classes: DeviceClasses.
+        slices: ResourceSlices of any nodes.
+        allocated: what is in use besides: ``{"devices": [...], "shares": [...], "consumedCapacity": [...]}``.
+        features: feature gates that are on; None for all up to beta, and lists.
+
+    Returns:
+        One AllocationResult per claim, in the order of the claims; None when they do not fit on the node, or when no
+        claim waits.
+
+    Raises AllocationError for input that cannot be judged. ``node_local`` when only this node is at fault.
+    """
+    task = prepare(node, claims, classes, slices, allocated=allocated, features=features)
+    if task is None:
+        return None
+    placements = find(task.snapshot, task.holdings, task.unit)
+    if placements is None:
+        raise_failure(task)
+        return None
+    return _results(task, placements)
+
+
+def prepare(
+    node: Manifest | str,
+    claims: Iterable[Manifest],
+    classes: Iterable[Manifest],
+    slices: Iterable[Manifest],
+    *,
+    allocated: Manifest | None = None,
+    features: Iterable[str] | None = None,
+) -> Task | None:
+    """All before the search; None when no claim waits. Raises AllocationError."""
+    gates = read_features(features)
+    target = _read_node(node)
+    read = tuple(_read_claim(content, position, gates) for position, content in enumerate(claims))
+    pending = [
+        PendingClaim(_key(claim, position, read), 0, ClaimMeta(claim.name, claim.created), claim, position)
+        for position, claim in enumerate(read)
+        if claim.allocation is None
+    ]
+    if not pending:
+        return None
+    usage = _read_usage(allocated, read)
+    named = _read_classes(classes, [one.claim for one in pending])
+    pools, ignored = gather_pools(slices, target, gates)
+    for one in pending:
+        _refuse_broken_pools(one.claim, pools)
+    offers = list_offers(pools, usage, gates)
+    judge = Judge(target, gates, offers, usage, Selectors(gates), named)
+    choices = [[[judge.choose(one.claim, ask) for ask in r.asks] for r in one.claim.requests] for one in pending]
+    for one, chosen in zip(pending, choices, strict=True):
+        _refuse_too_many(one.claim, chosen)
+    return Task(
+        node=target,
+        gates=gates,
+        claims=read,
+        pools=pools,
+        ignored=ignored,
+        usage=usage,
+        classes=named,
+        offers=offers,
+        snapshot=make_snapshot(offers, target, attributes_of(read), gates),
+        holdings=(used_devices(offers, usage),),
+        unit=make_unit([make_demand(one, chosen) for one, chosen in zip(pending, choices, strict=True)], target.name),
+        errors=[error for chosen in choices for asks in chosen for choice in asks for error in choice.errors],
+    )
+
+
+# -- input ---------------------------------------------------------------------------------------------------------
+
+
+def _read_node(content: Manifest | str) -> Node:
+    try:
+        return read_node(content)
+    except FieldError as error:
+        raise AllocationError(f"node: {error}") from None
+
+
+def _read_claim(content: Manifest, position: int, gates: frozenset[str]) -> Claim:
+    try:
+        return read_claim(content, gates)
+    except FieldError as error:
+        metadata = content.get("metadata")
+        told = metadata if isinstance(metadata, Mapping) else {}
+        title = "/".join(str(told[part]) for part in ("namespace", "name") if told.get(part))
+        raise AllocationError(f"claim {title or f'#{position}'}: {_told(content, error)}") from None
+
+
+def _told(content: Manifest, error: FieldError) -> str:
+    """An error with the name of the request it is about, where it is about one."""
+    try:
+        requests = content["spec"]["devices"]["requests"]
+        number = int(error.path.removeprefix("spec.devices.requests[").partition("]")[0])
+        return f"request {requests[number]['name']}: {error}"
+    except (KeyError, IndexError, TypeError, ValueError):
+        return str(error)
+
+
+def _read_usage(allocated: Manifest | None, claims: Sequence[Claim]) -> Usage:
+    try:
+        return read_usage(allocated, claims)
+    except FieldError as error:
+        raise AllocationError(f"{error}") from None
+
+
+def _key(claim: Claim, position: int, claims: Sequence[Claim]) -> tuple[str, str]:
+    """A claim's name, which claims of one call may share (D1)."""
+    first = next(i for i, other in enumerate(claims) if (other.namespace, other.name) == (claim.namespace, claim.name))
+    return claim.namespace, claim.name if first == position else f"{claim.name}#{position}"
+
+
+def _read_classes(classes: Iterable[Manifest], claims: Sequence[Claim]) -> dict[str, Class]:
+    """The classes that claims name. Raises AllocationError for one that does not exist or cannot be read."""
+    known = {(content.get("metadata") or {}).get("name"): content for content in classes}
+    found: dict[str, Class] = {}
+    for claim in claims:
+        for ask in (ask for request in claim.requests for ask in request.asks):
+            name = ask.class_name
+            if name not in known:
+                raise AllocationError(
+                    f"claim {claim.title}, request {ask.name}: {ask.path}.deviceClassName: "
+                    f"could not retrieve device class {name}: it does not exist; create it, or name another"
+                )
+            if name not in found:
+                try:
+                    found[name] = read_class(known[name])
+                except FieldError as error:
+                    raise AllocationError(f"class {name}: {error}") from None
+    return found
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def _refuse_broken_pools(claim: Claim, pools: Sequence[Pool]) -> None:
+    """``All`` cannot be told while any pool of the node is incomplete or invalid."""
+    for ask in (ask for request in claim.requests for ask in request.asks if ask.is_all):
+        for pool in pools:
+            if pool.state is not State.COMPLETE:
+                state = "being updated" if pool.state is State.INCOMPLETE else "invalid"
+                raise AllocationError(
+                    f"claim {claim.title}, request {ask.name}: {ask.path}.allocationMode: asks for all devices, but "
+                    f"resource pool {pool.title} is currently {state}: {pool.why}; wait for its driver, or ask by count"
+                )
+
+
+def _refuse_too_many(claim: Claim, choices: Sequence[Sequence[Choice]]) -> None:
+    """A claim that cannot be met with 32 devices, whichever alternatives are taken (D4)."""
+    total = 0
+    for request, asks in zip(claim.requests, choices, strict=True):
+        least = min(choice.size for choice in asks)
+        if total + least > MOST_DEVICES:
+            raise AllocationError(
+                f"claim {claim.title}, request {request.name}: adding {least} devices exceeds the claim limit of "
+                f"{MOST_DEVICES}, with {total} already accounted for; split the claim"
+            )
+        total += least
+
+
+# -- when nothing fits ---------------------------------------------------------------------------------------------
+
+
+def raise_failure(task: Task) -> None:
+    """Raise the error that is the answer when nothing fits; return when there simply is too little."""
+    for claim, message in _conflicts(task):
+        raise AllocationError(f"claim {claim.title}, {message}")
+    if task.errors:
+        raise AllocationError(task.errors[0])
+    broken = [pool for pool in task.pools if pool.state is State.INVALID]
+    if broken:
+        told = "; ".join(f"{pool.title}: {pool.why}" for pool in broken)
+        raise AllocationError(f"invalid resource pools were encountered: {told}; correct its slices", node_local=True)
+
+
+def _conflicts(task: Task) -> Iterator[tuple[Claim, str]]:
+    """Requests for all devices that a constraint forbids: it makes no sense to ask so.
+
+    That is so when the requests up to this one would fit without the constraints on it, and do not with them.
+    """
+    for position, demand in enumerate(task.unit.demands):
+        before = task.unit.demands[:position]
+        for detail, slots in enumerate(demand.details):
+            for slot in slots:
+                covering = [r for r in demand.relations if slot.label in r.labels]
+                if slot.mode not in (Mode.EVERY, Mode.ADMIN_ALL) or not covering or not slot.candidates.accepted:
+                    continue
+                start = _upto(demand, detail, slot)
+                if _fits(task, (*before, start)):
+                    continue
+                free = replace(start, relations=tuple(r for r in start.relations if r not in covering))
+                if _fits(task, (*before, free)):
+                    ask = slot.spec.ask
+                    names = " and ".join(sorted({r.attribute for r in covering}))
+                    yield (
+                        demand.claim.claim,
+                        f"request {ask.name}: {ask.path}: cannot add all devices because a claim constraint would not "
+                        f"be satisfied ({names}); narrow the request with a selector, or drop the constraint",
+                    )
+
+
+def _upto(demand: Demand, detail: int, slot: Slot) -> Demand:
+    return replace(demand, details=(*demand.details[:detail], (slot,)))
+
+
+def _fits(task: Task, demands: Sequence[Demand]) -> bool:
+    return find(task.snapshot, task.holdings, make_unit(demands, task.node.name)) is not None
+
+
+# -- output --------------------------------------------------------------------------------------------------------
+
+
+def _results(task: Task, placements: Sequence[Placement]) -> list[dict[str, Any]]:
+    """One result per claim of the call; a claim that came with an allocation keeps it."""
+    found: dict[int, dict[str, Any]] = {}
+    shares = ShareIds(task.usage)
+    for placement in sorted(placements, key=lambda p: p.demand.claim.position):
+        pending: PendingClaim = placement.demand.claim
+        found[pending.position] = make_result(
+            pending.claim, placement.entries, task.offers, task.classes, task.node.name, task.gates, shares
+        )
+    return [found[i] if i in found else dict(claim.allocation or {}) for i, claim in enumerate(task.claims)]

@@ -1,0 +1,201 @@
+"""Which devices a request may take, and at which step the others fell.
+
+The order of steps is upstream's, so that an error in the input is met on the same devices. A device that cannot be
+judged is skipped, and the error kept: it is the answer when nothing fits (settled D3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.dra import features as gate
+from devalloc_solver.dra.amounts import Amount
+from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.inventory import Offer, overdrawn
+from devalloc_solver.dra.nodes import reaches
+from devalloc_solver.dra.objects import Ask, Claim, Class, Node
+from devalloc_solver.dra.pools import State
+from devalloc_solver.dra.selectors import Selectors
+from devalloc_solver.dra.shares import AmountError, taken
+from devalloc_solver.dra.taints import objection
+from devalloc_solver.dra.usage import Usage
+from devalloc_solver.eligibility import Candidates, Step
+
+OPTIONAL_NODE_OPERATIONS = "DRAOptionalNodeOperations"
+"""A node with this among its declared features can do without the calls that a slice skips."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """Why a device is not for a request: the step in the words of the funnel, and what there is to say of it."""
+
+    what: str
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Choice:
+    """What a request may take."""
+
+    ask: Ask
+    accepted: list[int] = field(default_factory=list)
+    """devices it may take; for ``All`` every one that it must take"""
+    takes: dict[int, Mapping[str, Amount]] = field(default_factory=dict)
+    """shareable device -> what one share takes of it"""
+    fallen: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    """step -> (device, what there is to say)"""
+    blocked: dict[int, Fall] = field(default_factory=dict)
+    """devices that ``All`` must take and cannot have"""
+    errors: list[str] = field(default_factory=list)
+    """devices that could not be judged"""
+
+    @property
+    def size(self) -> int:
+        """How many devices it takes."""
+        return len(self.accepted) if self.ask.is_all else self.ask.count
+
+    def candidates(self) -> Candidates:
+        """The same for the core: nothing where ``All`` cannot have all."""
+        steps = [
+            Step(what, tuple(index for index, _ in found), found[0][1] or None) for what, found in self.fallen.items()
+        ]
+        for index, fall in self.blocked.items():
+            steps.append(Step(fall.what, (index,), fall.why or None))
+        accepted = () if self.blocked else self.accepted
+        return Candidates(dict.fromkeys(accepted, self.ask.class_name), tuple(steps))
+
+
+@dataclass(slots=True)
+class Judge:
+    """Judges the devices of a node for requests."""
+
+    node: Node
+    gates: frozenset[str]
+    offers: Sequence[Offer]
+    usage: Usage
+    selectors: Selectors
+    classes: Mapping[str, Class]
+    _overdrawn: dict[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._overdrawn = overdrawn(self.offers, self.usage)
+
+    def choose(self, claim: Claim, ask: Ask) -> Choice:
+        """Judge every device. Raises AllocationError for an expression or an amount that is wrong in itself."""
+        where = f"claim {claim.title}, request {ask.name}"
+        self._check(ask, where)
+        choice = Choice(ask)
+        for offer in self.offers:
+            if offer.is_hidden:
+                continue
+            fall = self._fall(choice, offer, where)
+            if fall is not None:
+                choice.fallen.setdefault(fall.what, []).append((offer.index, fall.why))
+                continue
+            barred = self._bar(choice, offer)
+            if barred is None or ask.is_all:
+                choice.accepted.append(offer.index)
+            if barred is not None and ask.is_all:
+                choice.blocked[offer.index] = barred
+            elif barred is not None:
+                choice.fallen.setdefault(barred.what, []).append((offer.index, barred.why))
+        return choice
+
+    def _check(self, ask: Ask, where: str) -> None:
+        chosen = self.classes[ask.class_name]
+        for number, expression in enumerate(chosen.selectors):
+            self.selectors.check(expression, f"class {chosen.name}: selector #{number}")
+        for number, expression in enumerate(ask.selectors):
+            self.selectors.check(expression, f"{where}: selector #{number}")
+
+    def _fall(self, choice: Choice, offer: Offer, where: str) -> Fall | None:
+        """Why a device is not among those that the request is about, whoever uses them."""
+        ask, device = choice.ask, offer.device
+        if offer.pool.state is not State.COMPLETE:
+            return Fall(f"are of a pool that is {offer.pool.state.value}", f"{offer.pool.title}: {offer.pool.why}")
+        if not reaches(self.node, offer.reach):
+            return Fall("do not reach the node")
+        if device.binding_conditions and gate.BINDING_CONDITIONS not in self.gates:
+            return Fall("have binding conditions, which are disabled", gate.BINDING_CONDITIONS)
+        if not ask.is_all and (used := self._in_use(ask, offer)) is not None:
+            return used
+        chosen = self.classes[ask.class_name]
+        told = f"class {chosen.name}"
+        if (fall := self._selected(choice, offer, chosen.selectors, "fail a selector of the class", told)) is not None:
+            return fall
+        if (fall := self._selected(choice, offer, ask.selectors, "fail a selector of the request", where)) is not None:
+            return fall
+        return self._capacity(choice, offer, where)
+
+    def _selected(self, choice: Choice, offer: Offer, expressions: Sequence[str], what: str, where: str) -> Fall | None:
+        for number, expression in enumerate(expressions):
+            verdict = self.selectors.verdict(expression, offer)
+            if isinstance(verdict, str):
+                told = f"{where}: selector #{number} on device {offer.title}: CEL runtime error: {verdict}"
+                choice.errors.append(f"{told}; correct the device, or guard the expression against it")
+                return Fall("cannot be judged by a selector", verdict)
+            if not verdict:
+                return Fall(what, expression)
+        return None
+
+    def _capacity(self, choice: Choice, offer: Offer, where: str) -> Fall | None:
+        if gate.CONSUMABLE_CAPACITY not in self.gates:
+            return None
+        try:
+            found = taken(choice.ask.capacity, offer.device, fractional=gate.FRACTIONAL_RANGE in self.gates)
+        except AmountError as error:
+            path = f"{choice.ask.path}.capacity.requests"
+            raise AllocationError(f"{where}: {path}: checking capacity for device {offer.title}: {error}") from None
+        if isinstance(found, str):
+            return Fall("do not offer the capacity", found)
+        if offer.is_shareable:
+            choice.takes[offer.index] = found
+        return None
+
+    def _bar(self, choice: Choice, offer: Offer) -> Fall | None:
+        """Why a device that the request is about cannot be had."""
+        ask, device = choice.ask, offer.device
+        if (used := self._in_use(ask, offer)) is not None:
+            return used
+        if offer.slice.skip_node_operations and (
+            gate.OPTIONAL_NODE_OPERATIONS not in self.gates
+            or OPTIONAL_NODE_OPERATIONS not in self.node.declared_features
+        ):
+            return Fall("skip node operations, which this node does not support", gate.OPTIONAL_NODE_OPERATIONS)
+        if device.uses_allocatable and gate.NODE_ALLOCATABLE in self.gates:
+            return Fall("use nodeAllocatableResources, an alpha feature that is not supported", gate.NODE_ALLOCATABLE)
+        if device.consumes and gate.PARTITIONABLE_DEVICES not in self.gates:
+            return Fall("consume counters, which are disabled", gate.PARTITIONABLE_DEVICES)
+        if self._draws(ask, offer) and (over := self._overdrawn.get(id(offer.pool))) is not None:
+            return Fall("are of a pool with an overdrawn counter", f"{over} of {offer.pool.title}")
+        if gate.DEVICE_TAINTS in self.gates and (taint := objection(device.taints, ask.tolerations)) is not None:
+            value = f"={taint.value}" if taint.value else ""
+            return Fall("have a taint that is not tolerated", f"{taint.key}{value}:{taint.effect}")
+        return self._exhausted(choice, offer)
+
+    def _draws(self, ask: Ask, offer: Offer) -> bool:
+        """Whether giving the device draws counters: admin access never does, nor one more share."""
+        more = offer.is_shareable and offer.id in self.usage.shared
+        return bool(offer.device.consumes) and not ask.admin and not more
+
+    def _in_use(self, ask: Ask, offer: Offer) -> Fall | None:
+        if ask.admin:
+            return None
+        if offer.id in self.usage.whole:
+            return Fall("are in use")
+        if offer.id in self.usage.shared and not offer.is_shareable:
+            return Fall("are in use", "in shares")
+        return None
+
+    def _exhausted(self, choice: Choice, offer: Offer) -> Fall | None:
+        if choice.ask.admin or not offer.is_shareable:
+            return None
+        used = self.usage.shared.get(offer.id, {})
+        for name, amount in choice.takes[offer.index].items():
+            capacity = offer.device.capacity[name].value
+            left = capacity.nano - used.get(name, 0)
+            if amount.nano > left:
+                shown = Amount.of(max(0, left), capacity.format)
+                return Fall("have too little capacity left", f"{shown} of {capacity} {name}, {amount} asked for")
+        return None

@@ -1,0 +1,16 @@
+"""What ends an allocation: an error that names the claim, the request, the field, and what to do."""
+
+from __future__ import annotations
+
+
+class AllocationError(Exception):
+    """The claims cannot be judged on this node: something in the input is wrong.
+
+    ``node_local`` tells that only this node's pools are at fault: other nodes may still do. Every other error would
+    come back on every node.
+    """
+
+    def __init__(self, message: str, *, node_local: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.node_local = node_local

@@ -1,0 +1,126 @@
+"""Reading manifest content field by field, with the path in every complaint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from devalloc.api.quantity import QuantityError, type_name
+from devalloc_solver.dra.amounts import Amount
+
+T = TypeVar("T")
+
+_KINDS: dict[type, str] = {str: "a text", bool: "a boolean", int: "a whole number", Mapping: "a map", list: "a list"}
+
+
+class FieldError(ValueError):
+    """Content that is not what the field takes; ``path`` says which field."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path} {message}" if path else message)
+        self.path = path
+
+
+class Fields:
+    """One map of a manifest. Whoever has read all that it knows calls ``finish``, which names what is left."""
+
+    __slots__ = ("content", "path", "seen")
+
+    def __init__(self, content: object, path: str) -> None:
+        if content is None:
+            content = {}
+        if not isinstance(content, Mapping):
+            raise FieldError(path, f"must be a map, not {type_name(content)}")
+        self.content: Mapping[str, Any] = content
+        self.path = path
+        self.seen: set[str] = set()
+
+    def at(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def has(self, name: str) -> bool:
+        return self.content.get(name) is not None
+
+    def _value(self, name: str, kind: type) -> Any:
+        self.seen.add(name)
+        value = self.content.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise FieldError(self.at(name), f"must be {_KINDS[kind]}, not {type_name(value)}")
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self._value(name, str)
+        return default if value is None else value
+
+    def needed(self, name: str) -> str:
+        value = self.text(name)
+        if not value:
+            raise FieldError(self.at(name), "is missing: every object of this kind has it")
+        return value
+
+    def optional(self, name: str) -> str | None:
+        value: str | None = self._value(name, str)
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        value: bool | None = self._value(name, bool)
+        return value
+
+    def number(self, name: str, default: int) -> int:
+        value = self._value(name, int)
+        return default if value is None else value
+
+    def amount(self, name: str) -> Amount | None:
+        self.seen.add(name)
+        value = self.content.get(name)
+        return None if value is None else read_amount(value, self.at(name))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        items = self._value(name, list) or ()
+        for index, item in enumerate(items):
+            if not isinstance(item, str):
+                raise FieldError(f"{self.at(name)}[{index}]", f"must be a text, not {type_name(item)}")
+        return tuple(items)
+
+    def items(self, name: str) -> Iterator[tuple[Any, str]]:
+        """The members of a list, each with its path."""
+        return ((item, f"{self.at(name)}[{i}]") for i, item in enumerate(self._value(name, list) or ()))
+
+    def pairs(self, name: str) -> Iterator[tuple[str, Any, str]]:
+        """The entries of a map, each with its path."""
+        found = self._value(name, Mapping) or {}
+        return ((str(key), value, f"{self.at(name)}[{str(key)!r}]") for key, value in found.items())
+
+    def amounts(self, name: str) -> dict[str, Amount]:
+        return {key: read_amount(value, path) for key, value, path in self.pairs(name)}
+
+    def within(self, name: str) -> Fields:
+        self.seen.add(name)
+        return Fields(self.content.get(name), self.at(name))
+
+    def given(self, name: str, read: Callable[[Fields], T]) -> T | None:
+        """What ``read`` makes of a map, or None where there is none."""
+        fields = self.within(name)
+        return read(fields) if self.has(name) else None
+
+    def skip(self, *names: str) -> None:
+        """Fields that are known and have no part in an allocation."""
+        self.seen.update(names)
+
+    def unknown(self) -> str | None:
+        """The path of a field that nobody reads, or None."""
+        return next((self.at(str(name)) for name in self.content if name not in self.seen), None)
+
+    def finish(self) -> None:
+        """Raises FieldError when something is left that no release up to 1.37 has."""
+        if (path := self.unknown()) is not None:
+            raise FieldError(path, "is not a field of resource.k8s.io/v1 that is known here: it may mean anything")
+
+
+def read_amount(value: object, path: str) -> Amount:
+    try:
+        return Amount.parse(value)
+    except QuantityError as error:
+        raise FieldError(path, str(error)) from None

@@ -1,0 +1,181 @@
+"""The devices that a node sees, numbered, and the same as the core's snapshot.
+
+Order of devices: pools, slices and devices as upstream goes through them; it is the last word on which device is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from devalloc_solver import snapshot as core
+from devalloc_solver.dra import features as gate
+from devalloc_solver.dra.objects import Attribute, Device, Node, Reach, Slice
+from devalloc_solver.dra.pools import Pool, State
+from devalloc_solver.dra.usage import DeviceId, Usage
+from devalloc_solver.holdings import Held, Holding
+
+UNREADABLE = "list"
+"""The kind of a list while lists are switched off: like nothing else."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A device in its pool and slice; ``index`` is its number in the snapshot."""
+
+    index: int
+    pool: Pool
+    slice: Slice
+    device: Device
+    is_shareable: bool
+    is_hidden: bool
+    """it does not reach the node, and counts as far as it draws counters"""
+
+    @property
+    def id(self) -> DeviceId:
+        return self.pool.driver, self.pool.name, self.device.name
+
+    @property
+    def title(self) -> str:
+        return "/".join(self.id)
+
+    @property
+    def reach(self) -> Reach:
+        """Which nodes reach it: said by the device or by its slice."""
+        return self.device.reach if self.slice.per_device else self.slice.reach
+
+
+def list_offers(pools: Sequence[Pool], usage: Usage, gates: frozenset[str]) -> list[Offer]:
+    """All devices of pools, and of those that do not reach the node the ones in use."""
+    offers: list[Offer] = []
+    sharing = gate.CONSUMABLE_CAPACITY in gates
+    for pool in pools:
+        for found, device, hidden in _devices(pool):
+            if hidden and not (device.consumes and usage.is_used((pool.driver, pool.name, device.name))):
+                continue
+            offers.append(Offer(len(offers), pool, found, device, sharing and device.allow_multiple, hidden))
+    return offers
+
+
+def _devices(pool: Pool) -> Iterator[tuple[Slice, Device, bool]]:
+    for found in pool.slices:
+        for device in found.devices:
+            yield found, device, False
+    for found in pool.hidden:
+        for device in found.devices:
+            yield found, device, True
+
+
+def lookup(offer: Offer, name: str) -> Attribute | None:
+    """An attribute by its full name; a name without domain is under the driver's."""
+    attributes = offer.device.attributes
+    found = attributes.get(name)
+    if found is None:
+        domain, slash, short = name.partition("/")
+        if slash and domain == offer.pool.driver:
+            found = attributes.get(short)
+    return found
+
+
+def relation_value(offer: Offer, name: str, *, lists: bool) -> object | None:
+    """The value of an attribute as relations compare it: with its type; a frozenset for a list; None without one."""
+    found = lookup(offer, name)
+    if found is None or not found.values:
+        return None
+    if not found.is_list:
+        return found.kind, found.values[0]
+    if not lists:
+        return UNREADABLE, offer.index
+    return frozenset((found.kind, value) for value in found.values)
+
+
+def make_snapshot(
+    offers: Sequence[Offer], node: Node, attributes: Collection[str], gates: frozenset[str]
+) -> core.Snapshot:
+    """The core's view of the devices, with the attributes that relations are about."""
+    lists = gate.LIST_ATTRIBUTES in gates
+    draws = gate.PARTITIONABLE_DEVICES in gates
+    pools: list[core.Pool] = []
+    for pool, members in _by_pool(offers):
+        local = all(offer.reach.node_name is not None and not offer.is_hidden for offer in members)
+        devices = tuple(
+            core.Device(
+                index=offer.index,
+                pool=len(pools),
+                name=offer.device.name,
+                attributes={
+                    name: value
+                    for name in attributes
+                    if (value := relation_value(offer, name, lists=lists)) is not None
+                },
+                resources=_resources(offer),
+                draws=_draws(offer) if draws and pool.state is State.COMPLETE else (),
+                undefined=None,
+                shareable=offer.is_shareable,
+                reach=frozenset() if offer.is_hidden else None if local else frozenset((node.name,)),
+            )
+            for offer in members
+        )
+        resources = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
+        where = node.name if local else None
+        pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
+    return _snapshot(pools)
+
+
+def _by_pool(offers: Sequence[Offer]) -> Iterator[tuple[Pool, list[Offer]]]:
+    pools: dict[int, list[Offer]] = {}
+    for offer in offers:
+        pools.setdefault(id(offer.pool), []).append(offer)
+    return ((members[0].pool, members) for members in pools.values())
+
+
+def _resources(offer: Offer) -> dict[str, core.Resource]:
+    """What shares take of a device; one that is taken whole needs none."""
+    if not offer.is_shareable:
+        return {}
+    return {name: core.Resource(1, max(0, found.value.nano)) for name, found in offer.device.capacity.items()}
+
+
+def _draws(offer: Offer) -> tuple[tuple[str, int], ...]:
+    total: dict[str, int] = {}
+    for use in offer.device.consumes:
+        for counter, amount in use.counters.items():
+            name = f"{use.counter_set}/{counter}"
+            total[name] = total.get(name, 0) + amount.nano
+    return tuple((name, nano) for name, nano in sorted(total.items()) if nano > 0)
+
+
+def _snapshot(pools: Sequence[core.Pool]) -> core.Snapshot:
+    by_node: dict[str | None, tuple[core.Pool, ...]] = {}
+    by_name: dict[str, tuple[core.Pool, ...]] = {}
+    for pool in pools:
+        by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
+        by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
+    devices = tuple(device for pool in pools for device in pool.devices)
+    return core.Snapshot(tuple(pools), devices, tuple(n for n in by_node if n is not None), by_node, by_name)
+
+
+def used_devices(offers: Sequence[Offer], usage: Usage) -> Holding:
+    """What is in use of these devices, as one holding."""
+    items = []
+    for offer in offers:
+        if offer.id in usage.whole or (offer.id in usage.shared and not offer.is_shareable):
+            items.append(Held(offer.index, None))
+        elif offer.id in usage.shared:
+            items.append(Held(offer.index, tuple(sorted(usage.shared[offer.id].items()))))
+    return Holding(("", "in use"), 0, tuple(items))
+
+
+def overdrawn(offers: Sequence[Offer], usage: Usage) -> dict[int, str]:
+    """Pools (by id of the object) with a counter of which more is in use than there is, and which counter that is."""
+    found: dict[int, str] = {}
+    for pool, members in _by_pool(offers):
+        left = {"/".join(key): nano for key, nano in pool.counters.items()}
+        for offer in members:
+            if pool.state is State.COMPLETE and usage.is_used(offer.id):
+                for name, nano in _draws(offer):
+                    left[name] -= nano
+        worst = next((name for name in sorted(left) if left[name] < 0), None)
+        if worst is not None:
+            found[id(pool)] = worst
+    return found

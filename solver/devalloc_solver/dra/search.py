@@ -1,0 +1,30 @@
+"""The search for devices: the exact placement on a node, and where its steps run out, the exact model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from devalloc_solver.assignment import Placement
+from devalloc_solver.demand import Unit
+from devalloc_solver.holdings import Holding, Ledger
+from devalloc_solver.snapshot import Snapshot
+
+
+def find(snapshot: Snapshot, holdings: Sequence[Holding], unit: Unit) -> list[Placement] | None:
+    """A placement of every demand of the unit, best first by S17; None when it is proven that there is none."""
+    from devalloc_solver.place import OutOfSteps, place
+
+    try:
+        found = place(snapshot, Ledger.of(snapshot, holdings), unit)
+        return None if found is None else list(found.placements)
+    except OutOfSteps:
+        return _solve(snapshot, holdings, unit)
+
+
+def _solve(snapshot: Snapshot, holdings: Sequence[Holding], unit: Unit) -> list[Placement] | None:
+    from devalloc_solver.assignment import name_devices
+    from devalloc_solver.goals import optimize
+    from devalloc_solver.model import build_model
+
+    search, _ = optimize(build_model(snapshot, holdings, [unit]), placement="pack", ends=None)
+    return name_devices(search) or None

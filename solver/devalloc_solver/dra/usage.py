@@ -1,0 +1,77 @@
+"""What is in use already: as the caller tells, and by claims that have an allocation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc_solver.dra.fields import Fields
+from devalloc_solver.dra.objects import Claim
+
+DeviceId = tuple[str, str, str]
+"""driver, pool, device"""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Devices that are taken, and what shares take of the others."""
+
+    whole: set[DeviceId] = field(default_factory=set)
+    shared: dict[DeviceId, dict[str, int]] = field(default_factory=dict)
+    """capacity -> nano units; empty where shares take none"""
+    share_ids: dict[DeviceId, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def is_used(self, device: DeviceId) -> bool:
+        return device in self.whole or device in self.shared
+
+    def add_share(self, device: DeviceId, share: str | None, consumed: Mapping[str, int]) -> None:
+        amounts = self.shared.setdefault(device, {})
+        for name, nano in consumed.items():
+            amounts[name] = amounts.get(name, 0) + nano
+        if share:
+            self.share_ids[device].add(share)
+
+
+def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[Claim]) -> Usage:
+    """Read ``{"devices": [...], "shares": [...], "consumedCapacity": [...]}``, and what claims with a status hold.
+
+    Devices of admin access hold nothing. Raises FieldError.
+    """
+    usage = Usage()
+    told = Fields(allocated, "allocated")
+    for item, path in told.items("devices"):
+        usage.whole.add(_device_id(Fields(item, path)))
+    for item, path in told.items("shares"):
+        fields = Fields(item, path)
+        usage.add_share(_device_id(fields), fields.text("shareID"), {})
+    for item, path in told.items("consumedCapacity"):
+        fields = Fields(item, path)
+        usage.add_share(_device_id(fields), None, _consumed(fields))
+    told.finish()
+    for claim in claims:
+        if claim.allocation is not None:
+            _add_claim(usage, claim)
+    return usage
+
+
+def _add_claim(usage: Usage, claim: Claim) -> None:
+    devices = Fields(claim.allocation, f"claim {claim.title}: status.allocation").within("devices")
+    for item, path in devices.items("results"):
+        result = Fields(item, path)
+        if result.flag("adminAccess"):
+            continue
+        share = result.optional("shareID")
+        if share is None:
+            usage.whole.add(_device_id(result))
+        else:
+            usage.add_share(_device_id(result), share, _consumed(result))
+
+
+def _device_id(fields: Fields) -> DeviceId:
+    return fields.needed("driver"), fields.needed("pool"), fields.needed("device")
+
+
+def _consumed(fields: Fields) -> dict[str, int]:
+    return {name: amount.nano for name, amount in fields.amounts("consumedCapacity").items()}
