@@ -1,0 +1,197 @@
+"""What a unit asks, read once for all nodes: its slots as bits of a mask, and the rules that tie them together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.place.steps import OutOfSteps
+from devalloc_solver.snapshot import Device
+
+_NOTHING: frozenset[object] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """One slot of the unit: one alternative of one detail of one claim."""
+
+    number: int
+    demand: int
+    detail: int
+    """position in ``Asks.details``, which counts over all claims"""
+    slot: Slot
+
+    @property
+    def bit(self) -> int:
+        return 1 << self.number
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the node alone says which devices it gets."""
+        return self.slot.mode in (Mode.EVERY, Mode.ADMIN_ALL)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it wants so many devices whatever their size: no more than the least ever helps."""
+        slot = self.slot
+        if slot.mode is Mode.WHOLE:
+            return not slot.requests and not slot.limits
+        return slot.mode is Mode.SHARE and slot.most == 1
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it gets one device only."""
+        slot = self.slot
+        return self.need == 1 and (self.is_counted or slot.mode is Mode.ADMIN_COUNT or slot.most == 1)
+
+    @property
+    def need(self) -> int:
+        """The fewest devices that it must have for itself."""
+        return self.slot.least if self.slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Devices of several asks that agree on attributes, or (in ``Asks.distincts``) differ in one."""
+
+    names: tuple[str, ...]
+    asks: int
+    """mask"""
+    listed: bool
+    """a list attribute has each of its members as a value"""
+
+    def values(self, device: Device) -> frozenset[object]:
+        """The values that devices may agree on; none where an attribute is missing (S15)."""
+        if self.listed:
+            return device.values(self.names[0])
+        attributes = device.attributes
+        if any(name not in attributes for name in self.names):
+            return _NOTHING
+        return frozenset((tuple(attributes[name] for name in self.names),))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asks:
+    """The unit as the search sees it."""
+
+    unit: Unit
+    asks: tuple[Ask, ...]
+    details: tuple[int, ...]
+    """per detail, claims in order: the mask of its alternatives; they have consecutive bits"""
+    twins: tuple[int | None, ...]
+    """per detail: the detail before it that asks for the same, so that the two may change places"""
+    ties: tuple[Tie, ...]
+    distincts: tuple[Tie, ...]
+    sets: tuple[tuple[Mapping[int, str | None], int], ...]
+    """(accepted devices, mask of the asks that accept them)"""
+    portions: tuple[tuple[Mapping[int, tuple[tuple[str, int], ...]], int], ...]
+    """(what a portion takes of each device, mask of the asks that take it)"""
+    resources: tuple[str, ...]
+    """names that some request or limit has"""
+    admin: int
+    share: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The attributes that ties read."""
+        return tuple(dict.fromkeys(name for tie in (*self.ties, *self.distincts) for name in tie.names))
+
+    def of(self, mask: int) -> Iterator[Ask]:
+        """The asks of a mask, in order."""
+        while mask:
+            low = mask & -mask
+            yield self.asks[low.bit_length() - 1]
+            mask ^= low
+
+
+def read_unit(unit: Unit) -> Asks:
+    """Raises OutOfSteps for the rare constructs that are left to CP-SAT."""
+    asks: list[Ask] = []
+    details: list[int] = []
+    for number, demand in enumerate(unit.demands):
+        for alternatives in demand.details:
+            mask = 0
+            for slot in alternatives:
+                asks.append(Ask(len(asks), number, len(details), slot))
+                mask |= asks[-1].bit
+            details.append(mask)
+    for ask in asks:
+        _refuse(ask, unit.demands[ask.demand])
+    ties, distincts = _ties(unit, asks)
+    sets: dict[int, tuple[Mapping[int, str | None], int]] = {}
+    portions: dict[int, tuple[Mapping[int, tuple[tuple[str, int], ...]], int]] = {}
+    for ask in asks:
+        accepted = ask.slot.candidates.accepted
+        sets[id(accepted)] = (accepted, sets.get(id(accepted), (accepted, 0))[1] | ask.bit)
+        if (taken := ask.slot.portions) and not ask.slot.mode.is_admin:
+            portions[id(taken)] = (taken, portions.get(id(taken), (taken, 0))[1] | ask.bit)
+    amounts = [ask.slot for ask in asks if not ask.slot.mode.is_admin]
+    return Asks(
+        unit=unit,
+        asks=tuple(asks),
+        details=tuple(details),
+        twins=_twins(unit, asks, details),
+        ties=ties,
+        distincts=distincts,
+        sets=tuple(sets.values()),
+        portions=tuple(portions.values()),
+        resources=tuple(sorted({n for s in amounts for n in (*s.requests, *s.limits)})),
+        admin=sum(ask.bit for ask in asks if ask.slot.mode.is_admin),
+        share=sum(ask.bit for ask in asks if ask.slot.mode is Mode.SHARE),
+    )
+
+
+def _refuse(ask: Ask, demand: Demand) -> None:
+    slot = ask.slot
+    if slot.portions and (slot.requests or slot.limits):
+        raise OutOfSteps("portions together with totals")
+    if demand.most is not None and not (ask.is_counted or ask.is_fixed or slot.mode is Mode.ADMIN_COUNT):
+        raise OutOfSteps("a cap on the entries of a claim whose number of devices is open")
+
+
+def _ties(unit: Unit, asks: Sequence[Ask]) -> tuple[tuple[Tie, ...], tuple[Tie, ...]]:
+    """(what must agree, what must differ)"""
+    ties: list[Tie] = []
+    distincts: list[Tie] = []
+    for number, demand in enumerate(unit.demands):
+        mine = [ask for ask in asks if ask.demand == number]
+        if demand.match:
+            ties.append(Tie(demand.match, sum(ask.bit for ask in mine), listed=False))
+        for relation in demand.relations:
+            mask = sum(ask.bit for ask in mine if ask.slot.label in relation.labels)
+            if mask:
+                (distincts if relation.distinct else ties).append(Tie((relation.attribute,), mask, listed=True))
+        ties += [Tie(ask.slot.match, ask.bit, listed=False) for ask in mine if ask.slot.match]
+    return tuple(ties), tuple(distincts)
+
+
+def _twins(unit: Unit, asks: Sequence[Ask], details: Sequence[int]) -> tuple[int | None, ...]:
+    """Equal details of a claim may change places, and so may claims that consist of one equal detail."""
+    seen: dict[object, int] = {}
+    twins: list[int | None] = []
+    for position, mask in enumerate(details):
+        mine = [ask for ask in asks if mask & ask.bit]
+        demand = unit.demands[mine[0].demand]
+        scope: object = mine[0].demand
+        if len(demand.details) == 1:
+            scope = (demand.match, demand.most, demand.once)
+        key = (scope, tuple(_shape(ask.slot, demand) for ask in mine))
+        twins.append(seen.get(key))
+        seen[key] = position
+    return tuple(twins)
+
+
+def _shape(slot: Slot, demand: Demand) -> tuple[object, ...]:
+    """Equal for slots that ask for the same."""
+    return (
+        id(slot.candidates.accepted),
+        slot.mode,
+        slot.least,
+        slot.most,
+        tuple(sorted(slot.requests.items())),
+        tuple(sorted(slot.limits.items())),
+        slot.match,
+        id(slot.portions) if slot.portions else None,
+        tuple((r.attribute, r.distinct, number) for number, r in enumerate(demand.relations) if slot.label in r.labels),
+    )

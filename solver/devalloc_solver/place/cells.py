@@ -1,0 +1,225 @@
+"""Cells: the parts of a pool that do not touch each other, and all that each can do for the lanes.
+
+Devices touch when they draw on a pool resource that may run short, when compatibility groups may keep them apart, or
+when they have a value of which there may be one only. A card with its partitions is a cell; so is a lot of equal
+devices that draw on nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from devalloc_solver.place.lanes import Kind, Lane, Lanes, Use, uses_of
+from devalloc_solver.place.options import Option, Shape, options_of
+from devalloc_solver.place.steps import Steps
+from devalloc_solver.snapshot import Device
+
+Counter = Hashable
+"""A pool resource by its name, or a (distinct, value) of which there is one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """Devices of a pool that are alike to the lanes."""
+
+    devices: tuple[Device, ...]
+    uses: tuple[Use, ...]
+    watchers: tuple[Lane, ...]
+    """admin lanes that may look at them"""
+    draws: tuple[tuple[Counter, int], ...]
+    group: object | None
+    seen: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """Stacks that share counters or groups."""
+
+    stacks: tuple[Stack, ...]
+    kind: int
+    """equal for cells that can do the same"""
+    options: tuple[Option, ...]
+    """what it can do beyond nothing, the most first"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Yard:
+    """The cells of one pool."""
+
+    pool: int
+    """position in ``Site.pools``"""
+    cells: tuple[Cell, ...]
+    is_open: bool
+    """whether the pool counts already"""
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for pools that can do the same."""
+        return (self.is_open, tuple(cell.kind for cell in self.cells))
+
+
+def make_yards(lanes: Lanes, steps: Steps) -> list[Yard]:
+    """The pools that can do something, each as its cells."""
+    site = lanes.stock.site
+    by_pool: dict[int, list[Stack]] = {pool: [] for pool in range(len(site.pools))}
+    for pool, stack in _stacks(lanes, steps):
+        by_pool[pool].append(stack)
+    wide = _wide_values(by_pool)
+    kinds: dict[Hashable, tuple[int, tuple[Option, ...]]] = {}
+    yards = []
+    for pool, stacks in by_pool.items():
+        free = lanes.stock.free[pool]
+        cells = []
+        for members in _components(lanes, stacks, free):
+            for stack_group in _split(members):
+                cells.append(_cell(lanes, stack_group, free, wide, kinds, steps))
+        if cells := [cell for cell in cells if cell.options]:
+            yards.append(Yard(pool, tuple(cells), pool in lanes.stock.opened))
+    return yards
+
+
+def _stacks(lanes: Lanes, steps: Steps) -> list[tuple[int, Stack]]:
+    """Lots that the lanes do not tell apart, together."""
+    stock = lanes.stock
+    alike: dict[object, list[Device]] = {}
+    parts: dict[object, tuple[int, Stack]] = {}
+    admins = [lane for lane in lanes.lanes if lane.kind is Kind.ADMIN]
+    for lot in stock.site.lots:
+        watchers = tuple(lane for lane in admins if lane.spots >> lot.number & 1)
+        group = stock.group(lot)
+        draws: tuple[tuple[Counter, int], ...] = stock.draws(lot)
+        uses: tuple[Use, ...] = ()
+        barred = group is not None and stock.groups[lot.pool] - {group}
+        if not barred and all(blocks <= stock.free[lot.pool][str(name)] for name, blocks in draws):
+            uses = uses_of(lanes, lot, steps)
+        if not uses and not watchers:
+            continue
+        if not uses:
+            draws, group = (), None
+        key: object = (lot.pool, uses, watchers, draws, group, lot.number in stock.seen)
+        alike.setdefault(key, []).extend(lot.devices)
+        parts[key] = (lot.pool, Stack((), uses, watchers, draws, group, lot.number in stock.seen))
+    found = []
+    for key, devices in alike.items():
+        pool, stack = parts[key]
+        ordered = tuple(sorted(devices, key=lambda device: device.index))
+        whole = Stack(ordered, stack.uses, stack.watchers, stack.draws, stack.group, stack.seen)
+        found.append((pool, whole))
+    return found
+
+
+def _values(stack: Stack) -> set[tuple[int, object]]:
+    return {value for use in stack.uses for value in use.values}
+
+
+def _wide_values(by_pool: dict[int, list[Stack]]) -> dict[tuple[int, object], int]:
+    """Distinct values that devices of several pools have -> a bit each."""
+    pools: dict[tuple[int, object], set[int]] = defaultdict(set)
+    for pool, stacks in by_pool.items():
+        for stack in stacks:
+            for value in _values(stack):
+                pools[value].add(pool)
+    wide = [value for value, found in pools.items() if len(found) > 1]
+    return {value: 1 << bit for bit, value in enumerate(wide)}
+
+
+def _components(lanes: Lanes, stacks: Sequence[Stack], free: dict[str, int]) -> list[list[Stack]]:
+    """Stacks that touch, together; in the order of their first devices."""
+    demand: dict[Counter, int] = defaultdict(int)
+    for stack in stacks:
+        most = min(stack.size, _most_uses(lanes, stack))
+        for name, blocks in stack.draws:
+            demand[name] += blocks * most
+    short = {name for name, total in demand.items() if total > free[str(name)]}
+    groups = {stack.group for stack in stacks if stack.group is not None}
+    leader: dict[Hashable, int] = {}
+    parent = list(range(len(stacks)))
+
+    def find(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = parent[parent[number]]
+            number = parent[number]
+        return number
+
+    for number, stack in enumerate(stacks):
+        links: list[Hashable] = [("draw", name) for name, _ in stack.draws if name in short]
+        links += [("value", value) for value in _values(stack)]
+        if stack.group is not None and len(groups) > 1:
+            links.append("group")
+        for link in links:
+            parent[find(number)] = find(leader.setdefault(link, number))
+    members: dict[int, list[Stack]] = {}
+    for number, stack in enumerate(stacks):
+        kept = tuple((name, blocks) for name, blocks in stack.draws if name in short)
+        group = stack.group if len(groups) > 1 else None
+        members.setdefault(find(number), []).append(
+            Stack(stack.devices, stack.uses, stack.watchers, kept, group, stack.seen)
+        )
+    return list(members.values())
+
+
+def _most_uses(lanes: Lanes, stack: Stack) -> int:
+    """No more devices than the lanes need can be of use; amounts may need all."""
+    total = 0
+    for number in {lane for use in stack.uses for lane, _ in use.takes}:
+        lane = lanes.lanes[number]
+        if lane.kind is not Kind.COUNT:
+            return stack.size
+        total += lanes.needs[lane.first]
+    return total
+
+
+def _split(stacks: list[Stack]) -> list[list[Stack]]:
+    """A stack that touches nothing may be taken device by device, which is better where each has many uses."""
+    if len(stacks) > 1 or stacks[0].draws or stacks[0].group is not None or stacks[0].watchers:
+        return [stacks]
+    one = stacks[0]
+    if _values(one) or all(len(use.takes) == 1 and use.takes[0][1] == 1 for use in one.uses) or one.size == 1:
+        return [stacks]
+    return [[Stack((device,), one.uses, (), (), None, one.seen)] for device in one.devices]
+
+
+def _cell(
+    lanes: Lanes,
+    stacks: Sequence[Stack],
+    free: dict[str, int],
+    wide: dict[tuple[int, object], int],
+    kinds: dict[Hashable, tuple[int, tuple[Option, ...]]],
+    steps: Steps,
+) -> Cell:
+    renamed: dict[Counter, int] = {}
+    counters: list[int] = []
+
+    def rename(counter: Counter, capacity: int) -> int:
+        if counter not in renamed:
+            renamed[counter] = len(counters)
+            counters.append(capacity)
+        return renamed[counter]
+
+    shapes = []
+    for stack in stacks:
+        draws = tuple((rename(name, free[str(name)]), blocks) for name, blocks in stack.draws)
+        group = None if stack.group is None else rename(("group", stack.group), 0)
+        uses = tuple(
+            (use, tuple(rename(v, 1) for v in use.values), sum(wide.get(v, 0) for v in use.values))
+            for use in stack.uses
+        )
+        shapes.append(Shape(stack.size, draws, group, stack.seen, stack.watchers, uses))
+    named = tuple(
+        (
+            *(shape.size, shape.draws, shape.group, shape.seen, shape.watchers),
+            tuple((use.gain, use.spend, use.cost, use.takes, values, bits) for use, values, bits in shape.uses),
+        )
+        for shape in shapes
+    )
+    key: Hashable = (named, tuple(counters))
+    if key not in kinds:
+        kinds[key] = (len(kinds), tuple(options_of(lanes, shapes, counters, steps)))
+    kind, options = kinds[key]
+    return Cell(tuple(stacks), kind, options)

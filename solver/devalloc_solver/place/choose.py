@@ -1,0 +1,97 @@
+"""The alternatives: depth first in the order of preference, so that the first choice that fits is the best one (S17).
+
+Before a detail is decided further, counting bounds say whether the rest may still fit. A complete choice that fails is
+made smaller until it fails for a reason: that part is never tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from devalloc_solver.place.screen import Screen
+from devalloc_solver.place.settle import Settled, Settler
+from devalloc_solver.place.steps import Steps
+
+Vector = tuple[int, ...]
+"""The chosen index of each oneOf, in the order of claims and details."""
+
+
+@dataclass(slots=True)
+class Chooser:
+    """Chooses on one node."""
+
+    screen: Screen
+    steps: Steps
+    conflicts: list[int] = field(default_factory=list)
+    """masks of asks that cannot be chosen together"""
+
+    def best(self, limit: Vector | None) -> tuple[Vector, Settled] | None:
+        """The best choice that is no worse than ``limit``, and how it is served."""
+        allowed = self.screen.viable()
+        if not self.screen.may_choose(allowed):
+            return None
+        for chosen in self._choices(0, 0, allowed, limit):
+            settled = Settler(self.screen, self.steps).settle(chosen)
+            if settled is not None:
+                return self.vector(chosen), settled
+            self._learn(chosen)
+        return None
+
+    def vector(self, chosen: int) -> Vector:
+        """Only of details that have a choice."""
+        asks = self.screen.site.asks
+        return tuple(a for ask in asks.of(chosen) if (a := ask.slot.alternative) is not None)
+
+    def _choices(self, detail: int, chosen: int, allowed: int, limit: Vector | None) -> Iterator[int]:
+        """Complete choices that the bounds let pass, best first. ``allowed``: what open details may still choose."""
+        asks = self.screen.site.asks
+        if detail == len(asks.details):
+            if not any(conflict & ~chosen == 0 for conflict in self.conflicts):
+                yield chosen
+            return
+        for ask in asks.of(asks.details[detail] & allowed):
+            self.steps.spend()
+            if not self._keeps_order(detail, ask.bit, chosen):
+                continue
+            picked = chosen | ask.bit
+            if limit is not None and (mine := self.vector(picked)) > limit[: len(mine)]:
+                return
+            left = self._without_conflicts(picked, allowed & ~asks.details[detail] | ask.bit, detail + 1)
+            if left is None or (asks.details[detail] != ask.bit and not self.screen.may_choose(left)):
+                continue
+            yield from self._choices(detail + 1, picked, left, limit)
+
+    def _keeps_order(self, detail: int, bit: int, chosen: int) -> bool:
+        """Of equal details the later ones choose no earlier alternative: they could change places."""
+        asks = self.screen.site.asks
+        twin = asks.twins[detail]
+        if twin is None:
+            return True
+        first = asks.details[twin] & -asks.details[twin]
+        mine = asks.details[detail] & -asks.details[detail]
+        return bit // mine >= (chosen & asks.details[twin]) // first
+
+    def _without_conflicts(self, picked: int, allowed: int, detail: int) -> int | None:
+        """``allowed`` less what conflicts with the choices made; None where nothing is left of a detail."""
+        for conflict in self.conflicts:
+            rest = conflict & ~picked
+            if not rest:
+                return None
+            if not rest & (rest - 1):
+                allowed &= ~rest
+        details = self.screen.site.asks.details
+        return allowed if all(mask & allowed for mask in details[detail:]) else None
+
+    def _learn(self, chosen: int) -> None:
+        """Remember a part of a failed choice that fails on its own."""
+        asks = self.screen.site.asks
+        if all(mask & (mask - 1) == 0 for mask in asks.details):
+            return
+        settler = Settler(self.screen, self.steps)
+        conflict = chosen
+        for ask in asks.of(chosen):
+            less = conflict & ~ask.bit
+            if less and settler.settle(less, any_will_do=True) is None:
+                conflict = less
+        self.conflicts.append(conflict)

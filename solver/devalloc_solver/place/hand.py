@@ -1,0 +1,144 @@
+"""From a cover to names: which devices each ask gets, and how much of each (S11, S18)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from devalloc_solver.assignment import Entry, Placement
+from devalloc_solver.demand import Mode
+from devalloc_solver.place.asks import Ask
+from devalloc_solver.place.cells import Stack
+from devalloc_solver.place.cover import Cover
+from devalloc_solver.place.lanes import Kind, Lane, Lanes
+from devalloc_solver.place.options import Option
+from devalloc_solver.place.site import fixed_devices
+from devalloc_solver.snapshot import Device
+
+
+def hand_out(lanes: Lanes, cover: Cover, chosen: int) -> tuple[Placement, ...]:
+    """The placements of the unit's claims, devices in natural order."""
+    site = lanes.stock.site
+    entries: dict[int, list[Entry]] = {}
+    for ask in site.asks.of(chosen):
+        if ask.is_fixed:
+            found = [device for lot in fixed_devices(site, ask) for device in lot.devices]
+            entries[ask.number] = [Entry(ask.slot, device, _portion(ask, device)) for device in found]
+    given: dict[int, list[Device]] = defaultdict(list)
+    for _, cell, option in cover.parts:
+        _name(lanes, cell.stacks, option, given)
+    for lane in lanes.lanes:
+        devices = sorted(given[lane.number], key=lambda device: device.index)
+        entries.update(_shares(lanes, lane, devices) if lane.kind is Kind.SHARE else _deal(lane, devices))
+    ordered = [sorted(entries[ask.number], key=lambda entry: entry.device.index) for ask in site.asks.of(chosen)]
+    everything = [entry for found in ordered for entry in found]
+    networked = all(site.ledger.snapshot.pools[entry.device.pool].node is None for entry in everything)
+    node = None if networked and site.asks.unit.is_free else site.node
+    by_demand: dict[int, list[Entry]] = defaultdict(list)
+    for ask, mine in zip(site.asks.of(chosen), ordered, strict=True):
+        by_demand[ask.demand] += mine
+    return tuple(
+        Placement(demand, node, tuple(by_demand[number])) for number, demand in enumerate(site.asks.unit.demands)
+    )
+
+
+def _name(lanes: Lanes, stacks: Sequence[Stack], option: Option, given: dict[int, list[Device]]) -> None:
+    """The first devices of each stack go to its uses; admins look at devices in use before others."""
+    first: dict[int, int] = defaultdict(int)
+    owners: dict[int, set[int | None]] = defaultdict(set)
+    """device -> the claims that have it"""
+    for number, position, count in option.uses:
+        stack = stacks[number]
+        for device in stack.devices[first[number] : first[number] + count]:
+            for taker, times in stack.uses[position].takes:
+                given[taker] += [device] * times
+                owners[device.index].add(lanes.lanes[taker].demand)
+        first[number] += count
+    for number, position, count in option.looks:
+        lane = lanes.lanes[position]
+        free = [
+            device
+            for device in stacks[number].devices
+            if lane.demand is None or device.shareable or lane.demand not in owners[device.index]
+        ]
+        for device in sorted(free, key=lambda device: not owners[device.index])[:count]:
+            given[position].append(device)
+            owners[device.index].add(lane.demand)
+
+
+def _deal(lane: Lane, devices: Sequence[Device]) -> dict[int, list[Entry]]:
+    """Devices of a lane to its asks, in order; more than they need is left."""
+    entries: dict[int, list[Entry]] = {}
+    start = 0
+    for ask in lane.asks:
+        count = len(devices) if lane.kind is Kind.TOTAL else ask.need
+        entries[ask.number] = [Entry(ask.slot, d, _portion(ask, d)) for d in devices[start : start + count]]
+        if lane.kind is not Kind.ADMIN or lane.demand is not None:
+            start += count
+    return entries
+
+
+def _portion(ask: Ask, device: Device) -> tuple[tuple[str, int], ...]:
+    slot = ask.slot
+    if slot.mode.is_admin:
+        return ()
+    if slot.mode is Mode.SHARE:
+        blocks = {name: device.resources[name].block for name in slot.requests}
+        return tuple((n, -(-nano // blocks[n]) * blocks[n]) for n, nano in sorted(slot.requests.items()))
+    return slot.portions.get(device.index, ())
+
+
+# -- shares ----------------------------------------------------------------------------------------------------------
+
+
+def _shares(lanes: Lanes, lane: Lane, devices: Sequence[Device]) -> dict[int, list[Entry]]:
+    """Blocks for each ask: of one device if one has the room, else of as many as it takes (S11)."""
+    lots = {device.index: lot for lot in lanes.stock.site.lots for device in lot.devices}
+    blocks: dict[int, dict[str, int]] = {}
+    """device -> resource -> free blocks"""
+    for device in devices:
+        lot = lots[device.index]
+        free = {name: lanes.stock.free_nano(lot, name) for ask in lane.asks for name in ask.slot.requests}
+        blocks[device.index] = {n: nano // device.resources[n].block for n, nano in free.items() if nano > 0}
+    entries: dict[int, list[Entry]] = {}
+    for ask in lane.asks:
+        taken = _one_device(ask, devices, blocks) or _several(ask, devices, blocks)
+        for index, amounts in taken.items():
+            for name, count in amounts.items():
+                blocks[index][name] -= count
+        entries[ask.number] = [
+            Entry(ask.slot, device, tuple((n, c * device.resources[n].block) for n, c in sorted(mine.items())))
+            for device in devices
+            if (mine := {n: c for n, c in taken.get(device.index, {}).items() if c})
+        ]
+    return entries
+
+
+def _one_device(
+    ask: Ask, devices: Iterable[Device], blocks: dict[int, dict[str, int]]
+) -> dict[int, dict[str, int]] | None:
+    for device in devices:
+        wanted = {}
+        for name, nano in ask.slot.requests.items():
+            if name in device.resources:
+                wanted[name] = -(-nano // device.resources[name].block)
+        free = blocks[device.index]
+        if len(wanted) == len(ask.slot.requests) and all(free.get(n, 0) >= count for n, count in wanted.items()):
+            return {device.index: wanted}
+    return None
+
+
+def _several(ask: Ask, devices: Sequence[Device], blocks: dict[int, dict[str, int]]) -> dict[int, dict[str, int]]:
+    """All that may help, then blocks are given back until one less anywhere would miss the request."""
+    taken: dict[int, dict[str, int]] = {device.index: {} for device in devices}
+    for name, nano in ask.slot.requests.items():
+        having = [device for device in devices if blocks[device.index].get(name)]
+        size = {device.index: device.resources[name].block for device in having}
+        for device in having:
+            taken[device.index][name] = min(blocks[device.index][name], -(-nano // size[device.index]))
+        surplus = sum(taken[index][name] * size[index] for index in size) - nano
+        for index in sorted(size, key=lambda index: (taken[index][name] * size[index], -index)):
+            back = min(taken[index][name], surplus // size[index])
+            taken[index][name] -= back
+            surplus -= back * size[index]
+    return taken

@@ -1,0 +1,24 @@
+"""Leaving out what something else does at least as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def undominated(things: Iterable[T], rank: Callable[[T], tuple[tuple[int, ...], int]]) -> list[T]:
+    """Those of which no other is as good in every number without using up more; best sums first, equal ones once.
+
+    ``rank`` gives (numbers of which more is better, mask of what is used up).
+    """
+    ranked = sorted(((*rank(thing), thing) for thing in things), key=lambda row: -sum(row[0]))
+    kept: list[tuple[tuple[int, ...], int, T]] = []
+    for numbers, used, thing in ranked:
+        for others, theirs, _ in kept:
+            if not theirs & ~used and all(map(int.__ge__, others, numbers)):
+                break
+        else:
+            kept.append((numbers, used, thing))
+    return [thing for _, _, thing in kept]

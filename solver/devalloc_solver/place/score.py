@@ -1,0 +1,95 @@
+"""How good a placement is: goals 2 to 5 of S17 in order, as a tuple to compare."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from devalloc_solver.assignment import Entry, Placement
+from devalloc_solver.demand import Mode
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.snapshot import Device, Pool, Snapshot
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Score:
+    """Smaller is better. The first three are proven; the policy is a preference."""
+
+    one_of: tuple[int, ...]
+    """chosen alternatives, claims in order"""
+    pools: int
+    """distinct pools, those of admin details too"""
+    devices: int
+    """distinct devices, likewise"""
+    policy: tuple[int, ...]
+    """entries of shares, node and pools not in use (negated to spread), loss of large partitions, natural order"""
+
+
+def score_of(
+    snapshot: Snapshot,
+    ledger: Ledger,
+    placements: Sequence[Placement],
+    node: str | None,
+    busy: set[int],
+    placement: str,
+) -> Score:
+    """``busy`` are the pools in use."""
+    entries = [entry for placed in placements for entry in placed.entries]
+    pools = sorted({entry.device.pool for entry in entries})
+    devices = {entry.device.index: entry.device for entry in entries}
+    sign = 1 if placement == "pack" else -1
+    busy_node = any(pool.index in busy for pool in snapshot.pools_by_node.get(node, ())) if node is not None else True
+    offsets = sum(index - snapshot.pools[device.pool].devices[0].index for index, device in devices.items())
+    policy = (
+        sum(entry.slot.mode is Mode.SHARE for entry in entries),
+        sign * (not busy_node),
+        sign * sum(pool not in busy for pool in pools),
+        loss(snapshot, ledger, entries) if placement == "pack" else 0,
+        sum(pools),
+        offsets,
+    )
+    return Score(_one_of(placements), len(pools), len(devices), policy)
+
+
+def _one_of(placements: Iterable[Placement]) -> tuple[int, ...]:
+    chosen = {
+        (number, entry.slot.detail): entry.slot.alternative
+        for number, placed in enumerate(placements)
+        for entry in placed.entries
+    }
+    return tuple(alternative for _, alternative in sorted(chosen.items()) if alternative is not None)
+
+
+def loss(snapshot: Snapshot, ledger: Ledger, entries: Iterable[Entry]) -> int:
+    """How much smaller the largest device is that each pool has left, in thousandths of a pool."""
+    taken: dict[int, dict[int, Device]] = defaultdict(dict)
+    for entry in entries:
+        if entry.device.draws and not entry.slot.mode.is_admin and not ledger.in_use(entry.device):
+            taken[entry.device.pool][entry.device.index] = entry.device
+    total = 0
+    for index, devices in taken.items():
+        pool = snapshot.pools[index]
+        free = {name: ledger.free_pool_blocks(index, name) for name in pool.resources}
+        before = _largest(pool, ledger, free)
+        for device in devices.values():
+            for name, blocks in device.draws:
+                free[name] -= blocks
+        total += before - _largest(pool, ledger, free)
+    return total
+
+
+def _largest(pool: Pool, ledger: Ledger, free: dict[str, int]) -> int:
+    shapes = {
+        device.draws
+        for device in pool.devices
+        if device.undefined is None and device.unavailable is None and not ledger.in_use(device)
+    }
+    return max(
+        (
+            sum(1000 * blocks // pool.resources[name].blocks for name, blocks in draws if pool.resources[name].blocks)
+            for draws in shapes
+            if all(blocks <= free[name] for name, blocks in draws)
+        ),
+        default=0,
+    )

@@ -1,0 +1,174 @@
+"""Counting bounds: what cannot fit on a node, found without a search.
+
+A relaxation: of an open detail any alternative will do, devices are told apart by who may take them only, and of pool
+resources only their sum counts. What it refutes is refuted; what it lets pass must be searched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from devalloc_solver.demand import Mode
+from devalloc_solver.place.asks import Ask
+from devalloc_solver.place.families import families
+from devalloc_solver.place.flow import fits
+from devalloc_solver.place.site import Lot, Site, state_of
+
+_MANY = 1 << 30
+"""Takes of devices that are taken in portions: not bounded here."""
+
+
+class Screen:
+    """The bounds of one node."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.takers = [lot.takers for lot in site.lots]
+        self.families = families(site)
+        self.ties = [self._tie_masks(number) for number in range(len(site.asks.ties))]
+        self._kinds: list[object] | None = None
+        self._pools: dict[int, int] = {}
+
+    @property
+    def kinds(self) -> list[object]:
+        """Per lot what distinguishes it, but for the attributes that ties read."""
+        if self._kinds is None:
+            asks, ledger = self.site.asks, self.site.ledger
+            self._kinds = [(lot.pool, state_of(asks, lot.one, ledger)) for lot in self.site.lots]
+        return self._kinds
+
+    def viable(self) -> int:
+        """The asks that could be served on their own, as far as counts tell."""
+        return sum(ask.bit for ask in self.site.asks.asks if self._is_viable(ask))
+
+    def may_choose(self, allowed: int) -> bool:
+        """Whether some choice among the allowed asks may fit, as things stand."""
+        details = self.site.asks.details
+        for number, masks in enumerate(self.ties):
+            free = ~self.site.asks.ties[number].asks
+            if not any(all(d & allowed & (mask | free) for d in details) for mask in masks):
+                return False
+        return self.may_fit(allowed, self.takers)
+
+    def may_fit(self, allowed: int, takers: Sequence[int]) -> bool:
+        """The same where ``takers`` (per lot) says who may take what. Details without an allowed ask are left aside."""
+        asks = self.site.asks
+        classes: dict[int, int] = defaultdict(int)
+        for lot, mask in zip(self.site.lots, takers, strict=True):
+            if mask := mask & allowed & ~asks.admin:
+                classes[mask] += _MANY if lot.one.shareable else lot.size
+        lanes: dict[int, int] = defaultdict(int)
+        for detail in asks.details:
+            mine = detail & allowed
+            if not mine or mine & asks.admin:
+                continue
+            spots = sum(1 << position for position, mask in enumerate(classes) if mask & mine)
+            if not spots:
+                return False
+            lanes[spots] += min(self._exclusive(ask, takers) for ask in asks.of(mine))
+        if not fits(list(lanes.items()), list(classes.values())):
+            return False
+        return all(self._weighs(allowed, takers, family.weights) <= family.total for family in self.families)
+
+    def _exclusive(self, ask: Ask, takers: Sequence[int]) -> int:
+        """Devices that an ask must have for itself."""
+        if ask.slot.mode is Mode.WHOLE:
+            return ask.slot.least
+        if ask.slot.mode is Mode.EVERY:
+            return sum(lot.size for lot in self.site.lots if takers[lot.number] & ask.bit and not lot.one.shareable)
+        return 0
+
+    def _weighs(self, allowed: int, takers: Sequence[int], weights: Sequence[int]) -> int:
+        """What the details draw at the least of a family of pool resources."""
+        total = 0
+        for detail in self.site.asks.details:
+            mine = [*self.site.asks.of(detail & allowed)]
+            if mine and all(ask.slot.mode is Mode.WHOLE for ask in mine):
+                total += min(ask.slot.least * self._lightest(ask, takers, weights) for ask in mine)
+        return total
+
+    def _lightest(self, ask: Ask, takers: Sequence[int], weights: Sequence[int]) -> int:
+        lots = [lot for lot in self.site.lots if takers[lot.number] & ask.bit]
+        return min((0 if lot.one.shareable else weights[lot.number] for lot in lots), default=0)
+
+    def _is_viable(self, ask: Ask) -> bool:
+        lots = [lot for lot in self.site.lots if lot.takers & ask.bit]
+        slot = ask.slot
+        if not lots:
+            return False
+        if slot.mode is Mode.WHOLE or slot.mode is Mode.ADMIN_COUNT:
+            if _count(lots, ask) < slot.least:
+                return False
+            most = slot.most
+            return slot.mode is not Mode.WHOLE or all(_sum(lots, n, most) >= a for n, a in slot.requests.items())
+        if slot.mode is Mode.SHARE:
+            free = self.site.free_nano
+            return all(sum(free(lot, name) * lot.size for lot in lots) >= a for name, a in slot.requests.items())
+        return slot.mode is not Mode.EVERY or all(
+            lot.takers & ask.bit for lot in self.site.lots if lot.accepted & ask.bit
+        )
+
+    # -- ties --------------------------------------------------------------------------------------------------------
+
+    def _tie_masks(self, number: int) -> list[int]:
+        """Per value of a tie the asks that have enough devices with it; those that nothing else does better."""
+        site = self.site
+        tie = site.asks.ties[number]
+        sizes: dict[object, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for lot in site.lots:
+            for value in site.tie_values[number][lot.number]:
+                for ask in site.asks.of(lot.takers & tie.asks):
+                    sizes[value][ask.number] += _MANY if lot.one.shareable else lot.size
+        masks = {sum(1 << n for n, size in found.items() if size >= site.asks.asks[n].need) for found in sizes.values()}
+        kept = [mask for mask in sorted(masks) if not any(mask != other and not mask & ~other for other in masks)]
+        return kept or [0]
+
+    # -- pools -------------------------------------------------------------------------------------------------------
+
+    def fewest_pools(self, chosen: int) -> int:
+        """A lower bound of the pools that a choice uses."""
+        if chosen not in self._pools:
+            self._pools[chosen] = self._fewest_pools(chosen)
+        return self._pools[chosen]
+
+    def _fewest_pools(self, chosen: int) -> int:
+        needs: dict[tuple[tuple[int, int], ...], int] = {}
+        for ask in self.site.asks.of(chosen):
+            sizes: dict[int, int] = defaultdict(int)
+            for lot in self.site.lots:
+                if lot.takers & ask.bit:
+                    sizes[lot.pool] += _MANY if lot.one.shareable else lot.size
+            key = tuple(sorted(sizes.items()))
+            if ask.is_fixed:
+                needs[(*key, (-1, ask.number))] = 0
+            elif ask.slot.mode is Mode.WHOLE:
+                needs[key] = needs.get(key, 0) + ask.slot.least
+            else:
+                needs[key] = max(needs.get(key, 0), ask.need)
+        parts = []
+        for key, need in needs.items():
+            pools = frozenset(pool for pool, _ in key if pool >= 0)
+            count = len(pools) if not need else 0
+            for size in sorted((size for pool, size in key if pool >= 0), reverse=True):
+                if need > 0:
+                    need, count = need - size, count + 1
+            parts.append((count, pools))
+        total, used = 0, frozenset[int]()
+        for count, pools in sorted(parts, key=lambda part: (-part[0], len(part[1]))):
+            if not pools & used:
+                total, used = total + count, used | pools
+        return total
+
+
+def _count(lots: Sequence[Lot], ask: Ask) -> int:
+    many = any(lot.one.shareable for lot in lots) and ask.slot.mode is Mode.WHOLE
+    return _MANY if many else sum(lot.size for lot in lots)
+
+
+def _sum(lots: Sequence[Lot], name: str, most: int | None) -> int:
+    """The most that so many devices have of a resource."""
+    amounts = sorted(
+        (lot.one.resources[name].nano for lot in lots for _ in lot.devices if name in lot.one.resources), reverse=True
+    )
+    return sum(amounts[:most])

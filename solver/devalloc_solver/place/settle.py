@@ -1,0 +1,157 @@
+"""One choice of alternatives on one node: the values that ties agree on, then the cover.
+
+Ties are settled one after the other. A value is left out where its devices are too few, where a counting bound says
+so, and where another value is like it in all that matters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from devalloc_solver.place.asks import Tie
+from devalloc_solver.place.cells import make_yards
+from devalloc_solver.place.cover import Cover, cover
+from devalloc_solver.place.lanes import Lanes, make_lanes
+from devalloc_solver.place.screen import Screen
+from devalloc_solver.place.steps import Steps
+from devalloc_solver.place.stock import take_stock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settled:
+    """The best way to serve a choice of alternatives on one node."""
+
+    lanes: Lanes
+    cover: Cover
+    chosen: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(pools, devices)"""
+        stock = self.lanes.stock
+        seen = sum(stock.site.lots[number].size for number in stock.seen)
+        return len(stock.opened) + self.cover.pools, seen + self.lanes.constant + self.cover.cost
+
+
+@dataclass(slots=True)
+class Settler:
+    """Settles choices on one node."""
+
+    screen: Screen
+    steps: Steps
+
+    def settle(self, chosen: int, *, any_will_do: bool = False) -> Settled | None:
+        """The best over all values, or the first with ``any_will_do``; None when there is none."""
+        site = self.screen.site
+        takers = [lot.takers & chosen for lot in site.lots]
+        ties = []
+        for number, tie in enumerate(site.asks.ties):
+            if not tie.asks & chosen:
+                continue
+            if self._is_single(tie, chosen):
+                values = site.tie_values[number]
+                takers = [t if values[lot] else t & ~tie.asks for lot, t in enumerate(takers)]
+            else:
+                ties.append(number)
+        search = _Values(self.screen, self.steps, chosen, any_will_do)
+        search.go(ties, takers, {})
+        return search.best
+
+    def _is_single(self, tie: Tie, chosen: int) -> bool:
+        """One device agrees with itself: it must only have the attributes."""
+        asks = [*self.screen.site.asks.of(tie.asks & chosen)]
+        return len(asks) == 1 and not asks[0].is_fixed and asks[0].is_single
+
+
+@dataclass(slots=True)
+class _Values:
+    """Depth first over the ties."""
+
+    screen: Screen
+    steps: Steps
+    chosen: int
+    any_will_do: bool
+    best: Settled | None = None
+    done: bool = False
+
+    def go(self, ties: list[int], takers: list[int], agreed: dict[int, object]) -> None:
+        if not self.screen.may_fit(self.chosen, takers):
+            return
+        if not ties:
+            self._cover(takers)
+            return
+        site = self.screen.site
+        number = min(ties, key=lambda t: len(self._values(t, takers)))
+        tie = site.asks.ties[number]
+        rest = [other for other in ties if other != number]
+        for value in self._distinct_values(number, rest, takers):
+            self.steps.spend()
+            values = site.tie_values[number]
+            left = [t if value in values[lot] else t & ~tie.asks for lot, t in enumerate(takers)]
+            self.go(rest, left, {**agreed, number: value})
+            if self.done:
+                return
+
+    def _values(self, number: int, takers: list[int]) -> dict[object, int]:
+        """The values that every ask of the tie has enough devices of -> the first lot that has each."""
+        site = self.screen.site
+        asks = [*site.asks.of(site.asks.ties[number].asks & self.chosen)]
+        found: dict[object, int] | None = None
+        for ask in asks:
+            sizes: dict[object, int] = defaultdict(int)
+            first: dict[object, int] = {}
+            for lot in site.lots:
+                if takers[lot.number] & ask.bit:
+                    size = ask.need if lot.one.shareable else lot.size
+                    for value in site.tie_values[number][lot.number]:
+                        sizes[value] += size
+                        first.setdefault(value, lot.number)
+            enough = {value: first[value] for value, size in sizes.items() if size >= ask.need}
+            found = enough if found is None else {value: lot for value, lot in found.items() if value in enough}
+        return found or {}
+
+    def _distinct_values(self, number: int, rest: list[int], takers: list[int]) -> Iterator[object]:
+        """Values in the order of their devices, one of each kind."""
+        site = self.screen.site
+        mine = site.asks.ties[number]
+        # What another rule reads tells values apart, but for rules on the very same attributes: they see a swap too.
+        others = [n for n in rest if site.asks.ties[n].names != mine.names]
+        differing = [n for n, tie in enumerate(site.asks.distincts) if tie.names != mine.names]
+        seen: set[object] = set()
+        found = self._values(number, takers)
+        for value in sorted(found, key=lambda v: (found[v], repr(v))):
+            signature: Counter[object] = Counter()
+            for lot in site.lots:
+                values = site.tie_values[number][lot.number]
+                if value not in values:
+                    continue
+                signature[
+                    takers[lot.number],
+                    self.screen.kinds[lot.number],
+                    values - {value},
+                    tuple(site.tie_values[n][lot.number] for n in others),
+                    tuple(site.distinct_values[n][lot.number] for n in differing),
+                ] += lot.size
+            key = frozenset(signature.items())
+            if key not in seen:
+                seen.add(key)
+                yield value
+
+    def _cover(self, takers: list[int]) -> None:
+        stock = take_stock(self.screen.site, takers, self.chosen)
+        if stock is None:
+            return
+        lanes = make_lanes(stock, self.chosen)
+        most = None if self.best is None else self.best.size[0] - len(stock.opened)
+        if most is not None and most < 0:
+            return
+        found = cover(lanes, make_yards(lanes, self.steps), self.steps, most=most)
+        if found is None:
+            return
+        settled = Settled(lanes, found, self.chosen)
+        if self.best is None or settled.size < self.best.size:
+            self.best = settled
+        least = lanes.is_constant and self.best.size[0] <= self.screen.fewest_pools(self.chosen)
+        self.done = self.any_will_do or least

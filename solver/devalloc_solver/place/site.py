@@ -1,0 +1,199 @@
+"""What one node offers to a unit: the candidates it reaches, as lots of interchangeable devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from devalloc_solver.demand import Mode
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.place.asks import Ask, Asks
+from devalloc_solver.snapshot import Device, Pool, Snapshot
+
+Place = str | None
+"""A node; None in a fleet without nodes, where there are network devices alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lot:
+    """Devices of one pool that no ask tells apart, in natural order."""
+
+    number: int
+    pool: int
+    """position in ``Site.pools``"""
+    devices: tuple[Device, ...]
+    accepted: int
+    """mask of the asks whose candidates they are"""
+    takers: int
+    """mask of those that may take one of them as things stand"""
+    draws: tuple[tuple[str, int], ...]
+    """what taking one draws on the pool: nothing when it is in use already"""
+    group: object | None
+    """compatibility group to keep to; None too when in use"""
+
+    @property
+    def one(self) -> Device:
+        return self.devices[0]
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A node, or no node, with all that its unit may use."""
+
+    node: Place
+    asks: Asks
+    ledger: Ledger
+    pools: tuple[Pool, ...]
+    """those with candidates, in natural order"""
+    lots: tuple[Lot, ...]
+    tie_values: tuple[tuple[frozenset[object], ...], ...]
+    """per tie, per lot"""
+    distinct_values: tuple[tuple[frozenset[object], ...], ...]
+
+    def free_nano(self, lot: Lot, name: str) -> int:
+        """What shares may still take of one device, rounded down to blocks."""
+        capacity = lot.one.resources.get(name)
+        return 0 if capacity is None else self.ledger.free_blocks(lot.one, name) * capacity.block
+
+
+def survey(asks: Asks, snapshot: Snapshot, ledger: Ledger, node: Place) -> Site:
+    """Sort the candidates that the node reaches into lots."""
+    lots: list[Lot] = []
+    pools: list[Pool] = []
+    names = asks.names
+    for pool in reached_pools(snapshot, node):
+        alike: dict[object, list[Device]] = {}
+        masks: dict[object, tuple[int, int]] = {}
+        for device, accepted in candidates(asks, pool, node):
+            takers = _takers(asks, device, accepted, pool, ledger)
+            key: object = (
+                accepted,
+                takers,
+                state_of(asks, device, ledger),
+                tuple(device.attributes.get(n) for n in names),
+            )
+            alike.setdefault(key, []).append(device)
+            masks[key] = (accepted, takers)
+        if alike:
+            pools.append(pool)
+        for key, devices in alike.items():
+            fresh = not ledger.in_use(devices[0])
+            lots.append(
+                Lot(
+                    number=len(lots),
+                    pool=len(pools) - 1,
+                    devices=tuple(devices),
+                    accepted=masks[key][0],
+                    takers=masks[key][1],
+                    draws=devices[0].draws if fresh else (),
+                    group=devices[0].compatibility if fresh else None,
+                )
+            )
+    return Site(
+        node=node,
+        asks=asks,
+        ledger=ledger,
+        pools=tuple(pools),
+        lots=tuple(lots),
+        tie_values=tuple(tuple(tie.values(lot.one) for lot in lots) for tie in asks.ties),
+        distinct_values=tuple(tuple(tie.values(lot.one) for lot in lots) for tie in asks.distincts),
+    )
+
+
+def reached_pools(snapshot: Snapshot, node: Place) -> Iterator[Pool]:
+    """Network pools first, as the natural order has it."""
+    yield from snapshot.pools_by_node.get(None, ())
+    if node is not None:
+        yield from snapshot.pools_by_node.get(node, ())
+
+
+def candidates(asks: Asks, pool: Pool, node: Place) -> Iterator[tuple[Device, int]]:
+    """The pool's devices that some ask accepts and the node reaches, with the mask of these asks."""
+    for device in pool.devices:
+        mask = 0
+        for accepted, bits in asks.sets:
+            if device.index in accepted:
+                mask |= bits
+        if mask and (device.reach is None or node in device.reach):
+            yield device, mask
+
+
+def state_of(asks: Asks, device: Device, ledger: Ledger) -> tuple[object, ...]:
+    """What a device has left and what taking it would draw, as far as the unit can tell."""
+    index = device.index
+    names: Mapping[str, object] | tuple[str, ...] = device.resources if device.shareable else asks.resources
+    amounts = tuple(
+        (name, device.resources[name].block, device.resources[name].blocks, ledger.free_blocks(device, name))
+        for name in names
+        if name in device.resources
+    )
+    portions = tuple(taken.get(index) for taken, _ in asks.portions)
+    if ledger.in_use(device):
+        return index in ledger.whole, index in ledger.shared, device.shareable, amounts, portions
+    return device.draws, device.compatibility, device.shareable, amounts, portions
+
+
+def _takers(asks: Asks, device: Device, accepted: int, pool: Pool, ledger: Ledger) -> int:
+    """The asks that may take the device as things stand."""
+    watching = accepted & asks.admin
+    rest = accepted & ~asks.admin
+    index = device.index
+    if not rest or index in ledger.whole or device.undefined is not None:
+        return watching
+    in_use = index in ledger.shared
+    if not in_use and not _pool_allows(device, pool, ledger):
+        return watching
+    if device.shareable:
+        portions = sum(_fitting(device, taken.get(index), mask & rest, ledger) for taken, mask in asks.portions)
+        return watching | portions
+    if in_use:
+        rest &= asks.share
+    if shares := rest & asks.share:
+        for ask in asks.of(shares):
+            if not _has_share(ask, device, ledger):
+                rest ^= ask.bit
+    return watching | rest
+
+
+def _pool_allows(device: Device, pool: Pool, ledger: Ledger) -> bool:
+    """Pool resources and compatibility groups (S12, S12a), for a device that is not in use."""
+    for name, blocks in device.draws:
+        if blocks > ledger.free_pool_blocks(pool.index, name):
+            return False
+    group = device.compatibility
+    if group is None:
+        return True
+    held = ledger.groups.get(pool.index)
+    return not held or held == {group}
+
+
+def _fitting(device: Device, portion: tuple[tuple[str, int], ...] | None, mask: int, ledger: Ledger) -> int:
+    if portion is None or not mask:
+        return 0
+    for name, nano in portion:
+        capacity = device.resources.get(name)
+        if nano and (capacity is None or nano > ledger.free_blocks(device, name) * capacity.block):
+            return 0
+    return mask
+
+
+def _has_share(ask: Ask, device: Device, ledger: Ledger) -> bool:
+    """Whether a share may take something of the device; all of it where it must be a single device."""
+    for name, nano in ask.slot.requests.items():
+        free = ledger.free_blocks(device, name)
+        if ask.slot.most != 1:
+            if free:
+                return True
+        elif not free or free * device.resources[name].block < nano:
+            return False
+    return ask.slot.most == 1
+
+
+def fixed_devices(site: Site, ask: Ask) -> list[Lot]:
+    """All that an ask for every device gets."""
+    assert ask.slot.mode in (Mode.EVERY, Mode.ADMIN_ALL)
+    return [lot for lot in site.lots if lot.accepted & ask.bit]

@@ -1,0 +1,25 @@
+"""The budget of a search: counted steps instead of seconds, so that the same input always ends the same way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT = 30_000
+"""Steps that placing one unit may take; a step is a few microseconds."""
+
+
+class OutOfSteps(Exception):
+    """The question is open: the budget is spent, or the unit has something that this search does not handle."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """What is left of the budget."""
+
+    left: int
+
+    def spend(self, count: int = 1) -> None:
+        """Raises OutOfSteps when nothing is left."""
+        self.left -= count
+        if self.left < 0:
+            raise OutOfSteps("the search is out of steps")
