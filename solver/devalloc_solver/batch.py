@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from devalloc_solver.bunches import Bunch
+from devalloc_solver.bunches import Bunch, Place
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.holdings import Key, Ledger
 from devalloc_solver.snapshot import Snapshot
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 Terms = list[tuple[int, "IntVar"]]
 """A linear expression: (coefficient, variable)."""
-Place = str | None
-"""A node; None only in a fleet without nodes, where there are network devices alone."""
+Bin = tuple[int, int]
+"""(bunch, number): one device of a bunch, whichever it will be."""
+Target = int | Bin
+"""What a take is of: any device of a bunch, or one that others share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,27 @@ class Relax:
     """Rules to leave out when looking for the reason of a refusal (S19)."""
 
     match: bool = False
+    """all match attributes and relations"""
+    attributes: frozenset[str] = frozenset()
+    """match attributes and relations of these names"""
     pool_resources: bool = False
+    """all pool resources, and compatibility groups too"""
+    counters: frozenset[tuple[int, str]] = frozenset()
+    """these pool resources: (pool, resource)"""
+    groups: bool = False
+    """compatibility groups (S12a)"""
     limits: bool = False
     """limits of resources, and of count where there is no count to reach"""
+    most: bool = False
+    """the limit of entries of a claim"""
+
+    def drops(self, attribute: str) -> bool:
+        """Whether devices need not be compared by an attribute."""
+        return self.match or attribute in self.attributes
+
+    def kept(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The attributes that devices must still agree on."""
+        return tuple(name for name in names if not self.drops(name))
 
 
 NOTHING = Relax()
@@ -37,18 +57,45 @@ NOTHING = Relax()
 
 @dataclass(slots=True, eq=False)
 class SlotVars:
-    """The decisions of one slot."""
+    """The decisions of one slot of one unit."""
 
     unit: int
     demand: Demand
     slot: Slot
     chosen: IntVar
-    counts: dict[int, IntVar] = field(default_factory=dict)
-    """bunch -> devices, for whole takers and counted admin details"""
-    shares: dict[tuple[int, int], tuple[IntVar, dict[str, Terms]]] = field(default_factory=dict)
-    """(bunch, bin) -> whether a share is taken, and the blocks of each resource"""
-    every: dict[Place, tuple[int, ...]] = field(default_factory=dict)
-    """place -> the bunches an admin detail gets all of there"""
+    takes: dict[Target, IntVar] = field(default_factory=dict)
+    """how many devices, or portions of them: of whole takers and counted admin details"""
+    shares: dict[Bin, tuple[IntVar, dict[str, Terms]]] = field(default_factory=dict)
+    """whether a share is taken, and the blocks of each resource"""
+    every: dict[Place, tuple[tuple[int, ...], IntVar]] = field(default_factory=dict)
+    """place -> the bunches of which the slot gets all devices there, and a literal that holds when it does"""
+
+
+@dataclass(slots=True, eq=False)
+class Cell:
+    """What members of a crowd take at a site for one slot, all with one value of the slot's own match attributes."""
+
+    members: Terms
+    takes: dict[Target, IntVar] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """Where members of a crowd may be: a place, and one value of the attributes that all devices of a claim share."""
+
+    place: Place
+    patterns: dict[tuple[int, ...], IntVar]
+    """alternative of each detail -> members that choose these"""
+    cells: dict[tuple[int, int], list[Cell]] = field(default_factory=dict)
+    """(detail, alternative) -> the cells of that slot"""
+
+
+@dataclass(slots=True, eq=False)
+class Crowd:
+    """The decisions of equal units: how many of them do what. Who does it is told afterwards, earlier ones first."""
+
+    units: tuple[int, ...]
+    sites: list[Site] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,27 +106,42 @@ class BatchModel:
     ledger: Ledger
     units: Sequence[Unit]
     bunches: Sequence[Bunch]
+    nodes: Sequence[str]
+    """nodes worth considering"""
     cp: cp_model.CpModel
     kept: dict[Key, IntVar]
     """releasable claim -> whether it keeps its devices"""
     satisfied: list[IntVar] = field(default_factory=list)
-    places: list[dict[Place, IntVar]] = field(default_factory=list)
+    """one for each unit"""
+    places: dict[int, dict[Place, IntVar]] = field(default_factory=dict)
+    """unit on its own -> where it may be"""
     slots: list[SlotVars] = field(default_factory=list)
+    """of the units on their own"""
+    crowds: list[Crowd] = field(default_factory=list)
     pools_used: dict[int, IntVar] = field(default_factory=dict)
     devices_used: dict[int, IntVar] = field(default_factory=dict)
     """bunch -> distinct devices in use"""
     nodes_used: dict[str, IntVar] = field(default_factory=dict)
+    draws: dict[tuple[int, str], Terms] = field(default_factory=dict)
+    """(pool, resource) -> blocks that the batch draws"""
 
 
 def bin_count(bunch: Bunch, ledger: Ledger, units: Sequence[Unit]) -> int:
-    """How many devices of a bunch shares may need at most: as many as when each slot had devices of its own.
+    """How many devices of a bunch shares or portions may need at most: as many as when each had devices of its own.
 
     A solution with more can be changed into that one: no slot is on more devices then than it was.
     """
     need = 0
+    index = bunch.one.index
     for slot in (s for unit in units for d in unit.demands for s in d.slots):
-        if slot.mode is Mode.SHARE and bunch.one.index in slot.candidates.accepted:
+        if index not in slot.candidates.accepted or slot.mode.is_admin:
+            continue
+        if slot.mode is Mode.SHARE:
             need += max((-(-amount // free) for amount, free in _supply(slot, bunch, ledger)), default=0)
+        elif slot.mode is Mode.EVERY:
+            need += bunch.size
+        elif index in slot.portions:
+            need += bunch.size if slot.most is None else slot.most
         if need >= bunch.size:
             return bunch.size
     return need

@@ -1,21 +1,25 @@
 """Interchangeable devices and nodes: what the exact model need not tell apart.
 
-Devices of one pool are interchangeable when every slot sees them alike; nodes are when their pools are, up to a
-renaming of attribute values that only they carry. Both merges are exact: no value of any goal 1 to 4 is lost.
+Devices of one pool are interchangeable when every slot sees them alike; nodes are when their pools are, and the network
+devices that reach them, up to a renaming of attribute values that only they carry. Both merges are exact: no value of
+any goal 1 to 4 is lost.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from devalloc.api.pool import AttributeValue
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.holdings import Ledger
-from devalloc_solver.snapshot import Device, Snapshot
+from devalloc_solver.snapshot import Device, Pool, Snapshot
 
-MatchValue = tuple[AttributeValue, ...]
+MatchValue = tuple[object, ...]
+Place = str | None
+"""A node; None only in a fleet without nodes, where there are network devices alone."""
+Portion = tuple[tuple[str, int], ...]
+"""What one take of a shareable device consumes: (resource, nano units)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +41,12 @@ class Bunch:
         """Any of them stands for all."""
         return self.devices[0]
 
+    def is_reached_from(self, place: Place) -> bool:
+        """Whether a unit at a place reaches the devices (S7)."""
+        if self.node is not None:
+            return self.node == place
+        return self.one.reach is None or place in self.one.reach
+
     def match_value(self, names: Sequence[str]) -> MatchValue | None:
         """The values of attributes, or None where one is missing (S15)."""
         attributes = self.one.attributes
@@ -47,119 +57,154 @@ class Bunch:
 
 def make_bunches(
     snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit], *, apart: frozenset[int] = frozenset()
-) -> list[Bunch]:
-    """Bunches of all devices that some slot may take. Devices in ``apart`` stay single."""
-    slots = [slot for unit in units for demand in unit.demands for slot in demand.slots]
-    masks = _masks(slots)
-    match_names = sorted({name for unit in units for demand in unit.demands for name in _match_names(demand)})
-    resources = sorted({name for slot in slots for name in (*slot.requests, *slot.limits)})
-    nodes = _representatives(snapshot, ledger, units, masks, match_names, resources, apart)
+) -> tuple[list[Bunch], list[str]]:
+    """Bunches of all devices that some slot may take, and the nodes that are worth considering, in natural order.
+
+    Devices in ``apart`` stay single.
+    """
+    view = _View.of(snapshot, ledger, units, apart)
+    nodes = _representatives(view, units)
     bunches: list[Bunch] = []
     for pool in snapshot.pools:
         if pool.node is not None and pool.node not in nodes:
             continue
         alike: dict[object, list[Device]] = defaultdict(list)
         for device in pool.devices:
-            if device.index in masks:
+            if device.index in view.masks:
                 single = device.index if device.index in apart else None
-                values = tuple(device.attributes.get(name) for name in match_names)
-                alike[masks[device.index], _state(device, ledger, resources), values, single].append(device)
+                values = tuple(device.attributes.get(name) for name in view.attributes)
+                alike[view.state(device), values, device.reach, single].append(device)
         for devices in alike.values():
             held = devices[0].index in ledger.shared
             bunches.append(Bunch(pool.index, pool.node, tuple(devices), held))
-    return bunches
+    return bunches, [node for node in snapshot.nodes if node in nodes]
 
 
 def may_take(slot: Slot, bunch: Bunch, ledger: Ledger) -> bool:
     """Whether a slot may take devices of a bunch, as far as the bunch alone tells."""
-    if bunch.one.index not in slot.candidates.accepted:
+    device = bunch.one
+    if device.index not in slot.candidates.accepted:
         return False
     if slot.mode.is_admin:
         return True
-    if bunch.one.index in ledger.whole:
+    if device.index in ledger.whole:
         return False
-    return not (slot.mode is Mode.WHOLE and bunch.held_share)
+    if device.shareable:
+        portion = slot.portions.get(device.index)
+        return portion is not None and ledger.portions_left(device, portion) != 0
+    return slot.mode is Mode.SHARE or not bunch.held_share
 
 
-def _match_names(demand: Demand) -> Iterable[str]:
+def attributes_of(demand: Demand) -> Iterable[str]:
+    """The attributes that devices of a claim are compared by."""
     yield from demand.match
+    for relation in demand.relations:
+        yield relation.attribute
     for slot in demand.slots:
         yield from slot.match
 
 
-def _masks(slots: Sequence[Slot]) -> dict[int, int]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _View:
+    """What the slots of a batch see of a device."""
+
+    ledger: Ledger
+    masks: Mapping[int, int]
     """device -> which of the distinct candidate sets have it, as bits"""
-    masks: dict[int, int] = defaultdict(int)
-    sets = {id(slot.candidates): slot.candidates for slot in slots}
-    for bit, candidates in enumerate(sets.values()):
-        for index in candidates.accepted:
-            masks[index] |= 1 << bit
-    return masks
+    attributes: Sequence[str]
+    resources: Sequence[str]
+    portions: Sequence[Mapping[int, Portion]]
+    apart: frozenset[int]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit], apart: frozenset[int]) -> _View:
+        demands = [demand for unit in units for demand in unit.demands]
+        slots = [slot for demand in demands for slot in demand.slots]
+        masks: dict[int, int] = defaultdict(int)
+        for bit, candidates in enumerate({id(slot.candidates): slot.candidates for slot in slots}.values()):
+            for index in candidates.accepted:
+                masks[index] |= 1 << bit
+        return cls(
+            ledger,
+            masks,
+            sorted({name for demand in demands for name in attributes_of(demand)}),
+            sorted({name for slot in slots for name in (*slot.requests, *slot.limits)}),
+            [*{id(slot.portions): slot.portions for slot in slots if slot.portions}.values()],
+            apart,
+        )
+
+    def state(self, device: Device) -> tuple[object, ...]:
+        """Who may take it, what it has left, and what it would draw on its pool: nothing more when it is in use."""
+        ledger, index = self.ledger, device.index
+        if device.shareable:
+            amounts: tuple[object, ...] = (
+                tuple(portions.get(index) for portions in self.portions),
+                tuple((name, device.resources[name].nano, ledger.free_nano(device, name)) for name in device.resources),
+            )
+        else:
+            amounts = tuple(
+                (device.resources[name].block, device.resources[name].blocks, ledger.free_blocks(device, name))
+                if name in device.resources
+                else None
+                for name in self.resources
+            )
+        if ledger.in_use(device):
+            return self.masks[index], device.shareable, index in ledger.whole, index in ledger.shared, amounts
+        return self.masks[index], device.shareable, device.draws, device.compatibility, amounts
 
 
-def _state(device: Device, ledger: Ledger, resources: Sequence[str]) -> tuple[object, ...]:
-    """What a device has left, and what taking it would draw on its pool: nothing more when it is in use already."""
-    amounts = tuple(
-        (device.resources[name].block, device.resources[name].blocks, ledger.free_blocks(device, name))
-        if name in device.resources
-        else None
-        for name in resources
-    )
-    if ledger.in_use(device):
-        return device.index in ledger.whole, device.index in ledger.shared, amounts
-    return device.draws, device.compatibility, amounts
+def _representatives(view: _View, units: Sequence[Unit]) -> set[str]:
+    """Enough nodes of each kind: no solution needs more nodes of one kind than there are units.
 
-
-def _representatives(
-    snapshot: Snapshot,
-    ledger: Ledger,
-    units: Sequence[Unit],
-    masks: dict[int, int],
-    match_names: Sequence[str],
-    resources: Sequence[str],
-    apart: frozenset[int],
-) -> set[str]:
-    """Enough nodes of each kind: no solution needs more nodes of one kind than there are units."""
+    Of nodes that have no candidates of their own, one of each kind is enough, since network devices are no nearer to
+    any other.
+    """
+    snapshot, ledger = view.ledger.snapshot, view.ledger
     pinned = {unit.pin for unit in units if unit.pin is not None}
     free_units = sum(unit.pin is None for unit in units)
-    network_values = {
-        device.attributes.get(name)
-        for pool in snapshot.pools_by_node.get(None, ())
-        for device in pool.devices
-        for name in match_names
-    }
+    network = [d for pool in snapshot.pools_by_node.get(None, ()) for d in pool.devices if d.index in view.masks]
+    network_values = {value for device in network for name in view.attributes for value in device.values(name)}
+    reaches = [*dict.fromkeys(device.reach for device in network if device.reach is not None)]
     in_use = ledger.pools_in_use()
     kept: set[str] = set()
     counts: dict[object, int] = defaultdict(int)
     for node in snapshot.nodes:
-        renamed: dict[object, int] = {}
-        signature: list[object] = []
-        useful = False
-        for pool in snapshot.pools_by_node[node]:
-            members = []
-            for device in pool.devices:
-                if device.index not in masks:
-                    continue
-                useful = True
-                values = tuple(
-                    value
-                    if value is None or value in network_values
-                    else renamed.setdefault((name, value), len(renamed))
-                    for name in match_names
-                    for value in (device.attributes.get(name),)
-                )
-                members.append((masks[device.index], _state(device, ledger, resources), values))
-            free = tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources))
-            groups = tuple(sorted(map(repr, ledger.groups.get(pool.index, ()))))
-            # A device that nobody here may take still counts: while it is held, it draws on its pool.
-            held_apart = tuple(device.index for device in pool.devices if device.index in apart)
-            signature.append((tuple(members), free, groups, pool.index in in_use, held_apart))
-        if not useful:
+        pools = snapshot.pools_by_node.get(node, ())
+        useful = any(device.index in view.masks for pool in pools for device in pool.devices)
+        if not useful and not network:
             continue
         if node in pinned:
             kept.add(node)
             continue
-        counts[tuple(signature)] += 1
-        if counts[tuple(signature)] <= free_units:
+        renamed: dict[object, int] = {}
+        own = tuple(_look(view, pool, renamed, network_values, pool.index in in_use) for pool in pools if useful)
+        look = (own, tuple(node in reach for reach in reaches))
+        counts[look] += 1
+        if counts[look] <= (free_units if useful else 1):
             kept.add(node)
     return kept
+
+
+def _look(view: _View, pool: Pool, renamed: dict[object, int], kept_values: set[object], in_use: bool) -> object:
+    """What a pool looks like, but for the names of its values. Equal values on a node have equal names there."""
+
+    def rename(name: str, value: object) -> object:
+        return value if value in kept_values else ("own", renamed.setdefault((name, value), len(renamed)))
+
+    members = []
+    for device in pool.devices:
+        if device.index in view.masks:
+            values = tuple(
+                tuple(rename(name, value) for value in _ordered(device.values(name))) for name in view.attributes
+            )
+            members.append((view.state(device), values))
+    ledger = view.ledger
+    free = tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources))
+    groups = tuple(sorted(map(repr, ledger.groups.get(pool.index, ()))))
+    # A device that nobody here may take still counts: while it is held, it draws on its pool.
+    apart = tuple(device.index for device in pool.devices if device.index in view.apart)
+    return tuple(members), free, groups, in_use, apart
+
+
+def _ordered(values: frozenset[object]) -> Iterable[object]:
+    return sorted(values, key=repr) if len(values) > 1 else values

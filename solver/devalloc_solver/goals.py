@@ -6,13 +6,14 @@ An incumbent is always at hand (at first: nobody is satisfied), so running out o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from devalloc_solver.batch import BatchModel, SlotVars, Terms
-from devalloc_solver.demand import Mode
-from devalloc_solver.naming import claim_order
+from devalloc_solver.batch import BatchModel, Crowd, SlotVars, Terms
+from devalloc_solver.demand import Demand, Mode, Slot
+from devalloc_solver.naming import ClaimOrder, claim_order
 from devalloc_solver.policy import policy_cost
 
 if TYPE_CHECKING:
@@ -82,9 +83,31 @@ class Search:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def chosen(self) -> list[SlotVars]:
-        """The slots that the incumbent fills."""
+        """The slots of units on their own that the incumbent fills."""
         satisfied = self.model.satisfied
         return [p for p in self.model.slots if self.value(p.chosen) and self.value(satisfied[p.unit])]
+
+    def filled(self) -> Iterator[tuple[Slot, int]]:
+        """The slots that the incumbent fills, and how many equal ones of each."""
+        yield from ((parts.slot, 1) for parts in self.chosen())
+        for crowd in self.model.crowds:
+            details = self.model.units[crowd.units[0]].demands[0].details
+            for pattern, members in self.patterns(crowd).items():
+                yield from ((details[d][a], members) for d, a in enumerate(pattern) if members)
+
+    def patterns(self, crowd: Crowd) -> dict[tuple[int, ...], int]:
+        """How many members of a crowd choose which alternatives, in the order of the alternatives."""
+        counts: dict[tuple[int, ...], int] = defaultdict(int)
+        for site in crowd.sites:
+            for pattern, variable in site.patterns.items():
+                counts[pattern] += self.value(variable)
+        return dict(sorted(counts.items()))
+
+    def new_int(self, upper: int, value: int) -> cp_model.IntVar:
+        """A variable that is made during the search, with its value in the incumbent."""
+        variable = self.model.cp.new_int_var(0, upper, "")
+        self.values.append(value)
+        return variable
 
     def minimize(self, terms: Terms, *, best: int | None = 0, limit: float = STEP_LIMIT) -> tuple[int, int]:
         """Minimise, keep what was reached as a constraint, and return (value, bound).
@@ -97,9 +120,9 @@ class Search:
         best = _trivial_bound(terms) if best is None else best
         value, bound = self.total(terms), best
         if value > best:
-            bound = self._solve(terms, limit)
+            found = self._solve(terms, limit)
             value = self.total(terms)
-            bound = max(best, min(bound, value))
+            bound = best if found is None else max(best, min(found, value))
         self.model.cp.add(_sum(terms) <= value)
         return value, bound
 
@@ -107,8 +130,8 @@ class Search:
         value, bound = self.minimize([(-weight, v) for weight, v in terms], best=-best, limit=limit)
         return -value, -bound
 
-    def _solve(self, terms: Terms, limit: float) -> int:
-        """Improve the incumbent; returns a lower bound of the objective."""
+    def _solve(self, terms: Terms, limit: float) -> int | None:
+        """Improve the incumbent; returns a lower bound of the objective, or None when none was found."""
         from ortools.sat.python import cp_model
 
         cp = self.model.cp
@@ -137,7 +160,7 @@ class Search:
             return round(solver.best_objective_bound)
         if status != cp_model.UNKNOWN:
             raise AssertionError(f"a model with a known solution is {solver.status_name(status)}: {cp.validate()}")
-        return _trivial_bound(terms)
+        return None
 
     def improves(self, found: Sequence[int], terms: Terms) -> bool:
         new = sum(weight * found[v.index] for weight, v in terms)
@@ -154,7 +177,7 @@ def optimize(model: BatchModel, *, placement: str, ends: float | None) -> tuple[
     levels += _alternatives(search)
     limit = search.choice_limit
     value, bound = search.minimize(
-        [(1, used) for used in model.pools_used.values()], best=int(bool(search.chosen())), limit=limit
+        [(1, used) for used in model.pools_used.values()], best=int(any(True for _ in search.filled())), limit=limit
     )
     levels.append(Level("pools", value, bound))
     value, bound = search.minimize(
@@ -167,23 +190,21 @@ def optimize(model: BatchModel, *, placement: str, ends: float | None) -> tuple[
 
 def _fewest(search: Search) -> int:
     """Whole takers never share a device, so their counts add up; any other claim needs one device at least."""
-    chosen = search.chosen()
-    whole = sum(parts.slot.least for parts in chosen if parts.slot.mode is Mode.WHOLE)
-    return max(whole, int(bool(chosen)))
+    filled = [*search.filled()]
+    whole = sum(slot.least * times for slot, times in filled if slot.mode is Mode.WHOLE and not slot.portions)
+    return max(whole, int(bool(filled)))
 
 
 def _satisfy(search: Search) -> list[Level]:
     """Goal 1: per priority as many claims as possible, then the earlier ones."""
     model = search.model
-    members = sorted(
-        ((claim_order(d.claim), number) for number, unit in enumerate(model.units) for d in unit.demands),
-    )
-    priorities = sorted({-order[0] for order, _ in members}, reverse=True)
+    members = _in_order(model)
+    priorities = sorted({-order[0] for order, _, _ in members}, reverse=True)
     levels = []
     settled: set[int] = set()
     denied: set[object] = set()
     for priority in priorities:
-        mine = [number for order, number in members if -order[0] == priority]
+        mine = [number for order, number, _ in members if -order[0] == priority]
         terms = [(mine.count(number), model.satisfied[number]) for number in dict.fromkeys(mine)]
         value, bound = search.maximize(terms, best=len(mine))
         levels.append(Level("satisfied", value, bound, priority))
@@ -192,6 +213,12 @@ def _satisfy(search: Search) -> list[Level]:
                 settled.add(number)
                 _prefer(search, number, denied)
     return levels
+
+
+def _in_order(model: BatchModel) -> list[tuple[ClaimOrder, int, Demand]]:
+    """(order, unit, demand) of all claims in the order they are decided."""
+    found = [(claim_order(d.claim), number, d) for number, unit in enumerate(model.units) for d in unit.demands]
+    return sorted(found, key=lambda item: item[:2])
 
 
 def _prefer(search: Search, number: int, denied: set[object]) -> None:
@@ -208,22 +235,69 @@ def _prefer(search: Search, number: int, denied: set[object]) -> None:
 
 
 def _alternatives(search: Search) -> list[Level]:
-    """Goal 2: the vector of chosen oneOf indexes, smallest first."""
-    by_claim: dict[int, dict[int, Terms]] = {}
-    order = {}
-    for parts in search.model.slots:
-        if parts.slot.alternative is None or not search.value(search.model.satisfied[parts.unit]):
+    """Goal 2: the vector of chosen oneOf indexes, claim by claim, smallest first."""
+    model = search.model
+    crowds = {number: crowd for crowd in model.crowds for number in crowd.units}
+    by_demand: dict[int, dict[int, Terms]] = defaultdict(dict)
+    for parts in model.slots:
+        if parts.slot.alternative is not None and search.value(model.satisfied[parts.unit]):
+            terms = by_demand[id(parts.demand)].setdefault(parts.slot.detail, [])
+            terms.append((parts.slot.alternative, parts.chosen))
+    steps: list[tuple[Crowd, int] | dict[int, Terms]] = []
+    for _, number, demand in _in_order(model):
+        if not search.value(model.satisfied[number]):
             continue
-        key = id(parts.demand)
-        order[key] = claim_order(parts.demand.claim)
-        by_claim.setdefault(key, {}).setdefault(parts.slot.detail, []).append((parts.slot.alternative, parts.chosen))
-    total_value = total_bound = 0
-    for key in sorted(by_claim, key=lambda k: order[k]):
-        for detail in sorted(by_claim[key]):
-            terms = [(weight, v) for weight, v in by_claim[key][detail] if weight]
-            value, bound = search.minimize(terms, limit=search.choice_limit)
-            total_value, total_bound = total_value + value, total_bound + bound
-    return [Level("oneOf", total_value, total_bound)] if by_claim else []
+        if number in crowds:
+            crowd = crowds[number]
+            upto = crowd.units.index(number) + 1
+            if steps and isinstance(steps[-1], tuple) and steps[-1][0] is crowd:
+                steps.pop()
+            if any(len(detail) > 1 for detail in demand.details):
+                steps.append((crowd, upto))
+        elif id(demand) in by_demand:
+            steps.append(by_demand[id(demand)])
+    value = bound = 0
+    settled: dict[int, int] = defaultdict(int)
+    for step in steps:
+        if isinstance(step, tuple):
+            crowd, upto = step
+            found = _prefer_alternatives(search, crowd, settled[id(crowd)], upto)
+            settled[id(crowd)] = upto
+            value, bound = value + found[0], bound + found[1]
+            continue
+        for detail in sorted(step):
+            reached = search.minimize([(w, v) for w, v in step[detail] if w], limit=search.choice_limit)
+            value, bound = value + reached[0], bound + reached[1]
+    return [Level("oneOf", value, bound)] if steps else []
+
+
+def _prefer_alternatives(search: Search, crowd: Crowd, settled: int, upto: int) -> tuple[int, int]:
+    """The same for consecutive members of a crowd, from ``settled`` (without) to ``upto``: (value, bound) of their sum.
+
+    The earlier members get the smaller vectors, so the vector of the j-th is at most a given one when j members have
+    vectors up to that: for each vector in turn, as many as possible.
+    """
+    ranked: dict[tuple[int, ...], list[cp_model.IntVar]] = defaultdict(list)
+    for site in crowd.sites:
+        for pattern, variable in site.patterns.items():
+            ranked[pattern].append(variable)
+    value = bound = 0
+    reached = possible = settled
+    below: list[cp_model.IntVar] = []
+    for pattern in sorted(ranked):
+        below += ranked[pattern]
+        now = min(upto, sum(search.value(variable) for variable in below))
+        counted = search.new_int(upto, now)
+        search.model.cp.add(counted <= sum(below))
+        now, most = search.maximize([(1, counted)], best=upto, limit=search.choice_limit)
+        value += sum(pattern) * max(0, now - reached)
+        # Members that may do better are counted with the least that is to come: a bound in any case.
+        least = min(sum(other) for other in ranked if other >= pattern)
+        bound += least * max(0, most - possible)
+        reached, possible = max(reached, now), max(possible, most)
+        if reached == upto:
+            break
+    return value, bound
 
 
 def _trivial_bound(terms: Terms) -> int:

@@ -16,7 +16,10 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One device that a claim holds: whole when ``amounts`` is None, else the nano units of each resource."""
+    """One device that a claim holds: whole when ``amounts`` is None, else the nano units of each resource.
+
+    A claim may hold several shares or portions of a device, each an item of its own: they add up.
+    """
 
     device: int
     amounts: tuple[tuple[str, int], ...] | None
@@ -88,6 +91,26 @@ class Ledger:
             return 0
         used = self.shared.get(device.index, {}).get(resource, 0)
         return max(0, (capacity.nano - used) // capacity.block)
+
+    def free_nano(self, device: Device, resource: str) -> int:
+        """What is left of a resource in nano units; negative where more is held than there is."""
+        capacity = device.resources.get(resource)
+        return (0 if capacity is None else capacity.nano) - self.shared.get(device.index, {}).get(resource, 0)
+
+    def portions_left(self, device: Device, portion: Iterable[tuple[str, int]]) -> int | None:
+        """How many more times a portion can be taken of a shareable device; None for any number of times.
+
+        Where more is held than there is, nothing is left, not even portions of no size.
+        """
+        if device.index in self.whole:
+            return 0
+        fewest: int | None = None
+        for name, amount in portion:
+            left = self.free_nano(device, name)
+            times = 0 if left < amount else None if amount == 0 else left // amount
+            if times is not None and (fewest is None or times < fewest):
+                fewest = times
+        return fewest
 
     def free_pool_blocks(self, pool: int, resource: str) -> int:
         capacity = self.snapshot.pools[pool].resources[resource].blocks

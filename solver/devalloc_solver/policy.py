@@ -35,14 +35,9 @@ def _largest_left(model: BatchModel) -> Terms:
     """For each partitionable pool a claim may draw on: the largest device that can still be allocated, as a gain."""
     cp = model.cp
     gains: Terms = []
-    draws: dict[int, dict[str, Terms]] = defaultdict(lambda: defaultdict(list))
-    for parts in model.slots:
-        if parts.slot.mode.is_admin:
-            continue
-        for b, count in parts.counts.items():
-            bunch = model.bunches[b]
-            for name, blocks in bunch.one.draws:
-                draws[bunch.pool][name].append((blocks, count))
+    draws: dict[int, dict[str, Terms]] = defaultdict(dict)
+    for (pool_index, name), terms in model.draws.items():
+        draws[pool_index][name] = terms
     for pool_index, by_resource in sorted(draws.items()):
         pool = model.snapshot.pools[pool_index]
         sizes: dict[tuple[tuple[str, int], ...], int] = {}
@@ -55,7 +50,7 @@ def _largest_left(model: BatchModel) -> Terms:
         for needed, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
             fits = cp.new_bool_var("")
             for name, blocks in needed:
-                terms = [*by_resource.get(name, []), (blocks, fits)]
+                terms = [*by_resource.get(name, ()), (blocks, fits)]
                 free = model.ledger.free_pool_blocks(pool_index, name)
                 add_at_most(cp, [v for _, v in terms], [amount for amount, _ in terms], free)
             fitting.append(fits)

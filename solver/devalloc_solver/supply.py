@@ -1,4 +1,4 @@
-"""What the supply allows: exclusive use, block capacities, pool resources, compatibility groups (S10 to S13)."""
+"""What the supply allows: exclusive use, capacities, pool resources, compatibility groups (S10 to S13)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from devalloc_solver.batch import Relax, Terms
+from devalloc_solver.batch import Bin, Terms
 from devalloc_solver.bunches import Bunch
-from devalloc_solver.draft import Draft
+from devalloc_solver.draft import Draft, add_terms
 from devalloc_solver.holdings import Holding
 from devalloc_solver.linear import add_at_most
 
@@ -17,17 +17,20 @@ if TYPE_CHECKING:
 
     IntVar = cp_model.IntVar
 
+_Kept = Sequence[tuple["IntVar", dict[str, int]]]
+"""The shares of a device that releasable claims keep: (whether it is kept, nano units of each resource)."""
 
-def add_supply(draft: Draft, releasable: Sequence[Holding], relax: Relax) -> None:
+
+def add_supply(draft: Draft, releasable: Sequence[Holding]) -> None:
     """Add the rules that bind all slots together, once all of them have said what they take."""
-    _Supply(draft, relax).add_bunches(releasable)
+    _Supply(draft).add_bunches(releasable)
 
 
 class _Supply:
     """Adds the rules bunch by bunch, then pool by pool."""
 
-    def __init__(self, draft: Draft, relax: Relax) -> None:
-        self.draft, self.model, self.cp, self.relax = draft, draft.model, draft.model.cp, relax
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.model, self.cp, self.relax = draft, draft.model, draft.model.cp, draft.relax
 
     def add_bunches(self, releasable: Sequence[Holding]) -> None:
         holders: dict[int, list[IntVar]] = defaultdict(list)
@@ -54,27 +57,18 @@ class _Supply:
             self.cp.add_implication(literal, one)
         return one
 
-    def add_bunch(
-        self, b: int, bunch: Bunch, holders: Sequence[IntVar], shares: Sequence[tuple[IntVar, dict[str, int]]]
-    ) -> Terms:
-        """Exclusive use, block capacities, and the number of distinct devices.
+    # -- bunches -----------------------------------------------------------------------------------------------------
+
+    def add_bunch(self, b: int, bunch: Bunch, holders: Sequence[IntVar], shares: _Kept) -> Terms:
+        """Exclusive use, capacities, and the number of distinct devices.
 
         Returns the uses that draw on the pool: not those of a device that somebody keeps a share of.
         """
         cp = self.cp
-        bins = [number for number in range(bunch.size) if (b, number) in self.draft.bin_takers]
-        used_bins: list[IntVar] = []
-        for number in bins:
-            used = cp.new_bool_var("")
-            for taken in self.draft.bin_takers[b, number]:
-                cp.add_implication(taken, used)
-            if used_bins:
-                cp.add_implication(used, used_bins[-1])
-            used_bins.append(used)
-            self.add_bin_capacity(b, number, bunch, shares)
-        users: Terms = [*self.draft.takers[b], *((1, used) for used in used_bins)]
+        used_bins = self.add_bins(b, bunch, shares)
+        users: Terms = [*self.draft.takers[b], *used_bins, *self.add_portions(b, bunch)]
         if users:
-            cp.add(_total(users) <= bunch.size)
+            cp.add(add_terms(users) <= bunch.size)
         self.count_devices(b, bunch, users)
         if not holders:
             return users
@@ -87,16 +81,62 @@ class _Supply:
             cp.add_bool_or(variable.negated(), first, *sharing.values())
         return [(1, first)]
 
-    def add_bin_capacity(
-        self, b: int, number: int, bunch: Bunch, shares: Sequence[tuple[IntVar, dict[str, int]]]
-    ) -> None:
+    def add_bins(self, b: int, bunch: Bunch, shares: _Kept) -> Terms:
+        """Devices that are modelled one by one: whether each is in use, and that its capacity holds."""
+        used_bins: list[IntVar] = []
+        for number in range(bunch.size):
+            if (b, number) not in self.draft.bin_takers:
+                continue
+            used = self.cp.new_bool_var("")
+            for taken in self.draft.bin_takers[b, number]:
+                self.draft.imply_positive(taken, used)
+            if used_bins:
+                self.cp.add_implication(used, used_bins[-1])
+            used_bins.append(used)
+            self.add_blocks((b, number), bunch, shares)
+            self.add_amounts((b, number), bunch, shares)
+        return [(1, used) for used in used_bins]
+
+    def add_blocks(self, place: Bin, bunch: Bunch, shares: _Kept) -> None:
+        """Shares keep within the free blocks of a device (S11)."""
         for name, resource in bunch.one.resources.items():
-            blocks = self.draft.bin_blocks.get((b, number, name))
+            blocks = self.draft.bin_blocks.get((*place, name))
             if not blocks:
                 continue
             free = self.model.ledger.free_blocks(bunch.one, name) * resource.block
             held = [(amounts[name], kept) for kept, amounts in shares if name in amounts]
             self.add_capacity([(resource.block * weight, v) for weight, v in blocks], held, free)
+
+    def add_amounts(self, place: Bin, bunch: Bunch, shares: _Kept) -> None:
+        """Portions keep within what is free of a device."""
+        taken: dict[str, Terms] = defaultdict(list)
+        for portion, variable in self.draft.bin_portions.get(place, ()):
+            for name, amount in portion:
+                taken[name].append((amount, variable))
+        for name, terms in taken.items():
+            held = [(amounts[name], kept) for kept, amounts in shares if name in amounts]
+            self.add_capacity(terms, held, self.model.ledger.free_nano(bunch.one, name))
+
+    def add_portions(self, b: int, bunch: Bunch) -> Terms:
+        """Devices of which everybody takes the same portion: as many as the number of portions needs.
+
+        That is exact, since takes are dealt out to the devices in use in turn (assignment.py).
+        """
+        takes = self.draft.portions.get(b)
+        if not takes:
+            return []
+        used = self.draft.new_int(bunch.size)
+        times = self.model.ledger.portions_left(bunch.one, self.draft.portion_of(b))
+        if times is None:
+            for _, variable in takes:
+                self.cp.add(variable <= self.draft.upper(variable) * used)
+        else:
+            self.cp.add(add_terms(takes) <= times * used)
+        for count in self.draft.spread[b]:
+            self.cp.add(count <= used)
+        for here in self.draft.covers[b]:
+            self.cp.add(used >= bunch.size * here)
+        return [(1, used)]
 
     def add_capacity(self, new: Terms, held: Terms, bound: int) -> None:
         """new + held <= bound, but more held than there is means nothing is left and no contradiction (S18)."""
@@ -118,16 +158,17 @@ class _Supply:
         watchers = self.draft.watchers.get(b, [])
         if not mine and not watchers:
             return
-        distinct = self.cp.new_int_var(0, bunch.size, "")
+        distinct = self.draft.new_int(bunch.size)
         self.model.devices_used[b] = distinct
-        if mine:
-            self.cp.add(_total(mine) <= distinct)
-        for weight, variable in watchers:
-            self.cp.add(weight * variable <= distinct)
+        for terms in (mine, *watchers):
+            if terms:
+                self.cp.add(add_terms(terms) <= distinct)
         used = self.model.pools_used.get(bunch.pool)
         if used is None:
             used = self.model.pools_used[bunch.pool] = self.cp.new_bool_var("")
         self.cp.add(distinct <= bunch.size * used)
+
+    # -- pools -------------------------------------------------------------------------------------------------------
 
     def add_pools(self, newly: Mapping[int, Terms], anyone: Mapping[int, IntVar]) -> None:
         """Pool resources and compatibility groups (S12, S12a). ``anyone``: device -> whether a holder keeps it."""
@@ -150,10 +191,12 @@ class _Supply:
                 held_draws[device.pool, name].append((blocks, kept))
             if device.compatibility is not None:
                 held_groups[device.pool][device.compatibility].append((1, kept))
-        for pool, name in draws:
-            free = self.model.ledger.free_pool_blocks(pool, name)
-            self.add_capacity(draws[pool, name], held_draws[pool, name], free)
-        for pool, by_value in groups.items():
+        self.model.draws = draws
+        for (pool, name), terms in draws.items():
+            if (pool, name) not in self.relax.counters:
+                free = self.model.ledger.free_pool_blocks(pool, name)
+                self.add_capacity(terms, held_draws[pool, name], free)
+        for pool, by_value in groups.items() if not self.relax.groups else ():
             self.add_groups(by_value, held_groups[pool], self.model.ledger.groups.get(pool, set()))
 
     def add_groups(self, new: Mapping[object, Terms], kept: Mapping[object, Terms], held: set[object]) -> None:
@@ -170,9 +213,3 @@ class _Supply:
             literals.append(active)
         if len(literals) > 1:
             self.cp.add_at_most_one(literals)
-
-
-def _total(terms: Terms) -> cp_model.LinearExprT:
-    from ortools.sat.python import cp_model
-
-    return cp_model.LinearExpr.weighted_sum([v for _, v in terms], [a for a, _ in terms])
