@@ -26,11 +26,12 @@ from devalloc_solver.check.claim import new_uses
 from devalloc_solver.check.fleet import Fleet
 from devalloc_solver.check.group import group_violations
 from devalloc_solver.check.held import LeftOut, echo_violations, held_uses, left_out_uses
+from devalloc_solver.check.judge import Judge
 from devalloc_solver.check.objective import Level, Objective, objective
 from devalloc_solver.check.use import conflicts
 from devalloc_solver.check.verdicts import Verdicts
 
-__all__ = ["LeftOut", "Level", "Objective", "Verdicts", "check", "objective"]
+__all__ = ["Judge", "LeftOut", "Level", "Objective", "Verdicts", "check", "objective"]
 
 Key = tuple[str, str]
 """(namespace, name)"""

@@ -21,6 +21,9 @@ class Catalogue:
         self._by_name = {each.metadata.name: each for each in classes if count[each.metadata.name] == 1}
         self._verdicts = verdicts
 
+    def admin_classes(self) -> set[str]:
+        return {name for name, each in self._by_name.items() if each.spec.admin_access}
+
     def is_admin(self, detail: DeviceClaimDetail) -> bool:
         """Whether the detail names an admin class (S14)."""
         named = self._by_name.get(detail.device_class or "")

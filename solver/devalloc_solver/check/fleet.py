@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,19 +68,37 @@ class Fleet:
     """All pools that exist: of those that one node reaches and that share a name, none does (S2)."""
 
     def __init__(self, pools: Iterable[DevicePool]) -> None:
-        pools = list(pools)
-        count = Counter(pool.metadata.name for pool in pools)
-        keys = Counter(pool_key(pool) for pool in pools)
         self._pools: dict[PoolKey, DevicePool] = {}
-        self._by_name: dict[str, list[PoolKey]] = defaultdict(list)
+        self._by_name: dict[str, list[PoolKey]] = {}
+        self._on_nodes: Counter[str] = Counter()
+        self._devices: dict[PoolKey, dict[str, PooledDevice]] = {}
+        self._nodes_of: dict[str, list[str]] = {}
+        by_name: dict[str, list[DevicePool]] = defaultdict(list)
         for pool in pools:
-            name, node = pool.metadata.name, pool.spec.node_name
-            rivals = count[name] if node is None else keys[pool_key(pool)] + keys["", name]
+            by_name[pool.metadata.name].append(pool)
+        for name, same in by_name.items():
+            self.set_pools(name, same)
+
+    def set_pools(self, name: str, pools: Sequence[DevicePool]) -> None:
+        """These are all pools of that name."""
+        for key in self._by_name.pop(name, ()):
+            del self._pools[key]
+            self._devices.pop(key, None)
+        self._on_nodes.subtract(self._nodes_of.pop(name, ()))
+        keys = Counter(map(pool_key, pools))
+        for pool in pools:
+            rivals = len(pools) if pool.spec.node_name is None else keys[pool_key(pool)] + keys["", name]
             if rivals == 1:
                 self._pools[pool_key(pool)] = pool
-                self._by_name[name].append(pool_key(pool))
-        self.nodes = {pool.spec.node_name for pool in pools if pool.spec.node_name is not None}
-        self._devices: dict[PoolKey, dict[str, PooledDevice]] = {}
+                self._by_name.setdefault(name, []).append(pool_key(pool))
+        if pools:
+            self._nodes_of[name] = [pool.spec.node_name for pool in pools if pool.spec.node_name is not None]
+            self._on_nodes.update(self._nodes_of[name])
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that any pool names, valid or not."""
+        return {node for node, count in self._on_nodes.items() if count}
 
     def find(self, node: str | None, pool_name: str, device_name: str) -> PooledDevice | None:
         """The device of that name which the node reaches; None as node reaches the network only (S7)."""

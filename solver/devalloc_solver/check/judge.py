@@ -1,0 +1,149 @@
+"""The judge that keeps up with a fleet: told of every change, it judges one claim's answer at a time.
+
+It keeps its own account of who uses what, from what it was told alone, so that judging a claim takes a look at the
+pools of its answer and at nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.pool import DevicePool
+from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
+from devalloc_solver.check.catalogue import Catalogue
+from devalloc_solver.check.claim import new_uses
+from devalloc_solver.check.fleet import Fleet, PoolKey
+from devalloc_solver.check.held import LeftOut, held_uses, left_out_uses
+from devalloc_solver.check.use import Use, conflicts
+from devalloc_solver.check.verdicts import Verdicts
+
+Key = tuple[str, str]
+"""(namespace, name)"""
+
+_Holder = DeviceClaim | LeftOut | tuple[DeviceClaim, Answer]
+"""A claim that came in allocated, one that is invalid and holds devices all the same, or one with its right answer."""
+
+
+class Judge:
+    """Pools, classes and held devices as they are now. Not thread-safe."""
+
+    def __init__(self, verdicts: Verdicts | None = None) -> None:
+        self._verdicts = Verdicts() if verdicts is None else verdicts
+        self._fleet = Fleet(())
+        self._catalogue = Catalogue((), self._verdicts)
+        self._holders: dict[Key, list[_Holder]] = {}
+        self._uses: dict[Key, list[Use]] = {}
+        self._in_pool: dict[PoolKey, dict[Key, list[Use]]] = defaultdict(dict)
+        self._naming: dict[str, set[Key]] = defaultdict(set)
+        """name of a pool -> who names it in what is held, there or lost"""
+
+    # -- what it is told ---------------------------------------------------------------------------------------------
+
+    def set_pools(self, name: str, pools: Sequence[DevicePool]) -> None:
+        """These are all pools of that name now. What is held of them is read again (S18)."""
+        keys = sorted(self._naming.get(name, ()))
+        for key in keys:
+            self._take_out(key)
+        self._fleet.set_pools(name, pools)
+        for key in keys:
+            self._put_in(key)
+
+    def set_classes(self, classes: Iterable[DeviceClass]) -> None:
+        """These are all classes now."""
+        before = self._catalogue.admin_classes()
+        self._catalogue = Catalogue(classes, self._verdicts)
+        if self._catalogue.admin_classes() != before:
+            for key in sorted(self._holders):
+                self._take_out(key)
+                self._put_in(key)
+
+    def hold(self, claim: DeviceClaim) -> None:
+        """A claim came in allocated."""
+        self._add(claim.key, claim)
+
+    def hold_left_out(self, claim: LeftOut) -> None:
+        """An invalid claim came in and holds devices all the same (S13)."""
+        self._add(claim.key, claim)
+
+    def grant(self, claim: DeviceClaim, answer: object) -> None:
+        """A claim was allocated as an answer says. Raises MalformedAnswer."""
+        self._add(claim.key, (claim, read_answer(answer)))
+
+    def release(self, key: Key) -> None:
+        """The claim holds nothing any more."""
+        self._take_out(key)
+        for holder in self._holders.pop(key, ()):
+            for name in _pools_named(holder):
+                self._naming[name].discard(key)
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def judge(self, claim: DeviceClaim, answer: object) -> list[str]:
+        """What is wrong with the answer to one pending claim that stands alone; [] when it is right."""
+        name = "/".join(claim.key)
+        try:
+            given = read_answer(answer)
+        except MalformedAnswer as error:
+            return [str(error)]
+        wrong: list[str] = []
+        if given.key != claim.key:
+            wrong.append(f"the answer is for {'/'.join(given.key)}")
+        if not given.allocated:
+            wrong += ["is not allocated, and has allocations (S18)"] if given.grants else []
+            return [f"{name}: {sentence}" for sentence in wrong]
+        if claim.key in self._holders or claim.is_allocated:
+            wrong.append("holds devices already, and never moves (S18)")
+        if claim.is_deleting:
+            wrong.append("is being deleted, and has been allocated (S18)")
+        if claim.group is not None:
+            wrong.append(f"is allocated without the others of group {claim.group} (S7)")
+        taken, found = new_uses(claim, given, self._fleet, self._catalogue)
+        wrong += found
+        uses: list[Use] = []
+        for pool in dict.fromkeys(use.pooled.pool_key for use in taken):
+            for held in self._in_pool.get(pool, {}).values():
+                uses += held
+        return [f"{name}: {sentence}" for sentence in wrong] + list(conflicts([*uses, *taken]))
+
+    # -- the account -------------------------------------------------------------------------------------------------
+
+    def _add(self, key: Key, holder: _Holder) -> None:
+        self._take_out(key)
+        self._holders.setdefault(key, []).append(holder)
+        for name in _pools_named(holder):
+            self._naming[name].add(key)
+        self._put_in(key)
+
+    def _put_in(self, key: Key) -> None:
+        uses = [use for holder in self._holders.get(key, ()) for use in self._uses_of(holder)]
+        self._uses[key] = uses
+        for use in uses:
+            self._in_pool[use.pooled.pool_key].setdefault(key, []).append(use)
+
+    def _take_out(self, key: Key) -> None:
+        for use in self._uses.pop(key, ()):
+            self._in_pool[use.pooled.pool_key].pop(key, None)
+
+    def _uses_of(self, holder: _Holder) -> list[Use]:
+        if isinstance(holder, DeviceClaim):
+            return held_uses(holder, self._fleet, self._catalogue)
+        if not isinstance(holder, tuple):
+            return left_out_uses(holder, self._fleet)
+        claim, answer = holder
+        user = "/".join(claim.key)
+        uses = []
+        for grant, (position, alternative) in zip(answer.grants, answer.details(), strict=True):
+            detail = claim.spec.claims[position].alternatives[alternative or 0]
+            pooled = self._fleet.find(answer.node, grant.pool, grant.device)
+            if pooled is not None and not self._catalogue.is_admin(detail):
+                uses.append(Use(pooled, user, grant.amounts, held=True))
+        return uses
+
+
+def _pools_named(holder: _Holder) -> set[str]:
+    if isinstance(holder, tuple):
+        return {grant.pool for grant in holder[1].grants}
+    return {grant.pool for grant in recorded_grants(holder.status)}

@@ -1,0 +1,96 @@
+"""DeviceClaims as the index asks for them: shapes, the rules of classes, and what a claim reads and says plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
+from devalloc_solver.demand import Slot, Unit
+from devalloc_solver.demand import _demand as make_demand
+from devalloc_solver.demand import _refusal as claim_refusal
+from devalloc_solver.eligibility import Eligibility
+from devalloc_solver.index.kinds import Kinds
+from devalloc_solver.index.literals import literals, reads
+from devalloc_solver.intake import Intake, Refused
+from devalloc_solver.snapshot import Snapshot
+
+
+@dataclass(slots=True, eq=False)
+class Rules:
+    """Classes and configuration objects, and the verdicts of expressions, which outlive both."""
+
+    kinds: Kinds
+    intake: Intake
+    """only its classes and configuration objects count"""
+    _shared: Eligibility = field(init=False)
+    _refusals: dict[tuple[object, str], Refused | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shared = self._new(self.kinds.sample())
+
+    def _new(self, snapshot: Snapshot) -> Eligibility:
+        return Eligibility(snapshot, self.intake.classes, self.intake.invalid_classes)
+
+    def on(self, snapshot: Snapshot) -> Eligibility:
+        """The judge of the devices of a snapshot; verdicts and errors are common to all."""
+        found = self._new(snapshot)
+        found._verdicts, found._failed, found._errors = _caches(self._shared)
+        return found
+
+    def renewed(self, intake: Intake) -> Rules:
+        """The same after classes or configuration objects have changed."""
+        fresh = Rules(self.kinds, intake)
+        fresh._shared._verdicts, fresh._shared._failed, fresh._shared._errors = _caches(self._shared)
+        return fresh
+
+    def refusal(self, claim: DeviceClaim, shape: object) -> Refused | None:
+        """Why a claim is not solved, whatever is free (S5, S6, S16)."""
+        if claim.is_deleting:
+            return claim_refusal(claim, self.intake, self._shared)
+        key = (shape, claim.namespace)
+        if key not in self._refusals:
+            self._refusals[key] = claim_refusal(claim, self.intake, self._shared)
+        return self._refusals[key]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClaimAsk:
+    """One claim that asks; see ``seams.Ask``."""
+
+    claim: DeviceClaim
+    shape: object
+    rules: Rules
+
+    def unit_on(self, snapshot: Snapshot) -> Unit:
+        demand = make_demand(self.claim, self.rules.on(snapshot))
+        return Unit((demand,), None, None)
+
+    def reads(self, slot: Slot) -> frozenset[str] | None:
+        found: frozenset[str] = frozenset()
+        for expression in self._expressions(slot.spec, every=True):
+            mine = reads(expression)
+            if mine is None:
+                return None
+            found |= mine
+        return found
+
+    def literals(self, slot: Slot) -> Iterable[tuple[str, frozenset[Any]]]:
+        for expression in self._expressions(slot.spec, every=False):
+            yield from literals(expression)
+
+    def _expressions(self, detail: DeviceClaimDetail, *, every: bool) -> Iterable[str]:
+        """Those that a candidate must pass; with ``every`` also those of classes of which any will do."""
+        if detail.constraints and detail.constraints.strip():
+            yield detail.constraints
+        classes = self.rules._shared.classes_of(detail) or []
+        if every or len(classes) == 1:
+            for each in classes:
+                if each.spec.constraints and each.spec.constraints.strip():
+                    yield each.spec.constraints
+
+
+def _caches(eligibility: Eligibility) -> tuple[Any, Any, Any]:
+    """What depends on nothing but expressions and the attributes that they read."""
+    return eligibility._verdicts, eligibility._failed, eligibility._errors

@@ -1,0 +1,333 @@
+"""A fleet of DevicePools, DeviceClasses and DeviceClaims: what changes in the manifests, and what that means."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc.api.claim import DeviceAllocation, DeviceClaim
+from devalloc.api.pool import DevicePool
+from devalloc_solver.check.judge import Judge
+from devalloc_solver.holdings import Key, admin_entries
+from devalloc_solver.index.answers import accept, with_status
+from devalloc_solver.index.claims import ClaimAsk, Rules
+from devalloc_solver.index.documents import Document, Documents, Name, full_name, pools_of, sort_out
+from devalloc_solver.index.nodes import Item, NodeIndex
+from devalloc_solver.index.seams import Spot
+from devalloc_solver.intake import Intake, Refused
+from devalloc_solver.snapshot import Snapshot, _without_clashes, take_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One entry of an allocation: which device, and how much of it."""
+
+    pool: str
+    device: str
+    amounts: tuple[tuple[str, int], ...] | None
+    """None when whole"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one claim holds, as recorded."""
+
+    node: str | None
+    entries: tuple[Recorded, ...]
+    """without those of admin details, which hold nothing (S14)"""
+
+
+@dataclass(slots=True, eq=False)
+class Devmgmt:
+    """The state of a fleet in the dialect of DeviceClaims."""
+
+    placement: str
+    documents: Documents = field(default_factory=Documents)
+    granted: dict[Key, tuple[DeviceClaim, dict[str, Any]]] = field(default_factory=dict)
+    """claims that were allocated here, with their answers"""
+    kept: dict[Key, Kept] = field(default_factory=dict)
+    pools: dict[str | None, dict[str, DevicePool]] = field(default_factory=lambda: defaultdict(dict))
+    """by node and name, those that are valid together (S2)"""
+    index: NodeIndex = field(init=False)
+    rules: Rules = field(init=False)
+    judge: Judge = field(init=False)
+    _by_pool: dict[str, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    """name of a pool -> claims that name it in what they hold"""
+    _on_node: dict[str | None, set[Key]] = field(default_factory=lambda: defaultdict(set))
+
+    @classmethod
+    def load(cls, documents: Iterable[Document], placement: str) -> Devmgmt:
+        """Read everything at once."""
+        state = cls(placement)
+        for document in documents:
+            state.documents.add(document)
+        by_name: dict[str, list[DevicePool]] = defaultdict(list)
+        for pool in pools_of(state.documents.of_kind("DevicePool")):
+            by_name[pool.metadata.name].append(pool)
+        state.judge = Judge()
+        for name, same in by_name.items():
+            state.judge.set_pools(name, same)
+            for pool in _valid_together(same):
+                state.pools[pool.spec.node_name][name] = pool
+        state.index = NodeIndex(placement)
+        state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
+        state.rules = Rules(state.index.kinds, sort_out(state.documents.others()))
+        state.judge.set_classes(state.rules.intake.classes.values())
+        for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
+            state._read_claim(key)
+        return state
+
+    def _snapshot(self, node: str | None) -> Snapshot:
+        snapshot, _ = take_snapshot(self.pools[node].values())
+        return snapshot
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def replace(self, document: Document) -> None:
+        """An object is new, or other than it was."""
+        kind, namespace, name = document.name
+        if kind == "DeviceClaim":
+            key = namespace, name
+            self._forget_claim(key)
+            self.documents.replace(document)
+            self._read_claim(key)
+            return
+        self.documents.replace(document)
+        self._changed(document.name)
+
+    def remove(self, name: Name) -> bool:
+        """An object is gone; False when there was none."""
+        key = name[1], name[2]
+        if name[0] == "DeviceClaim":
+            known = key in self.granted or name in self.documents.by_name
+            self._forget_claim(key)
+            self.documents.remove(name)
+            return known
+        if not self.documents.remove(name):
+            return False
+        self._changed(name)
+        return True
+
+    def release(self, key: Key) -> bool:
+        """The claim keeps its spec and holds nothing any more; False when it held nothing."""
+        name = full_name("DeviceClaim", *key)
+        pending = [
+            Document(each.name, None, without_status(each.object), None, each.problems)
+            for each in self.documents.by_name.get(name, ())
+            if isinstance(each.object, DeviceClaim)
+        ]
+        if key not in self.kept:
+            return False
+        self._forget_claim(key)
+        if pending:
+            self.documents.by_name[name] = pending
+            self._read_claim(key)
+        return True
+
+    def _changed(self, name: Name) -> None:
+        if name[0] == "DevicePool":
+            self._pools_changed(name[2])
+        else:
+            self._rules_changed()
+
+    def _rules_changed(self) -> None:
+        """Classes decide what claims may take, and which entries of old ones are for admins only (S14)."""
+        before = _admin_classes(self.rules.intake)
+        self.rules = self.rules.renewed(sort_out(self.documents.others()))
+        self.judge.set_classes(self.rules.intake.classes.values())
+        self.index.forget()
+        changed = before ^ _admin_classes(self.rules.intake)
+        if changed:
+            for key in list(self.kept):
+                self._hold_again(key)
+
+    def _pools_changed(self, name: str) -> None:
+        """Pools of one name: nodes get them or lose them, and claims keep what is still there (S18)."""
+        same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, name), ()))
+        nodes = {node for node, pools in self.pools.items() if name in pools}
+        valid = {pool.spec.node_name: pool for pool in _valid_together(same)}
+        nodes |= valid.keys()
+        keys = self._by_pool.get(name, set()) | {key for node in nodes for key in self._on_node.get(node, ())}
+        for key in keys:
+            self._let_go(key)
+        for node in sorted(nodes, key=lambda n: n or ""):
+            pools = self.pools[node]
+            pools.pop(name, None)
+            if node in valid:
+                pools[name] = valid[node]
+            self.index.put(node, self._snapshot(node))
+            if not pools:
+                del self.pools[node]
+        self.judge.set_pools(name, same)
+        if self.rules.kinds is not self.index.kinds or any(nodes):
+            self.rules.kinds = self.index.kinds
+        for key in sorted(keys):
+            self._hold(key)
+
+    # -- what claims hold --------------------------------------------------------------------------------------------
+
+    def _read_claim(self, key: Key) -> None:
+        """Take note of what a claim came in with (S18), valid or not (S13)."""
+        intake = sort_out(self.documents.by_name.get(full_name("DeviceClaim", *key), ()))
+        for claim in intake.claims:
+            if claim.is_allocated:
+                self.judge.hold(claim)
+                self._keep(key, _kept(claim, self.rules.intake))
+        for refused in intake.refused:
+            if refused.status is not None:
+                self.judge.hold_left_out(refused)
+                entries = tuple(map(_recorded, refused.status.allocations))
+                old = self.kept.get(key)
+                if old is not None:  # several of one name: all that any of them holds
+                    self._forget_holding(key)
+                    entries = (*old.entries, *entries)
+                self._keep(key, Kept(refused.node, entries))
+
+    def grant(self, document: Document, claim: DeviceClaim, answer: dict[str, Any], spot: Spot) -> None:
+        """A claim has what an answer gives it, from now on."""
+        key = claim.key
+        self.documents.by_name[document.name] = [document]
+        self.granted[key] = claim, answer
+        given = [g for g in spot.given if not g.slot.mode.is_admin]
+        entries = tuple(Recorded(g.pool.name, g.device.name, g.amounts or None) for g in given)
+        self.kept[key] = Kept(spot.node, entries)
+        items = [(g.pool.node, g.device.index, g.amounts or None) for g in given]
+        for entry in entries:
+            self._by_pool[entry.pool].add(key)
+        for item in items:
+            self._on_node[item[0]].add(key)
+        self.index.hold(key, items)
+        self.judge.grant(claim, answer)
+
+    def record(self, document: Document, answer: dict[str, Any]) -> None:
+        """The same for an answer that the stages gave."""
+        claim = document.object
+        assert isinstance(claim, DeviceClaim)
+        self._forget_claim(claim.key)
+        self.documents.by_name[document.name] = [document]
+        self.granted[claim.key] = claim, answer
+        self._keep(claim.key, _kept(with_status(claim, answer), self.rules.intake))
+        self.judge.grant(claim, answer)
+
+    def _keep(self, key: Key, kept: Kept) -> None:
+        self.kept[key] = kept
+        for entry in kept.entries:
+            self._by_pool[entry.pool].add(key)
+        self._hold(key)
+
+    def _hold(self, key: Key) -> None:
+        items = list(self._items(self.kept[key]))
+        for item in items:
+            self._on_node[item[0]].add(key)
+        self.index.hold(key, items)
+
+    def _let_go(self, key: Key) -> None:
+        for node, _, _ in self.index.held.get(key, ()):
+            self._on_node[node].discard(key)
+        self.index.free(key)
+
+    def _hold_again(self, key: Key) -> None:
+        """What counts as held depends on classes: read it back."""
+        if key in self.granted:
+            claim = with_status(*self.granted[key])
+            self._forget_holding(key)
+            self._keep(key, _kept(claim, self.rules.intake))
+            return
+        self._forget_holding(key)
+        self.judge.release(key)
+        self._read_claim(key)
+
+    def _forget_holding(self, key: Key) -> None:
+        kept = self.kept.pop(key, None)
+        if kept is not None:
+            self._let_go(key)
+            for entry in kept.entries:
+                self._by_pool[entry.pool].discard(key)
+
+    def _forget_claim(self, key: Key) -> None:
+        """It holds nothing here any more."""
+        self._forget_holding(key)
+        self.granted.pop(key, None)
+        self.judge.release(key)
+
+    def _items(self, kept: Kept) -> Iterator[Item]:
+        for entry in kept.entries:
+            for node in self._nodes_of(kept.node, entry.pool):
+                record = self.index.network if node is None else self.index.records.get(node)
+                device = None if record is None else record.find(entry.pool, entry.device)
+                if device is not None:
+                    yield node, device, entry.amounts
+
+    def _nodes_of(self, node: str | None, pool: str) -> Iterable[str | None]:
+        """Where the pool that an entry means is: every place it may be, where the node is not told (S2, S13)."""
+        if node is not None:
+            return [n for n in (node, None) if pool in self.pools.get(n, ())][:1]
+        same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, pool), ()))
+        return [p.spec.node_name for p in _valid_together(same)]
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    def ask(self, claim: DeviceClaim, shape: object) -> ClaimAsk | Refused:
+        """What a pending claim asks for, or why it is not solved."""
+        return self.rules.refusal(claim, shape) or ClaimAsk(claim, shape, self.rules)
+
+    def answer(self, claim: DeviceClaim, spot: Spot, warnings: Sequence[str]) -> dict[str, Any]:
+        return accept(claim, spot, self.rules.intake, warnings)
+
+    def pending(self) -> Iterator[Document]:
+        """The kept claims that are valid and hold nothing."""
+        for document in self.documents.of_kind("DeviceClaim"):
+            if isinstance(document.object, DeviceClaim) and document.object.key not in self.kept:
+                yield document
+
+    def everything(self, claims: Sequence[Document]) -> Intake:
+        """The problem of the whole fleet and of some pending claims."""
+        wanted = {document.name for document in claims}
+        groups = {(d.object.namespace, d.object.group) for d in claims if isinstance(d.object, DeviceClaim)}
+        found = self.documents.by_name_except("DeviceClaim")
+        for name, same in self.documents.by_name.items():
+            if name[0] == "DeviceClaim" and name not in wanted and (name[1], name[2]) not in self.granted:
+                found += [d for d in same if _counts(d, groups)]
+        for claim, answer in self.granted.values():
+            found.append(Document(full_name("DeviceClaim", *claim.key), None, with_status(claim, answer), None, ()))
+        return sort_out([*found, *claims])
+
+
+def without_status(claim: DeviceClaim) -> DeviceClaim:
+    return claim if claim.status is None else claim.model_copy(update={"status": None})
+
+
+def _counts(document: Document, groups: set[tuple[str, str | None]]) -> bool:
+    """Of the claims that were not asked for: those that hold devices, and those of the groups that were."""
+    claim = document.object
+    if isinstance(claim, DeviceClaim):
+        return claim.is_allocated or (claim.group is not None and (claim.namespace, claim.group) in groups)
+    manifest: Mapping[str, Any] = document.manifest or {}
+    refused = sort_out([document]).refused
+    held = any(each.status is not None for each in refused)
+    return bool(manifest) and (held or any(r.group and (r.key[0], r.group) in groups for r in refused))
+
+
+def _valid_together(pools: Sequence[DevicePool]) -> list[DevicePool]:
+    if len(pools) == 1:
+        return list(pools)
+    return _without_clashes(list(pools))[0]
+
+
+def _admin_classes(intake: Intake) -> set[str]:
+    return {name for name, each in intake.classes.items() if each.spec.admin_access}
+
+
+def _kept(claim: DeviceClaim, intake: Intake) -> Kept:
+    assert claim.status is not None
+    marks = zip(claim.status.allocations, admin_entries(claim, intake.classes), strict=True)
+    return Kept(
+        claim.allocated_node or claim.pinned_node, tuple(_recorded(entry) for entry, admin in marks if not admin)
+    )
+
+
+def _recorded(entry: DeviceAllocation) -> Recorded:
+    amounts = tuple((a.name, a.allocation.nano) for a in entry.allocations) or None
+    return Recorded(entry.device_pool_name, entry.device_name, amounts)

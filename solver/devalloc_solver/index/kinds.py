@@ -1,0 +1,207 @@
+"""Kinds of devices: what all devices have alike that nothing but a name or an address tells apart.
+
+Attributes with few values are part of a kind. Attributes with many (uuid, pciBusID, a PCIe root named after its node)
+are *varied*: of them a kind has only whether the device has the attribute and which devices of the same node have the
+same value, so that equal nodes are of equal kinds. Their values are found again through an inverted index.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+from devalloc_solver.snapshot import Device, Pool, Snapshot
+
+VARIED = 32
+"""Distinct values beyond which an attribute is varied. No answer depends on it, only how fast it comes."""
+
+ALONE = -1
+"""Mark of a value that no other device of the node has."""
+
+_ODD = (Quantity, SemVer)
+"""Values that expressions compare with texts in ways of their own (S6): they are entered by type."""
+
+Marks = tuple[tuple[str, int], ...]
+"""Varied attributes of a device, each with the number of its value among those that several devices of the node have,
+or ALONE."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """Devices that differ in name, and in the values of varied attributes, only."""
+
+    index: int
+    driver: str
+    one: Device
+    """stands for all; what it says of varied attributes holds for itself only"""
+    marks: Mapping[str, int]
+
+    def value(self, name: str) -> object | None:
+        """A value to compare within a node: equal for devices that have the same value; None without the attribute.
+
+        That of a varied attribute is a mark; ``(ALONE,)`` is equal for devices that are *not*.
+        """
+        mark = self.marks.get(name)
+        return self.one.attributes.get(name) if mark is None else (mark,)
+
+
+@dataclass(slots=True)
+class Kinds:
+    """All kinds met so far, and where the values of varied attributes are."""
+
+    varied: set[str] = field(default_factory=set)
+    kinds: list[Kind] = field(default_factory=list)
+    places: dict[str, dict[object, list[str | None]]] = field(default_factory=dict)
+    """varied attribute -> value -> nodes that have devices with it (None: the network)"""
+    _known: dict[tuple[object, ...], Kind] = field(default_factory=dict)
+    _values: dict[str, set[object]] = field(default_factory=lambda: defaultdict(set))
+    """attribute that is not varied -> values met"""
+
+    def note(self, snapshot: Snapshot) -> bool:
+        """Look at attributes before their devices are read; True when one turned out to be varied only now."""
+        before = len(self.varied)
+        seen: set[int] = set()
+        for device in snapshot.devices:
+            attributes = device.attributes
+            if id(attributes) in seen:
+                continue
+            seen.add(id(attributes))
+            for name, value in attributes.items():
+                if name in self.varied:
+                    continue
+                values = self._values[name]
+                values.add(value)
+                if len(values) > VARIED:
+                    self.varied.add(name)
+                    del self._values[name]
+        return len(self.varied) > before
+
+    def read(self, snapshot: Snapshot) -> tuple[Kind, ...]:
+        """The kind of each device of a node (or of the network)."""
+        marks = self._marks(snapshot)
+        return tuple(
+            self._kind(device, snapshot.pools[device.pool], marks[device.index]) for device in snapshot.devices
+        )
+
+    def enter(self, node: str | None, snapshot: Snapshot) -> None:
+        """Note where the values of varied attributes are."""
+        for name, value in self._varied_values(snapshot):
+            nodes = self.places.setdefault(name, {}).setdefault(value, [])
+            if not nodes or nodes[-1] != node:
+                nodes.append(node)
+
+    def leave(self, node: str | None, snapshot: Snapshot) -> None:
+        for name, value in self._varied_values(snapshot):
+            by_value = self.places.get(name, {})
+            nodes = by_value.get(value, [])
+            if node in nodes:
+                nodes.remove(node)
+            if not nodes:
+                by_value.pop(value, None)
+
+    def find(self, name: str, values: Iterable[object]) -> Sequence[str | None] | None:
+        """Nodes that have a device whose attribute has one of the values; None when the attribute is not varied."""
+        if name not in self.varied:
+            return None
+        by_value = self.places.get(name, {})
+        return [node for value in (*values, *_ODD) for node in by_value.get(value, ())]
+
+    def drivers(self) -> list[str]:
+        return list(dict.fromkeys(kind.driver for kind in self.kinds))
+
+    def _varied_values(self, snapshot: Snapshot) -> Iterable[tuple[str, object]]:
+        varied = self.varied
+        for device in snapshot.devices:
+            for name in device.attributes:
+                if name in varied:
+                    for value in device.values(name):
+                        yield name, type(value) if isinstance(value, _ODD) else value
+
+    def _marks(self, snapshot: Snapshot) -> list[Marks]:
+        counts = Counter(
+            (name, value)
+            for device in snapshot.devices
+            for name, value in device.attributes.items()
+            if name in self.varied
+        )
+        numbers: dict[tuple[str, object], int] = {}
+        found: list[Marks] = []
+        for device in snapshot.devices:
+            mine = []
+            for name, value in device.attributes.items():
+                if name in self.varied:
+                    key = (name, value)
+                    mine.append((name, ALONE if counts[key] == 1 else numbers.setdefault(key, len(numbers))))
+            found.append(tuple(sorted(mine)))
+        return found
+
+    def _kind(self, device: Device, pool: Pool, marks: Marks) -> Kind:
+        varied = self.varied
+        key = (
+            pool.driver,
+            frozenset((name, value) for name, value in device.attributes.items() if name not in varied),
+            marks,
+            frozenset((name, r.block, r.blocks) for name, r in device.resources.items()),
+            device.draws,
+            device.undefined,
+            device.shareable,
+            device.reach,
+        )
+        kind = self._known.get(key)
+        if kind is None:
+            kind = self._known[key] = Kind(len(self.kinds), pool.driver, device, dict(marks))
+            self.kinds.append(kind)
+        return kind
+
+    def sample(self) -> Snapshot:
+        """One device of each kind, its index being that of the kind, in pools that have their driver only."""
+        drivers = self.drivers()
+        number = {driver: position for position, driver in enumerate(drivers)}
+        devices = tuple(_renumbered(kind.one, kind.index, number[kind.driver]) for kind in self.kinds)
+        pools = tuple(
+            Pool(position, "", f"of driver {driver}", driver, {}, tuple(d for d in devices if d.pool == position))
+            for position, driver in enumerate(drivers)
+        )
+        return Snapshot(pools, devices, ("",), {"": pools}, {pool.name: (pool,) for pool in pools})
+
+
+def _renumbered(device: Device, index: int, pool: int) -> Device:
+    return Device(
+        index,
+        pool,
+        device.name,
+        device.attributes,
+        device.resources,
+        device.draws,
+        device.undefined,
+        device.shareable,
+        device.reach,
+    )
+
+
+def joined(own: Snapshot | None, network: Snapshot, node: str | None) -> Snapshot:
+    """What a node reaches as one snapshot: first the network's pools, then its own (the natural order of pools)."""
+    pools: list[Pool] = []
+    devices: list[Device] = []
+    for part in (network, own):
+        for pool in part.pools if part is not None else ():
+            members = tuple(
+                _renumbered(device, len(devices) + position, len(pools)) for position, device in enumerate(pool.devices)
+            )
+            pools.append(Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, members))
+            devices += members
+    by_node: dict[str | None, tuple[Pool, ...]] = {}
+    by_name: dict[str, tuple[Pool, ...]] = {}
+    for pool in pools:
+        by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
+        by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
+    nodes = (node,) if own is not None and own.pools and node is not None else ()
+    return Snapshot(tuple(pools), tuple(devices), nodes, by_node, by_name)
+
+
+def without_pools() -> Snapshot:
+    """A snapshot of nothing."""
+    return Snapshot((), (), (), {}, {})

@@ -1,0 +1,65 @@
+"""What an expression says plainly of an attribute: ``device.a == 'x'`` and ``device.a in ['x', 'y']``, and-ed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from devalloc_solver import cel
+from devalloc_solver.cel.parser import parse
+from devalloc_solver.cel.syntax import Binary, Index, ListOf, Literal, Logical, Name, Node, Select
+
+Plain = tuple[tuple[str, frozenset[str | int]], ...]
+"""(attribute, values) of which a device must have one each for the expression to be true of it"""
+
+
+@lru_cache(maxsize=1024)
+def literals(expression: str) -> Plain:
+    """The attributes that such a conjunct names. An expression that does not parse says nothing."""
+    try:
+        return tuple(_conjuncts(parse(expression)))
+    except cel.CompileError:
+        return ()
+
+
+@lru_cache(maxsize=1024)
+def reads(expression: str) -> frozenset[str] | None:
+    """The attributes that an expression reads; None for all, also of one that is invalid."""
+    try:
+        return cel.compile(expression).attributes
+    except cel.CompileError:
+        return None
+
+
+def _conjuncts(node: Node) -> Iterator[tuple[str, frozenset[str | int]]]:
+    if isinstance(node, Logical) and node.operator == "&&":
+        for operand in node.operands:
+            yield from _conjuncts(operand)
+    elif isinstance(node, Binary) and node.operator == "==":
+        for attribute, value in ((node.left, node.right), (node.right, node.left)):
+            name = _attribute(attribute)
+            if name is not None and isinstance(value, Literal) and _is_plain(value.value):
+                yield name, frozenset((value.value,))  # type: ignore[arg-type]
+    elif isinstance(node, Binary) and node.operator == "in" and isinstance(node.right, ListOf):
+        name = _attribute(node.left)
+        values = [item.value for item in node.right.items if isinstance(item, Literal)]
+        if name is not None and len(values) == len(node.right.items) and all(map(_is_plain, values)):
+            yield name, frozenset(values)  # type: ignore[arg-type]
+
+
+def _attribute(node: Node) -> str | None:
+    """The attribute that ``device.name`` or ``device['name']`` is."""
+    if isinstance(node, Select) and not node.test and _is_device(node.operand):
+        return node.field
+    if isinstance(node, Index) and _is_device(node.operand) and isinstance(node.key, Literal):
+        return node.key.value if isinstance(node.key.value, str) else None
+    return None
+
+
+def _is_device(node: Node) -> bool:
+    return isinstance(node, Name) and node.name in ("device", ".device")
+
+
+def _is_plain(value: object) -> bool:
+    """Texts and whole numbers. Of texts, see ``Kinds.find``: a version may equal a text that is written otherwise."""
+    return type(value) is str or type(value) is int

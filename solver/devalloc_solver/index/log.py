@@ -1,0 +1,36 @@
+"""What has changed in the fleet, in order, for those that look at it now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from devalloc_solver.index.states import NodeClass
+
+KEPT = 50_000
+"""Changes kept at least; who is further behind starts afresh."""
+
+
+class Log:
+    """Entries (rank of a node, the class that it joined), numbered from the first ever."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self._entries: list[tuple[int, NodeClass]] = []
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self._entries)
+
+    def add(self, rank: int, node: NodeClass) -> None:
+        self._entries.append((rank, node))
+        if len(self._entries) > 2 * KEPT:
+            del self._entries[:KEPT]
+            self.start += KEPT
+
+    def since(self, position: int) -> Sequence[tuple[int, NodeClass]]:
+        return self._entries[position - self.start :]
+
+    def restart(self) -> None:
+        """Everybody starts afresh."""
+        self.start = self.end + 1
+        self._entries.clear()

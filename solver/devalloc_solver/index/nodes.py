@@ -1,0 +1,282 @@
+"""The index: every node with what is in use there, kept up to date, and asked for the best place of a claim."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.index.apart import Apart, Found
+from devalloc_solver.index.kinds import Kind, Kinds, without_pools
+from devalloc_solver.index.log import Log
+from devalloc_solver.index.recipe import Recipe
+from devalloc_solver.index.seams import Ask, Spot
+from devalloc_solver.index.shape import Shape
+from devalloc_solver.index.states import Classes, NodeRecord, Use
+from devalloc_solver.naming import natural
+from devalloc_solver.snapshot import Snapshot
+
+Amounts = tuple[tuple[str, int], ...]
+Item = tuple[str | None, int, Amounts | None]
+"""(node, or None for the network; device in the snapshot of that node; nano units of a share, None when whole)"""
+
+MAX_SHAPES = 1_000
+"""Shapes remembered; the one not asked for longest is forgotten first."""
+STEP = 1 << 24
+"""Room between the ranks of two nodes, for those to come."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeIndex:
+    """The devices of a fleet by node, who holds them, and for each shape of claim the best node.
+
+    Not thread-safe.
+    """
+
+    placement: str = "pack"
+    kinds: Kinds = field(default_factory=Kinds)
+    classes: Classes = field(default_factory=Classes)
+    log: Log = field(default_factory=Log)
+    records: dict[str, NodeRecord] = field(default_factory=dict)
+    by_rank: dict[int, NodeRecord] = field(default_factory=dict)
+    network: NodeRecord | None = None
+    network_version: int = 1
+    held: dict[Hashable, Sequence[Item]] = field(default_factory=dict)
+    _shapes: dict[Hashable, Shape | Apart] = field(default_factory=dict)
+    _order: list[tuple[object, int]] = field(default_factory=list)
+    """(natural order of the name, rank) of every node ever met, sorted"""
+    _ranks: dict[str, int] = field(default_factory=dict)
+    _sample: Snapshot | None = None
+
+    @property
+    def spread(self) -> bool:
+        return self.placement == "spread"
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def load(self, snapshots: Mapping[str | None, Snapshot]) -> None:
+        """Enter many nodes at once, in an index that is empty."""
+        for snapshot in snapshots.values():
+            self.kinds.note(snapshot)
+        names = sorted((name for name in snapshots if name is not None), key=natural)
+        self._ranks = {name: position * STEP for position, name in enumerate(names)}
+        self._order = [(natural(name), self._ranks[name]) for name in names]
+        for node in (None, *names):
+            if node in snapshots:
+                self._add(node, snapshots[node])
+
+    def put(self, node: str | None, snapshot: Snapshot) -> None:
+        """A node (None: the network) has these pools now, and they are free: whoever holds of them, hold again."""
+        self.drop(node)
+        if not snapshot.pools:
+            return
+        if self.kinds.note(snapshot):
+            self._read_again()
+        self._add(node, snapshot)
+
+    def drop(self, node: str | None) -> None:
+        """The node has no pools any more."""
+        record = self.network if node is None else self.records.get(node)
+        if record is None:
+            return
+        self.kinds.leave(node, record.snapshot)
+        if node is None:
+            self.network = None
+            self._network_changed(kinds=True)
+            return
+        del self.records[node], self.by_rank[record.rank]
+        assert record.member_of is not None
+        record.member_of.count -= 1
+        record.member_of = None
+
+    def snapshot_of(self, node: str | None) -> Snapshot:
+        record = self.network if node is None else self.records.get(node)
+        return without_pools() if record is None else record.snapshot
+
+    def _add(self, node: str | None, snapshot: Snapshot) -> None:
+        known = len(self.kinds.kinds)
+        kinds = self.kinds.read(snapshot)
+        self.kinds.enter(node, snapshot)
+        if len(self.kinds.kinds) > known:
+            self._forget_shapes()
+        record = self.classes.record(node, -1 if node is None else self._rank(node), snapshot, kinds)
+        if node is None:
+            self.network = record
+            self._network_changed(kinds=True)
+        else:
+            self.records[node] = self.by_rank[record.rank] = record
+            self._place(record)
+
+    def _rank(self, node: str) -> int:
+        """Ranks are in natural order of the names, and stay with a name."""
+        if node not in self._ranks:
+            key = natural(node)
+            position = bisect_left(self._order, (key, -1))
+            low = self._order[position - 1][1] if position else -STEP
+            high = self._order[position][1] if position < len(self._order) else low + 2 * STEP
+            self._order.insert(position, (key, (low + high) // 2))
+            if high - low < 2:
+                self._rank_again()
+            self._ranks[node] = self._order[position][1]
+        return self._ranks[node]
+
+    def _rank_again(self) -> None:
+        """No room is left between two ranks."""
+        self._order = [(key, position * STEP) for position, (key, _) in enumerate(self._order)]
+        by_key = dict(self._order)
+        self._ranks = {name: by_key[natural(name)] for name in self._ranks}
+        self._read_again()
+
+    def _read_again(self) -> None:
+        """Kinds or ranks have changed throughout."""
+        self.kinds = Kinds(varied=self.kinds.varied)
+        self.classes = Classes()
+        old = [*self.records.values(), *([self.network] if self.network is not None else [])]
+        self.by_rank.clear()
+        self._forget_shapes()
+        for record in old:
+            self.kinds.note(record.snapshot)
+        for record in old:
+            kinds = self.kinds.read(record.snapshot)
+            self.kinds.enter(record.name, record.snapshot)
+            rank = -1 if record.name is None else self._ranks[record.name]
+            fresh = self.classes.record(record.name, rank, record.snapshot, kinds)
+            fresh.uses = record.uses
+            self.classes.renew(fresh, {*range(len(fresh.pools))})
+            if record.name is None:
+                self.network = fresh
+            else:
+                self.records[record.name] = self.by_rank[rank] = fresh
+                self._place(fresh)
+
+    # -- who holds what ----------------------------------------------------------------------------------------------
+
+    def hold(self, key: Hashable, items: Sequence[Item]) -> None:
+        """Somebody who holds nothing yet holds these devices from now on, whoever else does."""
+        assert key not in self.held
+        self.held[key] = items
+        self._count(items, 1)
+
+    def free(self, key: Hashable) -> None:
+        """Nothing is held under this name any more."""
+        items = self.held.pop(key, None)
+        if items is not None:
+            self._count(items, -1)
+
+    def _count(self, items: Iterable[Item], sign: int) -> None:
+        touched: dict[str | None, set[int]] = {}
+        for node, device, amounts in items:
+            record = self.network if node is None else self.records[node]
+            assert record is not None
+            pool = record.snapshot.devices[device].pool
+            uses = record.uses[pool]
+            position = device - record.starts[pool]
+            use = uses.get(position)
+            if use is None:
+                use = uses[position] = Use()
+            use.add(amounts, sign)
+            if not use.whole and not use.shares:
+                del uses[position]
+            touched.setdefault(node, set()).add(pool)
+        for node, pools in touched.items():
+            if node is None:
+                assert self.network is not None
+                self.classes.renew(self.network, pools)
+                self._network_changed(kinds=False)
+            else:
+                record = self.records[node]
+                self.classes.renew(record, pools)
+                self._place(record)
+
+    def _place(self, record: NodeRecord) -> None:
+        """Move a node to the class that it is of now."""
+        node = self.classes.class_of(record)
+        if node is record.member_of:
+            return
+        if record.member_of is not None:
+            record.member_of.count -= 1
+        record.member_of = node
+        self.classes.enter(node, record.rank, self.by_rank)
+        self.log.add(record.rank, node)
+        if len(self.classes.by_index) > 4 * len(self.records) + 10_000:
+            self.classes.forget_empty()
+            self._forget_shapes()
+
+    def _network_changed(self, *, kinds: bool) -> None:
+        self.network_version += 1
+        if kinds:
+            self._forget_shapes()
+
+    # -- the best place ----------------------------------------------------------------------------------------------
+
+    def find(self, ask: Ask, pin: str | None = None) -> Spot | None:
+        """The best place for a claim on the node ``pin``, or on any; None where it fits nowhere."""
+        shape = self._shape(ask)
+        if pin is None and self.records:
+            found: tuple[NodeRecord, Recipe | Found] | None = shape.best()
+        else:
+            found = self._on_one(shape, self.records.get(pin or "") or self._unknown(pin))
+        if found is None:
+            return None
+        record, recipe = found
+        given = recipe.given(record, self.network)
+        return Spot(record.name if pin is not None or recipe.local else None, given)
+
+    def _on_one(self, shape: Shape | Apart, record: NodeRecord) -> tuple[NodeRecord, Recipe | Found] | None:
+        recipe = shape.on(record)
+        return None if recipe is None else (record, recipe)
+
+    def _unknown(self, node: str | None) -> NodeRecord:
+        """A node without pools, which reaches the network all the same (S7)."""
+        record = self.classes.record(node, -1, without_pools(), ())
+        record.member_of = self.classes.class_of(record)
+        return record
+
+    def emptied(self, record: NodeRecord) -> NodeRecord:
+        """The node as it would be if nothing were in use."""
+        fresh = self.classes.record(record.name, record.rank, record.snapshot, record.kinds)
+        fresh.member_of = self.classes.class_of(fresh)
+        return fresh
+
+    def _shape(self, ask: Ask) -> Shape | Apart:
+        key = ask.shape
+        shape = self._shapes.pop(key, None)
+        if shape is None:
+            shape = self._new_shape(ask)
+            if len(self._shapes) >= MAX_SHAPES:
+                del self._shapes[next(iter(self._shapes))]
+        self._shapes[key] = shape  # the last one asked for is the last of the dict
+        return shape
+
+    def _new_shape(self, ask: Ask) -> Shape | Apart:
+        if self._sample is None:
+            self._sample = self.kinds.sample()
+        unit = ask.unit_on(self._sample)
+        (demand,) = unit.demands
+        network = self.network.kinds if self.network is not None else ()
+        tells_apart = self._tells_apart(ask, unit.demands[0].slots)
+        reaching = any(kind.one.reach is not None for kind in network)
+        values = {*demand.match, *(n for s in demand.slots for n in s.match), *(r.attribute for r in demand.relations)}
+        if tells_apart or (network and (reaching or values & self.kinds.varied)):
+            return Apart(self, ask, unit)
+        return Shape(self, ask, unit)
+
+    def _tells_apart(self, ask: Ask, slots: Iterable[object]) -> bool:
+        """Whether an expression reads what differs between devices of one kind."""
+        varied = self.kinds.varied
+        for slot in slots:
+            reads = ask.reads(slot)  # type: ignore[arg-type]
+            if varied and (reads is None or reads & varied):
+                return True
+        return False
+
+    def forget(self) -> None:
+        """What claims ask for has changed: classes, or the meaning of expressions."""
+        self._forget_shapes()
+
+    def _forget_shapes(self) -> None:
+        self._shapes.clear()
+        self._sample = None
+
+
+__all__ = ["Item", "Kind", "NodeIndex"]

@@ -1,0 +1,263 @@
+"""One shape of claim: on which classes of nodes it fits, how well, and which node is the best now.
+
+Nothing is worked out before it is needed. A class that might be the best is in a heap under the best score that its
+kind of node could have; it is judged when it comes to the top, and then stays judged. What changes in the fleet is
+read from a log when the shape is next asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import TYPE_CHECKING
+
+from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.index.exact import place
+from devalloc_solver.index.kinds import joined
+from devalloc_solver.index.plain import Plain, is_plain
+from devalloc_solver.index.recipe import Pick, Recipe, Score, pick_of, score_of
+from devalloc_solver.index.seams import Ask
+from devalloc_solver.index.states import NodeClass, NodeKind, NodeRecord, PoolState
+
+if TYPE_CHECKING:
+    from devalloc_solver.index.nodes import NodeIndex
+
+_Entry = tuple[Score, int, int]
+"""(score or the best it can be, rank of the first node, class)"""
+
+
+@dataclass(slots=True, eq=False)
+class Shape:
+    """What is known of one shape. Its slots are those of ``unit``, whose candidates are kinds of devices."""
+
+    index: NodeIndex
+    ask: Ask
+    unit: Unit
+    demand: Demand = field(init=False)
+    wide: bool = field(init=False)
+    """whether devices of the network are among the candidates"""
+    plain: Plain | None = field(init=False)
+    seen: int | None = None
+    """how much of the log has been read; None when nothing has"""
+    network_version: int = 0
+    heap: list[_Entry] = field(default_factory=list)
+    queued: dict[int, int] = field(default_factory=dict)
+    """class -> rank of the one entry in the heap that counts"""
+    recipes: dict[int, Recipe | None] = field(default_factory=dict)
+    """class -> the best there, None where it does not fit"""
+    best_of: dict[int, Recipe | None] = field(default_factory=dict)
+    """kind of node -> the best when nothing is in use"""
+    supplies: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """state of a pool -> devices that each slot might have of it"""
+    relevant: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """kind of node -> pools with candidates"""
+
+    def __post_init__(self) -> None:
+        (self.demand,) = self.unit.demands
+        network = {kind.index for kind in self.index.network.kinds} if self.index.network is not None else set()
+        self.wide = any(network & slot.candidates.accepted.keys() for slot in self.demand.slots)
+        self.plain = None if self.wide or not is_plain(self.demand) else Plain(self.demand, self.index.spread)
+
+    # -- the best node now -------------------------------------------------------------------------------------------
+
+    def best(self) -> tuple[NodeRecord, Recipe] | None:
+        """The first node in natural order among those with the best score, and what to take there."""
+        self.read_log()
+        heap, queued, index = self.heap, self.queued, self.index
+        while heap:
+            score, rank, number = heap[0]
+            if queued.get(number) != rank:
+                heappop(heap)
+                continue
+            node = index.classes.by_index.get(number)
+            first = None if node is None else index.classes.first(node, index.by_rank)
+            if node is None or first is None:
+                heappop(heap)
+                del queued[number]
+            elif first != rank:
+                queued[number] = first
+                heapreplace(heap, (score, first, number))
+            else:
+                recipe = self.recipe(node, index.by_rank[rank])
+                if recipe is None:
+                    heappop(heap)
+                    del queued[number]
+                elif recipe.score != score:
+                    heapreplace(heap, (recipe.score, rank, number))
+                else:
+                    return index.by_rank[rank], recipe
+        return None
+
+    def on(self, record: NodeRecord) -> Recipe | None:
+        """What to take on one node."""
+        self.read_log()
+        assert record.member_of is not None
+        return self.recipe(record.member_of, record)
+
+    def read_log(self) -> None:
+        """Catch up with what has changed since the shape was last asked for."""
+        log = self.index.log
+        if self.wide and self.network_version != self.index.network_version:
+            self.seen = None
+        if self.seen is None or self.seen < log.start:
+            self._start()
+        else:
+            for rank, node in log.since(self.seen):
+                if not (self.queued.get(node.index, rank + 1) <= rank):
+                    self._enter(rank, node)
+        self.seen = log.end
+
+    def _start(self) -> None:
+        """Look at every class there is."""
+        index = self.index
+        if self.wide and self.network_version != index.network_version:
+            self.recipes.clear()
+            self.best_of.clear()
+            self.network_version = index.network_version
+        self.heap.clear()
+        self.queued.clear()
+        for number, node in index.classes.by_index.items():
+            if node.count:
+                score = self._hope(node)
+                first = None if score is None else index.classes.first(node, index.by_rank)
+                if score is not None and first is not None:
+                    self.heap.append((score, first, number))
+                    self.queued[number] = first
+        heapify(self.heap)
+
+    def _enter(self, rank: int, node: NodeClass) -> None:
+        score = self._hope(node)
+        if score is not None:
+            self.queued[node.index] = rank
+            heappush(self.heap, (score, rank, node.index))
+
+    # -- classes -----------------------------------------------------------------------------------------------------
+
+    def recipe(self, node: NodeClass, record: NodeRecord) -> Recipe | None:
+        """The best on nodes of a class, of which one is given."""
+        if node.index not in self.recipes:
+            self.recipes[node.index] = self._solve(node, record)
+        return self.recipes[node.index]
+
+    def _solve(self, node: NodeClass, record: NodeRecord) -> Recipe | None:
+        pools = self.plain.pools_of(node.kind) if self.plain is not None else None
+        if self.plain is not None and pools is not None:
+            return self.plain.solve(node, pools)
+        return self.exactly(record)
+
+    def _hope(self, node: NodeClass) -> Score | None:
+        """The score that nodes of a class have, or one that they cannot beat; None when it cannot fit there."""
+        if node.index in self.recipes:
+            known = self.recipes[node.index]
+            return None if known is None else known.score
+        if not self._may_fit(node):
+            self.recipes[node.index] = None
+            return None
+        best = self._best_of(node)
+        if best is None:
+            self.recipes[node.index] = None
+            return None
+        alternatives, pools, devices, entries, idle_nodes, idle_pools, _ = best.score
+        if not self.index.spread:
+            idle_nodes, idle_pools = (0 if node.in_use else idle_nodes), 0
+        return alternatives, pools, devices, entries, idle_nodes, idle_pools, 0
+
+    def _best_of(self, node: NodeClass) -> Recipe | None:
+        """What nodes of this kind offer when nothing is in use, which nothing in use makes any better."""
+        kind = node.kind
+        if kind.index not in self.best_of:
+            self.best_of[kind.index] = self._find_best(node)
+        return self.best_of[kind.index]
+
+    def _find_best(self, node: NodeClass) -> Recipe | None:
+        rank = self.index.classes.first(node, self.index.by_rank)
+        if rank is None:
+            return None
+        empty = self.index.emptied(self.index.by_rank[rank])
+        assert empty.member_of is not None
+        return self._solve(empty.member_of, empty)
+
+    # -- can it fit at all -------------------------------------------------------------------------------------------
+
+    def _may_fit(self, node: NodeClass) -> bool:
+        """Whether counting alone leaves it possible."""
+        relevant = self.relevant.get(node.kind.index)
+        if relevant is None:
+            relevant = self._find_relevant(node.kind)
+        if self.wide:
+            return True
+        sums: list[int] | None = None
+        for number in relevant:
+            state = node.states[number]
+            supply = self.supplies.get(state.index)
+            if supply is None:
+                supply = self.supplies[state.index] = self._supply(state)
+            sums = list(supply) if sums is None else [a + b for a, b in zip(sums, supply, strict=True)]
+        if sums is None:
+            return False
+        position = 0
+        for detail in self.demand.details:
+            if not any(sums[position + n] >= _least(slot) for n, slot in enumerate(detail)):
+                return False
+            position += len(detail)
+        return True
+
+    def _find_relevant(self, kind: NodeKind) -> tuple[int, ...]:
+        wanted = {number for slot in self.demand.slots for number in slot.candidates.accepted}
+        found = tuple(
+            number for number, pool in enumerate(kind.pools) if any(each.index in wanted for each in pool.kinds)
+        )
+        self.relevant[kind.index] = found
+        return found
+
+    def _supply(self, state: PoolState) -> tuple[int, ...]:
+        """For each slot the devices of a pool that are left to it, as far as one can tell quickly."""
+        found = []
+        for slot in self.demand.slots:
+            accepted = slot.candidates.accepted
+            count = 0
+            for kind, size, free in zip(state.kind.kinds, state.kind.sizes, state.free, strict=True):
+                if kind.index in accepted:
+                    count += size if slot.mode.is_admin else free
+            if not slot.mode.is_admin and (slot.mode is Mode.SHARE or slot.portions):
+                count += state.shareable
+            found.append(count)
+        return tuple(found)
+
+    # -- exactly, on one node ----------------------------------------------------------------------------------------
+
+    def exactly(self, record: NodeRecord) -> Recipe | None:
+        """The best on one node, by search; in a form that holds for all nodes of its class."""
+        index = self.index
+        network = index.network if self.wide else None
+        offset = len(network.snapshot.devices) if network is not None else 0
+        if network is None:
+            snapshot, ledger = record.snapshot, record.ledger()
+        else:
+            snapshot = joined(record.snapshot, network.snapshot, record.name)
+            ledger = record.ledger(snapshot, offset)
+            network.fill(ledger, 0)
+        placements = place(snapshot, ledger, self.ask.unit_on(snapshot), index.placement)
+        if not placements:
+            return None
+        (placement,) = placements
+        slots = {(slot.detail, slot.alternative): slot for slot in self.demand.slots}
+        picks: list[Pick] = []
+        used: list[tuple[NodeRecord, int, int]] = []
+        chosen: dict[int, int] = {}
+        for entry in placement.entries:
+            own = entry.device.index >= offset
+            owner = record if own or network is None else network
+            device = owner.snapshot.devices[entry.device.index - (offset if own else 0)]
+            used.append((owner, device.pool, device.index))
+            slot = slots[entry.slot.detail, entry.slot.alternative]
+            chosen[slot.detail] = slot.alternative or 0
+            position = device.index - owner.starts[device.pool]
+            picks.append(pick_of(slot, owner, device.pool, position, entry.amounts, network=owner is network))
+        alternatives = tuple(chosen.get(position, 0) for position in range(len(self.demand.details)))
+        score = score_of(alternatives, used, len(picks), 0, spread=index.spread)
+        return Recipe(score, tuple(picks), local=any(not pick.network for pick in picks))
+
+
+def _least(slot: Slot) -> int:
+    return slot.least if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) and not slot.portions else 1

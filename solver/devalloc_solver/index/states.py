@@ -1,0 +1,259 @@
+"""What a pool and a node have left, interned: equal pools in equal use are one state, equal nodes one class."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import heappop, heappush
+
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.index.kinds import Kind
+from devalloc_solver.snapshot import Resource, Snapshot
+
+Sharing = tuple[bool, tuple[tuple[str, int], ...]]
+"""How a device in shares is used: whether somebody holds it whole besides, and the nano units of each resource."""
+
+
+@dataclass(slots=True)
+class Use:
+    """Who uses a device, added up; gone with the last user."""
+
+    whole: int = 0
+    """claims that hold it whole"""
+    shares: int = 0
+    amounts: dict[str, int] = field(default_factory=dict)
+    """nano units in use"""
+
+    def add(self, amounts: tuple[tuple[str, int], ...] | None, sign: int) -> None:
+        if amounts is None:
+            self.whole += sign
+            return
+        self.shares += sign
+        for name, nano in amounts:
+            self.amounts[name] = self.amounts.get(name, 0) + sign * nano
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """None when it is only held whole."""
+        if not self.shares:
+            return None
+        return self.whole > 0, tuple(sorted((name, nano) for name, nano in self.amounts.items() if nano))
+
+
+@dataclass(frozen=True, eq=False)
+class PoolKind:
+    """Pools that differ in names only: equal kinds of devices in equal order."""
+
+    index: int
+    resources: Mapping[str, Resource]
+    kinds: tuple[Kind, ...]
+    """of each group"""
+    groups: tuple[tuple[int, ...], ...]
+    """positions in the pool of devices of one kind"""
+    group_of: tuple[int, ...]
+    """position -> group"""
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(len(group) for group in self.groups)
+
+
+@dataclass(frozen=True, eq=False)
+class PoolState:
+    """A pool in use: for each group how many devices are free, and how the others are shared."""
+
+    index: int
+    kind: PoolKind
+    free: tuple[int, ...]
+    shared: tuple[tuple[int, Sharing], ...]
+
+    @cached_property
+    def in_use(self) -> bool:
+        return self.free != self.kind.sizes
+
+    @cached_property
+    def left(self) -> Mapping[str, int]:
+        """Free blocks of each resource of the pool (S12)."""
+        drawn: dict[str, int] = defaultdict(int)
+        for kind, size, free in zip(self.kind.kinds, self.kind.sizes, self.free, strict=True):
+            for name, blocks in kind.one.draws:
+                drawn[name] += blocks * (size - free)
+        return {name: max(0, r.blocks - drawn[name]) for name, r in self.kind.resources.items()}
+
+    @cached_property
+    def shareable(self) -> int:
+        """Devices in shares that nobody holds whole."""
+        return sum(not whole for _, (whole, _) in self.shared)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeKind:
+    """Nodes whose pools are of the same kinds, in the same order."""
+
+    index: int
+    pools: tuple[PoolKind, ...]
+
+
+@dataclass(eq=False)
+class NodeClass:
+    """Nodes of one kind in equal use. They are listed by rank, some that have left included."""
+
+    index: int
+    kind: NodeKind
+    states: tuple[PoolState, ...]
+    ranks: list[int] = field(default_factory=list)
+    """a heap"""
+    count: int = 0
+
+    @cached_property
+    def in_use(self) -> bool:
+        return any(state.in_use for state in self.states)
+
+
+@dataclass(slots=True, eq=False)
+class NodeRecord:
+    """A node (or, with the name None, the network) with its devices and who uses them."""
+
+    name: str | None
+    rank: int
+    snapshot: Snapshot
+    kinds: tuple[Kind, ...]
+    pools: tuple[PoolKind, ...]
+    starts: tuple[int, ...]
+    """index of the first device of each pool"""
+    uses: list[dict[int, Use]]
+    """per pool: position -> use of the devices that are not free"""
+    states: list[PoolState]
+    member_of: NodeClass | None = None
+    version: int = 0
+    """counts the changes"""
+    _names: dict[tuple[str, str], int] | None = None
+
+    def find(self, pool: str, device: str) -> int | None:
+        """The index of a device by its names."""
+        if self._names is None:
+            self._names = {
+                (owner.name, each.name): each.index for owner in self.snapshot.pools for each in owner.devices
+            }
+        return self._names.get((pool, device))
+
+    def ledger(self, snapshot: Snapshot | None = None, offset: int = 0) -> Ledger:
+        """What is in use, in terms of a snapshot that has this node's devices from ``offset`` on."""
+        ledger = Ledger(snapshot or self.snapshot)
+        self.fill(ledger, offset)
+        return ledger
+
+    def fill(self, ledger: Ledger, offset: int) -> None:
+        for start, uses in zip(self.starts, self.uses, strict=True):
+            for position, use in uses.items():
+                device = ledger.snapshot.devices[offset + start + position]
+                for name, blocks in device.draws:
+                    ledger.drawn[device.pool][name] += blocks
+                if device.compatibility is not None:
+                    ledger.groups[device.pool].add(device.compatibility)
+                if use.whole:
+                    ledger.whole.add(device.index)
+                if use.shares:
+                    ledger.shared[device.index] = {name: nano for name, nano in use.amounts.items() if nano}
+
+
+class Classes:
+    """All pool kinds, pool states, node kinds and node classes met, each once."""
+
+    def __init__(self) -> None:
+        self.by_index: dict[int, NodeClass] = {}
+        self._pool_kinds: dict[tuple[object, ...], PoolKind] = {}
+        self._pool_states: dict[tuple[object, ...], PoolState] = {}
+        self._node_kinds: dict[tuple[int, ...], NodeKind] = {}
+        self._node_classes: dict[tuple[int, ...], NodeClass] = {}
+        self._numbers = 0
+
+    def record(self, name: str | None, rank: int, snapshot: Snapshot, kinds: tuple[Kind, ...]) -> NodeRecord:
+        """A node of which nothing is in use."""
+        pools = tuple(
+            self._pool_kind(pool.resources, kinds[pool.devices[0].index : pool.devices[-1].index + 1])
+            if pool.devices
+            else self._pool_kind(pool.resources, ())
+            for pool in snapshot.pools
+        )
+        starts = tuple(pool.devices[0].index if pool.devices else 0 for pool in snapshot.pools)
+        uses: list[dict[int, Use]] = [{} for _ in pools]
+        return NodeRecord(name, rank, snapshot, kinds, pools, starts, uses, [self._state(kind, {}) for kind in pools])
+
+    def renew(self, record: NodeRecord, pools: set[int]) -> None:
+        """Bring the states of pools up to date with their uses."""
+        for number in pools:
+            record.states[number] = self._state(record.pools[number], record.uses[number])
+        record.version += 1
+
+    def class_of(self, record: NodeRecord) -> NodeClass:
+        key = tuple([state.index for state in record.states])
+        found = self._node_classes.get(key)
+        if found is None:
+            kind_key = tuple([kind.index for kind in record.pools])
+            kind = self._node_kinds.get(kind_key)
+            if kind is None:
+                kind = self._node_kinds[kind_key] = NodeKind(len(self._node_kinds), record.pools)
+            self._numbers += 1
+            found = self._node_classes[key] = NodeClass(self._numbers, kind, tuple(record.states))
+            self.by_index[found.index] = found
+        return found
+
+    def forget_empty(self) -> None:
+        """Drop the classes that have no node."""
+        for key, each in list(self._node_classes.items()):
+            if not each.count:
+                del self._node_classes[key]
+                del self.by_index[each.index]
+        kept = {state.index for each in self._node_classes.values() for state in each.states}
+        self._pool_states = {key: state for key, state in self._pool_states.items() if state.index in kept}
+
+    def enter(self, each: NodeClass, rank: int, records: Mapping[int, NodeRecord]) -> None:
+        """A node joins; its record names the class already."""
+        each.count += 1
+        if len(each.ranks) > 4 * each.count + 16:
+            each.ranks = sorted({r for r in each.ranks if r in records and records[r].member_of is each} - {rank})
+        heappush(each.ranks, rank)
+
+    def first(self, each: NodeClass, records: Mapping[int, NodeRecord]) -> int | None:
+        """The lowest rank among the nodes of a class."""
+        ranks = each.ranks
+        while ranks:
+            record = records.get(ranks[0])
+            if record is not None and record.member_of is each:
+                return ranks[0]
+            heappop(ranks)
+        return None
+
+    def _pool_kind(self, resources: Mapping[str, Resource], kinds: tuple[Kind, ...]) -> PoolKind:
+        amounts = frozenset((name, r.block, r.blocks) for name, r in resources.items())
+        key = (amounts, *(kind.index for kind in kinds))
+        found = self._pool_kinds.get(key)
+        if found is None:
+            number: dict[int, int] = {}
+            group_of = tuple(number.setdefault(kind.index, len(number)) for kind in kinds)
+            groups = tuple(
+                tuple(position for position, own in enumerate(group_of) if own == group) for group in range(len(number))
+            )
+            of_group = tuple(kinds[group[0]] for group in groups)
+            found = self._pool_kinds[key] = PoolKind(len(self._pool_kinds), resources, of_group, groups, group_of)
+        return found
+
+    def _state(self, kind: PoolKind, uses: Mapping[int, Use]) -> PoolState:
+        free = list(kind.sizes)
+        shared: list[tuple[int, Sharing]] = []
+        for position, use in uses.items():
+            group = kind.group_of[position]
+            free[group] -= 1
+            sharing = use.sharing
+            if sharing is not None:
+                shared.append((group, sharing))
+        key = (kind.index, *free, *sorted(shared)) if shared else (kind.index, *free)
+        found = self._pool_states.get(key)
+        if found is None:
+            self._numbers += 1
+            found = PoolState(self._numbers, kind, tuple(free), tuple(sorted(shared)))
+            self._pool_states[key] = found
+        return found
