@@ -23,7 +23,6 @@ QUIRKS = {
     "admin access draws": "admin requests need counters and capacity, though they ignore allocations",
     "dedicated while shared": "a device that is not shareable any more is given away while its shares are in use",
     "overcommitted elsewhere": "a counter below zero blocks the devices of its pool that do not draw on it, too",
-    "outdated slices": "slices are used although there is a newer generation, which has none for the node",
 }
 """What v0.37.2 does otherwise, by the name that the documentation gives it."""
 
@@ -71,6 +70,8 @@ def solve(instance: Manifest, quirks: frozenset[str] = frozenset()) -> Verdict:
         return Verdict("unknown", reasons=(str(reason),))
     if problem.failing:
         return Verdict("error", reasons=("selector fails",))
+    if problem.contradicted:
+        return Verdict("error", reasons=("constraint on all devices",))
     if any(pool.invalid for pool in problem.pools):
         return Verdict("error", node_local=True, reasons=("invalid pool",))
     return Verdict("not-allocated")
@@ -156,6 +157,8 @@ class _Problem:
         self.pools = self._pools(given["slices"] or [])
         self.failing = False
         """whether a selector failed on a device"""
+        self.contradicted = False
+        """whether a device of an ``All`` request could be had but for a constraint"""
         self.errors: set[str] = set()
         self.requests: list[list[_Slot]] = [
             self._options(number, request)
@@ -167,7 +170,7 @@ class _Problem:
 
     def _pools(self, slices: list[Manifest]) -> list[_Pool]:
         by_pool: dict[tuple[str, str], list[Manifest]] = {}
-        for one in slices:
+        for one in sorted(slices, key=lambda one: str(one["metadata"]["name"])):
             spec = one["spec"]
             by_pool.setdefault((spec["driver"], spec["pool"]["name"]), []).append(spec)
         pools: list[_Pool] = []
@@ -179,14 +182,13 @@ class _Problem:
             generation = max(spec["pool"]["generation"] for spec in seen)
             current = [spec for spec in specs if spec["pool"]["generation"] == generation]
             seen = [spec for spec in seen if spec["pool"]["generation"] == generation]
-            complete = len(seen) == seen[0]["pool"]["resourceSliceCount"]
-            newer = any(spec["pool"]["generation"] > generation for spec in specs)
-            if newer and not (complete and "outdated slices" in self.quirks):
-                continue
-            if complete and "outdated slices" in self.quirks:
+            if len(seen) == seen[0]["pool"]["resourceSliceCount"]:
+                # Nobody looks further: a newer generation that has nothing for the node goes unnoticed.
                 current = seen
+            elif any(spec["pool"]["generation"] > generation for spec in specs):
+                continue
             pool = _Pool(len(pools))
-            pool.incomplete = not complete and len(current) != seen[0]["pool"]["resourceSliceCount"]
+            pool.incomplete = len(current) != seen[0]["pool"]["resourceSliceCount"]
             pools.append(pool)
             if not pool.incomplete:
                 self._fill(pool, driver, name, seen, current)
@@ -263,6 +265,8 @@ class _Problem:
             for constraint in devices.get("constraints") or ():
                 if not constraint.get("matchAttribute") and not constraint.get("distinctAttribute"):
                     self.errors.add("empty constraint")
+                if constraint.get("distinctAttribute") and "ConsumableCapacity" not in self.on:
+                    self.errors.add("distinctAttribute while its gate is off")
             mine = [options for options in self.requests if options and options[0].claim == number]
             if sum(min(slot.count for slot in options) for options in mine) > LIMIT:
                 self.errors.add("limit")
@@ -420,7 +424,12 @@ class _Search:
             return False
         if (not slot.admin or draws) and not self._has_room(slot, device, amounts, draws):
             return False
-        return self._has_counters(slot, device, others, times, draws) and self._is_related(slot, device, times)
+        if not self._has_counters(slot, device, others, times, draws):
+            return False
+        if not self._is_related(slot, device, times):
+            self.problem.contradicted |= slot.everything
+            return False
+        return True
 
     def _is_tainted(self, slot: _Slot, device: _Device) -> bool:
         if "DeviceTaints" not in self.problem.on:
@@ -644,5 +653,5 @@ _MEANING: dict[str, Callable[[_Device], bool]] = {
     'device.attributes[device.driver].model == "big"': lambda d: _must(_own(d, "model")) == "big",
     "device.attributes[device.driver].numa == 0": lambda d: _must(_own(d, "numa")) == 0,
     'device.attributes["x.org"].root == "r"': lambda d: _must(_own(d, "root", "x.org")) == "r",
-    'device.capacity["c.io"].m.sign() > 0': lambda d: _must(_memory(d, "c.io")) > 0,
+    'device.capacity["c.io"].m.isGreaterThan(quantity("0"))': lambda d: _must(_memory(d, "c.io")) > 0,
 }

@@ -25,7 +25,7 @@ def nano(value: object) -> int:
     if match is None:
         raise Unaccountable(f"{value!r} is no quantity")
     sign, whole, fraction, suffix = match.groups()
-    amount = int(whole + fraction or "0")
+    amount: int = int(whole + fraction or "0")
     power = 9 - len(fraction)
     if suffix.endswith("i"):
         amount <<= 10 * (1 + "KMGTPE".index(suffix[0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc_solver.check.resource.amounts import Unaccountable, nano, taken
@@ -26,6 +26,8 @@ class Request:
     name: str
     """as results have it: the request's name, or request/alternative"""
     spec: Manifest
+    twins: tuple[Manifest, ...] = ()
+    """alternatives after it that have the same name, which results cannot tell from it"""
 
     @property
     def is_admin(self) -> bool:
@@ -76,6 +78,8 @@ def read_claim(number: int, claim: Manifest, result: Manifest, offer: Offer) -> 
             requests.append(Request(spec["name"], spec["name"], spec["exactly"]))
             continue
         chosen = [option for option in options if option.name in named]
+        if len({option.name for option in chosen}) == 1:
+            chosen = [replace(chosen[0], twins=tuple(option.spec for option in chosen[1:]))]
         if len(chosen) > 1:
             violations.append(f"request {spec['name']} is given {len(chosen)} of its alternatives")
         elif not chosen and all(option.spec.get("count", 1) for option in options):
@@ -107,23 +111,30 @@ def request_violations(
     """What is wrong with what the requests were given, each on its own."""
     violations: list[str] = []
     for request in answered.requests:
-        device_class = classes.get(request.spec.get("deviceClassName") or "")
-        if device_class is None:
-            violations.append(f"{request.name}: its class does not exist")
-            continue
-        judge = _Judge(request, device_class, verdicts, features)
         mine = [one for one in answered.taken if one.request is request]
-        names = Counter(one.device.id for one in mine)
-        violations += [f"{request.name}: has {'/'.join(name)} {n} times" for name, n in names.items() if n > 1]
-        mode = request.spec.get("allocationMode", "ExactCount")
-        if mode == "All":
-            violations += [f"{request.name}: {sentence}" for sentence in _all_violations(mine, judge, offer)]
-        elif len(mine) != request.spec.get("count", 1):
-            violations.append(f"{request.name}: has {len(mine)} devices instead of {request.spec.get('count', 1)}")
-        for one in mine:
-            where = "/".join(one.device.id)
-            violations += [f"{request.name}: {where} {sentence}" for sentence in judge.violations(one)]
+        readings = []
+        for spec in (request.spec, *request.twins):
+            device_class = classes.get(spec.get("deviceClassName") or "")
+            if device_class is None:
+                readings.append(["its class does not exist"])
+            else:
+                judge = _Judge(replace(request, spec=spec), device_class, verdicts, features)
+                readings.append(list(_violations(mine, judge, offer)))
+        violations += [f"{request.name}: {sentence}" for sentence in min(readings, key=len)]
     return violations
+
+
+def _violations(mine: list[Taken], judge: _Judge, offer: Offer) -> Iterator[str]:
+    spec = judge.request.spec
+    for key, times in Counter(one.device.id for one in mine).items():
+        if times > 1:
+            yield f"has {'/'.join(key)} {times} times"
+    if spec.get("allocationMode", "ExactCount") == "All":
+        yield from _all_violations(mine, judge, offer)
+    elif len(mine) != spec.get("count", 1):
+        yield f"has {len(mine)} devices instead of {spec.get('count', 1)}"
+    for one in mine:
+        yield from (f"{'/'.join(one.device.id)} {sentence}" for sentence in judge.violations(one))
 
 
 def _all_violations(mine: list[Taken], judge: _Judge, offer: Offer) -> Iterator[str]:

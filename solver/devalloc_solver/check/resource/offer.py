@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """A pool as the node sees it."""
+    """A pool as the node sees it: the newest generation of which it reaches something."""
 
     problem: str | None = None
     """why nothing may be taken of it"""
@@ -101,19 +101,25 @@ class Offer:
 
     def _look(self, driver: str, name: str) -> Pool | None:
         specs = self._specs.get((driver, name), [])
-        newest = max((spec["pool"].get("generation", 0) for spec in specs), default=0)
-        current = [spec for spec in specs if spec["pool"].get("generation", 0) == newest]
-        seen = [spec for spec in current if self._is_relevant(spec)]
-        if not seen:
+        relevant = [spec for spec in specs if self._is_relevant(spec)]
+        if not relevant:
             return None
+        newest = max(_generation(spec) for spec in relevant)
+        current = [spec for spec in specs if _generation(spec) == newest]
+        seen = [spec for spec in relevant if _generation(spec) == newest]
+        wanted = seen[0]["pool"].get("resourceSliceCount", 0)
+        if len(seen) == wanted:
+            current = seen
+        elif any(_generation(spec) > newest for spec in specs):
+            return None  # the driver is about to replace it with slices that are none of the node's
         pool = Pool()
         for spec in current:
             own = bool(spec.get("perDeviceNodeSelection"))
             for manifest in spec.get("devices") or ():
                 pool.every.append(Device(driver, name, manifest, manifest if own else spec))
         count = len([spec for spec in current if not _has_groups(spec)])
-        if count != seen[0]["pool"]["resourceSliceCount"]:
-            pool.problem = f"is incomplete: {count} of {seen[0]['pool']['resourceSliceCount']} slices"
+        if count != wanted:
+            pool.problem = f"is incomplete: {count} of {wanted} slices"
             return pool
         names = [manifest["name"] for spec in seen for manifest in spec.get("devices") or ()]
         if len(names) != len(set(names)):
@@ -149,6 +155,10 @@ class Offer:
                 pool.problem = f"is invalid: {device.manifest['name']} draws on {lost[0]}, which it does not have"
 
 
+def _generation(spec: Manifest) -> int:
+    return int(spec["pool"].get("generation", 0))
+
+
 def _has_groups(spec: Manifest) -> bool:
     """Compatibility groups are an alpha feature: a slice that has any is not seen."""
     devices = spec.get("devices") or ()
@@ -170,7 +180,7 @@ def _holds(requirement: Manifest, value: str | None) -> bool:
     if operator in ("Exists", "DoesNotExist"):
         return (value is not None) is (operator == "Exists")
     try:
-        difference = int(value or "") - int(values[0])
-    except (ValueError, IndexError):
+        difference = int(value or "") - int("".join(values))
+    except ValueError:
         return False
     return difference > 0 if operator == "Gt" else difference < 0

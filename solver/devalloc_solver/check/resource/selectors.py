@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
+from devalloc_solver.check.resource.amounts import Unaccountable, nano
 from devalloc_solver.check.resource.offer import Device
 
 if TYPE_CHECKING:
@@ -43,8 +44,17 @@ class Verdicts:
         program = self._programs[expression]
         try:
             return program is not None and program.matches(_cel_device(device))
-        except (EvaluationError, ValueError):
+        except (EvaluationError, Unaccountable, ValueError):
             return False
+
+
+class _AnyQuantity(Quantity):
+    """An amount that may be beyond 64 bits, as decimal ones of this dialect may."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Nothing is too large."""
 
 
 def _cel_device(device: Device) -> CelDevice:
@@ -58,7 +68,7 @@ def _cel_device(device: Device) -> CelDevice:
     capacity: dict[str, dict[str, Quantity]] = {}
     for name, content in (device.manifest.get("capacity") or {}).items():
         domain, short = _name(name, device.driver)
-        capacity.setdefault(domain, {})[short] = Quantity.parse(content["value"])
+        capacity.setdefault(domain, {})[short] = _AnyQuantity(nano(content["value"]))
     return CelDevice(device.driver, attributes, capacity, bool(device.manifest.get("allowMultipleAllocations")))
 
 

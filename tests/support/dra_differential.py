@@ -1,0 +1,232 @@
+"""Three opinions about one instance of resource.k8s.io: ours, upstream's released allocator, and the exhaustive search.
+
+Ours must be what the rules say, and pass the independent check. Where upstream's is not, the difference must be one that
+is documented, recognised by a rule of its own: the oracle answers as upstream does once it has the same quirk, or
+upstream's own error says what it stumbled over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc_solver import dra
+from devalloc_solver.check.resource import check_results
+from tests.support import dra_oracle
+from tests.support.dra_instances import Instance
+from tests.support.dra_oracle import QUIRKS, Verdict
+from tests.support.upstream import Peer
+
+GATES = {"DeviceBindingAndStatus": "DRADeviceBindingConditions"}
+PEER_TIMEOUT = 0.5
+"""Seconds for the peer: a search that takes longer is one of the differences."""
+SHRINKS = 600
+"""Attempts to make a failing instance smaller."""
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """An answer, whoever gave it."""
+
+    outcome: str
+    node_local: bool = False
+    results: list[dict[str, Any]] | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    complaints: tuple[str, ...]
+    """what is wrong with our answer, or what nobody has documented about theirs; the first words tell the kind"""
+    difference: str | None
+    """the documented difference that upstream shows here"""
+    outcome: str
+    """ours"""
+
+
+def ours(instance: Instance) -> Opinion:
+    """What the solver says; a crash is an outcome, too."""
+    given = instance["input"]
+    try:
+        results = dra.allocate(
+            given["node"],
+            given["claimsToAllocate"],
+            given["classes"],
+            given["slices"],
+            allocated=allocated(given),
+            features=[name for name, enabled in instance["features"].items() if enabled],
+        )
+    except dra.AllocationError as error:
+        return Opinion("error", error.node_local, error=str(error))
+    except Exception as error:
+        return Opinion("crash", error=f"{type(error).__name__}: {error}")
+    return Opinion("not-allocated" if results is None else "allocated", results=results)
+
+
+def allocated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is in use, as ``dra.allocate`` takes it."""
+    return {
+        "devices": given["allocatedDevices"],
+        "shares": given["allocatedSharedDeviceIDs"],
+        "consumedCapacity": given["aggregatedCapacity"],
+    }
+
+
+def theirs(instance: Instance, peer: Peer) -> Opinion:
+    """What upstream's allocator says."""
+    told = peer.ask(instance["input"], instance["features"], timeout=PEER_TIMEOUT)
+    return Opinion(told["outcome"], told.get("errorIsNodeLocal", False), told.get("results"), told.get("error", ""))
+
+
+def compare(instance: Instance, peer: Peer) -> Comparison:
+    """All that is wrong with our answer, and what upstream does otherwise."""
+    verdict = dra_oracle.solve(instance)
+    our, their = ours(instance), theirs(instance, peer)
+    complaints = [*judge(instance, our, verdict)]
+    difference = None
+    if verdict.outcome == "unknown":
+        if their.outcome not in (our.outcome, "timeout") and known_difference(instance, their, verdict) is None:
+            complaints.append(f"ours is {our.outcome}, theirs {their.outcome}, and the oracle cannot tell {their.error}")
+    elif (their.outcome, their.node_local) != (verdict.outcome, verdict.node_local):
+        difference = known_difference(instance, their, verdict)
+        if difference is None:
+            complaints.append(f"theirs is {their.outcome}, the oracle {verdict.outcome} {verdict.reasons} {their.error}")
+    elif their.outcome == "allocated" and choices(instance, their) != verdict.choices:
+        difference = "later alternative"
+        if choices(instance, their) < verdict.choices:
+            complaints.append(f"theirs has better choices than the oracle: {choices(instance, their)}")
+    return Comparison(tuple(complaints), difference, our.outcome)
+
+
+def judge(instance: Instance, our: Opinion, verdict: Verdict) -> Iterator[str]:
+    """What is wrong with our answer by the rules alone."""
+    open_error = verdict.outcome == "error" and verdict.reasons == ("constraint on all devices",)
+    if our.outcome == "crash":
+        yield f"crash {our.error}"
+    elif verdict.outcome == "unknown" or (open_error and our.outcome == "not-allocated"):
+        pass
+    elif our.outcome != verdict.outcome:
+        yield f"ours is {our.outcome}, the oracle {verdict.outcome} {verdict.reasons} {our.error}"
+    elif our.node_local is not verdict.node_local:
+        yield f"ours is node-local: {our.node_local}, the oracle {verdict.reasons} {our.error}"
+    elif our.outcome == "allocated" and choices(instance, our) != verdict.choices:
+        yield f"choices are {choices(instance, our)}, the best are {verdict.choices}"
+    if our.results is not None:
+        yield from (f"check {violation}" for violation in violations(instance, our.results))
+
+
+def violations(instance: Instance, results: list[dict[str, Any]]) -> list[str]:
+    """What the independent check finds."""
+    given = instance["input"]
+    gates = {GATES.get(name, f"DRA{name}") for name, enabled in instance["features"].items() if enabled}
+    return check_results(
+        results,
+        given["node"],
+        given["claimsToAllocate"],
+        given["classes"],
+        given["slices"],
+        allocated=allocated(given),
+        features=gates,
+    )
+
+
+def choices(instance: Instance, opinion: Opinion) -> tuple[int | None, ...]:
+    """The alternative that each request got; None for one without alternatives."""
+    found: list[int | None] = []
+    for claim, result in zip(instance["input"]["claimsToAllocate"], opinion.results or (), strict=True):
+        named = {entry["request"] for entry in (result.get("devices") or {}).get("results") or ()}
+        for request in claim["spec"]["devices"]["requests"]:
+            names = [f"{request['name']}/{sub['name']}" for sub in request.get("firstAvailable", ())]
+            chosen = [number for number, name in enumerate(names) if name in named]
+            found.append(chosen[0] if chosen else len(names) if names else None)
+    return tuple(found)
+
+
+def known_difference(instance: Instance, their: Opinion, verdict: Verdict) -> str | None:
+    """The documented difference that explains upstream's answer where the rules give another one; None for none."""
+    if their.outcome == "timeout":
+        return "time-out"
+    if "CEL runtime error" in their.error:
+        return "stops at a selector that fails"
+    if "claim constraint would not be satisfied" in their.error:
+        return "stops at a constraint on all devices"
+    if verdict.outcome == "error" and "distinctAttribute while its gate is off" in verdict.reasons:
+        return "distinctAttribute while its gate is off"
+    late = {"compile", "amount", "selector fails", "constraint on all devices"}
+    if verdict.outcome == "error" and late.issuperset(verdict.reasons):
+        return "finds errors only where its search comes"
+    for quirk in QUIRKS:
+        found = dra_oracle.solve(instance, frozenset((quirk,)))
+        if (found.outcome, found.node_local) == (their.outcome, their.node_local):
+            return quirk
+    return None
+
+
+# -- Smaller instances -----------------------------------------------------------------------------------------------
+
+
+def shrink(instance: Instance, fails: Callable[[Instance], bool]) -> Instance:
+    """A smaller instance that still fails: parts are left out while it does."""
+    attempts = 0
+    progress = True
+    while progress:
+        progress = False
+        for smaller in _smaller(instance):
+            attempts += 1
+            if attempts > SHRINKS:
+                return instance
+            if fails(smaller):
+                instance, progress = smaller, True
+                break
+    return instance
+
+
+def kind(complaint: str) -> str:
+    """A complaint without names and numbers, to stay with one problem while shrinking."""
+    return " ".join(word for word in complaint.split() if word.isalpha())[:48]
+
+
+def as_text(instance: Instance) -> str:
+    """An instance, one line for each claim, class and slice."""
+    return "\n".join(
+        f"{name}: {json.dumps(one)}"
+        for name, content in [("features", instance["features"]), *instance["input"].items()]
+        for one in (content if isinstance(content, list) else [content])
+    )
+
+
+_KEEP = {"metadata", "name", "spec", "driver", "pool", "node", "devices", "exactly", "deviceClassName"}
+_KEEP |= {"allocationMode", "count", "expression", "cel"}
+_LISTS = ("claimsToAllocate", "slices", "allocatedDevices", "allocatedSharedDeviceIDs", "aggregatedCapacity")
+
+
+def _smaller(instance: Instance) -> Iterator[Instance]:
+    for name in _LISTS:
+        for index in range(len(instance["input"][name])):
+            copy = deepcopy(instance)
+            gone = copy["input"][name].pop(index)
+            if name == "slices":
+                # What is left of the pool is as complete as it was.
+                for other in copy["input"][name]:
+                    if all(other["spec"][key] == gone["spec"][key] for key in ("driver", "pool")):
+                        other["spec"]["pool"]["resourceSliceCount"] -= 1
+            yield copy
+    for path in list(_paths(instance["input"])):
+        copy = deepcopy(instance)
+        parent: Any = copy["input"]
+        for step in path[:-1]:
+            parent = parent[step]
+        del parent[path[-1]]
+        yield copy
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """What could be left out, the big things first."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in list(items):
+        if path and key not in _KEEP:
+            yield (*path, key)
+        yield from _paths(child, (*path, key))
