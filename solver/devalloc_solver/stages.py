@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from devalloc_solver.goals import Level, optimize
 from devalloc_solver.holdings import Holding, Key, Ledger, Lost, read_holdings, salvage
 from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
 from devalloc_solver.model import build_model, model_size
+from devalloc_solver.place import OutOfSteps, place
 from devalloc_solver.policy import PLACEMENTS
 from devalloc_solver.sequence import place_one_by_one
 from devalloc_solver.snapshot import Snapshot, take_snapshot
@@ -159,12 +161,33 @@ def _search(prepared: Prepared, placement: str, ends: float | None) -> tuple[lis
     if not prepared.units:
         return [], [], True
     snapshot, holdings, units = prepared.snapshot, prepared.holdings, prepared.units
-    if model_size(snapshot, Ledger.of(snapshot, holdings), units) > EXACT_SIZE:
+    if len(units) == 1 and (alone := _place_alone(prepared, placement)) is not None:
+        placements, levels = alone
+    elif model_size(snapshot, Ledger.of(snapshot, holdings), units) > EXACT_SIZE:
         placements, levels = place_one_by_one(snapshot, holdings, units, placement=placement, ends=ends)
     else:
         search, levels = optimize(build_model(snapshot, holdings, units), placement=placement, ends=ends)
         placements = name_devices(search)
     return placements, levels, all(level.is_proven for level in levels if level.goal == "satisfied")
+
+
+def _place_alone(prepared: Prepared, placement: str) -> tuple[list[Placement], list[Level]] | None:
+    """A single unit needs no general solver, and is proven in all goals; None where the question is too hard."""
+    unit = prepared.units[0]
+    try:
+        found = place(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), unit, placement=placement)
+    except OutOfSteps:
+        return None
+    members = Counter(demand.claim.priority for demand in unit.demands)
+    counts = {priority: members[priority] if found else 0 for priority in sorted(members, reverse=True)}
+    levels = [Level("satisfied", count, count, priority) for priority, count in counts.items()]
+    if found is None:
+        return [], [*levels, Level("pools", 0, 0), Level("devices", 0, 0)]
+    score = found.score
+    if score.one_of:
+        levels.append(Level("oneOf", sum(score.one_of), sum(score.one_of)))
+    levels += [Level("pools", score.pools, score.pools), Level("devices", score.devices, score.devices)]
+    return list(found.placements), levels
 
 
 def _answers(
@@ -178,7 +201,7 @@ def _answers(
         if claim.is_allocated
     ]
     answers += [_answer_refused(refused) for refused in prepared.refused]
-    explainer = Explainer(prepared.snapshot, prepared.holdings, placements, ends)
+    explainer = Explainer(prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, prepared.intake)
     placed = {p.demand.key for p in placements}
     for unit in prepared.units:
         if unit.demands[0].key not in placed:
@@ -197,6 +220,7 @@ def _answer_refused(refused: Refused) -> ClaimAnswer:
         reason=None if held else refused.reason,
         message=None if held else refused.message,
         warnings=(f"{refused.reason}: {refused.message}",) if held else (),
+        blockers=() if held else refused.blockers,
     )
 
 
