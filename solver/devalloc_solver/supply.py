@@ -131,7 +131,8 @@ class _Supply:
             for _, variable in takes:
                 self.cp.add(variable <= self.draft.upper(variable) * used)
         else:
-            self.cp.add(add_terms(takes) <= times * used)
+            most = sum(weight * self.draft.upper(variable) for weight, variable in takes)
+            self.cp.add(add_terms(takes) <= min(times, most) * used)
         for count in self.draft.spread[b]:
             self.cp.add(count <= used)
         for here in self.draft.covers[b]:

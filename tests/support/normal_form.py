@@ -390,7 +390,7 @@ def _slot(random: Random, snapshot: Snapshot, index: int, alternative: int | Non
     if match:
         having = {i: None for i in candidates.accepted if "b" in snapshot.devices[i].attributes}
         candidates = Candidates(having, ())
-    portion = (("m", random.choice([1, 1, 2]) * SCALE),)
+    portion = (("m", random.choice([1, SCALE, SCALE, SCALE, 2 * SCALE])),)
     portions = {}
     for i in candidates.accepted:
         device = snapshot.devices[i]
