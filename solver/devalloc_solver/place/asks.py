@@ -87,6 +87,8 @@ class Asks:
     """(accepted devices, mask of the asks that accept them)"""
     portions: tuple[tuple[Mapping[int, tuple[tuple[str, int], ...]], int], ...]
     """(what a portion takes of each device, mask of the asks that take it)"""
+    portioned: int
+    """mask of the asks that take portions of some device"""
     resources: tuple[str, ...]
     """names that some request or limit has"""
     admin: int
@@ -136,6 +138,7 @@ def read_unit(unit: Unit) -> Asks:
         distincts=distincts,
         sets=tuple(sets.values()),
         portions=tuple(portions.values()),
+        portioned=sum(ask.bit for ask in asks if ask.slot.portions),
         resources=tuple(sorted({n for s in amounts for n in (*s.requests, *s.limits)})),
         admin=sum(ask.bit for ask in asks if ask.slot.mode.is_admin),
         share=sum(ask.bit for ask in asks if ask.slot.mode is Mode.SHARE),

@@ -210,10 +210,11 @@ def _cell(
             (use, tuple(rename(v, 1) for v in use.values), sum(wide.get(v, 0) for v in use.values))
             for use in stack.uses
         )
-        shapes.append(Shape(stack.size, draws, group, stack.seen, stack.watchers, uses))
+        shareable = stack.devices[0].shareable
+        shapes.append(Shape(stack.size, draws, group, stack.seen, shareable, stack.watchers, uses))
     named = tuple(
         (
-            *(shape.size, shape.draws, shape.group, shape.seen, shape.watchers),
+            *(shape.size, shape.draws, shape.group, shape.seen, shape.shareable, shape.watchers),
             tuple((use.gain, use.spend, use.cost, use.takes, values, bits) for use, values, bits in shape.uses),
         )
         for shape in shapes

@@ -68,20 +68,28 @@ def _name(lanes: Lanes, stacks: Sequence[Stack], option: Option, given: dict[int
 
 def _deal(lane: Lane, devices: Sequence[Device]) -> dict[int, list[Entry]]:
     """Devices of a lane to its asks, in order; more than they need is left."""
-    entries: dict[int, list[Entry]] = {}
-    start = 0
-    for ask in lane.asks:
-        count = len(devices) if lane.kind is Kind.TOTAL else ask.need
-        entries[ask.number] = [Entry(ask.slot, d, _portion(ask, d)) for d in devices[start : start + count]]
-        if lane.kind is not Kind.ADMIN or lane.demand is not None:
-            start += count
-    return entries
+    hands: list[Sequence[Device]] = []
+    if lane.kind is Kind.TOTAL:
+        hands = [devices]
+    elif lane.kind is Kind.ADMIN and lane.demand is None:
+        hands = [devices[: ask.need] for ask in lane.asks]
+    elif any(device.shareable for device in devices):
+        # In turn: takes of one device are side by side, so no ask has it twice.
+        count = len(lane.asks)
+        hands = [devices[number : count * lane.ask.need : count] for number in range(count)]
+    else:
+        start = 0
+        for ask in lane.asks:
+            hands.append(devices[start : start + ask.need])
+            start += ask.need
+    return {
+        ask.number: [Entry(ask.slot, device, _portion(ask, device)) for device in hand]
+        for ask, hand in zip(lane.asks, hands, strict=True)
+    }
 
 
 def _portion(ask: Ask, device: Device) -> tuple[tuple[str, int], ...]:
     slot = ask.slot
-    if slot.mode.is_admin:
-        return ()
     if slot.mode is Mode.SHARE:
         blocks = {name: device.resources[name].block for name in slot.requests}
         return tuple((n, -(-nano // blocks[n]) * blocks[n]) for n, nano in sorted(slot.requests.items()))

@@ -162,8 +162,11 @@ def _key(stock: Stock, ask: Ask, spots: int, watched: set[int]) -> object:
     amounts: object = tuple(sorted(slot.requests.items()))
     if kind is Kind.SHARE:
         amounts = None  # each resource is a question of its own, so different amounts simply add up
-    elif slot.portions:
-        amounts = tuple(slot.portions.get(lot.one.index) for lot in stock.site.lots if spots >> lot.number & 1)
+    elif shared := [lot.one.index for lot in stock.site.lots if spots >> lot.number & 1 and lot.one.shareable]:
+        # A slot has a device once, so what equal slots may take of one device is a matter of how many they are.
+        amounts = (slot.least, *(slot.portions.get(index) for index in shared))
+        if demand is not None and kind is Kind.ADMIN:
+            return ask.number
     return kind, slot.mode, spots, amounts, _distincts(stock, ask), demand
 
 
@@ -314,12 +317,14 @@ def _cuts(
         yield ()
         return
     lane, amount, mine = portions[0], amounts[0], values[0]
-    most = 0 if mine is None else lanes.needs[lane.first]
+    most = 0 if mine is None else min(lanes.needs[lane.first], len(lane.asks))
     if mine:
         most = min(most, 1)
     for name, nano in amount:
-        if nano:
-            most = min(most, max(0, free[name]) // nano)
+        if nano > free[name]:
+            most = 0
+        elif nano:
+            most = min(most, free[name] // nano)
     for count in range(most, -1, -1):
         steps.spend()
         left = dict(free)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from devalloc_solver.naming import natural
 from devalloc_solver.place.asks import Asks
 from devalloc_solver.place.site import Place, Site, state_of
-from devalloc_solver.snapshot import Device, Snapshot
+from devalloc_solver.snapshot import Snapshot
 
 
 def nodes_of(asks: Asks, snapshot: Snapshot, busy: set[int], placement: str) -> list[Place]:
@@ -22,11 +19,9 @@ def nodes_of(asks: Asks, snapshot: Snapshot, busy: set[int], placement: str) -> 
         nodes = _nodes_of_detail(asks, snapshot, detail)
         if nodes is not None:
             found = nodes if found is None else {node: 0 for node in found if node in nodes}
-    named = {node for device in _network(snapshot) for node in device.reach or ()}
-    extra = sorted(named - {*snapshot.nodes}, key=natural)
-    order: dict[Place, int] = {node: rank for rank, node in enumerate((*snapshot.nodes, *extra))}
+    order: dict[Place, int] = {node: rank for rank, node in enumerate(snapshot.nodes)}
     if found is None:
-        found = dict.fromkeys((*snapshot.nodes, *extra), 0)
+        found = dict.fromkeys(snapshot.nodes, 0)
         if not order:
             return [None]
     busy_nodes = {snapshot.pools[index].node for index in busy}
@@ -34,11 +29,6 @@ def nodes_of(asks: Asks, snapshot: Snapshot, busy: set[int], placement: str) -> 
     preferred: list[Place] = []
     preferred += sorted(found, key=lambda node: ((node in busy_nodes) != pack, order[node]))
     return preferred
-
-
-def _network(snapshot: Snapshot) -> Iterator[Device]:
-    for pool in snapshot.pools_by_node.get(None, ()):
-        yield from pool.devices
 
 
 def _nodes_of_detail(asks: Asks, snapshot: Snapshot, detail: int) -> dict[str, int] | None:

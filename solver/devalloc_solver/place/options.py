@@ -20,6 +20,7 @@ class Shape:
     """(counter, blocks) of each device"""
     group: int | None
     seen: bool
+    shareable: bool
     watchers: tuple[Lane, ...]
     uses: tuple[tuple[Use, tuple[int, ...], int], ...]
     """(use, counters of its distinct values, mask of those that other pools have as well)"""
@@ -137,7 +138,7 @@ class _Maker:
             return
         number, lane = self.looks[index]
         most = min(self.shapes[number].size, self.lanes.needs[lane.first] - self.gain[lane.first])
-        if lane.demand is not None:
+        if lane.demand is not None and not self.shapes[number].shareable:
             most = min(most, self.shapes[number].size - self._of_demand(number, lane.demand, counts))
         for count in range(max(0, most), -1, -1):
             self.steps.spend()
@@ -174,7 +175,7 @@ class _Maker:
         for stack, number_of_lane, count in looks:
             if stack == number:
                 demand = self.lanes.lanes[number_of_lane].demand
-                if demand is None:
+                if demand is None or self.shapes[number].shareable:
                     most = max(most, count)
                 else:
                     own[demand] += count

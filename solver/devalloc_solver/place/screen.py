@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 from devalloc_solver.demand import Mode
 from devalloc_solver.place.asks import Ask
@@ -40,7 +42,11 @@ class Screen:
 
     def viable(self) -> int:
         """The asks that could be served on their own, as far as counts tell."""
-        return sum(ask.bit for ask in self.site.asks.asks if self._is_viable(ask))
+        asks = self.site.asks
+        viable = sum(ask.bit for ask in asks.asks if self._is_viable(ask))
+        for tie, masks in zip(asks.ties, self.ties, strict=True):
+            viable &= ~tie.asks | reduce(or_, masks)
+        return viable
 
     def may_choose(self, allowed: int) -> bool:
         """Whether some choice among the allowed asks may fit, as things stand."""

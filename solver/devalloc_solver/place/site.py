@@ -127,7 +127,7 @@ def state_of(asks: Asks, device: Device, ledger: Ledger) -> tuple[object, ...]:
     index = device.index
     names: Mapping[str, object] | tuple[str, ...] = device.resources if device.shareable else asks.resources
     amounts = tuple(
-        (name, device.resources[name].block, device.resources[name].blocks, ledger.free_blocks(device, name))
+        (name, device.resources[name].block, device.resources[name].blocks, ledger.free_nano(device, name))
         for name in names
         if name in device.resources
     )
@@ -148,8 +148,11 @@ def _takers(asks: Asks, device: Device, accepted: int, pool: Pool, ledger: Ledge
     if not in_use and not _pool_allows(device, pool, ledger):
         return watching
     if device.shareable:
-        portions = sum(_fitting(device, taken.get(index), mask & rest, ledger) for taken, mask in asks.portions)
-        return watching | portions
+        for taken, mask in asks.portions:
+            portion = taken.get(index)
+            if portion is None or ledger.portions_left(device, portion) == 0:
+                rest &= ~mask
+        return watching | rest & asks.portioned
     if in_use:
         rest &= asks.share
     if shares := rest & asks.share:
@@ -169,16 +172,6 @@ def _pool_allows(device: Device, pool: Pool, ledger: Ledger) -> bool:
         return True
     held = ledger.groups.get(pool.index)
     return not held or held == {group}
-
-
-def _fitting(device: Device, portion: tuple[tuple[str, int], ...] | None, mask: int, ledger: Ledger) -> int:
-    if portion is None or not mask:
-        return 0
-    for name, nano in portion:
-        capacity = device.resources.get(name)
-        if nano and (capacity is None or nano > ledger.free_blocks(device, name) * capacity.block):
-            return 0
-    return mask
 
 
 def _has_share(ask: Ask, device: Device, ledger: Ledger) -> bool:

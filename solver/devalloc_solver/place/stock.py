@@ -39,7 +39,10 @@ class Stock:
         return None if lot.number in self.drawn else lot.group
 
     def free_nano(self, lot: Lot, name: str) -> int:
-        return self.site.free_nano(lot, name) - self.spent.get(lot.number, {}).get(name, 0)
+        """What is left of a resource of one device, in nano units; of what shares take, in whole blocks."""
+        site = self.site
+        left = site.ledger.free_nano(lot.one, name) if lot.one.shareable else site.free_nano(lot, name)
+        return left - self.spent.get(lot.number, {}).get(name, 0)
 
 
 def take_stock(site: Site, takers: Sequence[int], chosen: int) -> Stock | None:
@@ -53,6 +56,8 @@ def take_stock(site: Site, takers: Sequence[int], chosen: int) -> Stock | None:
         values=[set() for _ in site.asks.distincts],
     )
     fixed = [ask for ask in site.asks.of(chosen) if ask.is_fixed]
+    if not _few_enough(site, chosen):
+        return None
     owners: dict[tuple[int, int], int] = {}
     for ask in fixed:
         lots = fixed_devices(site, ask)
@@ -71,6 +76,19 @@ def take_stock(site: Site, takers: Sequence[int], chosen: int) -> Stock | None:
             if other.demand == demand:
                 stock.takers[number] &= ~other.bit
     return stock
+
+
+def _few_enough(site: Site, chosen: int) -> bool:
+    """Whether no claim has more entries than it may have."""
+    for number, demand in enumerate(site.asks.unit.demands):
+        if demand.most is not None:
+            entries = 0
+            for ask in site.asks.of(chosen):
+                if ask.demand == number:
+                    entries += sum(lot.size for lot in fixed_devices(site, ask)) if ask.is_fixed else ask.need
+            if entries > demand.most:
+                return False
+    return True
 
 
 def _serve(stock: Stock, ask: Ask, lot: Lot) -> bool:
