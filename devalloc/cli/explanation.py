@@ -54,10 +54,57 @@ def show(claim: Answer, *, only_would: bool = False) -> None:
     if claim.get("blockers"):
         click.echo()
         heading("In the way")
-        rows = [[f"{other['namespace']}/{other['name']}", str(other["priority"])] for other in claim["blockers"]]
-        table(["CLAIM", "PRIORITY"], rows)
+        table(["WHAT", "WHICH"], [[*_blocker(blocker)] for blocker in claim["blockers"]])
     if not claim["allocated"] and claim["reason"] in ADVICE:
         click.echo(f"\nWhat to do: {ADVICE[claim['reason']]}")
+
+
+def _blocker(blocker: Answer) -> tuple[str, str]:
+    """What it is, and which: with numbers, and with what was most likely meant."""
+    kind, path = blocker["kind"], blocker.get("path", "")
+    match kind:
+        case "claim":
+            return kind, f"{blocker['namespace']}/{blocker['name']} (priority {blocker['priority']})"
+        case "member":
+            return "group member", f"{blocker['namespace']}/{blocker['name']}"
+        case "node":
+            bound = ", ".join(f"{one['namespace']}/{one['name']}" for one in blocker.get("boundBy", ()))
+            return kind, f"{blocker['node']}, where {bound} is" if bound else f"{blocker['node']} (devalloc.io/node)"
+        case "poolResource":
+            return (
+                "pool resource",
+                f"{_pool(blocker)}: {blocker['resource']} {blocker['capacity']}, {blocker['missing']} too little",
+            )
+        case "compatibilityGroup":
+            return "compatibility group", _pool(blocker)
+        case "unavailable":
+            return "unavailable device", f"{_pool(blocker)}/{blocker['device']}: {blocker['why']}"
+        case "undefinedResource":
+            return (
+                "undefined resource",
+                f"{_pool(blocker)}: {blocker['resource']}, which {blocker['devices'][0]} requests",
+            )
+        case "config":
+            which = f"{path}: {blocker['configKind']} {blocker['namespace']}/{blocker['name']}"
+        case "amount":
+            which = f"{path}: {blocker['requested']}, at most {blocker['most']} fits"
+        case "limit":
+            which = f"{path}: {blocker['limit']}"
+        case "matchAttribute":
+            kind, which = "match attribute", f"{blocker['attribute']} in {path}"
+        case _:
+            detail = next(
+                (blocker[field] for field in ("expression", "deviceClass", "deviceType") if field in blocker), ""
+            )
+            which = f"{path}: {detail}" if detail else path
+    if "didYouMean" in blocker:
+        written = f" for {blocker['written']}" if "written" in blocker else ""
+        which += f" (did you mean {blocker['didYouMean']}{written}?)"
+    return kind, f"{blocker['claim']}: {which}" if "claim" in blocker else which
+
+
+def _pool(blocker: Answer) -> str:
+    return f"{blocker['pool']} of node {blocker['node']}" if blocker["node"] else str(blocker["pool"])
 
 
 def _funnel_rows(funnel: Answer) -> Iterable[list[Cell]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.meta import NODE
+from devalloc.api.nearest import nearest
 from devalloc_solver.eligibility import Candidates, Eligibility
 from devalloc_solver.holdings import Key, node_of
 from devalloc_solver.intake import Intake, Refused
@@ -191,14 +192,19 @@ def _group_unit(
 def _refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -> Refused | None:
     if claim.is_deleting:
         return Refused(claim.key, Reason.DELETING, "the claim is being deleted", group=claim.group)
-    found: list[tuple[Reason, str]] = []
+    found: list[_Fault] = []
     for path, detail in _detail_paths(claim):
         found += _detail_refusals(path, detail, claim, intake, eligibility)
     for reason in (Reason.CLAIM_INVALID, Reason.CLASS_INVALID, Reason.CLASS_NOT_FOUND, Reason.CONFIG_NOT_FOUND):
-        messages = [message for why, message in found if why is reason]
-        if messages:
-            return Refused(claim.key, reason, "; ".join(messages), group=claim.group)
+        faults = [fault for fault in found if fault[0] is reason]
+        if faults:
+            message = "; ".join(message for _, message, _ in faults)
+            return Refused(claim.key, reason, message, claim.group, blockers=tuple(entry for _, _, entry in faults))
     return None
+
+
+_Fault = tuple[Reason, str, dict[str, Any]]
+"""(reason, message, the blocker's entry in the answer)"""
 
 
 def _detail_paths(claim: DeviceClaim) -> Iterator[tuple[str, DeviceClaimDetail]]:
@@ -211,24 +217,46 @@ def _detail_paths(claim: DeviceClaim) -> Iterator[tuple[str, DeviceClaimDetail]]
 
 def _detail_refusals(
     path: str, detail: DeviceClaimDetail, claim: DeviceClaim, intake: Intake, eligibility: Eligibility
-) -> Iterator[tuple[Reason, str]]:
+) -> Iterator[_Fault]:
     if (error := eligibility.expression_error(detail.constraints)) is not None:
-        yield Reason.CLAIM_INVALID, f"{path}.constraints: {error}"
+        entry = {"kind": "constraint", "path": f"{path}.constraints", "expression": detail.constraints}
+        yield Reason.CLAIM_INVALID, f"{path}.constraints: {error}", entry
     name = detail.device_class
+    named = {"kind": "class", "path": f"{path}.deviceClass", "deviceClass": name}
     if name and name not in intake.classes and name not in intake.invalid_classes:
-        yield Reason.CLASS_NOT_FOUND, f"{path}.deviceClass: class {name!r} does not exist"
+        near = nearest(name, (*intake.classes, *intake.invalid_classes))
+        told = f"{path}.deviceClass: class {name!r} does not exist"
+        if near is None:
+            yield Reason.CLASS_NOT_FOUND, told, named
+        else:
+            yield Reason.CLASS_NOT_FOUND, f"{told}; did you mean {near!r}?", {**named, "didYouMean": near}
     elif name and (error := eligibility.class_error(name)) is not None:
-        yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {error}"
+        yield Reason.CLASS_INVALID, f"{path}.deviceClass: class {name!r} is invalid: {error}", named
     else:
         for device_class in eligibility.classes_of(detail) or ():
             for ref in device_class.spec.configs:
                 if (ref.api_version, ref.kind, ref.namespace, ref.name) not in intake.configs:
                     told = f"class {device_class.metadata.name!r} refers to {ref.kind} {ref.namespace}/{ref.name}"
-                    yield Reason.CONFIG_NOT_FOUND, f"{path}: {told}, which does not exist"
+                    entry = _missing_config(path, ref, ref.namespace, intake)
+                    yield Reason.CONFIG_NOT_FOUND, f"{path}: {told}, which does not exist{_meant(entry)}", entry
     for index, own in enumerate(detail.configs):
         if (own.api_version, own.kind, claim.namespace, own.name) not in intake.configs:
             told = f"{own.kind} {claim.namespace}/{own.name}"
-            yield Reason.CONFIG_NOT_FOUND, f"{path}.configs[{index}]: {told} does not exist"
+            entry = _missing_config(f"{path}.configs[{index}]", own, claim.namespace, intake)
+            yield Reason.CONFIG_NOT_FOUND, f"{path}.configs[{index}]: {told} does not exist{_meant(entry)}", entry
+
+
+def _missing_config(path: str, ref: Any, namespace: str, intake: Intake) -> dict[str, Any]:
+    """The blocker for an object that does not exist, with the nearest name that does."""
+    entry = {"kind": "config", "path": path, "apiVersion": ref.api_version, "configKind": ref.kind}
+    entry |= {"namespace": namespace, "name": ref.name}
+    same = (ref.api_version, ref.kind, namespace)
+    near = nearest(ref.name, [key[3] for key in intake.configs if key[:3] == same])
+    return entry if near is None else {**entry, "didYouMean": near}
+
+
+def _meant(entry: dict[str, Any]) -> str:
+    return f"; did you mean {entry['didYouMean']!r}?" if "didYouMean" in entry else ""
 
 
 def _demand(claim: DeviceClaim, eligibility: Eligibility) -> Demand:

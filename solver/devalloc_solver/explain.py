@@ -1,32 +1,31 @@
-"""Why a claim is not satisfied: a stable code, a sentence with numbers, and who is in the way (S19).
+"""Why a claim is not satisfied: a stable code, a sentence with numbers, and what is in the way (S19).
 
-Every reason is verified by solving again: the claim fits once what the reason names is taken away.
+Every reason is verified by solving again: the claim fits once what the reason names is taken away, and not before.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from devalloc_solver.assignment import Placement
-from devalloc_solver.batch import NOTHING, Relax
-from devalloc_solver.demand import Demand, Mode, Slot, Unit
-from devalloc_solver.funnel import Funnel, make_funnel, shortage
-from devalloc_solver.goals import Search
-from devalloc_solver.holdings import Holding, Key, Ledger
-from devalloc_solver.model import build_model
-from devalloc_solver.reasons import Reason
+from devalloc_solver.blockers.claims import Releases
+from devalloc_solver.blockers.details import members
+from devalloc_solver.blockers.edits import Edit, applied, needed
+from devalloc_solver.blockers.offers import ClaimOffers
+from devalloc_solver.blockers.question import Finder, Question, Undecided
+from devalloc_solver.blockers.slips import Slips
+from devalloc_solver.blockers.structure import Offers, short_reason, unmatched_details, why_impossible
+from devalloc_solver.blockers.supply import shared_limits
+from devalloc_solver.demand import Demand, Unit
+from devalloc_solver.eligibility import Eligibility
+from devalloc_solver.funnel import Funnel, Funnels, shortage
+from devalloc_solver.holdings import Holding, Key, Ledger, node_of
+from devalloc_solver.intake import Intake
+from devalloc_solver.reasons import VERDICTS, Reason
 from devalloc_solver.snapshot import Snapshot
 from devalloc_solver.solution import ClaimAnswer
-
-MAX_HELD_DEVICES = 5_000
-"""Beyond this many devices in use, the smallest set of blockers is not looked for: the search would take too long."""
-
-_EXCLUSIVE = (
-    "the devices exclude each other: together they need more of their pool's resources than it has, "
-    "or are of different groups"
-)
 
 _IN_THE_WAY = (
     Reason.DEVICES_IN_USE,
@@ -36,19 +35,19 @@ _IN_THE_WAY = (
 )
 """Reasons of what would fit, were it not for others."""
 
+_CUT_SHORT = "the time did not suffice to find out what would have to change"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The reason of a unit."""
+    """The reason of a unit, or of one of its claims."""
 
     reason: Reason
     tail: str
     """what stands in the way, after the numbers of the funnel"""
-    blockers: tuple[Key, ...] = ()
-
-
-class Undecided(Exception):
-    """The deadline or the search limit came before it was known whether a unit fits."""
+    edits: tuple[Edit, ...] = ()
+    claims: tuple[Key, ...] = ()
+    """whose release makes room once the edits are made"""
 
 
 @dataclass(slots=True)
@@ -60,151 +59,225 @@ class Explainer:
     """held before this batch"""
     placements: Sequence[Placement]
     """given in this batch"""
-    ends: float | None = None
+    ends: float | None
+    eligibility: Eligibility
+    intake: Intake
     given: tuple[Holding, ...] = field(init=False)
+    before: tuple[Holding, ...] = field(init=False)
+    in_use: tuple[Holding, ...] = field(init=False)
     priorities: Mapping[Key, int] = field(init=False)
-    known: dict[object, Finding] = field(default_factory=dict)
+    known: dict[object, Finding] = field(init=False, default_factory=dict)
     """kind of a unit -> its reason, which is that of all its equals"""
+    finder: Finder = field(init=False)
+    funnels: Funnels = field(init=False)
+    releases: Releases = field(init=False)
+    slips: Slips = field(init=False)
 
     def __post_init__(self) -> None:
         self.given = tuple(placement.holding() for placement in self.placements)
-        self.priorities = {h.claim: h.priority for h in (*self.holdings, *self.given)}
+        self.before, self.in_use = tuple(self.holdings), (*self.holdings, *self.given)
+        held = self.in_use
+        self.priorities = {h.claim: h.priority for h in held}
+        self.finder = Finder(self.ends)
+        self.funnels = Funnels(self.snapshot, held)
+        releasable = [h for h in held if h.items]
+        self.releases = Releases(self.snapshot, releasable, frozenset(h.claim for h in self.given))
+        self.slips = Slips(self.snapshot, self.eligibility)
 
     def explain(self, unit: Unit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
         """An answer for each claim of the unit."""
         try:
-            findings = (
-                self._find_members(unit) if len(unit.demands) > 1 else {unit.demands[0].key: self._find_one(unit)}
-            )
+            if len(unit.demands) > 1:
+                findings = self._find_members(unit)
+            else:
+                findings = {unit.demands[0].key: self._find_one(unit)}
         except Undecided:
             late = Finding(Reason.SEARCH_LIMIT, "the search ended before the reason was found")
             findings = {demand.key: late for demand in unit.demands}
-        return [self._answer(d, findings[d.key], unit.pin, warnings) for d in unit.demands]
+        return [self._answer(d, findings[d.key], warnings) for d in unit.demands]
+
+    # -- one claim ---------------------------------------------------------------------------------------------------
+
+    def _find_one(self, unit: Unit) -> Finding:
+        kind = unit.kind
+        found = self.known.get(kind) if kind is not None else None
+        if found is None:
+            found = self._find(unit)
+            self.known[kind] = found
+        return found
+
+    def _find(self, unit: Unit) -> Finding:
+        if unmatched_details(unit) or self._shortage(unit, ()) or not self._fits(unit, ()):
+            return self._impossible(unit)
+        if self._fits(unit, self.in_use):
+            return Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before a place was found")
+        return self._displaced(unit)
+
+    def _impossible(self, unit: Unit) -> Finding:
+        """Why it does not fit even when nothing is in use."""
+        offers = self._offers(unit)
+        try:
+            found = why_impossible(self._question(unit, ()), offers, self.finder)
+        except Undecided:
+            reason = self._counted_reason(unit)
+            return Finding(reason, _joined(self._lack(unit, reason), _CUT_SHORT))
+        return self._structural(unit, found.reason, found.edits)
+
+    def _counted_reason(self, unit: Unit) -> Reason:
+        """As far as counting tells, without any search. It is certain that the unit fits no empty fleet."""
+        if unmatched_details(unit):
+            return Reason.NO_MATCHING_DEVICES
+        loose = self._question(unit, ()).with_slots(lambda _, slot: replace(slot, match=()))
+        loose = loose.with_demands(lambda demand: replace(demand, match=()))
+        if self._shortage(unit, ()) and not self._shortage(loose.unit, ()):
+            return Reason.MATCH_ATTRIBUTES_CONFLICT
+        return short_reason(unit)
+
+    def _structural(self, unit: Unit, reason: Reason, edits: Sequence[Edit], but: str = "") -> Finding:
+        """The finding for a unit that fits an empty fleet after these edits; claims may be in the way even then."""
+        told = tuple(self.slips.marked(edit, unit) for edit in edits)
+        try:
+            claims, note = self._claims_besides(unit, edits)
+        except Undecided:
+            claims, note = (), "whether claims are in the way besides was not found out in time"
+        fix = _fix(told, claims)
+        return Finding(
+            reason, _joined(but or self._lack(unit, reason), *self.slips.of_unit(unit), fix, note), told, claims
+        )
+
+    def _claims_besides(self, unit: Unit, edits: Sequence[Edit]) -> tuple[tuple[Key, ...], str]:
+        """Claims in the way of the edited unit, and a word of caution."""
+        question = applied(self._question(unit, self.in_use), edits)
+        if not edits or self.finder.fits(question):
+            return (), ""
+        found = self.releases.find(question, self.finder)
+        return found.claims, "" if found.smallest else _NOT_PROVEN
+
+    def _displaced(self, unit: Unit) -> Finding:
+        """Who has what it needs. It fits an empty fleet."""
+        in_batch = self._fits(unit, self.before)
+        reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
+        short = self._shortage(unit, self.in_use) or self._exhausted(unit)
+        try:
+            found = self.releases.find(self._question(unit, ()), self.finder)
+        except Undecided:
+            return Finding(reason, _joined(short, "the time did not suffice to find the claims in the way"))
+        mine = max(d.claim.priority for d in unit.demands)
+        if in_batch and any(self.priorities[key] > mine for key in found.claims):
+            reason = Reason.LOST_TO_HIGHER_PRIORITY
+        note = "" if found.smallest else _NOT_PROVEN
+        return Finding(reason, _joined(short, _release(found.claims), note), (), found.claims)
+
+    def _exhausted(self, unit: Unit) -> str:
+        """Devices are free, and yet it does not fit."""
+        question = applied(self._question(unit, self.in_use), [shared_limits()])
+        try:
+            return _DRAWN if self.finder.fits(question) else _NOT_TOGETHER
+        except Undecided:
+            return _NOT_TOGETHER
+
+    # -- groups ------------------------------------------------------------------------------------------------------
 
     def _find_members(self, unit: Unit) -> dict[Key, Finding]:
         """Reasons in a group, which is all or none: who cannot be helped fails the others, and blockers are common."""
         alone = {d.key: Unit((d,), unit.group, unit.pin) for d in unit.demands}
         hopeless = [key for key, single in alone.items() if not self._fits(single, ())]
         if hopeless:
-            names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
-            told = f"group {unit.group} is all or none, and {names} cannot be satisfied"
-            others = Finding(Reason.GROUP_UNSATISFIABLE, told)
-            return {key: self._find(single) if key in hopeless else others for key, single in alone.items()}
-        together = self._find(unit)
-        possible = together.reason in _IN_THE_WAY
-        told = f"group {unit.group} is all or none and shares a node: {together.tail}"
-        common = replace(together, reason=together.reason if possible else Reason.GROUP_UNSATISFIABLE, tail=told)
-        return dict.fromkeys(alone, common)
-
-    # -- the reason --------------------------------------------------------------------------------------------------
-
-    @property
-    def _in_use(self) -> tuple[Holding, ...]:
-        return (*self.holdings, *self.given)
-
-    def _find_one(self, unit: Unit) -> Finding:
-        kind = unit.kind
-        found = self.known.get(kind) or self._find(unit)
-        if kind is not None:
-            self.known[kind] = found
-        return found
-
-    def _find(self, unit: Unit) -> Finding:
-        if self.ends is not None and time.monotonic() > self.ends:
-            raise Undecided
-        empty = [detail for d in unit.demands for detail in d.details if not any(s.candidates.accepted for s in detail)]
-        if empty:
-            return Finding(Reason.NO_MATCHING_DEVICES, f"no device matches{_request(unit, empty[0])}")
+            return self._hopeless_members(unit, alone, hopeless)
         if not self._fits(unit, ()):
-            return self._impossible(unit)
-        if self._fits(unit, self._in_use):
-            return Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before a place was found")
-        blockers = self._blockers(unit)
-        short = self._shortage(unit, self._in_use) or self._exhausted(unit)
-        tail = "; ".join(part for part in (short, _release(blockers)) if part)
-        if not self._fits(unit, self.holdings):
-            return Finding(Reason.DEVICES_IN_USE, tail, blockers)
-        mine = max(d.claim.priority for d in unit.demands)
-        higher = any(self.priorities[key] > mine for key in blockers)
-        return Finding(Reason.LOST_TO_HIGHER_PRIORITY if higher else Reason.LOST_TO_COMPETITION, tail, blockers)
+            return {key: self._apart(unit, key) for key in alone}
+        together = (
+            Finding(Reason.SEARCH_LIMIT, "it fits, but the search ended before a place was found")
+            if self._fits(unit, self.in_use)
+            else self._displaced(unit)
+        )
+        told = f"group {unit.group} is all or none and shares a node: {together.tail}"
+        return dict.fromkeys(alone, replace(together, tail=told))
 
-    def _impossible(self, unit: Unit) -> Finding:
-        """Why it does not fit even when nothing is in use: the first rule without which it would."""
-        short = self._shortage(unit, ())
-        if unit.pin is not None and self._fits(replace(unit, pin=None), ()):
-            return Finding(
-                Reason.NODE_UNAVAILABLE, f"it would fit on another node, but is bound to {unit.pin}: {short}"
-            )
-        names = sorted({n for d in unit.demands for n in (*d.match, *(m for s in d.slots for m in s.match))})
-        told = " and ".join(f"`{name}`" for name in names)
-        differ = short or f"the devices needed together differ in {told} on every node"
-        if names and self._fits(unit, (), Relax(match=True)):
-            return Finding(Reason.MATCH_ATTRIBUTES_CONFLICT, differ)
-        if self._fits(unit, (), Relax(pool_resources=True)):
-            return Finding(Reason.POOL_RESOURCES_EXHAUSTED, short or _EXCLUSIVE)
-        if names and self._fits(unit, (), Relax(match=True, pool_resources=True)):
-            return Finding(Reason.MATCH_ATTRIBUTES_CONFLICT, f"{differ}; besides, {_EXCLUSIVE}")
-        if self._fits(unit, (), Relax(limits=True)):
-            limited = sorted({name for d in unit.demands for s in d.slots for name in s.spec.limits})
-            kept = f"no choice of devices keeps within the limits of {' and '.join(limited)}"
-            return Finding(Reason.INSUFFICIENT_CAPACITY, short or kept)
-        amounts = any(s.requests for d in unit.demands for s in d.slots)
-        counted = any(_too_few(detail) for d in unit.demands for detail in d.details)
-        reason = Reason.INSUFFICIENT_CAPACITY if amounts and not counted else Reason.NOT_ENOUGH_DEVICES
-        return Finding(reason, short or "no one node has all that is requested together, even when nothing is in use")
+    def _hopeless_members(self, unit: Unit, alone: Mapping[Key, Unit], hopeless: Sequence[Key]) -> dict[Key, Finding]:
+        """Some members fit no node even on their own."""
+        reasons: dict[Key, Reason] = {}
+        edits: list[Edit] = []
+        for key in hopeless:
+            found = why_impossible(self._question(alone[key], ()), self._offers(unit, key), self.finder)
+            reasons[key], edits = found.reason, [*edits, *found.edits]
+        whole = self._question(unit, ())
+        eased = applied(whole, edits)
+        if not self.finder.fits(eased):
+            edits += why_impossible(eased, self._offers(eased.unit), self.finder).edits
+        # What one member needs, such as another node, may be all that another one needs too.
+        edits = needed(edits, lambda chosen: self.finder.fits(applied(whole, chosen)))
+        names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
+        others = f"group {unit.group} is all or none, and {names} cannot be satisfied"
+        common = self._structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)
+        findings = dict.fromkeys(alone, common)
+        for key, reason in reasons.items():
+            tail = _joined(self._lack(alone[key], reason), _fix(common.edits, common.claims))
+            findings[key] = replace(common, reason=reason, tail=tail)
+        return findings
 
-    def _exhausted(self, unit: Unit) -> str:
-        """Devices are free, and yet it does not fit."""
-        if self._fits(unit, self._in_use, Relax(pool_resources=True)):
-            return "the free devices need pool resources (or a compatibility group) that devices in use have taken"
-        return "no one node has all that is requested together free"
+    def _apart(self, unit: Unit, key: Key) -> Finding:
+        """Each member fits some node, and no node has room for all: as the member ``key`` sees it."""
+        found = why_impossible(self._question(unit, ()), self._offers(unit), self.finder, members(unit, key))
+        told = f"group {unit.group} is all or none and shares a node: {self._lack(unit, found.reason)}"
+        return self._structural(unit, Reason.GROUP_UNSATISFIABLE, found.edits, told)
 
-    def _fits(self, unit: Unit, held: Sequence[Holding], relax: Relax | None = None) -> bool:
-        """Whether the unit fits beside what is held, for certain. Raises Undecided."""
-        search = Search(build_model(self.snapshot, held, [unit], relax=relax or NOTHING), self.ends)
-        value, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
-        if value != bound:
-            raise Undecided
-        return value == 1
+    # -- questions ---------------------------------------------------------------------------------------------------
 
-    def _blockers(self, unit: Unit) -> tuple[Key, ...]:
-        """The smallest set of claims whose release makes room; of equal ones, those given in this batch.
+    def _question(self, unit: Unit, held: tuple[Holding, ...]) -> Question:
+        return Question(self.snapshot, unit, held)
 
-        Empty when it is not known to be the smallest.
-        """
-        releasable = [h for h in self._in_use if h.items]
-        if sum(len(h.items) for h in releasable) > MAX_HELD_DEVICES:
+    def _fits(self, unit: Unit, held: tuple[Holding, ...]) -> bool:
+        return self.finder.fits(self._question(unit, held))
+
+    def _offers(self, unit: Unit, member: Key | None = None) -> Offers:
+        """What the unit offers to be taken away, or one member of it."""
+        demands = tuple(d for d in unit.demands if member in (None, d.key))
+        return ClaimOffers(self.eligibility, self.snapshot, replace(unit, demands=demands), self._bound_by(unit))
+
+    def _bound_by(self, unit: Unit) -> tuple[Key, ...]:
+        """The members of a group that are on its node already, and so bind the others."""
+        if unit.group is None or unit.pin is None:
             return ()
-        model = build_model(self.snapshot, (), [unit], releasable=releasable)
-        search = Search(model, self.ends)
-        value, _ = search.maximize([(1, model.satisfied[0])], best=1)
-        if not value:
-            return ()
-        new = {h.claim for h in self.given}
-        staying, bound = search.maximize([(1, kept) for kept in model.kept.values()], best=len(model.kept))
-        if staying < bound:
-            return ()
-        search.maximize([(1, kept) for key, kept in model.kept.items() if key not in new], best=len(model.kept))
-        return tuple(sorted(key for key, kept in model.kept.items() if not search.value(kept)))
+        namespace = unit.demands[0].key[0]
+        mine = [c for c in self.intake.claims if c.group == unit.group and c.namespace == namespace and c.is_allocated]
+        kept = [
+            r for r in self.intake.refused if (r.key[0], r.group) == (namespace, unit.group) and r.status and r.node
+        ]
+        return tuple(sorted({c.key for c in mine if node_of(c, self.snapshot)} | {r.key for r in kept}))
 
     # -- words -------------------------------------------------------------------------------------------------------
 
+    def _lack(self, unit: Unit, reason: Reason) -> str:
+        """What a node would need and none has, in an empty fleet."""
+        unmatched = unmatched_details(unit)
+        if unmatched:
+            several = sum(len(d.details) for d in unit.demands) > 1
+            return "no device matches" + (f" request {unmatched[0]}" if several else "")
+        short = self._shortage(unit, ())
+        if reason is Reason.NODE_UNAVAILABLE:
+            return _joined(f"it would fit on another node, but is bound to {unit.pin}", short)
+        if short:
+            return short
+        if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:
+            names = sorted({n for d in unit.demands for n in (*d.match, *(m for s in d.slots for m in s.match))})
+            return f"the devices needed together differ in {' and '.join(f'`{name}`' for name in names)} on every node"
+        if reason is Reason.POOL_RESOURCES_EXHAUSTED:
+            return _EXCLUSIVE
+        return "no one node has all that is requested together, even when nothing is in use"
+
     def _shortage(self, unit: Unit, held: Sequence[Holding]) -> str:
-        ledger = Ledger.of(self.snapshot, held)
+        ledger = self.funnels.ledger if held else Ledger(self.snapshot)
+        free = "free " if held else ""
         for demand in unit.demands:
             for detail in demand.details:
-                told = [
-                    shortage(self.snapshot, demand, slot, ledger, free="free " if held else "", pin=unit.pin)
-                    for slot in detail
-                ]
+                told = [shortage(self.snapshot, demand, slot, ledger, free=free, pin=unit.pin) for slot in detail]
                 if all(told):
                     return told[0]
         return ""
 
-    def _answer(
-        self, demand: Demand, finding: Finding, pin: str | None, warnings: Mapping[Key, tuple[str, ...]]
-    ) -> ClaimAnswer:
-        funnels = [make_funnel(self.snapshot, slot, self._in_use) for slot in demand.slots]
+    def _answer(self, demand: Demand, finding: Finding, warnings: Mapping[Key, tuple[str, ...]]) -> ClaimAnswer:
+        funnels = [self.funnels.make(slot) for slot in demand.slots]
         namespace, name = demand.key
         return ClaimAnswer(
             namespace=namespace,
@@ -214,32 +287,48 @@ class Explainer:
             message=_message(funnels, finding),
             warnings=warnings.get(demand.key, ()),
             funnel=tuple(funnel.to_dict() for funnel in funnels),
-            blockers=tuple(
-                {"namespace": ns, "name": other, "priority": self.priorities[ns, other]}
-                for ns, other in finding.blockers
-            ),
+            blockers=(*(dict(e.entry) for e in finding.edits), *(self._claim_entry(key) for key in finding.claims)),
         )
+
+    def _claim_entry(self, key: Key) -> dict[str, Any]:
+        return {"kind": "claim", "namespace": key[0], "name": key[1], "priority": self.priorities[key]}
+
+
+_EXCLUSIVE = (
+    "the devices exclude each other: together they need more of their pool's resources than it has, "
+    "or are of different groups"
+)
+_DRAWN = "the free devices need pool resources (or a compatibility group) that devices in use have taken"
+_NOT_TOGETHER = "no one node has all that is requested together free"
+_NOT_PROVEN = "a smaller set may do, the search for it was cut short"
 
 
 def _message(funnels: Sequence[Funnel], finding: Finding) -> str:
-    """One sentence: the numbers of the request that is worst off, then what stands in the way."""
+    """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
     worst = min(funnels, key=lambda f: (f.free - f.slot.least, f.slot.detail))
     told = f"request {worst.slot.label}: " if len(funnels) > 1 else ""
-    return told + "; ".join(part for part in (worst.sentence(), finding.tail) if part)
+    return f"{VERDICTS[finding.reason]}: {told}{_joined(worst.sentence(), finding.tail)}"
 
 
-def _release(blockers: Sequence[Key]) -> str:
-    if not blockers:
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _release(claims: Sequence[Key]) -> str:
+    if not claims:
         return ""
-    names = ", ".join(f"{namespace}/{name}" for namespace, name in blockers)
-    return f"releasing {names} would make room"
+    return f"releasing {_names(claims)} would make room"
 
 
-def _request(unit: Unit, detail: Sequence[Slot]) -> str:
-    several = sum(len(d.details) for d in unit.demands) > 1
-    return f" request {detail[0].detail}" if several else ""
+def _fix(edits: Sequence[Edit], claims: Sequence[Key]) -> str:
+    """Such as "it fits without the pin to node n1 and once default/a is released"."""
+    words = [edit.words for edit in edits]
+    if not words:
+        return ""
+    if claims:
+        words.append(f"once {_names(claims)} {'is' if len(claims) == 1 else 'are'} released")
+    return f"it fits {' and '.join(words)}"
 
 
-def _too_few(detail: Sequence[Slot]) -> bool:
-    """Counting alone shows it: fewer matching devices than needed."""
-    return all(len(s.candidates.accepted) < s.least for s in detail if s.mode is not Mode.ADMIN_ALL)
+def _names(claims: Sequence[Key]) -> str:
+    return ", ".join(f"{namespace}/{name}" for namespace, name in claims)

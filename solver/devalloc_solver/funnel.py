@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api.quantity import Quantity
@@ -64,27 +64,48 @@ class Funnel:
         return ", ".join([f"{number} of {self.total} {noun} {what}", *rest])
 
 
-def make_funnel(snapshot: Snapshot, slot: Slot, holdings: Iterable[Holding]) -> Funnel:
-    """Count for one slot. ``holdings`` are all claims that hold anything now."""
-    holdings = list(holdings)
-    ledger, nothing_held = Ledger.of(snapshot, holdings), Ledger(snapshot)
-    accepted = {i for i in slot.candidates.accepted if _may_have(slot, snapshot, i, nothing_held)}
-    without = [i for i in slot.candidates.accepted if i not in accepted]
-    taken = {index for index in accepted if not _may_have(slot, snapshot, index, ledger)}
-    users: Counter[Key] = Counter()
-    for holding in holdings:
-        for item in holding.items:
-            if item.device in taken:
-                users[holding.claim] += 1
-    fallen = [(step.what, step.devices, step.example) for step in slot.candidates.funnel]
-    if without:
-        fallen.append((f"have no {' or '.join(sorted(slot.requests))} to share", tuple(without), None))
-    steps = tuple(
-        (what, len(devices), tuple(title(snapshot, i) for i in devices[:SHOWN]), example)
-        for what, devices, example in fallen
-    )
-    ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
-    return Funnel(slot, len(snapshot.devices), steps, len(accepted), ranked, len(taken), len(accepted) - len(taken))
+@dataclass(slots=True)
+class Funnels:
+    """Makes the funnels of a fleet; what slots that ask for the same have in common is counted once."""
+
+    snapshot: Snapshot
+    holdings: Sequence[Holding]
+    """all that is held now"""
+    ledger: Ledger = field(init=False)
+    _nothing_held: Ledger = field(init=False)
+    _holders: dict[int, list[Key]] = field(init=False)
+    """device -> who holds it"""
+    _known: dict[object, Funnel] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.ledger, self._nothing_held = Ledger.of(self.snapshot, self.holdings), Ledger(self.snapshot)
+        self._holders = defaultdict(list)
+        for holding in self.holdings:
+            for item in holding.items:
+                self._holders[item.device].append(holding.claim)
+
+    def make(self, slot: Slot) -> Funnel:
+        """The funnel of one slot."""
+        key = id(slot.candidates), id(slot.portions), slot.mode, tuple(slot.requests)
+        if key not in self._known:
+            self._known[key] = self._count(slot)
+        return replace(self._known[key], slot=slot)
+
+    def _count(self, slot: Slot) -> Funnel:
+        snapshot = self.snapshot
+        accepted = {i for i in slot.candidates.accepted if may_have(slot, snapshot, i, self._nothing_held)}
+        without = [i for i in slot.candidates.accepted if i not in accepted]
+        taken = {index for index in accepted if not may_have(slot, snapshot, index, self.ledger)}
+        users = Counter(claim for index in taken for claim in self._holders[index])
+        fallen = [(step.what, step.devices, step.example) for step in slot.candidates.funnel]
+        if without:
+            fallen.append((f"have no {' or '.join(sorted(slot.requests))} to share", tuple(without), None))
+        steps = tuple(
+            (what, len(devices), tuple(title(snapshot, i) for i in devices[:SHOWN]), example)
+            for what, devices, example in fallen
+        )
+        ranked = tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
+        return Funnel(slot, len(snapshot.devices), steps, len(accepted), ranked, len(taken), len(accepted) - len(taken))
 
 
 def title(snapshot: Snapshot, index: int) -> str:
@@ -101,9 +122,9 @@ def shortage(snapshot: Snapshot, demand: Demand, slot: Slot, ledger: Ledger, *, 
     match = tuple(dict.fromkeys((*slot.match, *demand.match)))
     where = f"node {pin} does not have" if pin else "no node has"
     together = f" with one {' and one '.join(f'`{name}`' for name in match)} value" if match else ""
-    usable = [snapshot.devices[i] for i in slot.candidates.accepted if _may_have(slot, snapshot, i, ledger)]
+    usable = [snapshot.devices[i] for i in slot.candidates.accepted if may_have(slot, snapshot, i, ledger)]
     sets = list(_reachable_sets(snapshot, usable, match, pin))
-    if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT):
+    if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) and not slot.portions:
         best = max((len(devices) for devices in sets), default=0)
         if best < slot.least:
             noun = "device" if slot.least == 1 else "devices"
@@ -149,11 +170,15 @@ def _amount(slot: Slot, devices: Sequence[Device], name: str, ledger: Ledger) ->
     return sum(amounts if slot.most is None else amounts[: slot.most])
 
 
-def _may_have(slot: Slot, snapshot: Snapshot, index: int, ledger: Ledger) -> bool:
+def may_have(slot: Slot, snapshot: Snapshot, index: int, ledger: Ledger) -> bool:
+    """Whether a device has anything left for a slot."""
     if slot.mode.is_admin:
         return True
     device = snapshot.devices[index]
-    if slot.mode is Mode.WHOLE:
+    portion = slot.portions.get(index)
+    if portion is not None:
+        return all(ledger.free_blocks(device, name) * device.resources[name].block >= nano for name, nano in portion)
+    if slot.mode is not Mode.SHARE:
         return not ledger.in_use(device)
     return any(ledger.free_blocks(device, name) > 0 for name in slot.requests)
 

@@ -37,6 +37,8 @@ class Refused:
     status: DeviceClaimStatus | None = None
     """What the claim holds all the same: an invalid claim keeps the devices it was given (S13)."""
     node: str | None = None
+    blockers: tuple[dict[str, Any], ...] = ()
+    """what must exist or be corrected before the claim can be solved"""
 
 
 @dataclass(frozen=True, slots=True)

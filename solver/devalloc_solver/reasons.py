@@ -40,3 +40,26 @@ class Reason(StrEnum):
     """A member of the claim's group cannot be satisfied, or no one node has room for all of them, so none is."""
     SEARCH_LIMIT = "SearchLimit"
     """The deadline or the search limit was reached first; nothing is known to stand in the way."""
+
+
+_NEVER = "impossible even on an empty fleet"
+
+VERDICTS = {
+    Reason.CLAIM_INVALID: "invalid",
+    Reason.CLASS_NOT_FOUND: "waits for a class",
+    Reason.CLASS_INVALID: "waits for a valid class",
+    Reason.CONFIG_NOT_FOUND: "waits for a configuration object",
+    Reason.DELETING: "is being deleted",
+    Reason.NO_MATCHING_DEVICES: _NEVER,
+    Reason.NODE_UNAVAILABLE: _NEVER,
+    Reason.NOT_ENOUGH_DEVICES: _NEVER,
+    Reason.INSUFFICIENT_CAPACITY: _NEVER,
+    Reason.MATCH_ATTRIBUTES_CONFLICT: _NEVER,
+    Reason.POOL_RESOURCES_EXHAUSTED: _NEVER,
+    Reason.DEVICES_IN_USE: "impossible now",
+    Reason.LOST_TO_HIGHER_PRIORITY: "lost to higher priority",
+    Reason.LOST_TO_COMPETITION: "lost to other claims of this batch",
+    Reason.GROUP_UNSATISFIABLE: _NEVER,
+    Reason.SEARCH_LIMIT: "the search ended early",
+}
+"""How final a reason is: the first words of its message."""

@@ -221,6 +221,7 @@ def _answer_refused(refused: Refused) -> ClaimAnswer:
         message=None if held else refused.message,
         warnings=(f"{refused.reason}: {refused.message}",) if held else (),
         blockers=() if held else refused.blockers,
+        blockers=() if held else refused.blockers,
     )
 
 

@@ -34,17 +34,22 @@ def test_the_sentence_counts_every_step_and_names_the_holder() -> None:
     told = answer("c", GPU, nics, fleet, holder, wanted)
     assert told["reason"] == "DevicesInUse"
     assert told["message"] == (
-        "8 of 12 devices are of another driver, 2 fail device.model == 'b', 1 is used by default/train-1; "
+        "impossible now: 8 of 12 devices are of another driver, 2 fail device.model == 'b', 1 is used by default/train-1; "
         "no node has 2 free devices (at most 1); releasing default/train-1 would make room"
     )
-    assert told["blockers"] == [{"namespace": "default", "name": "train-1", "priority": 0}]
+    assert told["blockers"] == [{"kind": "claim", "namespace": "default", "name": "train-1", "priority": 0}]
 
 
 def test_a_match_that_fails_is_named_with_its_attribute() -> None:
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}, "matchAttributes": ["numa"]})
     told = answer("c", GPU, gpus(4), wanted)
     assert told["reason"] == "MatchAttributesConflict"
-    assert told["message"].endswith("no node has 3 devices with one `numa` value (at most 2)")
+    assert told["message"] == (
+        "impossible even on an empty fleet: all 4 devices match; no node has 3 devices with one `numa` value (at most 2); "
+        "it fits without `numa` in spec.claims[0].matchAttributes"
+    )
+    (blocker,) = told["blockers"]
+    assert (blocker["kind"], blocker["attribute"]) == ("matchAttribute", "numa")
 
 
 def test_too_few_anywhere_is_not_blamed_on_the_match() -> None:
@@ -90,7 +95,10 @@ def test_too_little_capacity() -> None:
     card = pool("card", devices=[device("g0", resources={"memory": "40Gi/1Gi"})])
     told = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "41Gi"}}))
     assert told["reason"] == "InsufficientCapacity"
-    assert told["message"].endswith("no node has 41Gi of memory (at most 40Gi)")
+    assert told["message"].endswith(
+        "no node has 41Gi of memory (at most 40Gi); it fits with at most 40Gi of memory in request 0"
+    )
+    assert [(b["kind"], b["requested"], b["most"]) for b in told["blockers"]] == [("amount", "41Gi", "40Gi")]
 
 
 def test_lost_to_a_higher_priority_and_lost_to_an_equal_are_told_apart() -> None:
@@ -100,7 +108,7 @@ def test_lost_to_a_higher_priority_and_lost_to_an_equal_are_told_apart() -> None
     assert answer("late", GPU, gpus(1), early, late)["reason"] == "LostToCompetition"
     told = answer("late", GPU, gpus(1), high, late)
     assert told["reason"] == "LostToHigherPriority"
-    assert told["blockers"] == [{"namespace": "default", "name": "high", "priority": 5}]
+    assert told["blockers"] == [{"kind": "claim", "namespace": "default", "name": "high", "priority": 5}]
 
 
 def test_the_smallest_set_of_blockers_is_named() -> None:
@@ -143,21 +151,24 @@ def test_devices_that_neither_match_nor_go_together_are_blamed_on_both() -> None
     told = answer("c", GPU, card, wanted)
     assert told["reason"] == "MatchAttributesConflict"
     assert "no node has 2 devices with one `numa` value (at most 1)" in told["message"]
-    assert "besides, the devices exclude each other" in told["message"]
+    assert [(b["kind"], b.get("attribute"), b.get("missing")) for b in told["blockers"]] == [
+        ("matchAttribute", "numa", None),
+        ("poolResource", None, "1"),
+    ]
 
 
 def test_a_limit_that_no_device_keeps_is_named() -> None:
     fleet = pool("p", devices=[device("d", resources={"memory": "8Gi"})])
     told = answer("c", GPU, fleet, claim("c", {"deviceClass": "gpu", "limits": {"memory": "4Gi"}}))
     assert told["reason"] == "InsufficientCapacity"
-    assert told["message"].endswith("no choice of devices keeps within the limits of memory")
+    assert told["message"].endswith("it fits without spec.claims[0].limits.memory")
 
 
 def test_more_matching_devices_than_an_admin_claim_may_have_is_no_lack_of_devices() -> None:
     admin = device_class("admin", driver="gpu", adminAccess=True)
     told = answer("c", admin, gpus(2), claim("c", {"deviceClass": "admin", "limits": {"count": 1}}))
     assert told["reason"] == "InsufficientCapacity"
-    assert told["message"].endswith("no choice of devices keeps within the limits of count")
+    assert told["message"].endswith("it fits without spec.claims[0].limits.count")
 
 
 def test_equal_claims_have_equal_reasons_each_with_its_own_request() -> None:
@@ -170,7 +181,7 @@ def test_equal_claims_have_equal_reasons_each_with_its_own_request() -> None:
     assert found["urgent"]["allocated"]
     assert found["a"]["reason"] == found["b"]["reason"] == "LostToHigherPriority"
     assert found["a"]["message"] == found["b"]["message"]
-    assert found["a"]["blockers"] == [{"namespace": "default", "name": "urgent", "priority": 5}]
+    assert found["a"]["blockers"] == [{"kind": "claim", "namespace": "default", "name": "urgent", "priority": 5}]
 
 
 def test_a_group_whose_members_would_each_fit_lost_as_a_whole_to_who_got_the_devices() -> None:

@@ -21,6 +21,10 @@ from tests.support.manifests import allocated, claim, device, device_class, entr
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
 
 
+BY_COUNTING = "MatchAttributesConflict"
+"""Three devices of one numa node, where each has two: counting shows it without any search."""
+
+
 def fleet(nodes: int, size: int = 4) -> list[dict[str, Any]]:
     return [
         pool(f"n{n}-gpus", f"n{n}", devices=[device(f"g{i}", attributes={"numa": i // 2}) for i in range(size)])
@@ -144,7 +148,7 @@ def test_pack_leaves_the_largest_partition_free() -> None:
 def test_a_deadline_that_is_over_still_gives_a_checked_answer_and_says_so() -> None:
     answer = solve_manifests([GPU, *fleet(4), *claims(12)], deadline=0.0)
     assert len(answer["claims"]) == 12
-    assert all(c["allocated"] or c["reason"] == "SearchLimit" for c in answer["claims"])
+    assert {c["reason"] for c in answer["claims"] if not c["allocated"]} <= {"SearchLimit", BY_COUNTING}
     assert answer["optimal"] in (False, all(c["allocated"] for c in answer["claims"]))
 
 
@@ -214,7 +218,7 @@ def test_a_search_that_finds_nothing_in_time_proves_nothing(monkeypatch: pytest.
     monkeypatch.setattr(Search, "_solve", lambda search, terms, limit: sum(weight for weight, _ in terms if weight < 0))
     held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n0-gpus", "g0")], node="n0")
     answer = solve_manifests([GPU, *fleet(2), held, *claims(6)], deadline=60.0)
-    assert {c["reason"] for c in answer["claims"] if not c["allocated"]} == {"SearchLimit"}
+    assert {c["reason"] for c in answer["claims"] if not c["allocated"]} == {"SearchLimit", BY_COUNTING}
     assert answer["optimal"] is False
 
 

@@ -1,0 +1,283 @@
+"""Slips of the pen: ``modle`` for ``model``, ``A10O`` for ``A100``, a text where devices have a number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from devalloc.api.claim import COUNT, DeviceClaimDetail
+from devalloc.api.nearest import nearest
+from devalloc.api.quantity import Quantity, QuantityError
+from devalloc.api.semver import SemVer, SemVerError
+from devalloc_solver import cel
+from devalloc_solver.blockers.details import path_of
+from devalloc_solver.blockers.edits import Edit
+from devalloc_solver.cel.parser import parse
+from devalloc_solver.cel.syntax import Binary, Index, ListOf, Literal, Name, Node, Select
+from devalloc_solver.demand import Demand, Slot, Unit
+from devalloc_solver.eligibility import Eligibility
+from devalloc_solver.snapshot import Device, Snapshot
+
+RARE = 0.01
+"""The part of the devices that may have an attribute and it still be a slip of the pen."""
+SHOWN = 3
+"""Slips that one message tells."""
+
+_KINDS: dict[type, str] = {str: "text", int: "number", Quantity: "quantity", SemVer: "version"}
+_SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+@dataclass(frozen=True, slots=True)
+class Slip:
+    """Something that was most likely mistyped."""
+
+    path: str
+    """of the field, below the claim"""
+    words: str
+    written: str
+    meant: str | None
+    """what stands there as it was most likely meant, or None where that cannot be told"""
+
+
+@dataclass(slots=True)
+class Survey:
+    """What there is on some devices, counted when asked."""
+
+    devices: Sequence[Device]
+    _names: Counter[str] | None = None
+    _resources: Counter[str] | None = None
+    _values: dict[str, Counter[object]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> Counter[str]:
+        """attribute -> devices that have it"""
+        if self._names is None:
+            self._names = Counter(name for device in self.devices for name in device.attributes)
+        return self._names
+
+    @property
+    def resources(self) -> Counter[str]:
+        """resource -> devices that have it"""
+        if self._resources is None:
+            self._resources = Counter(name for device in self.devices for name in device.resources)
+        return self._resources
+
+    def values(self, name: str) -> Counter[object]:
+        """value of an attribute -> devices that have it"""
+        if name not in self._values:
+            found = (device.attributes.get(name) for device in self.devices)
+            self._values[name] = Counter(value for value in found if value is not None)
+        return self._values[name]
+
+
+@dataclass(slots=True)
+class Slips:
+    """Finds the slips of claims and classes on one fleet."""
+
+    snapshot: Snapshot
+    eligibility: Eligibility
+    _surveys: dict[object, Survey] = field(default_factory=dict)
+    _known: dict[Demand, tuple[Slip, ...]] = field(default_factory=dict)
+
+    def of_unit(self, unit: Unit) -> list[str]:
+        """What the first slips of the unit are, in words."""
+        return [*dict.fromkeys(slip.words for demand in unit.demands for slip in self.of_demand(demand))][:SHOWN]
+
+    def marked(self, edit: Edit, unit: Unit) -> Edit:
+        """The edit with what was most likely meant, where what it takes away was mistyped."""
+        for demand in unit.demands:
+            if edit.entry.get("claim") not in (None, "/".join(demand.key)):
+                continue
+            for slip in self.of_demand(demand):
+                same = edit.kind != "matchAttribute" or slip.written == edit.entry["attribute"]
+                if same and slip.meant is not None and slip.path == edit.entry.get("path"):
+                    return replace(edit, entry={**edit.entry, "written": slip.written, "didYouMean": slip.meant})
+        return edit
+
+    def of_demand(self, demand: Demand) -> tuple[Slip, ...]:
+        """All slips of one claim, those of the spec's own matchAttributes first."""
+        if demand not in self._known:
+            surveys = {id(found): found for found in (self._survey(slot.spec) for slot in demand.slots)}
+            everything = Survey([device for survey in surveys.values() for device in survey.devices])
+            found = (_unknown_attribute(everything, name, "spec.matchAttributes") for name in demand.match)
+            of_slots = (slip for slot in demand.slots for slip in self._of_slot(slot))
+            self._known[demand] = (*(slip for slip in found if slip is not None), *of_slots)
+        return self._known[demand]
+
+    def _of_slot(self, slot: Slot) -> Iterator[Slip]:
+        detail, path, survey = slot.spec, path_of(slot), self._survey(slot.spec)
+        yield from _in_expression(survey, detail.constraints, f"{path}.constraints")
+        for name in slot.match:
+            if (slip := _unknown_attribute(survey, name, f"{path}.matchAttributes")) is not None:
+                yield slip
+        for name in slot.requests:
+            if (slip := _unknown_resource(survey, name, f"{path}.requests")) is not None:
+                yield slip
+        yield from self._in_class(detail, path)
+
+    def _in_class(self, detail: DeviceClaimDetail, path: str) -> Iterator[Slip]:
+        """Slips in what the classes of a detail demand, or in the name of the type."""
+        classes = self.eligibility.classes_of(detail)
+        if classes == [] and detail.device_type and not detail.device_class:
+            types = {c.spec.device_type for c in self.eligibility.classes.values() if c.spec.device_type}
+            if (near := nearest(detail.device_type, types)) is not None:
+                words = f"no class has deviceType {detail.device_type!r}; did you mean {near!r}?"
+                yield Slip(f"{path}.deviceType", words, detail.device_type, near)
+        for device_class in classes or ():
+            drivers = ("", device_class.spec.driver)
+            every = [d for d in self.snapshot.devices if "" in drivers[1:] or self._driver(d) in drivers]
+            name = f"class {device_class.metadata.name}: spec.constraints"
+            if not self._accepted(detail):
+                yield from _in_expression(Survey(every), device_class.spec.constraints, name)
+
+    def _survey(self, detail: DeviceClaimDetail) -> Survey:
+        """The devices of the detail's class and type; where there are none, all."""
+        key = detail.device_class, detail.device_type
+        if key not in self._surveys:
+            found = self._accepted(detail)
+            self._surveys[key] = Survey([self.snapshot.devices[i] for i in found] or self.snapshot.devices)
+        return self._surveys[key]
+
+    def _accepted(self, detail: DeviceClaimDetail) -> list[int]:
+        bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
+        return list(self.eligibility.candidates(bare).accepted)
+
+    def _driver(self, device: Device) -> str:
+        return self.snapshot.pools[device.pool].driver
+
+
+# -- expressions -----------------------------------------------------------------------------------------------------
+
+
+def _in_expression(survey: Survey, expression: str | None, path: str) -> Iterator[Slip]:
+    if not expression or not expression.strip():
+        return
+    try:
+        nodes = [*_walk(parse(expression))]
+    except cel.CompileError:
+        return
+    names = dict.fromkeys(name for node in nodes if (name := _attribute(node) or _presence(node)) is not None)
+    for name in names:
+        if (slip := _unknown_attribute(survey, name, path)) is not None:
+            yield slip
+    for operator, name, literal in (comparison for node in nodes for comparison in _comparisons(node)):
+        if (slip := _odd_value(survey, operator, name, literal, path)) is not None:
+            yield slip
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.children():
+        yield from _walk(child)
+
+
+def _attribute(node: Node) -> str | None:
+    """The name in ``device.name`` and ``device['name']``."""
+    match node:
+        case Select(operand=Name(name="device"), field=name):
+            return name
+        case Index(operand=Name(name="device"), key=Literal(value=str(name))):
+            return name
+    return None
+
+
+def _presence(node: Node) -> str | None:
+    """The name in ``'name' in device``."""
+    match node:
+        case Binary(operator="in", left=Literal(value=str(name)), right=Name(name="device")):
+            return name
+    return None
+
+
+def _comparisons(node: Node) -> Iterator[tuple[str, str, object]]:
+    """(operator, attribute, literal) of ``device.a == literal`` and ``device.a in [literals]``."""
+    if not isinstance(node, Binary):
+        return
+    left, right = _attribute(node.left), _attribute(node.right)
+    if node.operator == "in" and left is not None and isinstance(node.right, ListOf):
+        yield from (("==", left, item.value) for item in node.right.items if isinstance(item, Literal))
+    elif node.operator in _SWAPPED and left is not None and isinstance(node.right, Literal):
+        yield node.operator, left, node.right.value
+    elif node.operator in _SWAPPED and right is not None and isinstance(node.left, Literal):
+        yield _SWAPPED[node.operator], right, node.left.value
+
+
+# -- what is odd -----------------------------------------------------------------------------------------------------
+
+
+def _unknown_attribute(survey: Survey, name: str, path: str) -> Slip | None:
+    """An attribute that next to no device has, while another name is near."""
+    return _unknown(survey.names, len(survey.devices), name, path)
+
+
+def _unknown_resource(survey: Survey, name: str, path: str) -> Slip | None:
+    return None if name == COUNT else _unknown(survey.resources, len(survey.devices), name, path)
+
+
+def _unknown(having: Counter[str], total: int, name: str, path: str) -> Slip | None:
+    count = having[name]
+    if not total or count > RARE * total:
+        return None
+    near = nearest(name, [other for other, number in having.items() if number > max(count, RARE * total)])
+    if near is None or near == name:
+        return None
+    told = f"`{name}` exists on {count} of {_devices(total)}; did you mean `{near}`?"
+    return Slip(path, told, name, near)
+
+
+def _odd_value(survey: Survey, operator: str, name: str, literal: object, path: str) -> Slip | None:
+    """A value that no device has while another is near, and a value of another type than all devices have."""
+    values = survey.values(name)
+    kinds = {_kind(value) for value in values}
+    kind = _kind(literal)
+    if not values or kind is None:
+        return None
+    if kind in kinds:
+        return _unseen(survey, operator, name, literal, path) if isinstance(literal, str) else None
+    if len(kinds) > 1:
+        return None
+    (other,) = kinds
+    there = f"`{name}` is a {other} on {_devices(values.total())}"
+    if kind == "text" and other in ("quantity", "version"):
+        fault = _fault(str(literal), other)
+        return None if fault is None else Slip(path, f"{there}, and {literal!r} {fault}", str(literal), None)
+    written = repr(literal) if kind == "text" else str(literal)
+    if kind == "text" and other == "number":
+        meant = str(literal) if str(literal).lstrip("-").isdigit() else None
+        advice = f"; write {meant} without quotes" if meant else ""
+    else:
+        meant = f"'{literal}'" if other == "text" else None
+        advice = f"; write {meant} in quotes" if meant else f"; write it as a {other} in quotes"
+    return Slip(path, f"{there}, and is compared with the {kind} {written}{advice}", written, meant)
+
+
+def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -> Slip | None:
+    values = survey.values(name)
+    if operator != "==" or values[literal]:
+        return None
+    near = nearest(literal, [value for value in values if isinstance(value, str)])
+    if near is None:
+        return None
+    told = f"`{name}` is {literal!r} on 0 of {_devices(len(survey.devices))}; did you mean {near!r}?"
+    return Slip(path, told, repr(literal), repr(near))
+
+
+def _kind(value: object) -> str | None:
+    return _KINDS.get(type(value))
+
+
+def _fault(text: str, kind: str) -> str | None:
+    """What is wrong with a text that stands for a quantity or version, or None."""
+    try:
+        if kind == "quantity":
+            Quantity.parse(text)
+        else:
+            SemVer.parse(text)
+    except (QuantityError, SemVerError) as error:
+        return str(error)
+    return None
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"

@@ -1,0 +1,132 @@
+"""Why a unit fits no node even when nothing is in use: the first rules, in this order, without which it would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from devalloc_solver.blockers.edits import Edit, fewest
+from devalloc_solver.blockers.question import Finder, Question
+from devalloc_solver.blockers.supply import shared_limits
+from devalloc_solver.demand import Mode, Slot, Unit
+from devalloc_solver.holdings import Key
+from devalloc_solver.reasons import Reason
+
+
+class Offers(Protocol):
+    """What the specs of a unit's claims offer to be taken away; a dialect's own."""
+
+    def matches(self) -> list[Edit]: ...
+    def limits(self) -> list[Edit]: ...
+    def amounts(self) -> list[Edit]: ...
+    def constraints(self) -> list[Edit]: ...
+    def classes(self) -> list[Edit]: ...
+    def requests(self) -> list[Edit]: ...
+    def withheld(self) -> list[Edit]: ...
+    def pins(self) -> list[Edit]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What makes it impossible. No edit can be left out, and together they make it fit an empty fleet."""
+
+    reason: Reason
+    edits: tuple[Edit, ...]
+
+
+Tier = tuple[Reason, list[Edit]]
+
+
+def why_impossible(question: Question, offers: Offers, finder: Finder, members: Sequence[Edit] = ()) -> Structure:
+    """Which rules to take away. The question, on a fleet where nothing is held, has no answer. Raises Undecided.
+
+    ``members`` of the unit's group may be left out, once no rule alone will do.
+    """
+    unmatched = unmatched_details(question.unit)
+    if unmatched:
+        tiers = _tiers_without_match(offers, {str(number) for number in unmatched})
+    else:
+        tiers = _tiers(question, offers, finder, members)
+    for reason, edits in tiers:
+        found = fewest(question, edits, finder)
+        if found is not None:
+            return Structure(reason, tuple(found))
+    return Structure(tiers[-1][0], ())
+
+
+def unmatched_details(unit: Unit) -> list[int]:
+    """Details for which no device passes class, type and constraints."""
+    details = (detail for demand in unit.demands for detail in demand.details)
+    return [detail[0].detail for detail in details if not any(slot.candidates.accepted for slot in detail)]
+
+
+def short_reason(unit: Unit) -> Reason:
+    """Too few devices, or too small ones?"""
+    details = [detail for demand in unit.demands for detail in demand.details]
+    amounts = any(slot.requests for detail in details for slot in detail)
+    counted = any(_too_few(detail) for detail in details)
+    return Reason.INSUFFICIENT_CAPACITY if amounts and not counted else Reason.NOT_ENOUGH_DEVICES
+
+
+def _too_few(detail: Sequence[Slot]) -> bool:
+    """Counting alone shows it: fewer matching devices than needed."""
+    return all(len(s.candidates.accepted) < s.least for s in detail if s.mode is not Mode.ADMIN_ALL)
+
+
+def _tiers(question: Question, offers: Offers, finder: Finder, members: Sequence[Edit]) -> list[Tier]:
+    short = short_reason(question.unit)
+    pins, matches, limits, withheld = offers.pins(), offers.matches(), offers.limits(), offers.withheld()
+    amounts, requests, pools = offers.amounts(), offers.requests(), [shared_limits()]
+    rules = [*pins, *matches, *pools, *limits, *withheld, *amounts]
+    more = [*rules, *offers.constraints(), *offers.classes(), *members]
+    return [
+        (Reason.NODE_UNAVAILABLE, pins),
+        (Reason.MATCH_ATTRIBUTES_CONFLICT, matches),
+        (Reason.POOL_RESOURCES_EXHAUSTED, pools),
+        (Reason.MATCH_ATTRIBUTES_CONFLICT, [*matches, *pools] if matches else []),
+        (Reason.INSUFFICIENT_CAPACITY, limits),
+        (short, withheld),
+        (short, list(members)),
+        (short, _too_much_alone(question, amounts, finder)),
+        (short, requests if len(requests) > 1 else []),
+        (short, rules),
+        (short, more),
+        (short, [*more, *requests]),
+    ]
+
+
+def _too_much_alone(question: Question, amounts: list[Edit], finder: Finder) -> list[Edit]:
+    """Amounts of the details that fit nowhere even on their own."""
+    details = [(demand.key, detail[0].detail) for demand in question.unit.demands for detail in demand.details]
+    if len(details) < 2:
+        return amounts
+    hopeless = [(key, number) for key, number in details if not finder.fits(_alone(question, key, number))]
+    named = {(f"{namespace}/{name}", str(number)) for (namespace, name), number in hopeless}
+    one = f"{question.unit.demands[0].key[0]}/{question.unit.demands[0].key[1]}"
+    return [edit for edit in amounts if (edit.entry.get("claim", one), _detail(edit)) in named]
+
+
+def _alone(question: Question, key: Key, number: int) -> Question:
+    """The question for one detail only."""
+    return question.with_slots(lambda demand, slot: slot if (demand.key, slot.detail) == (key, number) else None)
+
+
+def _tiers_without_match(offers: Offers, unmatched: set[str]) -> list[Tier]:
+    """Nothing matches: what is withheld, then the rules of the details that nothing matches, then all rules."""
+
+    def own(edits: list[Edit]) -> list[Edit]:
+        return [edit for edit in edits if _detail(edit) in unmatched]
+
+    withheld, matches, constraints = offers.withheld(), offers.matches(), offers.constraints()
+    classes, requests = offers.classes(), offers.requests()
+    asked = [*own(matches), *withheld, *own(constraints)]
+    rest = [*offers.pins(), shared_limits(), *offers.limits(), *offers.amounts()]
+    rules = [*matches, *withheld, *constraints, *classes, *rest]
+    tiers = [withheld, own(matches), own(constraints), asked, own(classes), [*asked, *own(classes)]]
+    tiers += [own(requests) if len(requests) > 1 else [], rules, [*rules, *requests]]
+    return [(Reason.NO_MATCHING_DEVICES, edits) for edits in tiers]
+
+
+def _detail(edit: Edit) -> str:
+    return str(edit.entry.get("request", "")).partition(".")[0]

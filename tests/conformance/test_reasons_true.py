@@ -1,0 +1,97 @@
+"""Reasons are true (S19): what is named is all that stands in the way, and no part of it alone does.
+
+For every claim that gets nothing, what its blockers name is done to the manifests, beside what the others were given;
+the claim must be satisfied then. With any proper part of it, it must not be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc.api.meta import GROUP
+from devalloc_solver import solve_manifests
+from tests.conformance import case as cases
+from tests.support import oracle, random_fleets
+from tests.support.manifests import Manifest
+from tests.support.remedies import Key, key_of, remedied
+from tests.support.shared import SHARED
+from tests.support.verdict import after
+
+SHOWN_FILES = ["prototype.json", "random.json"]
+SEEDS = range(240)
+WAITING = {"ClaimInvalid", "ClassNotFound", "ClassInvalid", "ConfigNotFound", "Deleting"}
+"""Reasons of claims that are not solved at all."""
+
+
+def _corpus() -> Iterator[Any]:
+    for file in SHOWN_FILES:
+        if (SHARED / file).is_file():
+            for case in json.loads((SHARED / file).read_text())["cases"]:
+                yield pytest.param([*case["pools"], *case["classes"], *case["claims"]], id=case["name"])
+    for name, case in cases.load().items():
+        yield pytest.param(cases.documents(case), id=name)
+
+
+@pytest.mark.parametrize("documents", [*_corpus()])
+def test_corpora(documents: list[Manifest]) -> None:
+    _judge(documents)
+
+
+@pytest.mark.parametrize("start", SEEDS[::40])
+def test_random_fleets(start: int) -> None:
+    for seed in range(start, start + 40):
+        _judge(random_fleets.documents(Random(f"reasons {seed}")))
+
+
+def _judge(documents: Sequence[Manifest]) -> None:
+    answer = solve_manifests(documents)
+    answers = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+    for key, one in answers.items():
+        if one["allocated"] or one["reason"] in WAITING or _waits_for_a_member(one):
+            continue
+        blockers = one["blockers"]
+        assert blockers, (key, one["reason"], one["message"])
+        # The others that wait would take what comes free; who got something has it.
+        written = [d for d in after(documents, answers) if d["kind"] != "DeviceClaim" or _stays(d, documents, key)]
+        fixed = remedied(written, key, blockers)
+        if _asks_for_nothing(fixed, key):
+            continue
+        assert _satisfied(fixed, key), (key, one["message"], blockers)
+        for size in range(len(blockers)):
+            for part in combinations(blockers, size):
+                if size in (0, len(blockers) - 1) or len(blockers) <= 4:
+                    told = (key, one["message"], blockers, "and this is enough:", part)
+                    assert not _satisfied(remedied(written, key, part), key), told
+
+
+def _waits_for_a_member(answer: dict[str, Any]) -> bool:
+    """The group has a member that is not solved at all; the message names it."""
+    return answer["reason"] == "GroupUnsatisfiable" and not answer.get("funnel")
+
+
+def _stays(document: Manifest, documents: Sequence[Manifest], key: Key) -> bool:
+    """Claims that hold something, the claim itself, and the members of its group."""
+    if document.get("status", {}).get("allocations") or key_of(document) == key:
+        return True
+    (mine,) = [d for d in documents if d["kind"] == "DeviceClaim" and key_of(d) == key]
+    group = mine["metadata"].get("annotations", {}).get(GROUP)
+    marks = document["metadata"].get("annotations", {})
+    return group is not None and (key_of(document)[0], marks.get(GROUP)) == (key[0], group)
+
+
+def _asks_for_nothing(documents: Sequence[Manifest], key: Key) -> bool:
+    """All of its requests are named: the fleet has nothing for any of them."""
+    return any(d["kind"] == "DeviceClaim" and key_of(d) == key and not d["spec"]["claims"] for d in documents)
+
+
+def _satisfied(documents: Sequence[Manifest], key: Key) -> bool:
+    """By the solver and by the oracle, which agree."""
+    (found,) = [one for one in solve_manifests(documents)["claims"] if (one["namespace"], one["name"]) == key]
+    assert found["allocated"] == oracle.satisfiable(documents, key)
+    return bool(found["allocated"])
