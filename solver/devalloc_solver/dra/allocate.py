@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc_solver.assignment import Placement
-from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
 from devalloc_solver.dra.candidates import Choice, Judge
 from devalloc_solver.dra.decode import read_claim, read_class, read_node
 from devalloc_solver.dra.errors import AllocationError
@@ -29,7 +29,7 @@ from devalloc_solver.dra.translate import (
 )
 from devalloc_solver.dra.usage import Usage, read_usage
 from devalloc_solver.holdings import Holding
-from devalloc_solver.snapshot import Snapshot
+from devalloc_solver.snapshot import Device, Snapshot
 
 Manifest = Mapping[str, Any]
 
@@ -243,7 +243,8 @@ def raise_failure(task: Task) -> None:
 def _conflicts(task: Task) -> Iterator[tuple[Claim, str]]:
     """Requests for all devices that a constraint forbids: it makes no sense to ask so.
 
-    That is so when the requests up to this one would fit without the constraints on it, and do not with them.
+    What comes before the request fits, and then either its devices cannot be together under a constraint, or all
+    would fit without the constraints on the request.
     """
     for position, demand in enumerate(task.unit.demands):
         before = task.unit.demands[:position]
@@ -252,18 +253,39 @@ def _conflicts(task: Task) -> Iterator[tuple[Claim, str]]:
                 covering = [r for r in demand.relations if slot.label in r.labels]
                 if slot.mode not in (Mode.EVERY, Mode.ADMIN_ALL) or not covering or not slot.candidates.accepted:
                     continue
-                start = _upto(demand, detail, slot)
-                if _fits(task, (*before, start)):
+                broken = [r for r in covering if not _holds(r, [task.snapshot.devices[i] for i in slot.spec.accepted])]
+                if not _is_reached(task, before, demand, detail):
                     continue
-                free = replace(start, relations=tuple(r for r in start.relations if r not in covering))
-                if _fits(task, (*before, free)):
-                    ask = slot.spec.ask
-                    names = " and ".join(sorted({r.attribute for r in covering}))
-                    yield (
-                        demand.claim.claim,
-                        f"request {ask.name}: {ask.path}: cannot add all devices because a claim constraint would not "
-                        f"be satisfied ({names}); narrow the request with a selector, or drop the constraint",
-                    )
+                if not broken and not _is_in_the_way(task, before, _upto(demand, detail, slot), covering):
+                    continue
+                ask = slot.spec.ask
+                names = " and ".join(sorted({r.attribute for r in broken or covering}))
+                yield (
+                    demand.claim.claim,
+                    f"request {ask.name}: {ask.path}: cannot add all devices because a claim constraint would not be "
+                    f"satisfied ({names}); narrow the request with a selector, or drop the constraint",
+                )
+
+
+def _holds(relation: Relation, devices: Sequence[Device]) -> bool:
+    """Whether a relation holds among devices that are taken once each."""
+    values = [device.values(relation.attribute) for device in devices]
+    if not all(values):
+        return False
+    if relation.distinct:
+        return sum(map(len, values)) == len(frozenset().union(*values))
+    return not values or bool(frozenset.intersection(*values))
+
+
+def _is_reached(task: Task, before: Sequence[Demand], demand: Demand, detail: int) -> bool:
+    """Whether what comes before a request fits: otherwise that is what is missing."""
+    return _fits(task, (*before, replace(demand, details=demand.details[:detail])))
+
+
+def _is_in_the_way(task: Task, before: Sequence[Demand], start: Demand, relations: Sequence[Relation]) -> bool:
+    """Whether requests would fit without these relations, and do not with them."""
+    free = replace(start, relations=tuple(r for r in start.relations if r not in relations))
+    return not _fits(task, (*before, start)) and _fits(task, (*before, free))
 
 
 def _upto(demand: Demand, detail: int, slot: Slot) -> Demand:
@@ -271,7 +293,8 @@ def _upto(demand: Demand, detail: int, slot: Slot) -> Demand:
 
 
 def _fits(task: Task, demands: Sequence[Demand]) -> bool:
-    return find(task.snapshot, task.holdings, make_unit(demands, task.node.name)) is not None
+    waiting = [demand for demand in demands if demand.details]
+    return not waiting or find(task.snapshot, task.holdings, make_unit(waiting, task.node.name)) is not None
 
 
 # -- output --------------------------------------------------------------------------------------------------------

@@ -290,9 +290,11 @@ def _ask(fields: Fields, name: str, gates: frozenset[str]) -> Ask:
     class_name = fields.text("deviceClassName")
     if not class_name:
         raise FieldError(fields.at("deviceClassName"), "is missing: device class name (unsupported request type?)")
-    mode = fields.text("allocationMode") or "ExactCount"
+    mode = fields.text("allocationMode")
     if mode not in ("ExactCount", "All"):
-        raise FieldError(fields.at("allocationMode"), f"has the unsupported count mode {mode!r}; use ExactCount or All")
+        raise FieldError(
+            fields.at("allocationMode"), f"has the unsupported count mode {mode!r}; write ExactCount or All"
+        )
     tolerations = list(fields.items("tolerations"))
     capacity = fields.within("capacity")
     found = Ask(
