@@ -12,6 +12,8 @@ PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 # How long each half of `make fuzz` goes on, in seconds; the round that is running is finished.
 FUZZ_SECONDS ?= 60
+# How many instances of resource.k8s.io it compares with upstream's allocator.
+FUZZ_INSTANCES ?= 20000
 # Workers of the quick tiers; machine and cluster tests own the machine while they run.
 JOBS ?= auto
 
@@ -69,8 +71,9 @@ format: setup ## rewrite to the house style
 bench: setup ## discovery by tree size, solving by fleet size: a table
 	$(BIN)/python -m benchmarks
 
-fuzz: setup ## random fleets against the oracle, then property tests with new seeds
+fuzz: setup ## random fleets against the oracle and upstream's allocator, then property tests with new seeds
 	@mkdir -p build
+	$(BIN)/python -m tests.conformance.fuzz_dra --count $(FUZZ_INSTANCES) --seed $$((RANDOM * 32768 + RANDOM)) --out build
 	$(BIN)/python -m tests.conformance.fuzz --seconds $(FUZZ_SECONDS) --seed $$RANDOM --out build
 	@end=$$((SECONDS + $(FUZZ_SECONDS))); \
 	while [ $$SECONDS -lt $$end ]; do \

@@ -22,11 +22,10 @@ QUIRKS = {
     "admin access blocks": "a device that an admin request took is in use for the requests of the claims after it",
     "admin access draws": "admin requests need counters and capacity, though they ignore allocations",
     "dedicated while shared": "a device that is not shareable any more is given away while its shares are in use",
-    "overcommitted elsewhere": "a counter below zero blocks the devices of its pool that do not draw on it, too",
 }
 """What v0.37.2 does otherwise, by the name that the documentation gives it."""
 
-BUDGET = 60_000
+BUDGET = 15_000
 """Steps of a search, after which the outcome is unknown."""
 LIMIT = 32
 """Devices of a claim."""
@@ -74,7 +73,7 @@ def solve(instance: Manifest, quirks: frozenset[str] = frozenset()) -> Verdict:
         return Verdict("error", reasons=("constraint on all devices",))
     if any(pool.invalid for pool in problem.pools):
         return Verdict("error", node_local=True, reasons=("invalid pool",))
-    return Verdict("not-allocated")
+    return Verdict("not-allocated", reasons=("constraint on all devices",) if problem.contradictory() else ())
 
 
 # -- The world -------------------------------------------------------------------------------------------------------
@@ -165,6 +164,16 @@ class _Problem:
             for number, claim in enumerate(self.claims)
             for request in claim["spec"]["devices"].get("requests") or ()
         ]
+
+    def contradictory(self) -> bool:
+        """Whether all devices of some request violate a constraint among themselves."""
+        for slot in (slot for options in self.requests for slot in options if slot.everything):
+            search = _Search(self, [slot])
+            for device, _ in slot.candidates:
+                if not search.is_related(slot, device, device.size):
+                    return True
+                search.taken.append((slot, device, device.size))
+        return False
 
     # -- Pools
 
@@ -426,7 +435,7 @@ class _Search:
             return False
         if not self._has_counters(slot, device, others, times, draws):
             return False
-        if not self._is_related(slot, device, times):
+        if not self.is_related(slot, device, times):
             self.problem.contradicted |= slot.everything
             return False
         return True
@@ -485,12 +494,11 @@ class _Search:
                 needs[key] = needs.get(key, Fraction(0)) + amount * count
         if device.shareable and device.shared:
             return True
+        # Every counter of the pool: one that is overcommitted blocks all devices that draw on any.
         left = self.problem.left
-        if "overcommitted elsewhere" in self.problem.quirks:
-            return all(amount >= needs.get(key, 0) for key, amount in left.items() if key[0] == device.pool)
-        return all(left[key] >= needs.get(key, 0) for key, _ in device.draws)
+        return all(amount >= needs.get(key, 0) for key, amount in left.items() if key[0] == device.pool)
 
-    def _is_related(self, slot: _Slot, device: _Device, times: int) -> bool:
+    def is_related(self, slot: _Slot, device: _Device, times: int) -> bool:
         for claim, constraint in self.relations:
             requests = constraint.get("requests") or []
             if claim != slot.claim or not slot.in_scope(requests):

@@ -1,0 +1,69 @@
+"""Allocations of resource.k8s.io against upstream's released allocator: the same outcome, or a documented difference.
+
+The peer is built from a pinned Go module the first time. ``make fuzz`` goes on with more instances.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from tests.support import upstream
+from tests.support.dra_differential import allocated, compare, ours, theirs, violations
+from tests.support.dra_instances import instance
+from tests.support.go_build import Unavailable
+from tests.support.shared import SHARED
+from tests.support.upstream import Peer
+
+INSTANCES = 2000
+CHUNK = 250
+CASES = SHARED / "upstream-dra.json"
+
+
+@pytest.fixture(scope="module")
+def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def progress(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"  {line}", flush=True)
+
+    try:
+        running = upstream.running(progress)
+    except Unavailable as reason:
+        # Where everything is expected to be there, a peer that is not is a failure.
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no peer: {reason}")
+    with running:
+        yield running
+
+
+@pytest.mark.parametrize("first", range(0, INSTANCES, CHUNK))
+def test_random_instances_get_the_right_answer(first: int, peer: Peer) -> None:
+    wrong = {}
+    for seed in range(first, first + CHUNK):
+        found = compare(instance(Random(seed)), peer)
+        if found.complaints:
+            wrong[seed] = found.complaints
+    assert not wrong, f"run python -m tests.conformance.fuzz_dra --seed {min(wrong)} --count 1 for a small instance"
+
+
+def test_half_of_the_random_instances_can_be_allocated() -> None:
+    outcomes = [ours(instance(Random(seed))).outcome for seed in range(200)]
+    assert 80 <= outcomes.count("allocated") <= 120
+    assert 10 <= outcomes.count("error") <= 40
+
+
+@pytest.mark.skipif(not CASES.is_file(), reason="the suite's exported cases are not here")
+def test_peer_and_check_agree_with_the_suite(peer: Peer) -> None:
+    for case in json.loads(CASES.read_text())["cases"]:
+        opinion = theirs(case, peer)
+        expected = case["expected"]
+        assert opinion.outcome == expected["outcome"], case["name"]
+        assert opinion.node_local is bool(expected["errorIsNodeLocal"]), case["name"]
+        if opinion.results is not None:
+            assert violations(case, opinion.results) == [], case["name"]
+            assert allocated(case["input"]), case["name"]
