@@ -9,7 +9,7 @@ from devalloc.api.quantity import Quantity
 from devalloc_solver.dra.cel.errors import EvaluationError
 from devalloc_solver.dra.cel.library.quantities import Amount
 from devalloc_solver.dra.cel.reads import Path
-from devalloc_solver.dra.cel.values import LISTS, MAPS, NOTHING, Frame, MapWithDefault, Maybe, lookup_key, no_overload
+from devalloc_solver.dra.cel.values import LISTS, MAPS, NOTHING, Frame, MapWithDefault, Maybe, map_key, no_overload
 
 Run = Callable[[Frame], Any]
 
@@ -63,7 +63,7 @@ def find(container: Any, key: Any) -> Any:
     """The element of a map or list at ``key``, or ABSENT. Raises EvaluationError for keys of a wrong type."""
     kind = type(container)
     if kind in MAPS:
-        value = container.get(lookup_key(key), ABSENT)
+        value = container.get(map_key(key), ABSENT)
         return {} if value is ABSENT and kind is MapWithDefault else value
     if kind in LISTS:
         index = _index(key)

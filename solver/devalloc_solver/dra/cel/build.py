@@ -22,6 +22,7 @@ from devalloc_solver.dra.cel.values import (
     TypeValue,
     contains,
     equal,
+    equal_or_false,
     map_key,
     no_overload,
 )
@@ -147,8 +148,6 @@ class _Builder:
                     if not _maybe(value).present:
                         continue
                     value = value.value
-                if key in found:
-                    raise EvaluationError("a map literal has the same key twice")
                 found[key] = value
             return found
 
@@ -210,10 +209,14 @@ def _equality(node: Call, arguments: list[Run]) -> Run:
 
         def same_text(frame: Frame) -> bool:
             value = left(frame)
-            return (value == text if type(value) is str else equal(frame, value, text)) is wanted
+            if type(value) is str:
+                return (value == text) is wanted
+            return equal(frame, value, text) if wanted else not equal_or_false(frame, value, text)
 
         return same_text
-    return lambda frame: equal(frame, left(frame), right(frame)) is wanted
+    if wanted:
+        return lambda frame: equal(frame, left(frame), right(frame))
+    return lambda frame: not equal_or_false(frame, left(frame), right(frame))
 
 
 def _member_of_literals(node: Call, arguments: list[Run]) -> Run | None:
@@ -221,6 +224,8 @@ def _member_of_literals(node: Call, arguments: list[Run]) -> Run | None:
     items = node.arguments[1]
     if not isinstance(items, ListOf) or items.optional:
         return None
+    if not items.elements:
+        return lambda _: False  # nothing is in it, not even what cannot be computed
     values = [item.value for item in items.elements if isinstance(item, Literal)]
     kinds = {type(value) for value in values}
     if len(values) != len(items.elements) or len(kinds) != 1 or not kinds <= {str, int}:

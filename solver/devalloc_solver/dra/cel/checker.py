@@ -6,15 +6,16 @@ The runtime is imported and its environment built on the first use (tens of mill
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from devalloc_solver.dra.cel.build import build
 from devalloc_solver.dra.cel.declarations import GATES, environment_text
-from devalloc_solver.dra.cel.errors import CompileError, EvaluationError
+from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError
 from devalloc_solver.dra.cel.library.conversions import FUNCTIONS as CONVERSIONS
-from devalloc_solver.dra.cel.library.formatting import CLAUSE, VERBS
+from devalloc_solver.dra.cel.library.formatting import CLAUSE, SHOWN, VERBS
 from devalloc_solver.dra.cel.library.strings import pattern
-from devalloc_solver.dra.cel.library.table import FUNCTIONS
 from devalloc_solver.dra.cel.tree import (
     BOOL,
     DYN,
@@ -27,6 +28,7 @@ from devalloc_solver.dra.cel.tree import (
     Node,
     Select,
     Type,
+    children,
     decode,
     walk,
 )
@@ -40,6 +42,12 @@ _STATUS = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]$")
 _WHOLE = re.compile(r"has\s*\(\s*device\s*\.\s*\w+\s*\)")
 _FIELDS = frozenset(("driver", "attributes", "capacity"))
 _CONVERSIONS = frozenset(name for name, _kinds, _implementation in CONVERSIONS)
+_NARROWER: dict[str, Callable[[Type], bool]] = {
+    "duration": lambda kind: kind.name != "int",
+    "flatten": lambda kind: kind == DYN or (bool(kind.parameters) and kind.parameters[0].name in ("list", "dyn")),
+}
+"""Functions of which the runtime accepts more first arguments than Kubernetes."""
+
 _REGULAR = frozenset(("matches", "find", "findAll"))
 
 
@@ -82,8 +90,16 @@ def _validate(checked: Checked, text: str, gates: frozenset[str]) -> None:
     problem = _result_problem(checked)
     if problem:
         raise CompileError(problem)
+    formatted = {
+        part.id
+        for node in walk(checked.root)
+        if isinstance(node, Call) and node.function == "format"
+        for part in walk(node)
+    }
     for node in walk(checked.root):
         problem = _problem(checked, node, gates)
+        if not problem and node.id not in formatted:
+            problem = _mixture(checked, node)
         if problem:
             raise CompileError(problem, *_position(text, checked.offsets.get(node.id, 0)))
 
@@ -105,14 +121,8 @@ def _result_problem(checked: Checked) -> str | None:
 
 def _problem(checked: Checked, node: Node, gates: frozenset[str]) -> str | None:
     match node:
-        case ListOf():
-            return _mixed(checked, node.elements, "list elements")
         case MapOf() if node.message:
             return f"messages such as {node.message} cannot be constructed"
-        case MapOf():
-            return _mixed(checked, tuple(entry.key for entry in node.entries), "map keys") or _mixed(
-                checked, tuple(entry.value for entry in node.entries), "map values"
-            )
         case Select(operand=Name(name="device")) if node.field not in _fields(gates):
             return f"undefined field '{node.field}'"
         case Call():
@@ -124,37 +134,40 @@ def _fields(gates: frozenset[str]) -> frozenset[str]:
     return _FIELDS | {"allowMultipleAllocations"} if "DRAConsumableCapacity" in gates else _FIELDS
 
 
-def _mixed(checked: Checked, parts: tuple[Node, ...], what: str) -> str | None:
-    """Literals hold one type; what is only known at run time goes with everything."""
-    first: Type | None = None
-    for part in parts:
-        kind = _without_optional(checked.type_of(part))
-        if first is None:
-            first = kind
-        elif not _agree(first, kind):
-            return f"expected type '{first}' of {what} but found '{kind}'"
-        elif first == DYN:
-            first = kind
+def _mixture(checked: Checked, node: Node) -> str | None:
+    """A literal list or map holds one type, and what is only known at run time is a type of its own."""
+    match node:
+        case ListOf():
+            marked = [(element, at in node.optional) for at, element in enumerate(node.elements)]
+            return _mixed(checked, marked)
+        case MapOf():
+            keys = _mixed(checked, [(entry.key, False) for entry in node.entries])
+            return keys or _mixed(checked, [(entry.value, entry.optional) for entry in node.entries])
     return None
 
 
-def _without_optional(kind: Type) -> Type:
-    return kind.parameters[0] if kind.name == "optional_type" and kind.parameters else kind
-
-
-def _agree(left: Type, right: Type) -> bool:
-    if DYN in (left, right) or "null" in (left.name, right.name):
-        return True
-    same = left.name == right.name and len(left.parameters) == len(right.parameters)
-    return same and all(map(_agree, left.parameters, right.parameters))
+def _mixed(checked: Checked, parts: list[tuple[Node, bool]]) -> str | None:
+    first: Type | None = None
+    for part, optional in parts:
+        kind = checked.type_of(part)
+        if optional and kind.parameters:
+            kind = kind.parameters[0]
+        if first is None:
+            first = kind
+        elif first != kind:
+            return f"expected type '{first}' but found '{kind}'"
+    return None
 
 
 def _call_problem(checked: Checked, call: Call) -> str | None:
-    literals = [part.value for part in call.arguments if isinstance(part, Literal)]
-    if call.function in _CONVERSIONS and len(call.arguments) == 1 and literals:
+    narrower = _NARROWER.get(call.function)
+    if narrower is not None and not narrower(checked.type_of(call.arguments[0])):
+        return f"found no matching overload for '{call.function}' applied to '({checked.type_of(call.arguments[0])})'"
+    if _is_constant(call):
+        run, slots = build(call, False)
         try:
-            FUNCTIONS[call.function](Frame(None, MAX_LENGTH, 0), literals[0])
-        except EvaluationError as error:
+            run(Frame(None, MAX_LENGTH, slots))
+        except (EvaluationError, CostExceeded) as error:
             return str(error)
     if call.function in _REGULAR and len(call.arguments) > 1 and isinstance(call.arguments[1], Literal):
         try:
@@ -164,6 +177,29 @@ def _call_problem(checked: Checked, call: Call) -> str | None:
     if call.function == "format" and len(call.arguments) == 2:
         return _format_problem(checked, call.arguments[0], call.arguments[1])
     return None
+
+
+def _is_constant(node: Node) -> bool:
+    """What Kubernetes computes when it compiles: conversions of constants."""
+    match node:
+        case Literal():
+            return True
+        case ListOf():
+            return not node.optional and all(map(_is_constant, node.elements))
+        case MapOf():
+            return all(
+                not entry.optional and _is_constant(entry.key) and _is_constant(entry.value) for entry in node.entries
+            )
+        case Call():
+            return node.function in _CONVERSIONS and len(node.arguments) == 1 and _is_constant(node.arguments[0])
+    return False
+
+
+def _least_shown(checked: Checked, node: Node) -> Type:
+    """The type of ``node``, or of the first part of a literal list or map that has no form as text."""
+    parts = children(node) if isinstance(node, (ListOf, MapOf)) else ()
+    kinds = [_least_shown(checked, part) for part in parts]
+    return next((kind for kind in kinds if kind.name not in SHOWN), checked.type_of(node))
 
 
 def _format_problem(checked: Checked, text: Node, arguments: Node) -> str | None:
@@ -178,7 +214,9 @@ def _format_problem(checked: Checked, text: Node, arguments: Node) -> str | None
         if verb not in VERBS or clause[2] == "":
             return f"unrecognized formatting clause {verb!r}"
         wanted, kind = VERBS[verb], checked.type_of(arguments.elements[index])
-        if wanted is not None and kind != DYN and kind.name not in wanted:
+        if wanted is None:
+            kind, wanted = _least_shown(checked, arguments.elements[index]), tuple(SHOWN)
+        if kind != DYN and kind.name not in wanted:
             return f"%{verb} does not take a {kind}"
     if len(arguments.elements) > len(clauses):
         return f"too many arguments supplied to string.format (expected {len(clauses)})"

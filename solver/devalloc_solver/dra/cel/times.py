@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from calendar import timegm
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import ClassVar
@@ -38,11 +38,15 @@ class Duration:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timestamp:
-    """A point in time, in ``nanoseconds`` since 1970, within the years 1 to 9999."""
+    """A point in time, in ``nanoseconds`` since 1970, within the years 1 to 9999.
+
+    ``offset`` is that of the text it was read from, in seconds; it only shows when the moment becomes text again.
+    """
 
     type_name: ClassVar[str] = "google.protobuf.Timestamp"
     ordered: ClassVar[bool] = True
     nanoseconds: int
+    offset: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         if not _EARLIEST <= self.nanoseconds <= _LATEST:
@@ -50,9 +54,20 @@ class Timestamp:
 
     def __str__(self) -> str:
         seconds, rest = divmod(self.nanoseconds, SECOND)
-        moment = datetime(1970, 1, 1) + timedelta(seconds=seconds)
+        shown = seconds + self.offset
+        if not _EARLIEST <= shown * SECOND <= _LATEST:
+            raise EvaluationError("timestamp out of range")
+        moment = datetime(1970, 1, 1) + timedelta(seconds=shown)
         fraction = f".{rest:09d}".rstrip("0") if rest else ""
-        return f"{moment.year:04d}-{moment:%m-%dT%H:%M:%S}{fraction}Z"
+        zone = "Z"
+        if self.offset:
+            hours, minutes = divmod(abs(self.offset) // 60, 60)
+            zone = f"{'-' if self.offset < 0 else '+'}{hours:02d}:{minutes:02d}"
+        return f"{moment.year:04d}-{moment:%m-%dT%H:%M:%S}{fraction}{zone}"
+
+    def moved(self, nanoseconds: int) -> Timestamp:
+        """The moment that much later."""
+        return Timestamp(self.nanoseconds + nanoseconds, self.offset)
 
     def local(self, zone: str | None) -> datetime:
         """The moment in a time zone: a name, an offset such as ``+02:00``, or None for UTC."""
@@ -124,4 +139,4 @@ def parse_timestamp(text: str) -> Timestamp:
         raise EvaluationError(f"invalid timestamp {text[:60]!r}") from None
     offset = (int(hours) * 3600 + int(minutes) * 60) * (-1 if sign == "-" else 1) if sign else 0
     nanoseconds = int(((fraction or "") + "0" * 9)[:9])
-    return Timestamp((timegm(moment.timetuple()) - offset) * SECOND + nanoseconds)
+    return Timestamp((timegm(moment.timetuple()) - offset) * SECOND + nanoseconds, offset)

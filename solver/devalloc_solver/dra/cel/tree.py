@@ -298,7 +298,7 @@ def _type(data: bytes) -> Type:
     if 10 in fields:
         return DYN  # a parameter that nothing binds
     if 11 in fields:
-        return Type("type")
+        return Type("type", (_type(fields[11][0]),) if fields[11][0] else ())
     if 14 in fields:
         abstract = _fields(fields[14][0])
         return Type(_text(abstract, 1), tuple(_type(item) for item in abstract.get(2, ())))

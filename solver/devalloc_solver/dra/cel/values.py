@@ -89,22 +89,18 @@ class _BoolKey:
         self.value = value
 
 
+_KEYS = frozenset((str, int, UInt, float, type(None)))
 _BOOL_KEYS = {True: _BoolKey(True), False: _BoolKey(False)}
 
 
 def map_key(value: Any) -> Any:
     """The form in which a ``dict`` holds a key. Raises EvaluationError for what cannot be one."""
     kind = type(value)
-    if kind is str or kind is int or kind is UInt:
+    if kind in _KEYS:
         return value
     if kind is bool:
         return _BOOL_KEYS[value]
     raise EvaluationError(f"unsupported key type: {type_name(value)}")
-
-
-def lookup_key(value: Any) -> Any:
-    """As ``map_key``, for looking up only: a number of any kind finds the key of equal value."""
-    return value if type(value) is float else map_key(value)
 
 
 def from_key(key: Any) -> Any:
@@ -168,7 +164,9 @@ def equal(frame: Frame, left: Any, right: Any) -> bool:
     if kind is other and kind in _PLAIN:
         return bool(left == right)
     if kind in _NUMBERS:
-        return other in _NUMBERS and left == right
+        if other not in _NUMBERS:
+            return False
+        return float(left) == float(right) if kind is float or other is float else left == right
     if left is None or right is None:
         return left is right
     if kind in _NAMES:
@@ -229,6 +227,8 @@ def compare(function: str, left: Any, right: Any) -> int:
     if kind in _NUMBERS and other in _NUMBERS:
         if left != left or right != right:
             raise EvaluationError("NaN values cannot be ordered")
+        if kind is float or other is float:
+            left, right = float(left), float(right)
     elif kind is not other or not (kind in _PLAIN or getattr(kind, "ordered", False)):
         raise no_overload(function, left, right)
     if left == right:

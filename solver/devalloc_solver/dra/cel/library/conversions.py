@@ -21,7 +21,7 @@ from devalloc_solver.dra.cel.values import (
 
 _INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 _UNSIGNED = re.compile(r"\d{1,40}", re.ASCII)
-_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?(?<!_)", re.ASCII)
 _HEX_FLOAT = re.compile(r"[+-]?0[xX]([0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?\d+", re.ASCII)
 _NO_NUMBER = re.compile(r"[+-]?(inf|infinity)|nan", re.ASCII | re.IGNORECASE)
 _TRUE = frozenset(("1", "t", "true", "TRUE", "True", "T"))
@@ -63,10 +63,13 @@ def _text_to_float(frame: Frame, text: str) -> float:
             return float.fromhex(text)
         except OverflowError:
             raise _bad("a double", text) from None
-    if _FLOAT.fullmatch(text) or _NO_NUMBER.fullmatch(text):
-        value = float(text)
-        if math.isfinite(value) or _NO_NUMBER.fullmatch(text):
+    try:
+        if _NO_NUMBER.fullmatch(text):
+            return float(text)
+        if _FLOAT.fullmatch(text) and math.isfinite(value := float(text)):
             return value
+    except ValueError:  # underscores in wrong places
+        pass
     raise _bad("a double", text)
 
 
@@ -92,7 +95,7 @@ def _text_to_bytes(frame: Frame, text: str) -> bytes:
 
 
 def _float_to_text(value: float) -> str:
-    """As Go's ``%g``: the shortest digits, with an exponent from 1e21 up and from 1e-5 down."""
+    """As Go's ``%g``: the shortest digits, with an exponent from a million up and from 1e-5 down."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -107,7 +110,7 @@ def _float_to_text(value: float) -> str:
     digits = digits.rstrip("0")
     if not digits:
         return sign + "0"
-    if exponent < -4 or exponent >= max(len(digits), 21):
+    if exponent < -4 or exponent >= 6:
         fraction = f".{digits[1:]}" if len(digits) > 1 else ""
         return f"{sign}{digits[0]}{fraction}e{'-' if exponent < 0 else '+'}{abs(exponent):02d}"
     if exponent < 0:

@@ -27,6 +27,14 @@ VERBS = {"s": None, "d": ("int", "uint"), "b": ("int", "uint", "bool"), "o": ("i
 }
 """The types that each verb takes; None: nearly all. As a double goes also the text of one that is no number."""
 
+SHOWN = frozenset(
+    (
+        *("bool", "bytes", "double", "int", "list", "map", "null", "string", "type", "uint", "dyn"),
+        *(Duration.type_name, Timestamp.type_name),
+    )
+)
+"""The types that ``%s`` takes."""
+
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _DEFAULT_PRECISION = 6
@@ -77,14 +85,13 @@ def _decimal_fraction(frame: Frame, verb: str, precision: str | None, value: Any
     if digits > _MAX_PRECISION:
         raise EvaluationError(f"format: a precision of {digits} is beyond {_MAX_PRECISION}")
     frame.pass_over(digits)
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
+    if not math.isfinite(value):
+        shown = "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+        return shown.rjust(digits) if verb == "e" else shown
     if verb == "f":
         return f"{value:,.{digits}f}"
     mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
-    return f"{mantissa}\u202f\u00d7\u202f10{exponent.removeprefix('+').translate(_SUPERSCRIPT)}"
+    return f"{mantissa}\u00d710{exponent.removeprefix('+').translate(_SUPERSCRIPT)}"
 
 
 def _shown(frame: Frame, value: Any) -> str:

@@ -26,9 +26,6 @@ from devalloc_solver.dra.cel.values import (
     type_name,
 )
 
-MAX_INCLUDES = 48
-"""The longest list that ``includes`` searches: the values a device may have in all."""
-
 
 def _is_sorted(frame: Frame, items: list[Any]) -> bool:
     frame.spend(len(items))
@@ -79,8 +76,7 @@ def _last_index_of(frame: Frame, items: list[Any], value: Any) -> int:
 def _includes(frame: Frame, target: Any, value: Any) -> bool:
     if type(target) not in LISTS:
         return equal_or_false(frame, target, value)
-    if len(target) > MAX_INCLUDES:
-        raise EvaluationError(f"includes: the list has {len(target)} elements, at most {MAX_INCLUDES} are supported")
+    frame.spend(len(target))
     return any(equal_or_false(frame, item, value) for item in target)
 
 
@@ -111,8 +107,12 @@ def _sorted_by(frame: Frame, items: list[Any], keys: list[Any]) -> list[Any]:
         raise EvaluationError("list elements must have the same type")
     frame.spend(2 * len(items) * len(items).bit_length())
     pairs: list[tuple[Any, Any]] = list(zip(keys, items, strict=True))
-    pairs.sort(key=cmp_to_key(lambda a, b: compare("sort", a[0], b[0])))
+    pairs.sort(key=cmp_to_key(_by_key))
     return [item for _key, item in pairs]
+
+
+def _by_key(left: tuple[Any, Any], right: tuple[Any, Any]) -> int:
+    return compare("sort", left[0], right[0])
 
 
 def _range(frame: Frame, count: int) -> list[int]:

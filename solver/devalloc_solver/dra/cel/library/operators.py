@@ -28,7 +28,8 @@ from devalloc_solver.dra.cel.values import (
     compare,
     contains,
     equal,
-    lookup_key,
+    equal_or_false,
+    map_key,
 )
 
 
@@ -50,7 +51,8 @@ def _quotient(left: int, right: int) -> int:
 def _remainder(left: int, right: int) -> int:
     if right == 0:
         raise EvaluationError("modulus by zero")
-    checked_int(abs(_quotient(left, right)) - 1 if left < 0 else 0)
+    if right == -1:
+        checked_int(-left)  # the quotient overflows, which Kubernetes does not let pass here either
     remainder = abs(left) % abs(right)
     return -remainder if left < 0 else remainder
 
@@ -78,7 +80,7 @@ def _spans(sign: int) -> Implementation:
 
 
 def _moved(sign: int) -> Implementation:
-    return lambda _, moment, span: Timestamp(moment.nanoseconds + sign * span.nanoseconds)
+    return lambda _, moment, span: moment.moved(sign * span.nanoseconds)
 
 
 def _order(name: str, holds: Callable[[int, int], bool]) -> Overload:
@@ -92,7 +94,7 @@ def _order(name: str, holds: Callable[[int, int], bool]) -> Overload:
 
 def _in_map(_: Frame, key: Any, entries: dict[Any, Any]) -> bool:
     try:
-        return lookup_key(key) in entries
+        return map_key(key) in entries
     except EvaluationError:
         return False
 
@@ -121,7 +123,7 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("_+_", (LIST, LIST), _joined_lists),
     ("_+_", (Duration, Duration), _spans(1)),
     ("_+_", (Timestamp, Duration), _moved(1)),
-    ("_+_", (Duration, Timestamp), lambda _, span, moment: Timestamp(moment.nanoseconds + span.nanoseconds)),
+    ("_+_", (Duration, Timestamp), lambda _, span, moment: moment.moved(span.nanoseconds)),
     ("_-_", (INT, INT), _ints(operator.sub)),
     ("_-_", (UINT, UINT), _uints(operator.sub)),
     ("_-_", (DOUBLE, DOUBLE), lambda _, left, right: left - right),
@@ -144,7 +146,7 @@ FUNCTIONS: tuple[Overload, ...] = (
     _order("_>_", operator.gt),
     _order("_>=_", operator.ge),
     ("_==_", (ANY, ANY), equal),
-    ("_!=_", (ANY, ANY), lambda frame, left, right: not equal(frame, left, right)),
+    ("_!=_", (ANY, ANY), lambda frame, left, right: not equal_or_false(frame, left, right)),
     ("@in", (ANY, LIST), lambda frame, value, items: contains(frame, items, value)),
     ("@in", (ANY, MAP), _in_map),
     ("size", (STRING,), _size),

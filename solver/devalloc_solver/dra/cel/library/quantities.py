@@ -1,7 +1,8 @@
 """Quantities: ``quantity("10Gi").isLessThan(device.capacity["d"].memory)``.
 
-An amount is a whole number of nano units without bounds. Reading rounds a finer amount away from zero and caps one
-beyond 64 bits, as ``resource.ParseQuantity`` does; adding and subtracting are exact.
+An amount is a whole number of nano units without bounds. Reading follows ``resource.ParseQuantity``: a finer amount is
+rounded away from zero, one with a binary suffix is capped at 64 bits, and a missing number is nought. Everything else
+is exact.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from devalloc_solver.dra.cel.values import INT_MAX, INT_MIN, Frame
 
 NANO = 10**9
 
-_TEXT = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)([^\d].*)?", re.ASCII | re.DOTALL)
-_EXPONENT = re.compile(r"[eE]([+-]?\d{1,18})", re.ASCII)
+MAX_EXPONENT = 1000
+"""The largest exponent of ten that is read."""
+
+_TEXT = re.compile(r"([+-]?)(\d{0,1000}\.?\d{0,1000})([numkMGTPE]?|[KMGTPE]i|[eE][+-]?\d{1,10})", re.ASCII)
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
@@ -33,41 +36,20 @@ class Amount:
 def parse(text: str) -> Amount:
     """Read a quantity. Raises EvaluationError."""
     match = _TEXT.fullmatch(text)
-    if match is None:
+    if match is None or not text:
         raise EvaluationError(f"{text[:60]!r} is not a quantity")
-    sign, number, suffix = match[1], match[2], match[3] or ""
-    multiplier, power = _BINARY.get(suffix, 1), _DECIMAL.get(suffix)
-    if power is None:
-        power = 0
-        if suffix not in _BINARY:
-            exponent = _EXPONENT.fullmatch(suffix)
-            if exponent is None:
-                raise EvaluationError(f"{text[:60]!r} is not a quantity: unknown suffix {suffix[:20]!r}")
-            power = int(exponent[1])
+    sign, number, suffix = match.groups()
+    multiplier, power = _BINARY.get(suffix, 1), _DECIMAL.get(suffix, 0)
+    if suffix not in _BINARY and suffix not in _DECIMAL:
+        power = int(suffix[1:])
+        if abs(power) > MAX_EXPONENT:
+            raise EvaluationError(f"{text[:60]!r} is not a quantity: the exponent is beyond {MAX_EXPONENT}")
     whole, _, fraction = number.partition(".")
-    digits = (whole + fraction).lstrip("0")
-    nano = _scaled(digits, multiplier, power - len(fraction) + 9)
+    scaled, power = int(whole + fraction or "0") * multiplier, power - len(fraction) + 9
+    nano = scaled * 10**power if power >= 0 else -(-scaled // 10**-power)
+    if multiplier > 1:
+        nano = min(nano, INT_MAX * NANO)
     return Amount(-nano if sign == "-" else nano)
-
-
-def _scaled(digits: str, multiplier: int, power: int) -> int:
-    """``digits`` times ``multiplier`` times ten to the ``power``, rounded up to a whole number and capped."""
-    if not digits:
-        return 0
-    if len(digits) + power > 40:
-        return INT_MAX * NANO
-    if len(digits) + power < -40:
-        return 1
-    kept = digits[:80]
-    if len(kept) < len(digits):  # what follows can only decide whether to round up
-        power += len(digits) - len(kept)
-        tail = 1 if digits[80:].strip("0") else 0
-    else:
-        tail = 0
-    value = int(kept) * multiplier
-    if power >= 0:
-        return min(value * int(10**power), INT_MAX * NANO)
-    return min(-(-(value + tail) // int(10**-power)), INT_MAX * NANO)
 
 
 def _quantity(frame: Frame, text: str) -> Amount:

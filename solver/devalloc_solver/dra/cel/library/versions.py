@@ -17,7 +17,8 @@ def parse(text: str) -> SemVer:
         version = SemVer.parse(text)
     except SemVerError as error:
         raise EvaluationError(f"version {error}") from None
-    if max(version.precedence[:3]) > UINT_MAX:
+    major, minor, patch, _released, suffix = version.precedence
+    if max(major, minor, patch, *(number for _kind, number, _text in suffix)) > UINT_MAX:
         raise EvaluationError(f"{text[:60]!r} is not a semantic version: a number is too large")
     return version
 
