@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from devalloc_solver.place.lanes import Kind, Lane, Lanes, Use, uses_of
 from devalloc_solver.place.options import Option, Shape, options_of
+from devalloc_solver.place.partitions import Draws, partitions
 from devalloc_solver.place.steps import Steps
 from devalloc_solver.snapshot import Device
 
@@ -64,8 +65,8 @@ class Yard:
         return (self.is_open, tuple(cell.kind for cell in self.cells))
 
 
-def make_yards(lanes: Lanes, steps: Steps) -> list[Yard]:
-    """The pools that can do something, each as its cells."""
+def make_yards(lanes: Lanes, steps: Steps, *, with_loss: bool = False) -> list[Yard]:
+    """The pools that can do something, each as its cells; ``with_loss``: options say what partitions they cost."""
     site = lanes.stock.site
     by_pool: dict[int, list[Stack]] = {pool: [] for pool in range(len(site.pools))}
     for pool, stack in _stacks(lanes, steps):
@@ -75,10 +76,11 @@ def make_yards(lanes: Lanes, steps: Steps) -> list[Yard]:
     yards = []
     for pool, stacks in by_pool.items():
         free = lanes.stock.free[pool]
+        shapes = partitions(site.pools[pool], site.ledger) if with_loss else []
         cells = []
-        for members in _components(lanes, stacks, free):
+        for members in _components(lanes, stacks, free, all_draws=bool(shapes)):
             for stack_group in _split(members):
-                cells.append(_cell(lanes, stack_group, free, wide, kinds, steps))
+                cells.append(_cell(lanes, stack_group, free, wide, shapes, kinds, steps))
         if cells := [cell for cell in cells if cell.options]:
             yards.append(Yard(pool, tuple(cells), pool in lanes.stock.opened))
     return yards
@@ -129,14 +131,14 @@ def _wide_values(by_pool: dict[int, list[Stack]]) -> dict[tuple[int, object], in
     return {value: 1 << bit for bit, value in enumerate(wide)}
 
 
-def _components(lanes: Lanes, stacks: Sequence[Stack], free: dict[str, int]) -> list[list[Stack]]:
+def _components(lanes: Lanes, stacks: Sequence[Stack], free: dict[str, int], *, all_draws: bool) -> list[list[Stack]]:
     """Stacks that touch, together; in the order of their first devices."""
     demand: dict[Counter, int] = defaultdict(int)
     for stack in stacks:
         most = min(stack.size, _most_uses(lanes, stack))
         for name, blocks in stack.draws:
             demand[name] += blocks * most
-    short = {name for name, total in demand.items() if total > free[str(name)]}
+    short = {name for name, total in demand.items() if all_draws or total > free[str(name)]}
     groups = {stack.group for stack in stacks if stack.group is not None}
     leader: dict[Hashable, int] = {}
     parent = list(range(len(stacks)))
@@ -190,6 +192,7 @@ def _cell(
     stacks: Sequence[Stack],
     free: dict[str, int],
     wide: dict[tuple[int, object], int],
+    partitions: Sequence[tuple[int, Draws]],
     kinds: dict[Hashable, tuple[int, tuple[Option, ...]]],
     steps: Steps,
 ) -> Cell:
@@ -219,8 +222,14 @@ def _cell(
         )
         for shape in shapes
     )
-    key: Hashable = (named, tuple(counters))
+    drawn = {name for stack in stacks for name, _ in stack.draws}
+    left = tuple(
+        (size, tuple((rename(name, free[name]), blocks) for name, blocks in draws))
+        for size, draws in partitions
+        if any(name in drawn for name, _ in draws)
+    )
+    key: Hashable = (named, left, tuple(counters))
     if key not in kinds:
-        kinds[key] = (len(kinds), tuple(options_of(lanes, shapes, counters, steps)))
+        kinds[key] = (len(kinds), tuple(options_of(lanes, shapes, counters, left, steps)))
     kind, options = kinds[key]
     return Cell(tuple(stacks), kind, options)

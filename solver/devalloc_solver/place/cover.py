@@ -66,10 +66,39 @@ def _by_kind(yards: Sequence[Yard]) -> list[Yard]:
     return [yard for same in kinds.values() for yard in same]
 
 
+@dataclass(frozen=True, slots=True)
+class Taste:
+    """What a cover costs beyond devices, where a policy prefers some covers to others."""
+
+    opening: tuple[int, ...]
+    """per pool of the site"""
+    device: int = 1
+    loss: int = 0
+
+
+PLAIN = Taste(())
+
+
+def improve(lanes: Lanes, yards: Sequence[Yard], found: Cover, taste: Taste, steps: Steps) -> Cover:
+    """A cover with as few pools and devices as ``found`` has, and the best to the taste.
+
+    Raises OutOfSteps.
+    """
+    if not found.parts or sum(len(yard.cells) for yard in yards) > _DEEP:
+        return found
+    ordered = _by_kind(yards)
+    search = _Search(ordered, Bounds(lanes, ordered), steps, taste)
+    start = search.start(lanes, found.pools)
+    if search.best(start) is None:
+        raise AssertionError("a cover that was found is not found again")
+    return Cover(found.pools, found.cost, tuple(search.parts(start)))
+
+
 class _Search:
     """Memoised search over states."""
 
-    def __init__(self, yards: Sequence[Yard], bounds: Bounds, steps: Steps) -> None:
+    def __init__(self, yards: Sequence[Yard], bounds: Bounds, steps: Steps, taste: Taste = PLAIN) -> None:
+        self.taste = taste
         self.yards, self.bounds, self.steps = yards, bounds, steps
         self.known: dict[_State, tuple[int, Option | None, _State | None] | None] = {}
         self.next_kind = _next_kinds([yard.kind for yard in yards])
@@ -99,7 +128,7 @@ class _Search:
         more = pools if is_open or not pools else pools - 1
         if not self._may_do(yard, number, needs, pools, more, is_open):
             return None
-        floor = self._floor(needs)
+        floor = self._floor(needs) * self.taste.device
         best: tuple[int, Option | None, _State | None] | None = None
         if here:
             for option in self.yards[yard].cells[number].options:
@@ -107,8 +136,13 @@ class _Search:
                 if after is None:
                     continue
                 rest = self.best(after)
-                if rest is not None and (best is None or rest + option.cost < best[0]):
-                    best = (rest + option.cost, option, after)
+                if rest is None:
+                    continue
+                cost = rest + option.cost * self.taste.device + option.loss * self.taste.loss
+                if not is_open and self.taste.opening:
+                    cost += self.taste.opening[self.yards[yard].pool]
+                if best is None or cost < best[0]:
+                    best = (cost, option, after)
                     if best[0] <= floor:
                         break
         if best is None or best[0] > floor:

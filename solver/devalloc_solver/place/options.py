@@ -10,6 +10,9 @@ from devalloc_solver.place.lanes import Lane, Lanes, Use
 from devalloc_solver.place.pareto import undominated
 from devalloc_solver.place.steps import Steps
 
+Partition = tuple[int, tuple[tuple[int, int], ...]]
+"""(size, what it draws: counter and blocks), as packing cares for; large ones first"""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -39,29 +42,42 @@ class Option:
     """(stack, use, devices)"""
     looks: tuple[tuple[int, int, int], ...]
     """(stack, lane, devices) of admin lanes"""
+    loss: int = 0
+    """what it costs of the largest partition that the cell has left: the difference of the squares of its sizes, so
+    that a cell which is broken into already is used up before another is broken into"""
 
 
-def options_of(lanes: Lanes, shapes: Sequence[Shape], counters: Sequence[int], steps: Steps) -> list[Option]:
+def options_of(
+    lanes: Lanes, shapes: Sequence[Shape], counters: Sequence[int], partitions: Sequence[Partition], steps: Steps
+) -> list[Option]:
     """The options of a cell that no other makes needless, the most first; doing nothing is not among them."""
     found: list[Option] = []
     groups = {shape.group for shape in shapes if shape.group is not None}
     choices: list[int | None] = [*sorted(groups)] or [None]
     for group in choices:
         usable = [shape.group is None or shape.group == group for shape in shapes]
-        maker = _Maker(lanes, shapes, usable, list(counters), steps)
+        maker = _Maker(lanes, shapes, usable, list(counters), partitions, steps)
         found += [option for option in maker.make() if any(option.gain)]
     if len(found) == 1:
         return found
-    return undominated(found, lambda option: ((*option.gain, *(-s for s in option.spend), -option.cost), option.wide))
+    return undominated(found, lambda o: ((*o.gain, *(-s for s in o.spend), -o.cost, -o.loss), o.wide))
 
 
 class _Maker:
     """Depth first over (stack, use), then over the admin lanes of each stack."""
 
     def __init__(
-        self, lanes: Lanes, shapes: Sequence[Shape], usable: Sequence[bool], counters: list[int], steps: Steps
+        self,
+        lanes: Lanes,
+        shapes: Sequence[Shape],
+        usable: Sequence[bool],
+        counters: list[int],
+        partitions: Sequence[Partition],
+        steps: Steps,
     ) -> None:
         self.lanes, self.shapes, self.counters, self.steps = lanes, shapes, counters, steps
+        self.partitions = partitions
+        self.whole = self._largest()
         self.entries = [
             (number, position)
             for number, shape in enumerate(shapes)
@@ -91,7 +107,9 @@ class _Maker:
         if self.plain[number]:
             later = sum(self._missing(shape.uses[p][0]) for p in range(position + 1, len(shape.uses)))
             least = max(0, min(most, self.left[number] - later))
-        elif index + 1 == len(self.entries) and not self.looks and not use.cost and not any(use.spend) and not values:
+        elif index + 1 == len(self.entries) and not (
+            self.looks or self.partitions or values or use.cost or any(use.spend)
+        ):
             least = most
         for count in range(most, least - 1, -1):
             self._take(number, use, values, count)
@@ -166,7 +184,15 @@ class _Maker:
                 cost += sum(c * shape.uses[p][0].cost for stack, p, c in self.counts if stack == number)
             elif not shape.seen:
                 cost += self._distinct(number, looks)
-        return Option(tuple(self.gain), tuple(self.spend), cost, wide, tuple(self.counts), tuple(looks))
+        loss = self.whole**2 - self._largest() ** 2
+        return Option(tuple(self.gain), tuple(self.spend), cost, wide, tuple(self.counts), tuple(looks), loss)
+
+    def _largest(self) -> int:
+        """The size of the largest partition that is left."""
+        for size, draws in self.partitions:
+            if all(blocks <= self.counters[counter] for counter, blocks in draws):
+                return size
+        return 0
 
     def _distinct(self, number: int, looks: Sequence[tuple[int, int, int]]) -> int:
         """Admin asks look at devices in use first, but for those of a claim that may have no device twice."""

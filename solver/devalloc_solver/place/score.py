@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from devalloc_solver.assignment import Entry, Placement
 from devalloc_solver.demand import Mode
 from devalloc_solver.holdings import Ledger
-from devalloc_solver.snapshot import Device, Pool, Snapshot
+from devalloc_solver.place.partitions import largest, partitions
+from devalloc_solver.snapshot import Device, Snapshot
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,27 +70,13 @@ def loss(snapshot: Snapshot, ledger: Ledger, entries: Iterable[Entry]) -> int:
             taken[entry.device.pool][entry.device.index] = entry.device
     total = 0
     for index, devices in taken.items():
-        pool = snapshot.pools[index]
-        free = {name: ledger.free_pool_blocks(index, name) for name in pool.resources}
-        before = _largest(pool, ledger, free)
+        shapes = partitions(snapshot.pools[index], ledger)
+        if not shapes:
+            continue
+        free = {name: ledger.free_pool_blocks(index, name) for name in snapshot.pools[index].resources}
+        before = largest(shapes, free)
         for device in devices.values():
             for name, blocks in device.draws:
                 free[name] -= blocks
-        total += before - _largest(pool, ledger, free)
+        total += before - largest(shapes, free)
     return total
-
-
-def _largest(pool: Pool, ledger: Ledger, free: dict[str, int]) -> int:
-    shapes = {
-        device.draws
-        for device in pool.devices
-        if device.undefined is None and device.unavailable is None and not ledger.in_use(device)
-    }
-    return max(
-        (
-            sum(1000 * blocks // pool.resources[name].blocks for name, blocks in draws if pool.resources[name].blocks)
-            for draws in shapes
-            if all(blocks <= free[name] for name, blocks in draws)
-        ),
-        default=0,
-    )

@@ -11,6 +11,7 @@ from devalloc_solver.place.asks import Asks, read_unit
 from devalloc_solver.place.choose import Chooser
 from devalloc_solver.place.hand import hand_out
 from devalloc_solver.place.nodes import kind_of, nodes_of
+from devalloc_solver.place.polish import polish
 from devalloc_solver.place.score import Score, score_of
 from devalloc_solver.place.screen import Screen
 from devalloc_solver.place.site import Place, survey
@@ -83,5 +84,6 @@ def _on(
     if found is None:
         return None
     _, settled = found
-    placements = hand_out(settled.lanes, settled.cover, settled.chosen)
+    cover = polish(settled, busy, placement, steps)
+    placements = hand_out(settled.lanes, cover, settled.chosen)
     return Found(placements, score_of(snapshot, ledger, placements, node, busy, placement))
