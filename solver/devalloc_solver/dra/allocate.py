@@ -13,9 +13,9 @@ from devalloc_solver.dra.decode import read_claim, read_class, read_node
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import FieldError
-from devalloc_solver.dra.inventory import Offer, list_offers, make_snapshot, used_devices
+from devalloc_solver.dra.inventory import Offer, View, list_offers, make_snapshot, used_devices
 from devalloc_solver.dra.objects import Claim, Class, Node
-from devalloc_solver.dra.pools import Ignored, Pool, State, gather_pools
+from devalloc_solver.dra.pools import Ignored, Pool, SliceBook, State
 from devalloc_solver.dra.result import ShareIds, make_result
 from devalloc_solver.dra.search import find
 from devalloc_solver.dra.selectors import Selectors
@@ -110,11 +110,12 @@ def prepare(
         return None
     usage = _read_usage(allocated, read)
     named = _read_classes(classes, [one.claim for one in pending])
-    pools, ignored = gather_pools(slices, target, gates)
+    book = SliceBook(slices, gates)
+    pools = book.pools(target)
     for one in pending:
         _refuse_broken_pools(one.claim, pools)
-    offers = list_offers(pools, usage, gates)
-    judge = Judge(target, gates, offers, usage, Selectors(gates), named)
+    offers = list_offers([View(pool, (target,)) for pool in pools], usage, gates)
+    judge = Judge({target.name: target}, gates, offers, usage, Selectors(gates), named)
     choices = [[[judge.choose(one.claim, ask) for ask in r.asks] for r in one.claim.requests] for one in pending]
     for one, chosen in zip(pending, choices, strict=True):
         _refuse_too_many(one.claim, chosen)
@@ -123,11 +124,11 @@ def prepare(
         gates=gates,
         claims=read,
         pools=pools,
-        ignored=ignored,
+        ignored=book.ignored,
         usage=usage,
         classes=named,
         offers=offers,
-        snapshot=make_snapshot(offers, target, attributes_of(read), gates),
+        snapshot=make_snapshot(offers, attributes_of(read), gates),
         holdings=(used_devices(offers, usage),),
         unit=make_unit([make_demand(one, chosen) for one, chosen in zip(pending, choices, strict=True)], target.name),
         errors=[error for chosen in choices for asks in chosen for choice in asks for error in choice.errors],

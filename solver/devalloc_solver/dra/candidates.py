@@ -6,14 +6,13 @@ judged is skipped, and the error kept: it is the answer when nothing fits (settl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.amounts import Amount
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.inventory import Offer, overdrawn
-from devalloc_solver.dra.nodes import reaches
 from devalloc_solver.dra.objects import Ask, Claim, Class, Node
 from devalloc_solver.dra.pools import State
 from devalloc_solver.dra.selectors import Selectors
@@ -21,9 +20,6 @@ from devalloc_solver.dra.shares import AmountError, taken
 from devalloc_solver.dra.taints import objection
 from devalloc_solver.dra.usage import Usage
 from devalloc_solver.eligibility import Candidates, Step
-
-OPTIONAL_NODE_OPERATIONS = "DRAOptionalNodeOperations"
-"""A node with this among its declared features can do without the calls that a slice skips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +35,8 @@ class Choice:
     """What a request may take."""
 
     ask: Ask
+    nodes: Sequence[frozenset[str]]
+    """which nodes reach a device"""
     accepted: list[int] = field(default_factory=list)
     """devices it may take; for ``All`` every one that it must take"""
     takes: dict[int, Mapping[str, Amount]] = field(default_factory=dict)
@@ -62,32 +60,45 @@ class Choice:
         ]
         for index, fall in self.blocked.items():
             steps.append(Step(fall.what, (index,), fall.why or None))
-        accepted = () if self.blocked else self.accepted
-        return Candidates(dict.fromkeys(accepted, self.ask.class_name), tuple(steps))
+        return Candidates(dict.fromkeys(self._offered(), self.ask.class_name), tuple(steps))
+
+    def _offered(self) -> Sequence[int]:
+        """What it may take: nothing of a node where ``All`` cannot have all.
+
+        A device that such a node shares with others is offered to none of them: ``All`` would miss it there.
+        """
+        barred = frozenset().union(*(self.nodes[index] for index in self.blocked))
+        if not barred:
+            return self.accepted
+        if any(self.nodes[i] & barred and not self.nodes[i] <= barred for i in self.accepted):
+            return ()
+        return [index for index in self.accepted if not self.nodes[index] & barred]
 
 
 @dataclass(slots=True)
 class Judge:
-    """Judges the devices of a node for requests."""
+    """Judges devices for requests."""
 
-    node: Node
+    nodes: Mapping[str, Node]
     gates: frozenset[str]
     offers: Sequence[Offer]
     usage: Usage
     selectors: Selectors
     classes: Mapping[str, Class]
     _overdrawn: dict[int, str] = field(init=False)
+    _reached: list[frozenset[str]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._overdrawn = overdrawn(self.offers, self.usage)
+        self._reached = [offer.nodes for offer in self.offers]
 
     def choose(self, claim: Claim, ask: Ask) -> Choice:
         """Judge every device. Raises AllocationError for an expression or an amount that is wrong in itself."""
         where = f"claim {claim.title}, request {ask.name}"
         self._check(ask, where)
-        choice = Choice(ask)
+        choice = Choice(ask, self._reached)
         for offer in self.offers:
-            if offer.is_hidden:
+            if not offer.nodes:
                 continue
             fall = self._fall(choice, offer, where)
             if fall is not None:
@@ -114,8 +125,6 @@ class Judge:
         ask, device = choice.ask, offer.device
         if offer.pool.state is not State.COMPLETE:
             return Fall(f"are of a pool that is {offer.pool.state.value}", f"{offer.pool.title}: {offer.pool.why}")
-        if not reaches(self.node, offer.reach):
-            return Fall("do not reach the node")
         if device.binding_conditions and gate.BINDING_CONDITIONS not in self.gates:
             return Fall("have binding conditions, which are disabled", gate.BINDING_CONDITIONS)
         if not ask.is_all and (used := self._in_use(ask, offer)) is not None:
@@ -158,11 +167,8 @@ class Judge:
         ask, device = choice.ask, offer.device
         if (used := self._in_use(ask, offer)) is not None:
             return used
-        if offer.slice.skip_node_operations and (
-            gate.OPTIONAL_NODE_OPERATIONS not in self.gates
-            or OPTIONAL_NODE_OPERATIONS not in self.node.declared_features
-        ):
-            return Fall("skip node operations, which this node does not support", gate.OPTIONAL_NODE_OPERATIONS)
+        if offer.slice.skip_node_operations and not self._skips(offer.nodes):
+            return Fall("skip node operations, which the node does not support", gate.OPTIONAL_NODE_OPERATIONS)
         if device.uses_allocatable and gate.NODE_ALLOCATABLE in self.gates:
             return Fall("use nodeAllocatableResources, an alpha feature that is not supported", gate.NODE_ALLOCATABLE)
         if device.consumes and gate.PARTITIONABLE_DEVICES not in self.gates:
@@ -173,6 +179,12 @@ class Judge:
             value = f"={taint.value}" if taint.value else ""
             return Fall("have a taint that is not tolerated", f"{taint.key}{value}:{taint.effect}")
         return self._exhausted(choice, offer)
+
+    def _skips(self, nodes: Iterable[str]) -> bool:
+        """Whether all of these nodes can do without the calls that a slice skips."""
+        return gate.OPTIONAL_NODE_OPERATIONS in self.gates and all(
+            gate.OPTIONAL_NODE_OPERATIONS in self.nodes[name].declared_features for name in nodes
+        )
 
     def _draws(self, ask: Ask, offer: Offer) -> bool:
         """Whether giving the device draws counters: admin access never does, nor one more share."""

@@ -1,4 +1,4 @@
-"""The devices that a node sees, numbered, and the same as the core's snapshot.
+"""The devices that nodes see, numbered, and the same as the core's snapshot.
 
 Order of devices: pools, slices and devices as upstream goes through them; it is the last word on which device is taken.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from devalloc_solver import snapshot as core
 from devalloc_solver.dra import features as gate
+from devalloc_solver.dra.nodes import reaches
 from devalloc_solver.dra.objects import Attribute, Device, Node, Reach, Slice
 from devalloc_solver.dra.pools import Pool, State
 from devalloc_solver.dra.usage import DeviceId, Usage
@@ -28,8 +29,8 @@ class Offer:
     slice: Slice
     device: Device
     is_shareable: bool
-    is_hidden: bool
-    """it does not reach the node, and counts as far as it draws counters"""
+    nodes: frozenset[str]
+    """the nodes of the call that reach it; a device without any counts as far as it draws counters"""
 
     @property
     def id(self) -> DeviceId:
@@ -45,25 +46,34 @@ class Offer:
         return self.device.reach if self.slice.per_device else self.slice.reach
 
 
-def list_offers(pools: Sequence[Pool], usage: Usage, gates: frozenset[str]) -> list[Offer]:
-    """All devices of pools, and of those that do not reach the node the ones in use."""
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """A pool, and the nodes that see it so."""
+
+    pool: Pool
+    nodes: tuple[Node, ...]
+
+
+def list_offers(views: Sequence[View], usage: Usage | None, gates: frozenset[str]) -> list[Offer]:
+    """All devices that some node reaches, and of the others those that may hold counters: the ones in use.
+
+    ``usage`` None: what is in use is not known yet.
+    """
     offers: list[Offer] = []
     sharing = gate.CONSUMABLE_CAPACITY in gates
-    for pool in pools:
-        for found, device, hidden in _devices(pool):
-            if hidden and not (device.consumes and usage.is_used((pool.driver, pool.name, device.name))):
-                continue
-            offers.append(Offer(len(offers), pool, found, device, sharing and device.allow_multiple, hidden))
+    for view in views:
+        pool = view.pool
+        for found, device in _devices(pool):
+            reach = device.reach if found.per_device else found.reach
+            nodes = frozenset(node.name for node in view.nodes if reaches(node, reach))
+            used = usage is None or usage.is_used((pool.driver, pool.name, device.name))
+            if nodes or (device.consumes and used):
+                offers.append(Offer(len(offers), pool, found, device, sharing and device.allow_multiple, nodes))
     return offers
 
 
-def _devices(pool: Pool) -> Iterator[tuple[Slice, Device, bool]]:
-    for found in pool.slices:
-        for device in found.devices:
-            yield found, device, False
-    for found in pool.hidden:
-        for device in found.devices:
-            yield found, device, True
+def _devices(pool: Pool) -> Iterator[tuple[Slice, Device]]:
+    return ((found, device) for found in (*pool.slices, *pool.hidden) for device in found.devices)
 
 
 def lookup(offer: Offer, name: str) -> Attribute | None:
@@ -89,37 +99,39 @@ def relation_value(offer: Offer, name: str, *, lists: bool) -> object | None:
     return frozenset((found.kind, value) for value in found.values)
 
 
-def make_snapshot(
-    offers: Sequence[Offer], node: Node, attributes: Collection[str], gates: frozenset[str]
-) -> core.Snapshot:
-    """The core's view of the devices, with the attributes that relations are about."""
-    lists = gate.LIST_ATTRIBUTES in gates
-    draws = gate.PARTITIONABLE_DEVICES in gates
+def make_snapshot(offers: Sequence[Offer], attributes: Collection[str], gates: frozenset[str]) -> core.Snapshot:
+    """The core's view of the devices, with the attributes that relations are about.
+
+    A pool of which all devices are of one node is that node's; another says device by device which nodes reach it.
+    """
     pools: list[core.Pool] = []
     for pool, members in _by_pool(offers):
-        local = all(offer.reach.node_name is not None and not offer.is_hidden for offer in members)
-        devices = tuple(
-            core.Device(
-                index=offer.index,
-                pool=len(pools),
-                name=offer.device.name,
-                attributes={
-                    name: value
-                    for name in attributes
-                    if (value := relation_value(offer, name, lists=lists)) is not None
-                },
-                resources=_resources(offer),
-                draws=_draws(offer) if draws and pool.state is State.COMPLETE else (),
-                undefined=None,
-                shareable=offer.is_shareable,
-                reach=frozenset() if offer.is_hidden else None if local else frozenset((node.name,)),
-            )
-            for offer in members
-        )
+        names = {offer.reach.node_name for offer in members if offer.nodes}
+        local = len(names) == 1 and None not in names and all(offer.nodes for offer in members)
+        devices = tuple(_core_device(offer, len(pools), attributes, gates, local=local) for offer in members)
         resources = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
-        where = node.name if local else None
+        where = names.pop() if local else None
         pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
     return _snapshot(pools)
+
+
+def _core_device(
+    offer: Offer, pool: int, attributes: Collection[str], gates: frozenset[str], *, local: bool
+) -> core.Device:
+    lists = gate.LIST_ATTRIBUTES in gates
+    values = {name: relation_value(offer, name, lists=lists) for name in attributes}
+    draws = gate.PARTITIONABLE_DEVICES in gates and offer.pool.state is State.COMPLETE
+    return core.Device(
+        index=offer.index,
+        pool=pool,
+        name=offer.device.name,
+        attributes={name: value for name, value in values.items() if value is not None},
+        resources=_resources(offer),
+        draws=_draws(offer) if draws else (),
+        undefined=None,
+        shareable=offer.is_shareable,
+        reach=None if local else offer.nodes,
+    )
 
 
 def _by_pool(offers: Sequence[Offer]) -> Iterator[tuple[Pool, list[Offer]]]:

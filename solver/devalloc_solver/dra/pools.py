@@ -35,6 +35,7 @@ class Pool:
 
     driver: str
     name: str
+    generation: int
     state: State
     why: str
     """what is wrong with it; empty when it is complete"""
@@ -62,37 +63,136 @@ class Ignored:
     why: str
 
 
-def gather_pools(
-    slices: Iterable[Manifest], node: Node, gates: frozenset[str]
-) -> tuple[tuple[Pool, ...], tuple[Ignored, ...]]:
-    """The pools that reach a node, those with binding conditions last, otherwise by driver and name.
+@dataclass(slots=True)
+class _Entry:
+    """A slice as it was given, and what was read of it."""
 
-    Raises AllocationError for a node selector that is none.
-    """
-    ignored: list[Ignored] = []
-    near: dict[PoolId, list[Slice]] = defaultdict(list)
-    far: dict[PoolId, list[Slice]] = defaultdict(list)
-    elsewhere: list[Manifest] = []
-    for content in slices:
-        name = _spec(content).get("nodeName")
-        if name and name != node.name:
-            elsewhere.append(content)
-            continue
-        found = _read(content, ignored, gates)
-        if found is None:
-            continue
+    content: Manifest
+    found: Slice | None = None
+    is_read: bool = False
+
+
+class SliceBook:
+    """The slices of a cluster, sorted by the node that they name; read when somebody asks for them."""
+
+    def __init__(self, slices: Iterable[Manifest], gates: frozenset[str]) -> None:
+        self._gates = gates
+        self._entries = [_Entry(content) for content in slices]
+        self._local: dict[str, list[_Entry]] = defaultdict(list)
+        self._shared: list[_Entry] = []
+        self._by_pool: dict[object, list[_Entry]] | None = None
+        self._ignored: set[Ignored] = set()
+        for entry in self._entries:
+            name = _spec(entry.content).get("nodeName")
+            (self._local[name] if isinstance(name, str) and name else self._shared).append(entry)
+
+    @property
+    def node_names(self) -> list[str]:
+        """The nodes that slices or their devices name."""
+        devices = (device for entry in self._shared if (s := self._read(entry)) is not None for device in s.devices)
+        return sorted({*self._local} | {d.reach.node_name for d in devices if d.reach.node_name is not None})
+
+    @property
+    def ignored(self) -> tuple[Ignored, ...]:
+        """The slices that were left out so far."""
+        return tuple(sorted(self._ignored, key=lambda i: (i.name, i.why)))
+
+    def pools(self, node: Node) -> tuple[Pool, ...]:
+        """The pools that reach a node, those with binding conditions last, otherwise by driver and name.
+
+        Raises AllocationError for a node selector that is none.
+        """
+        near: dict[PoolId, list[Slice]] = defaultdict(list)
+        for entry in (*self._local.get(node.name, ()), *self._shared):
+            found = self._read(entry)
+            if found is not None and self._is_near(node, found):
+                near[found.pool_id].append(found)
+        pools = [pool for key in near if (pool := self._pool(key, near[key])) is not None]
+        return tuple(sorted(pools, key=lambda p: (p.has_binding_conditions, p.driver, p.name)))
+
+    def _read(self, entry: _Entry) -> Slice | None:
+        if not entry.is_read:
+            entry.found, entry.is_read = self._decode(entry.content), True
+        return entry.found
+
+    def _decode(self, content: Manifest) -> Slice | None:
+        name = str((content.get("metadata") or {}).get("name") or "without name")
+        try:
+            found = read_slice(content)
+        except SelectorError as error:
+            told = f"slice {name}: failed to perform node selection: {error}; correct the slice"
+            raise AllocationError(told) from None
+        except FieldError as error:
+            self._ignored.add(Ignored(name, str(error)))
+            return None
+        if not any(device.uses_groups for device in found.devices):
+            return found
+        if gate.COMPATIBILITY_GROUPS in self._gates:
+            raise AllocationError(
+                f"slice {name}: spec.devices.consumesCounters.compatibilityGroups is an alpha feature "
+                f"({gate.COMPATIBILITY_GROUPS}) that is not supported; leave the gate out, and the pool is skipped"
+            )
+        self._ignored.add(Ignored(name, f"uses compatibilityGroups, and {gate.COMPATIBILITY_GROUPS} is disabled"))
+        return None
+
+    def _is_near(self, node: Node, found: Slice) -> bool:
+        """Whether a slice is for the node, as far as it can be told."""
         partitions = found.per_device is not None or bool(found.counter_sets)
-        if gate.PARTITIONABLE_DEVICES not in gates and partitions:
-            far[found.pool_id].append(found)
-        elif not found.reach.is_told and not found.per_device:
-            ignored.append(Ignored(found.name, "says in no way known here which nodes reach it"))
-            far[found.pool_id].append(found)
-        else:
-            (near if _reaches(node, found) else far)[found.pool_id].append(found)
-    others = _Others(far, elsewhere, {*near}, ignored, gates)
-    pools = [pool for key in near if (pool := _pool(key, near[key], others, gates)) is not None]
-    pools.sort(key=lambda p: (p.has_binding_conditions, p.driver, p.name))
-    return tuple(pools), tuple(sorted(ignored, key=lambda i: (i.name, i.why)))
+        if partitions and gate.PARTITIONABLE_DEVICES not in self._gates:
+            return False
+        if found.per_device:
+            return any(reaches(node, device.reach) for device in found.devices)
+        if not found.reach.is_told:
+            self._ignored.add(Ignored(found.name, "says in no way known here which nodes reach it"))
+        return reaches(node, found.reach)
+
+    def _pool(self, key: PoolId, near: Sequence[Slice]) -> Pool | None:
+        """The pool of the newest slices that reach a node; None when a newer generation has left the node."""
+        generation = max(found.generation for found in near)
+        mine = sorted(
+            (found for found in near if found.generation == generation),
+            key=lambda found: (found.name, [device.name for device in found.devices]),
+        )
+        hidden: list[Slice] = []
+        counts = {found.slice_count for found in mine}
+        if counts != {len(mine)}:
+            newer, total, hidden = self._others(key, generation, mine)
+            if newer:
+                return None
+            if counts != {total}:
+                told = f"{total} of {max(counts)} slices of generation {generation} are there"
+                return Pool(*key, generation, State.INCOMPLETE, told, tuple(mine), (), {})
+        counters: dict[tuple[str, str], int] = {}
+        why = _name_twice(mine)
+        if not why and gate.PARTITIONABLE_DEVICES in self._gates:
+            why = _read_counters((*mine, *hidden), counters)
+        if why:
+            return Pool(*key, generation, State.INVALID, why, tuple(mine), (), {})
+        return Pool(*key, generation, State.COMPLETE, "", _with_devices(mine), _with_devices(hidden), counters)
+
+    def _others(self, key: PoolId, generation: int, mine: Sequence[Slice]) -> tuple[bool, int, list[Slice]]:
+        """(whether a newer generation exists, number of slices of this one, those besides with a say in counters)
+
+        A slice of another node that has none is counted and not read.
+        """
+        if self._by_pool is None:
+            self._by_pool = defaultdict(list)
+            for entry in self._entries:
+                self._by_pool[_spec(entry.content).get("driver"), _pool_field(entry.content, "name")].append(entry)
+        known = {id(found) for found in mine}
+        total, hidden = 0, []
+        for entry in self._by_pool[key]:
+            told = _pool_field(entry.content, "generation") or 0
+            if told != generation:
+                if isinstance(told, int) and told > generation:
+                    return True, 0, []
+                continue
+            if not entry.is_read and not _counts(entry.content):
+                total += 1
+            elif (found := self._read(entry)) is not None:
+                total += 1
+                hidden += [found] if id(found) not in known else []
+        return False, total, hidden
 
 
 def _spec(content: Manifest) -> Mapping[str, Any]:
@@ -100,65 +200,13 @@ def _spec(content: Manifest) -> Mapping[str, Any]:
     return spec if isinstance(spec, Mapping) else {}
 
 
-def _read(content: Manifest, ignored: list[Ignored], gates: frozenset[str]) -> Slice | None:
-    name = str((content.get("metadata") or {}).get("name") or "without name")
-    try:
-        found = read_slice(content)
-    except SelectorError as error:
-        raise AllocationError(f"slice {name}: failed to perform node selection: {error}; correct the slice") from None
-    except FieldError as error:
-        ignored.append(Ignored(name, str(error)))
-        return None
-    if any(device.uses_groups for device in found.devices):
-        if gate.COMPATIBILITY_GROUPS in gates:
-            raise AllocationError(
-                f"slice {name}: spec.devices.consumesCounters.compatibilityGroups is an alpha feature "
-                f"({gate.COMPATIBILITY_GROUPS}) that is not supported; leave the gate out, and the pool is skipped"
-            )
-        ignored.append(Ignored(name, f"uses compatibilityGroups, and {gate.COMPATIBILITY_GROUPS} is disabled"))
-        return None
-    return found
+def _pool_field(content: Manifest, name: str) -> Any:
+    pool = _spec(content).get("pool")
+    return pool.get(name) if isinstance(pool, Mapping) else None
 
 
-def _reaches(node: Node, found: Slice) -> bool:
-    if found.per_device:
-        return any(reaches(node, device.reach) for device in found.devices)
-    return reaches(node, found.reach)
-
-
-@dataclass(slots=True)
-class _Others:
-    """The slices that do not reach the node, read when somebody asks for those of a pool."""
-
-    far: Mapping[PoolId, Sequence[Slice]]
-    elsewhere: Sequence[Manifest]
-    wanted: set[PoolId]
-    ignored: list[Ignored]
-    gates: frozenset[str]
-    _by_pool: dict[PoolId, list[Manifest]] | None = None
-
-    def of(self, key: PoolId, generation: int) -> tuple[bool, int, list[Slice]]:
-        """(whether a newer generation exists, number of slices of this one, those with a say in counters)"""
-        if self._by_pool is None:
-            self._by_pool = defaultdict(list)
-            for content in self.elsewhere:
-                pool = _spec(content).get("pool") or {}
-                if (name := (_spec(content).get("driver"), pool.get("name"))) in self.wanted:
-                    self._by_pool[name].append(content)
-        known = [found for found in self.far.get(key, ()) if found.generation >= generation]
-        newer = any(found.generation > generation for found in known)
-        count = len(known)
-        for content in self._by_pool.get(key, ()):
-            told = (_spec(content).get("pool") or {}).get("generation", 0)
-            newer = newer or (isinstance(told, int) and told > generation)
-            if told != generation:
-                continue
-            count += 1
-            if _counts(content):
-                found = _read(content, self.ignored, self.gates)
-                known += [found] if found is not None else []
-                count -= found is None
-        return newer, count, known
+def _with_devices(slices: Iterable[Slice]) -> tuple[Slice, ...]:
+    return tuple(found for found in slices if found.devices)
 
 
 def _counts(content: Manifest) -> bool:
@@ -168,33 +216,6 @@ def _counts(content: Manifest) -> bool:
     return bool(spec.get("sharedCounters")) or any(
         isinstance(device, Mapping) and device.get("consumesCounters") for device in devices
     )
-
-
-def _pool(key: PoolId, near: Sequence[Slice], others: _Others, gates: frozenset[str]) -> Pool | None:
-    """The pool of the newest slices that reach the node; None when a newer generation has left the node."""
-    generation = max(found.generation for found in near)
-    mine = sorted(
-        (found for found in near if found.generation == generation),
-        key=lambda found: (found.name, [device.name for device in found.devices]),
-    )
-    hidden: list[Slice] = []
-    counts = {found.slice_count for found in mine}
-    if counts != {len(mine)}:
-        newer, count, hidden = others.of(key, generation)
-        if newer:
-            return None
-        if counts != {len(mine) + count}:
-            told = f"{len(mine) + count} of {max(counts)} slices of generation {generation} are there"
-            return Pool(*key, State.INCOMPLETE, told, tuple(mine), (), {})
-    if gate.PARTITIONABLE_DEVICES not in gates:
-        why = _name_twice(mine)
-        return Pool(*key, State.INVALID if why else State.COMPLETE, why, tuple(mine), (), {})
-    counters: dict[tuple[str, str], int] = {}
-    why = _name_twice(mine) or _read_counters((*mine, *hidden), counters)
-    if why:
-        return Pool(*key, State.INVALID, why, tuple(mine), (), {})
-    devices = tuple(found for found in mine if found.devices)
-    return Pool(*key, State.COMPLETE, "", devices, tuple(found for found in hidden if found.devices), counters)
 
 
 def _name_twice(slices: Iterable[Slice]) -> str:
