@@ -1,0 +1,131 @@
+"""The joint allocation of a large batch: every level of S17 with its value and a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.assignment import Placement
+from devalloc_solver.columns.board import Board, set_up
+from devalloc_solver.columns.extent import fewest_devices, fewest_pools
+from devalloc_solver.columns.kinds import Kind, split_units
+from devalloc_solver.columns.levels import Decider, prove
+from devalloc_solver.columns.naming import name_devices
+from devalloc_solver.columns.singles import Singles
+from devalloc_solver.demand import Unit
+from devalloc_solver.goals import Level
+from devalloc_solver.holdings import Holding, Ledger
+from devalloc_solver.snapshot import Snapshot
+
+
+def allocate_batch(
+    snapshot: Snapshot,
+    holdings: Sequence[Holding],
+    units: Sequence[Unit],
+    *,
+    placement: str,
+    ends: float | None,
+) -> tuple[list[Placement], list[Level]]:
+    """Placements of the units that can be satisfied, and the levels of S17 in their order.
+
+    Args:
+        snapshot: the fleet.
+        holdings: what is in use and stays so.
+        units: in the order in which they are to be satisfied.
+        placement: ``pack`` or ``spread``.
+        ends: monotonic time at which to answer with the best found so far; None for as long as it takes.
+    """
+    batch = _Batch(snapshot, holdings, units, placement, ends)
+    batch.run()
+    return batch.placements, batch.levels()
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    snapshot: Snapshot
+    holdings: Sequence[Holding]
+    units: Sequence[Unit]
+    placement: str
+    ends: float | None
+    placements: list[Placement] = field(default_factory=list)
+    satisfied: dict[int, int] = field(default_factory=dict)
+    """priority -> claims that columns satisfy"""
+    bounds: dict[int, int] = field(default_factory=dict)
+    """priority -> an upper bound of these"""
+    ranks: int = 0
+    least_ranks: int = 0
+    singles: Singles = field(init=False)
+    kinds: list[Kind] = field(init=False)
+
+    def run(self) -> None:
+        """Level after level. Where a level has units that are no column's, they are placed before its columns."""
+        ledger = Ledger.of(self.snapshot, self.holdings)
+        self.singles = Singles(self.snapshot, self.holdings, ledger, self.placement, self.ends)
+        kinds, others = split_units(self.snapshot, self.units)
+        board, refused = set_up(self.snapshot, ledger, kinds)
+        self.kinds = board.kinds
+        alone: dict[int, list[Unit]] = {}
+        turn = {id(unit): position for position, unit in enumerate(self.units)}
+        others += [unit for kind in refused for unit in kind.units]
+        for unit in sorted(others, key=lambda unit: turn[id(unit)]):
+            alone.setdefault(unit.demands[0].claim.priority, []).append(unit)
+        waiting: list[Kind] = []
+        for priority in sorted({*board.priorities, *alone}, reverse=True):
+            if priority in alone:
+                self.columns(waiting, None)
+                waiting = []
+                for unit in alone[priority]:
+                    self.placements += self.singles.place(unit)
+            waiting += [kind for kind in board.kinds if kind.priority == priority]
+        self.columns(waiting, None if alone else board)
+        if alone:
+            floors = {
+                p: count - self.singles.possible.get(p, 0) + self.singles.satisfied.get(p, 0)
+                for p, count in self.satisfied.items()
+            }
+            self.bounds = prove(board, self.satisfied, floors, self.ends)
+
+    def columns(self, kinds: list[Kind], board: Board | None) -> None:
+        """Satisfy these kinds on what is free by now. ``board``: where it is the one of what was free at first."""
+        if not kinds:
+            return
+        if board is None:
+            board, refused = set_up(self.snapshot, self.singles.ledger, kinds)
+            assert not refused, "a kind that fits the whole board fits a smaller one"
+        decider = Decider(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
+        decider.decide()
+        pools = self.singles.ledger.pools_in_use()
+        busy = {node for pool in pools if (node := self.snapshot.pools[pool].node) is not None}
+        found = name_devices(self.snapshot, board, decider.best, busy, self.placement)
+        self.satisfied |= decider.best.satisfied()
+        self.bounds |= decider.bounds
+        self.ranks += decider.best.ranks()
+        self.least_ranks += decider.least_ranks
+        self.placements += found
+        self.singles.hold(found)
+
+    # -- levels ------------------------------------------------------------------------------------------------------
+
+    def levels(self) -> list[Level]:
+        alone = self.singles
+        priorities = {demand.claim.priority for unit in self.units for demand in unit.demands}
+        levels = [
+            Level(
+                "satisfied",
+                self.satisfied.get(priority, 0) + alone.satisfied.get(priority, 0),
+                self.bounds.get(priority, 0) + alone.possible.get(priority, 0),
+                priority,
+            )
+            for priority in sorted(priorities, reverse=True)
+        ]
+        chosen = {(p.demand.key, e.slot.detail): e.slot.alternative for p in self.placements for e in p.entries}
+        indexes = [alternative for alternative in chosen.values() if alternative is not None]
+        if indexes:
+            proven = self.least_ranks if not alone.satisfied else 0
+            levels.append(Level("oneOf", sum(indexes), min(proven, sum(indexes))))
+        pools = {e.device.pool for p in self.placements for e in p.entries}
+        devices = {e.device.index for p in self.placements for e in p.entries}
+        reached = {level.priority: level.value for level in levels if level.priority is not None}
+        levels.append(Level("pools", len(pools), fewest_pools(self.snapshot, self.units, reached)))
+        levels.append(Level("devices", len(devices), fewest_devices(self.units, reached)))
+        return levels

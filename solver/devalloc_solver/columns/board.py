@@ -1,0 +1,163 @@
+"""The whole problem in states: which bins there are, what state each is in, and what can be done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from devalloc_solver.columns.geometry import Geometry, Ground, Ints, Template, survey
+from devalloc_solver.columns.kinds import Kind
+from devalloc_solver.columns.network import Lattice, Network, Part, User, build_lattice, join
+from devalloc_solver.columns.patterns import LocalWay, Pattern, TooManyPatterns, find_patterns, localize
+from devalloc_solver.columns.shapes import Bin, Shape, cut
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.snapshot import Snapshot
+
+Site = tuple[Template, int, Bin]
+"""A bin in the world: the template, the number of the node among its nodes, and the bin of its geometry."""
+
+
+@dataclass(slots=True, eq=False)
+class Board:
+    """Kinds, bins and the network of their states."""
+
+    kinds: list[Kind]
+    ground: Ground
+    network: Network
+    sites: dict[int, list[Site]]
+    """state -> bins that are in it, in natural order of the nodes"""
+    patterns: dict[Geometry, dict[LocalWay, list[Pattern]]]
+    bins: dict[Geometry, list[Bin]]
+    parts: dict[tuple[int, int], Part]
+    """(template, shape), by identity -> its part of the network"""
+    ways_there: dict[int, dict[User, LocalWay]]
+    """template, by identity -> what a way is there"""
+    opens: dict[tuple[int, int], int]
+    """(source, target) of an arc that opens a card -> state of the card"""
+    priorities: list[int]
+    """highest first"""
+
+    def supply(self) -> Ints:
+        """state -> bins in it"""
+        counts = np.zeros(self.network.states, dtype=np.int64)
+        for state, sites in self.sites.items():
+            counts[state] = len(sites)
+        return counts
+
+
+def set_up(snapshot: Snapshot, ledger: Ledger, kinds: Sequence[Kind]) -> tuple[Board, list[Kind]]:
+    """The board of the kinds that can be encoded, and the kinds that cannot."""
+    left = list(kinds)
+    refused: list[Kind] = []
+    while True:
+        ground = survey(snapshot, ledger, left)
+        builder = _Builder(left, ground)
+        if not builder.too_free:
+            return builder.build(), refused
+        refused += [kind for number, kind in enumerate(left) if number in builder.too_free]
+        left = [kind for number, kind in enumerate(left) if number not in builder.too_free]
+
+
+class _Builder:
+    """Finds patterns first; kinds with too many are in ``too_free``."""
+
+    def __init__(self, kinds: list[Kind], ground: Ground) -> None:
+        self.kinds, self.ground = kinds, ground
+        self.patterns: dict[Geometry, dict[LocalWay, list[Pattern]]] = {}
+        self.ways_there: dict[int, dict[User, LocalWay]] = {}
+        self.too_free: set[int] = set()
+        refused: set[tuple[Geometry, LocalWay]] = set()
+        for template in ground.templates:
+            self.ways_there[id(template)] = {}
+            known = self.patterns.setdefault(template.geometry, {})
+            for user, way in self.ways_of(template):
+                if way not in known and (template.geometry, way) not in refused:
+                    try:
+                        known[way] = find_patterns(template.geometry, way)
+                    except TooManyPatterns:
+                        refused.add((template.geometry, way))
+                if (template.geometry, way) in refused:
+                    self.too_free.add(user[0])
+                self.ways_there[id(template)][user] = way
+
+    def ways_of(self, template: Template) -> list[tuple[User, LocalWay]]:
+        """What each way of each kind is on these nodes, where it is anything."""
+        return [
+            ((number, position), local)
+            for number, kind in enumerate(self.kinds)
+            if kind.pin is None or kind.pin == template.pin
+            for position, way in enumerate(kind.ways)
+            if (local := localize(way, template, self.ground)) is not None
+        ]
+
+    def build(self) -> Board:
+        by_geometry: dict[Geometry, list[Template]] = {}
+        for template in self.ground.templates:
+            by_geometry.setdefault(template.geometry, []).append(template)
+        parts: dict[tuple[int, int], Part] = {}
+        found: list[tuple[Template, Bin, Ints]] = []
+        all_bins: dict[Geometry, list[Bin]] = {}
+        offset = 0
+        for geometry, templates in by_geometry.items():
+            rows = {id(template): np.array(template.states, dtype=np.int64) for template in templates}
+            bins = all_bins[geometry] = cut(geometry, self.patterns[geometry], np.concatenate([*rows.values()]))
+            full = np.array([*(cell.size for cell in geometry.cells), *geometry.counters], dtype=np.int64)
+            states = {(id(t), id(b)): b.states(rows[id(t)], full) for t in templates for b in bins}
+            lattices = self.lattices(bins, templates, states)
+            for template in templates:
+                users = self.users(template)
+                for shape, lattice in lattices:
+                    opened = {
+                        cell: int(inner.lattice.find(np.array([card.full]))[0]) + inner.offset
+                        for cell, (card, _) in shape.opens.items()
+                        for inner in (parts[id(template), id(card)],)
+                    }
+                    parts[id(template), id(shape)] = Part(lattice, users, opened, offset)
+                    offset += len(lattice.rows)
+                found += [(template, b, states[id(template), id(b)]) for b in bins]
+        network = join([*parts.values()])
+        arcs = network.inner < network.states
+        pairs = zip(network.source[arcs].tolist(), network.target[arcs].tolist(), strict=True)
+        opens = dict(zip(pairs, network.inner[arcs].tolist(), strict=True))
+        sites = self.sites(found, parts, network)
+        priorities = sorted({kind.priority for kind in self.kinds}, reverse=True)
+        return Board(
+            self.kinds, self.ground, network, sites, self.patterns, all_bins, parts, self.ways_there, opens, priorities
+        )
+
+    def users(self, template: Template) -> dict[LocalWay, tuple[User, ...]]:
+        users: dict[LocalWay, tuple[User, ...]] = {}
+        for user, way in self.ways_there[id(template)].items():
+            users[way] = (*users.get(way, ()), user)
+        return users
+
+    def lattices(
+        self, bins: Sequence[Bin], templates: Sequence[Template], states: dict[tuple[int, int], Ints]
+    ) -> list[tuple[Shape, Lattice]]:
+        """One for each shape; those that are opened before those that open them."""
+        shapes = {id(b.shape): b.shape for b in bins}
+        found = []
+        for shape in sorted(shapes.values(), key=lambda shape: bool(shape.opens)):
+            starts = [states[id(t), id(b)] for t in templates for b in bins if b.shape is shape]
+            starts += [np.array([shape.full], dtype=np.int64)] if shape.is_opened else []
+            found.append((shape, build_lattice(shape, np.concatenate(starts))))
+        return found
+
+    def sites(
+        self, found: Sequence[tuple[Template, Bin, Ints]], parts: dict[tuple[int, int], Part], network: Network
+    ) -> dict[int, list[Site]]:
+        """Bins by state, but for those where nothing can be done and cards that are still to be opened."""
+        useful = np.zeros(network.states, dtype=np.bool_)
+        useful[network.sources] = True
+        useful[network.stubs] = True
+        sites: dict[int, list[Site]] = {}
+        for template, own, rows in found:
+            part = parts[id(template), id(own.shape)]
+            numbers = part.lattice.find(rows) + part.offset
+            full = np.array(own.shape.full, dtype=np.int64)
+            closed = (rows == full).all(axis=1) if own.shape.is_opened else np.zeros(len(rows), dtype=np.bool_)
+            for node in np.flatnonzero(useful[numbers] & ~closed).tolist():
+                sites.setdefault(int(numbers[node]), []).append((template, node, own))
+        return sites

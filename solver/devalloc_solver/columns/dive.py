@@ -1,0 +1,62 @@
+"""From a fractional solution to a whole one: fix what is whole, some of the rest, and solve what is left again."""
+
+from __future__ import annotations
+
+import time
+
+from devalloc_solver.columns.master import EPSILON, Program
+from devalloc_solver.columns.packing import Packing
+
+PART = 10
+"""One in so many of the columns that are not whole is rounded up in each round."""
+ROUNDS = 6
+"""Rounds of column generation for what is left each time."""
+MOST_DIVES = 40
+
+
+def dive(program: Program, *, ends: float | None) -> Packing:
+    """A packing near the last solution of a program, which is shrunk to what is left and of no more use then."""
+    packing = Packing.empty(program.board, program.supply)
+    for _ in range(MOST_DIVES):
+        if not _fix(program, packing) or (ends is not None and time.monotonic() > ends):
+            break
+        program.solve(rounds=ROUNDS, ends=ends)
+    return packing
+
+
+def _fix(program: Program, packing: Packing) -> int:
+    """Fix some columns; returns how many."""
+    supply, wanted, floors = program.supply.copy(), list(program.wanted), dict(program.floors)
+    fixed = 0
+
+    def put(number: int, count: int) -> int:
+        column = program.pool.columns[number]
+        start = column.path[0]
+        kinds = column.kinds()
+        count = min(count, int(supply[start]), *(wanted[kind] // each for kind, each in kinds.items()))
+        if count <= 0:
+            return 0
+        packing.add(column.path, count)
+        for kind, each in kinds.items():
+            wanted[kind] -= each * count
+            priority = program.board.kinds[kind].priority
+            if priority in floors:
+                floors[priority] -= each * count
+        supply[start] -= count
+        for state, each in column.opens:
+            supply[state] += each * count
+        return count
+
+    rest: list[tuple[float, int]] = []
+    # Columns that open cards first, so that the cards are there for the columns that use them.
+    ordered = sorted(program.values, key=lambda value: (not program.pool.columns[value[0]].opens, value[0]))
+    for number, value in ordered:
+        whole = int(value + EPSILON)
+        fixed += put(number, whole) if whole else 0
+        if value - whole > EPSILON:
+            rest.append((whole - value, number))
+    rest.sort()
+    for _, number in rest[: max(1, len(rest) // PART)]:
+        fixed += put(number, 1)
+    program.shrink(supply, wanted, floors)
+    return fixed

@@ -1,0 +1,58 @@
+"""How many devices and pools the claims that are satisfied take at least: lower bounds for goals 3 and 4 of S17."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.snapshot import Snapshot
+
+
+def fewest_devices(units: Sequence[Unit], satisfied: Mapping[int, int]) -> int:
+    """Devices that so many claims of each priority take at least: whole takers never share one."""
+    needs: dict[int, list[int]] = {priority: [] for priority in satisfied}
+    for demand in (demand for unit in units for demand in unit.demands):
+        needs[demand.claim.priority].append(_whole_devices(demand))
+    total = sum(sum(sorted(found)[: satisfied[priority]]) for priority, found in needs.items())
+    return max(total, int(any(satisfied.values())))
+
+
+def _whole_devices(demand: Demand) -> int:
+    return sum(min(_whole(slot) for slot in alternatives) for alternatives in demand.details)
+
+
+def _whole(slot: Slot) -> int:
+    return slot.least if slot.mode is Mode.WHOLE and not slot.portions else 0
+
+
+def fewest_pools(snapshot: Snapshot, units: Sequence[Unit], satisfied: Mapping[int, int]) -> int:
+    """Pools that hold so many devices: counted for each driver, whose pools hold no other's devices."""
+    drivers = sorted({pool.driver for pool in snapshot.pools})
+    sizes: dict[str, list[int]] = {driver: [] for driver in drivers}
+    for pool in snapshot.pools:
+        sizes[pool.driver].append(len(pool.devices))
+    of_set: dict[int, frozenset[str]] = {}
+    pools, devices = snapshot.pools, snapshot.devices
+
+    def drivers_of(slot: Slot) -> frozenset[str]:
+        key = id(slot.candidates)
+        if key not in of_set:
+            of_set[key] = frozenset(pools[devices[index].pool].driver for index in slot.candidates.accepted)
+        return of_set[key]
+
+    total = 0
+    for driver in drivers:
+        needs: dict[int, list[int]] = {priority: [] for priority in satisfied}
+        for demand in (demand for unit in units for demand in unit.demands):
+            need = sum(
+                min(_whole(slot) if drivers_of(slot) == {driver} else 0 for slot in alternatives)
+                for alternatives in demand.details
+            )
+            needs[demand.claim.priority].append(need)
+        needed = sum(sum(sorted(found)[: satisfied[priority]]) for priority, found in needs.items())
+        for size in sorted(sizes[driver], reverse=True):
+            if needed <= 0:
+                break
+            needed -= size
+            total += 1
+    return max(total, int(any(satisfied.values())))

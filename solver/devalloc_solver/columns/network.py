@@ -1,0 +1,268 @@
+"""The reachable states of all bins, and the arcs between them: one arc is one claim taken in.
+
+States are told apart up to renaming. A column of the master problem is a path from the state a bin is in; the best
+paths of all bins for given prices are found in one sweep over the arcs, in integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from devalloc_solver.columns.geometry import Ints
+from devalloc_solver.columns.patterns import LocalWay
+from devalloc_solver.columns.shapes import Shape
+from devalloc_solver.columns.symmetry import MULTIPLIERS, canonical
+
+MOST_STATES = 12_000
+"""States of one shape; those beyond have no arcs, and an estimate for a bound."""
+_CHUNK = 400_000
+"""Pairs of state and pattern that are looked at together."""
+
+User = tuple[int, int]
+"""(kind, way)"""
+
+
+class HashCollision(Exception):
+    """Two states have one hash: practically impossible, and never overlooked."""
+
+
+@dataclass(slots=True, eq=False)
+class Lattice:
+    """The states of one shape that can be reached, and the arcs between them."""
+
+    shape: Shape
+    ways: list[LocalWay | int]
+    """label -> way, or the cell of the cards that are opened"""
+    rows: Ints
+    """shape (states, columns)"""
+    source: Ints
+    target: Ints
+    label: Ints
+    stubs: Ints
+    """states without arcs for want of room"""
+    _by_hash: dict[int, int]
+
+    def find(self, rows: Ints) -> Ints:
+        """Numbers of states, from rows in any form; -1 for those that are not reached."""
+        hashes = hash_rows(normal(self.shape, rows))
+        return np.array([self._by_hash.get(h, -1) for h in hashes.tolist()], dtype=np.int64)
+
+
+def hash_rows(rows: Ints) -> Ints:
+    hashes: Ints = rows @ MULTIPLIERS[-rows.shape[1] :] if rows.shape[1] else np.zeros(len(rows), dtype=np.int64)
+    return hashes
+
+
+def normal(shape: Shape, rows: Ints) -> Ints:
+    """One row for all states that are worth the same: what cannot be used is cut off, equal parts are in order."""
+    rows = np.array(rows, dtype=np.int64)
+    count = len(shape.cells)
+    if shape.counters:
+        for c in range(count):
+            for counter, units in shape.cells[c].draws:
+                np.minimum(rows[:, c], rows[:, count + counter] // units, out=rows[:, c])
+        np.minimum(rows[:, count:], rows[:, :count] @ shape.draws, out=rows[:, count:])
+    return canonical(rows, shape.symmetries)
+
+
+def build_lattice(shape: Shape, starts: Ints) -> Lattice:
+    """Everything that can be reached from these states. ``starts``: shape (states, columns)."""
+    return _Explorer(shape).explore(starts)
+
+
+class _Explorer:
+    """Breadth first, a whole front at a time."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape, self.count = shape, len(shape.cells)
+        self.ways: list[LocalWay | int] = [*shape.patterns, *shape.opens]
+        blocks = [*shape.patterns.values(), *(pattern for _, pattern in shape.opens.values())]
+        empty = np.zeros((0, self.count), dtype=np.int64)
+        self.takes = np.concatenate([empty, *blocks])
+        self.labels = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+        self.takes = np.concatenate([self.takes, self.takes @ shape.draws], axis=1)
+        self.killed = self.kills()
+        self.by_hash: dict[int, int] = {}
+        self.rows: list[Ints] = []
+
+    def kills(self) -> Ints | None:
+        """pattern -> cells whose group it excludes, as a mask to multiply with (S12a)"""
+        groups = [cell.group for cell in self.shape.cells]
+        if not any(groups):
+            return None
+        keep = np.ones((len(self.takes), self.count), dtype=np.int64)
+        for p, pattern in enumerate(self.takes):
+            active = {groups[c] for c in range(self.count) if pattern[c]} - {None}
+            domains = {group[0] for group in active if group is not None}
+            for c, group in enumerate(groups):
+                if group is not None and group[0] in domains and group not in active:
+                    keep[p, c] = 0
+        return keep
+
+    def explore(self, starts: Ints) -> Lattice:
+        front, _ = self.intern(normal(self.shape, starts))
+        empty = np.zeros(0, dtype=np.int64)
+        arcs: list[tuple[Ints, Ints, Ints]] = [(empty, empty, empty)]
+        first, stubs = 0, empty
+        step = max(1, _CHUNK // max(1, len(self.takes)))
+        while len(front):
+            room = MOST_STATES - first
+            reached: list[Ints] = []
+            for start in range(0, min(room, len(front)), step):
+                found, arc = self.expand(front[start : min(start + step, room)], first + start)
+                reached.append(found)
+                arcs.append(arc)
+            if len(front) > room:
+                stubs = np.arange(MOST_STATES, len(self.by_hash))
+                break
+            first += len(front)
+            front = np.concatenate(reached)
+        source, target, label = (np.concatenate(column) for column in zip(*arcs, strict=True))
+        return Lattice(self.shape, self.ways, np.concatenate(self.rows), source, target, label, stubs, self.by_hash)
+
+    def expand(self, front: Ints, first: int) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
+        """(new states, arcs as sources, targets and labels)"""
+        fits = np.ones((len(front), len(self.takes)), dtype=np.bool_)
+        for column in range(front.shape[1]):
+            if self.takes[:, column].any():
+                fits &= front[:, column, None] >= self.takes[None, :, column]
+        state, pattern = np.nonzero(fits)
+        rows = front[state] - self.takes[pattern]
+        if self.killed is not None:
+            rows[:, : self.count] *= self.killed[pattern]
+        rows = normal(self.shape, rows)
+        hashes = hash_rows(rows)
+        unique, inverse = np.unique(hashes, return_inverse=True)
+        arcs = np.unique(((state * len(self.ways)) + self.labels[pattern]) * len(unique) + inverse)
+        representative = np.zeros(len(unique), dtype=np.int64)
+        representative[inverse] = np.arange(len(rows))
+        if (rows[representative[inverse]] != rows).any():
+            raise HashCollision
+        fresh, numbers = self.intern(rows[representative])
+        pair, to = np.divmod(arcs, len(unique)) if len(unique) else (arcs, arcs)
+        source, label = np.divmod(pair, len(self.ways)) if self.ways else (pair, pair)
+        return fresh, (source + first, numbers[to], label)
+
+    def intern(self, rows: Ints) -> tuple[Ints, Ints]:
+        """(those not seen before, numbers of all)"""
+        numbers = np.zeros(len(rows), dtype=np.int64)
+        fresh: list[int] = []
+        olds: list[int] = []
+        positions: list[int] = []
+        size = len(self.by_hash)
+        for position, h in enumerate(hash_rows(rows).tolist()):
+            number = self.by_hash.setdefault(h, size)
+            numbers[position] = number
+            if number == size:
+                size += 1
+                fresh.append(position)
+            else:
+                olds.append(number)
+                positions.append(position)
+        found = rows[fresh]
+        if len(found) or not self.rows:
+            self.rows.append(found)
+        if olds:
+            known = np.concatenate(self.rows)[olds]
+            if (known != rows[positions]).any():
+                raise HashCollision
+        return found, numbers
+
+
+@dataclass(slots=True, eq=False)
+class Network:
+    """The lattices of all shapes of all templates side by side."""
+
+    states: int
+    users: list[tuple[User, ...]]
+    """label -> which ways of which kinds it stands for; none for the opening of a card"""
+    source: Ints
+    target: Ints
+    label: Ints
+    inner: Ints
+    """arc -> state of the card that it opens, or ``states``, which is worth nothing"""
+    weight: Ints
+    """state -> devices that are free, which every arc makes fewer"""
+    stubs: Ints
+    first: Ints
+    """positions in the arcs where those of another source begin"""
+    sources: Ints
+    """the sources of these"""
+    sweep: list[tuple[int, int, int, int]]
+    """(range of ``sources``, range of arcs) that can be looked at together, in the order of what depends on what"""
+    _range: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def arcs_of(self, state: int) -> tuple[int, int]:
+        """The range of the arcs that leave a state."""
+        if not self._range:
+            ends = [*self.first[1:].tolist(), len(self.source)]
+            self._range = dict(zip(self.sources.tolist(), zip(self.first.tolist(), ends, strict=True), strict=True))
+        return self._range.get(state, (0, 0))
+
+    def best(self, values: Ints, *, estimate: int = 0) -> tuple[Ints, Ints]:
+        """(worth of the best path from each state, worth of each arc with all that follows).
+
+        ``values``: label -> worth of one arc; 0 for an opening, which is worth what the card is. ``estimate``: what a
+        device of a state without arcs may be worth, for an upper bound.
+        """
+        worth = np.zeros(self.states + 1, dtype=np.int64)
+        if estimate and len(self.stubs):
+            worth[self.stubs] = estimate * self.weight[self.stubs]
+        arcs = values[self.label]
+        for low, high, start, end in self.sweep:
+            arcs[start:end] += worth[self.target[start:end]] + worth[self.inner[start:end]]
+            found = np.maximum.reduceat(arcs[start:end], self.first[low:high] - start)
+            worth[self.sources[low:high]] = np.maximum(0, found)
+        return worth, arcs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One lattice within the network: of one shape, for one template."""
+
+    lattice: Lattice
+    users: Mapping[LocalWay, tuple[User, ...]]
+    opened: Mapping[int, int]
+    """cell of cards -> state of the network that a full card is in"""
+    offset: int
+
+
+def join(parts: Sequence[Part]) -> Network:
+    """Put lattices side by side. A part that is opened stands before the one that opens it."""
+    numbers: dict[tuple[User, ...], int] = {}
+    columns: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
+    weights: list[Ints] = []
+    total = sum(len(part.lattice.rows) for part in parts)
+    for part in parts:
+        lattice = part.lattice
+        users = [part.users.get(way, ()) if isinstance(way, LocalWay) else () for way in lattice.ways]
+        used = [bool(found) or not isinstance(way, LocalWay) for way, found in zip(lattice.ways, users, strict=True)]
+        label = np.array([numbers.setdefault(found, len(numbers)) for found in users], dtype=np.int64)
+        inner = np.array(
+            [total if isinstance(way, LocalWay) else part.opened[way] for way in lattice.ways], dtype=np.int64
+        )
+        weight = lattice.rows[:, : len(lattice.shape.cells)].sum(axis=1)
+        weights.append(weight)
+        if not len(lattice.source):
+            continue
+        kept = np.array(used)[lattice.label]
+        source, target, own = lattice.source[kept], lattice.target[kept], lattice.label[kept]
+        rank = weight[source] + (1 << 40 if part.opened else 0)
+        columns.append((rank, source + part.offset, target + part.offset, label[own], inner[own]))
+    empty = np.zeros(0, dtype=np.int64)
+    rank, source, target, labels, inner = (
+        np.concatenate([empty, *column]) for column in (zip(*columns, strict=True) if columns else [()] * 5)
+    )
+    order = np.lexsort((target, labels, source, rank))
+    rank, source, target, labels, inner = (column[order] for column in (rank, source, target, labels, inner))
+    first = np.flatnonzero(np.diff(source, prepend=-1))
+    cuts = [0, *(np.flatnonzero(np.diff(rank[first])) + 1).tolist(), len(first)]
+    ends = [*first.tolist(), len(source)]
+    sweep = [(low, high, ends[low], ends[high]) for low, high in pairwise(cuts) if high > low]
+    stubs = np.concatenate([empty, *(part.lattice.stubs + part.offset for part in parts)])
+    weight = np.concatenate([empty, *weights])
+    return Network(total, [*numbers], source, target, labels, inner, weight, stubs, first, source[first], sweep)

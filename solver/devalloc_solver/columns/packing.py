@@ -1,0 +1,200 @@
+"""A solution in states: the path that each bin has gone, and how many of each kind are in.
+
+Bins of one state are interchangeable, so a path belongs to a state it starts in and not to a bin with a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from devalloc_solver.columns.board import Board
+from devalloc_solver.columns.geometry import Ints
+from devalloc_solver.columns.network import Network, User
+
+Step = tuple[User | None, int]
+"""What is taken in (None for the opening of a card), and the state that the bin is in then."""
+Path = tuple[int, tuple[Step, ...]]
+"""The state a bin starts in, and the steps from there."""
+
+
+@dataclass(slots=True, eq=False)
+class Packing:
+    """A solution that can still grow."""
+
+    board: Board
+    free: Ints
+    """state -> bins that are in it now"""
+    paths: dict[int, list[Path]] = field(default_factory=dict)
+    """state -> the paths of bins in it that have gone any"""
+    taken: dict[User, int] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, board: Board, supply: Ints) -> Packing:
+        return cls(board, supply.copy())
+
+    def copy(self) -> Packing:
+        paths = {state: list(found) for state, found in self.paths.items()}
+        return Packing(self.board, self.free.copy(), paths, dict(self.taken))
+
+    def step(self, source: int, user: User | None, target: int) -> None:
+        """Move one bin; the ones that have gone a way already go first."""
+        waiting = self.paths.get(source)
+        start, steps = waiting.pop() if waiting else (source, ())
+        self.free[source] -= 1
+        self.free[target] += 1
+        self.paths.setdefault(target, []).append((start, (*steps, (user, target))))
+        if user is not None:
+            self.taken[user] = self.taken.get(user, 0) + 1
+
+    def open(self, source: int, target: int, card: int) -> None:
+        """Open a card of one bin."""
+        self.step(source, None, target)
+        self.free[card] += 1
+
+    def add(self, path: Path, count: int) -> None:
+        """Send so many bins along a path. Cards that it opens are there from then on."""
+        start, steps = path
+        end = steps[-1][1]
+        self.free[start] -= count
+        self.free[end] += count
+        self.paths.setdefault(end, []).extend([path] * count)
+        opens = self.board.opens
+        before = start
+        for user, target in steps:
+            if user is None:
+                self.free[opens[before, target]] += count
+            else:
+                self.taken[user] = self.taken.get(user, 0) + count
+            before = target
+
+    def all_paths(self) -> Iterator[Path]:
+        """Every path of more than no step, in a fixed order."""
+        for state in sorted(self.paths):
+            yield from self.paths[state]
+
+    def counts(self) -> list[int]:
+        """kind -> how many are in"""
+        found = [0] * len(self.board.kinds)
+        for (kind, _), count in self.taken.items():
+            found[kind] += count
+        return found
+
+    def satisfied(self) -> dict[int, int]:
+        """priority -> how many are in, highest first"""
+        found = dict.fromkeys(self.board.priorities, 0)
+        for kind, count in enumerate(self.counts()):
+            found[self.board.kinds[kind].priority] += count
+        return found
+
+    def ranks(self) -> int:
+        """The sum of the chosen alternatives (S17, goal 2)."""
+        return sum(self.board.kinds[kind].ways[way].rank * count for (kind, way), count in self.taken.items())
+
+
+@dataclass(slots=True, eq=False)
+class Choices:
+    """For each way, every state that can take it in, best first: what is lost by it is least."""
+
+    sources: dict[User, Ints]
+    targets: dict[User, Ints]
+    cards: dict[User, Ints]
+    """state of the card to be opened first, or -1"""
+    insides: dict[User, Ints]
+    """and the state it is in after"""
+
+    @classmethod
+    def by_loss(cls, board: Board, worth: Ints) -> Choices:
+        """``worth``: state (and one more, of none) -> what it is still good for, in any unit."""
+        network = board.network
+        loss = worth[network.source] - worth[network.target] - worth[network.inner]
+        order = np.lexsort((network.target, loss, network.source, network.label))
+        keys = network.label[order] * (network.states + 1) + network.source[order]
+        best = order[np.flatnonzero(np.diff(keys, prepend=-1))]
+        labels = network.label[best]
+        bounds = np.searchsorted(labels, np.arange(len(network.users) + 1))
+        opening: dict[int, list[int]] = {}
+        for arc in best[network.inner[best] < network.states].tolist():
+            opening.setdefault(int(network.inner[arc]), []).append(arc)
+        found: dict[User, list[tuple[Ints, Ints, Ints, Ints, Ints]]] = {}
+        for label, users in enumerate(network.users):
+            if not users:
+                continue
+            arcs = best[bounds[label] : bounds[label + 1]]
+            none = np.full(len(arcs), -1, dtype=np.int64)
+            entries = [(loss[arcs], network.source[arcs], network.target[arcs], none, none)]
+            for arc in arcs[np.isin(network.source[arcs], [*opening])].tolist():
+                card = int(network.source[arc])
+                via = np.array(opening[card], dtype=np.int64)
+                same = np.full(len(via), card), np.full(len(via), network.target[arc])
+                entries.append((loss[via] + loss[arc], network.source[via], network.target[via], *same))
+            for user in users:
+                found.setdefault(user, []).extend(entries)
+        choices = cls({}, {}, {}, {})
+        for user, entries in found.items():
+            costs, sources, targets, cards, insides = (np.concatenate(column) for column in zip(*entries, strict=True))
+            order = np.lexsort((sources, cards, network.weight[sources], costs))
+            choices.sources[user], choices.targets[user] = sources[order], targets[order]
+            choices.cards[user], choices.insides[user] = cards[order], insides[order]
+        return choices
+
+
+def fill(packing: Packing, choices: Choices, order: Iterable[int], wanted: Sequence[int]) -> None:
+    """Take in kind after kind, each where least is lost, until there are as many as wanted or none fits."""
+    have = packing.counts()
+    for kind in order:
+        left = wanted[kind] - have[kind]
+        for way in range(len(packing.board.kinds[kind].ways)):
+            if left <= 0:
+                break
+            left -= _fill(packing, choices, (kind, way), left)
+
+
+def _fill(packing: Packing, choices: Choices, user: User, wanted: int) -> int:
+    """How many went in."""
+    sources = choices.sources.get(user)
+    if sources is None or not len(sources):
+        return 0
+    targets, cards, insides = choices.targets[user], choices.cards[user], choices.insides[user]
+    free = packing.free
+    for done in range(wanted):
+        there = free[sources] > 0
+        first = int(there.argmax())
+        if not there[first]:
+            return done
+        source, target, card = int(sources[first]), int(targets[first]), int(cards[first])
+        if card >= 0:
+            packing.open(source, target, card)
+            packing.step(card, user, int(insides[first]))
+        else:
+            packing.step(source, user, target)
+    return wanted
+
+
+def copies(network: Network) -> Ints:
+    """How often each label fits into each state, alone. Shape (states and one more, labels)."""
+    found = np.zeros((network.states + 1, len(network.users)), dtype=np.int64)
+    for _, _, start, end in network.sweep:
+        source, target, label = (column[start:end] for column in (network.source, network.target, network.label))
+        groups = np.flatnonzero(np.diff(source * len(network.users) + label, prepend=-1))
+        found[source[groups], label[groups]] = np.maximum.reduceat(1 + found[target, label], groups)
+    return found
+
+
+def usefulness(board: Board, fits: Ints, wanted: Sequence[int]) -> Ints:
+    """state (and one more) -> how many of each kind fit, weighed by their size and number. ``fits``: see copies."""
+    network = board.network
+    weights = np.array(
+        [sum(wanted[kind] * board.kinds[kind].fewest for kind, _ in users) for users in network.users], dtype=np.int64
+    )
+    worth: Ints = fits @ weights
+    opening = np.flatnonzero(network.inner < network.states)
+    if len(opening):
+        source, label = network.source[opening], network.label[opening]
+        inside = np.zeros_like(worth)
+        # Half of what the cards are good for: they may be of more use whole.
+        np.maximum.at(inside, source, fits[source, label] * worth[network.inner[opening]] // 2)
+        worth += inside
+    return worth

@@ -1,0 +1,225 @@
+"""What a way can take of a node: every smallest set of devices, counted by cell.
+
+All rules that bind the devices of one claim live here (S8 to S10, S15): counts, totals and limits of resources,
+attributes that match or differ. What binds claims together, free devices and counters, is the state's (network.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from devalloc_solver.columns.geometry import Cell, Geometry, Ground, Template
+from devalloc_solver.columns.kinds import Way
+
+MOST_PATTERNS = 2_000
+"""Patterns that one way may have on one geometry."""
+
+Take = tuple[tuple[int, int], ...]
+"""(cell, devices), for one slot"""
+
+
+class TooManyPatterns(Exception):
+    """A way is too free for this encoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSlot:
+    """A slot as a geometry sees it."""
+
+    colors: tuple[int, ...]
+    least: int
+    most: int
+    match: tuple[int, ...]
+    """attributes"""
+    requests: tuple[tuple[int, int], ...]
+    """(resource, nano units)"""
+    limits: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWay:
+    """A way as a geometry sees it: equal for all ways that can do the same there."""
+
+    slots: tuple[LocalSlot, ...]
+    match: tuple[int, ...]
+    relations: tuple[tuple[int, bool, tuple[int, ...]], ...]
+    """(attribute, whether values must differ, slots)"""
+    most: int | None
+    """devices over all slots"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One set of devices that satisfies a way."""
+
+    counts: tuple[int, ...]
+    """cell -> devices"""
+    takes: tuple[Take, ...]
+    """the same, slot by slot"""
+
+
+def localize(way: Way, template: Template, ground: Ground) -> LocalWay | None:
+    """The way as the template's geometry sees it; None where a slot has no candidates there."""
+    attributes = {name: number for number, name in enumerate(ground.attributes)}
+    resources = {name: number for number, name in enumerate(ground.resources)}
+    slots = []
+    for slot in way.slots:
+        number = ground.sets[id(slot.candidates)]
+        colors = tuple(c for c, signature in enumerate(template.signatures) if number in ground.members[signature])
+        if not colors:
+            return None
+        slots.append(
+            LocalSlot(
+                colors,
+                slot.least,
+                slot.least if slot.most is None else slot.most,
+                tuple(sorted(attributes[name] for name in slot.match)),
+                tuple(sorted((resources[name], amount) for name, amount in slot.requests.items())),
+                tuple(sorted((resources[name], amount) for name, amount in slot.limits.items())),
+            )
+        )
+    relations = tuple(
+        (attributes[relation.attribute], relation.distinct, found)
+        for relation in way.demand.relations
+        if (found := tuple(n for n, slot in enumerate(way.slots) if slot.label in relation.labels))
+    )
+    match = tuple(sorted(attributes[name] for name in way.demand.match))
+    return LocalWay(tuple(slots), match, relations, way.demand.most)
+
+
+def find_patterns(geometry: Geometry, way: LocalWay) -> list[Pattern]:
+    """All smallest patterns of a way.
+
+    Raises TooManyPatterns when there are more than MOST_PATTERNS.
+    """
+    found: dict[tuple[int, ...], Pattern] = {}
+    left = [cell.size for cell in geometry.cells]
+    for match in _match_values(geometry.cells, _eligible(geometry, way), way.match):
+        for takes in _fill(geometry, way, 0, left, match, []):
+            if _holds(geometry.cells, way, takes):
+                counts = [0] * len(left)
+                for cell, count in (part for take in takes for part in take):
+                    counts[cell] += count
+                found.setdefault(tuple(counts), Pattern(tuple(counts), tuple(takes)))
+                if len(found) > MOST_PATTERNS:
+                    raise TooManyPatterns
+    return _smallest(list(found.values()))
+
+
+def _eligible(geometry: Geometry, way: LocalWay) -> list[int]:
+    colors = {color for slot in way.slots for color in slot.colors}
+    return [c for c, cell in enumerate(geometry.cells) if cell.color in colors]
+
+
+def _match_values(
+    cells: Sequence[Cell], members: Sequence[int], attributes: Sequence[int]
+) -> list[tuple[frozenset[int] | None, ...] | None]:
+    """The combinations of values that devices which match can have; [None] where nothing must match."""
+    if not attributes:
+        return [None]
+    return list(dict.fromkeys(tuple(cells[c].values[a] for a in attributes) for c in members))
+
+
+def _fill(
+    geometry: Geometry,
+    way: LocalWay,
+    number: int,
+    left: list[int],
+    match: tuple[frozenset[int] | None, ...] | None,
+    takes: list[Take],
+) -> Iterator[list[Take]]:
+    """Choose devices for slot after slot; ``left`` is changed on the way and as before in the end."""
+    if number == len(way.slots):
+        yield list(takes)
+        return
+    slot, cells = way.slots[number], geometry.cells
+    members = [
+        c
+        for c, cell in enumerate(cells)
+        if cell.color in slot.colors
+        and (match is None or tuple(cell.values[a] for a in way.match) == match)
+        and all(cell.values[a] is not None for a in (*slot.match, *way.match))
+    ]
+    for value in _match_values(cells, members, slot.match):
+        own = [c for c in members if value is None or tuple(cells[c].values[a] for a in slot.match) == value]
+        for take in _takes(geometry, slot, own, left):
+            for c, count in take:
+                left[c] -= count
+            takes.append(take)
+            yield from _fill(geometry, way, number + 1, left, match, takes)
+            takes.pop()
+            for c, count in take:
+                left[c] += count
+
+
+def _takes(geometry: Geometry, slot: LocalSlot, own: Sequence[int], left: Sequence[int]) -> Iterator[Take]:
+    """Devices for one slot: as few as satisfy it, however many that is in each mixture."""
+    if not slot.requests and not slot.limits:
+        yield from _spread(own, left, slot.least)
+        return
+    for total in range(slot.least, min(slot.most, sum(left[c] for c in own)) + 1):
+        for take in _spread(own, left, total):
+            if _amounts_hold(geometry, slot, take):
+                yield take
+
+
+def _spread(own: Sequence[int], left: Sequence[int], total: int) -> Iterator[Take]:
+    """All ways to take so many devices of some cells."""
+    if total == 0:
+        yield ()
+        return
+    if not own or sum(left[c] for c in own) < total:
+        return
+    first, rest = own[0], own[1:]
+    for count in range(min(left[first], total), -1, -1):
+        for tail in _spread(rest, left, total - count):
+            yield ((first, count), *tail) if count else tail
+
+
+def _amounts_hold(geometry: Geometry, slot: LocalSlot, take: Take) -> bool:
+    """Totals of full capacities (S10)."""
+
+    def total(resource: int) -> int:
+        return sum(count * geometry.amounts[geometry.cells[c].color][resource] for c, count in take)
+
+    return all(total(r) >= amount for r, amount in slot.requests) and all(total(r) <= most for r, most in slot.limits)
+
+
+def _holds(cells: Sequence[Cell], way: LocalWay, takes: Sequence[Take]) -> bool:
+    """Relations, the limit over all slots, and groups that exclude each other."""
+    if way.most is not None and sum(count for take in takes for _, count in take) > way.most:
+        return False
+    used = {c for take in takes for c, _ in take}
+    groups: Mapping[int, int] = {}
+    for group in (cells[c].group for c in used):
+        if group is not None:
+            if groups.get(group[0], group[1]) != group[1]:
+                return False
+            groups = {**groups, group[0]: group[1]}
+    return all(
+        _relation_holds(cells, attribute, distinct, [part for n in slots for part in takes[n]])
+        for attribute, distinct, slots in way.relations
+    )
+
+
+def _relation_holds(cells: Sequence[Cell], attribute: int, distinct: bool, parts: Sequence[tuple[int, int]]) -> bool:
+    sets = [cells[c].values[attribute] for c, count in parts for _ in range(count)]
+    values = [found for found in sets if found is not None]
+    if len(values) < len(sets):
+        return False
+    if distinct:
+        return len(frozenset().union(*values)) == sum(map(len, values))
+    return not values or bool(frozenset.intersection(*values))
+
+
+def _smallest(patterns: list[Pattern]) -> list[Pattern]:
+    """Without patterns that take more than another one does. Those of one size need no look."""
+    sizes = {sum(pattern.counts) for pattern in patterns}
+    if len(sizes) < 2:
+        return patterns
+    kept: list[Pattern] = []
+    for pattern in sorted(patterns, key=lambda p: sum(p.counts)):
+        if not any(all(a <= b for a, b in zip(other.counts, pattern.counts, strict=True)) for other in kept):
+            kept.append(pattern)
+    return kept

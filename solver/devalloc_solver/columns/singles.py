@@ -1,0 +1,81 @@
+"""Units that are no column's: each is placed exactly on what the ones before it left (place/), one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.assignment import Placement, name_devices
+from devalloc_solver.demand import Unit
+from devalloc_solver.goals import Search, optimize
+from devalloc_solver.holdings import Holding, Ledger
+from devalloc_solver.model import build_model
+from devalloc_solver.place import OutOfSteps, place
+from devalloc_solver.snapshot import Snapshot
+
+
+@dataclass(slots=True, eq=False)
+class Singles:
+    """Places units; ``ledger`` is what is in use by now."""
+
+    snapshot: Snapshot
+    holdings: Sequence[Holding]
+    """what was in use before the batch"""
+    ledger: Ledger
+    placement: str
+    ends: float | None
+    new: list[Holding] = field(default_factory=list)
+    """what is in use since"""
+    satisfied: dict[int, int] = field(default_factory=dict)
+    """priority -> claims"""
+    possible: dict[int, int] = field(default_factory=dict)
+    """priority -> claims that fit somewhere as long as nothing else is placed"""
+    _denied: dict[object, bool] = field(default_factory=dict)
+    """kind of a unit that found no place -> whether it might have, before the batch: an equal one fares no better"""
+    _before: Ledger | None = None
+
+    def hold(self, placements: Sequence[Placement]) -> None:
+        """Count these as in use."""
+        for found in placements:
+            holding = found.holding()
+            self.new.append(holding)
+            self.ledger.add(holding)
+
+    def place(self, unit: Unit) -> list[Placement]:
+        """The unit's placements, or none."""
+        kind = unit.kind
+        late = self.ends is not None and time.monotonic() > self.ends
+        known = kind is not None and kind in self._denied
+        found = [] if late or known else self._place(unit)
+        self.hold(found)
+        fits = bool(found) or late or (self._denied[kind] if known else self._might_fit(unit))
+        if not found and not late and kind is not None:
+            self._denied[kind] = fits
+        for demand in unit.demands:
+            priority = demand.claim.priority
+            self.satisfied[priority] = self.satisfied.get(priority, 0) + bool(found)
+            self.possible[priority] = self.possible.get(priority, 0) + fits
+        return found
+
+    def _place(self, unit: Unit) -> list[Placement]:
+        try:
+            found = place(self.snapshot, self.ledger, unit, placement=self.placement)
+        except OutOfSteps:
+            model = build_model(self.snapshot, [*self.holdings, *self.new], [unit])
+            search, _ = optimize(model, placement=self.placement, ends=self.ends)
+            return name_devices(search)
+        return [] if found is None else [*found.placements]
+
+    def _might_fit(self, unit: Unit) -> bool:
+        """False only when it is proven that the unit does not fit, whatever else is placed."""
+        if not self.new:
+            return False  # nothing was placed yet, and it did not fit
+        if self._before is None:
+            self._before = Ledger.of(self.snapshot, self.holdings)
+        try:
+            return place(self.snapshot, self._before, unit, placement=self.placement) is not None
+        except OutOfSteps:
+            search = Search(build_model(self.snapshot, self.holdings, [unit]), self.ends)
+            _, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
+            return bound > 0
