@@ -1,6 +1,6 @@
 """Amounts as resource.k8s.io has them: Kubernetes quantities, exact at any size (settled D4).
 
-Capacities and requests pass unchanged through an allocation, so an amount remembers how it was written.
+An amount remembers the form it was written in, binary or decimal, since that is how it is written again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class _AnyQuantity(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A quantity: ``nano`` billionths of the unit, and its text as it was written."""
+    """A quantity: ``nano`` billionths of the unit."""
 
     nano: int
-    text: str
     format: Format = Format.DECIMAL_SI
 
     @classmethod
     def parse(cls, value: object) -> Amount:
-        """Read a quantity. Finer than one nano is rounded up, as Kubernetes does.
+        """Read a quantity as Kubernetes does: finer than one nano is rounded up, and only one with a binary suffix is
+        capped, at 64 bits.
 
         Raises QuantityError with a message that completes the sentence "<field> ...".
         """
@@ -57,13 +57,10 @@ class Amount:
             power += _POWERS[suffix]
         else:
             power, form = power + int(suffix[1:]), Format.DECIMAL_EXPONENT
-        nano = digits * factor * 10**power if power >= 0 else -(-digits * factor // 10**-power)
-        return cls(-nano if sign == "-" else nano, text, form)
-
-    @classmethod
-    def of(cls, nano: int, form: Format) -> Amount:
-        """A computed amount, in its canonical text."""
-        return cls(nano, str(_AnyQuantity(nano, form)), form)
+        nano: int = digits * factor * 10**power if power >= 0 else -(-digits * factor // 10**-power)
+        if form is Format.BINARY_SI:
+            nano = min(nano, MAX_INT64 * NANO)
+        return cls(-nano if sign == "-" else nano, form)
 
     @property
     def quantity(self) -> Quantity:
@@ -81,4 +78,5 @@ class Amount:
         return milli if rest == 0 and -MAX_INT64 <= milli <= MAX_INT64 else None
 
     def __str__(self) -> str:
-        return self.text
+        """The canonical text, as Kubernetes writes it."""
+        return str(self.quantity)

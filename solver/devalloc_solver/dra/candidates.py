@@ -208,6 +208,6 @@ class Judge:
             capacity = offer.device.capacity[name].value
             left = capacity.nano - used.get(name, 0)
             if amount.nano > left:
-                shown = Amount.of(max(0, left), capacity.format)
+                shown = Amount(max(0, left), capacity.format)
                 return Fall("have too little capacity left", f"{shown} of {capacity} {name}, {amount} asked for")
         return None

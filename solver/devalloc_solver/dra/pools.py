@@ -191,7 +191,8 @@ class SliceBook:
                 total += 1
             elif (found := self._read(entry)) is not None:
                 total += 1
-                hidden += [found] if id(found) not in known else []
+                says = found.counter_sets or any(device.consumes for device in found.devices)
+                hidden += [found] if says and id(found) not in known else []
         return False, total, hidden
 
 

@@ -85,7 +85,7 @@ def _device_result(
     if offer.is_shareable:
         found["shareID"] = shares.make(claim, ask, offer)
         if takes := choice.takes[offer.index]:
-            found["consumedCapacity"] = {name: amount.text for name, amount in takes.items()}
+            found["consumedCapacity"] = {name: str(amount) for name, amount in takes.items()}
     if offer.slice.skip_node_operations:
         found["skipNodeOperations"] = list(offer.slice.skip_node_operations)
     return found

@@ -8,8 +8,11 @@ from typing import Any
 from devalloc.api.semver import SemVer
 from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, Program, compile
 from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.features import DEFAULT
 from devalloc_solver.dra.inventory import Offer
 from devalloc_solver.dra.objects import Attribute
+
+compile("true", DEFAULT)  # loads the CEL runtime together with the dialect, so that no claim has to wait for it
 
 
 class Selectors:

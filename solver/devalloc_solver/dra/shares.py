@@ -66,7 +66,7 @@ def _stepped(name: str, asked: Amount, offered: Range, fractional: bool) -> Amou
         least, step = -(-offered.least.nano // unit), -(-offered.step.nano // unit)
         rounded = least + step * -(-(have - least) // step)
         if rounded <= MAX_INT64:
-            return Amount.of(rounded * unit, offered.step.format)
+            return Amount(rounded * unit, offered.step.format)
     digits = "thousandths" if unit == MILLI else "whole units"
     raise AmountError(
         f"capacity {name}: {asked} cannot be rounded to steps of {offered.step} in 64-bit {digits}; ask for less"
