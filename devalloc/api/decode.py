@@ -15,7 +15,9 @@ from devalloc.api.explain import explain
 from devalloc.api.fields import ApiModel, shown
 from devalloc.api.kinds import KINDS, Kind
 from devalloc.api.lenient import Finding, read_leniently
+from devalloc.api.meta import DEVMGMT
 from devalloc.api.nearest import nearest
+from devalloc.api.plainpool import read_plainly
 from devalloc.api.problems import Problem, Severity
 from devalloc.api.quantity import type_name
 from devalloc.api.repair import repaired
@@ -41,6 +43,9 @@ def decode(manifest: object) -> Decoded:
     if not isinstance(manifest, dict):
         return Decoded(None, [Problem(f"must be an object with apiVersion and kind, not {type_name(manifest)}")])
     about = _Subject.of(manifest)
+    plain = _plain_pool(manifest)
+    if plain is not None:
+        return Decoded(plain, [])
     try:
         faults = unfit(manifest)
     except ContentError as error:
@@ -55,6 +60,21 @@ def decode(manifest: object) -> Decoded:
     if obj is not None:
         return Decoded(obj, about.problems(_advice(obj), "warning"))
     return _decode_with_care(manifest, model, kind, about)
+
+
+def _plain_pool(manifest: dict[str, Any]) -> ApiModel | None:
+    """A DevicePool that is of the common form, read quickly."""
+    if manifest.get("kind") != "DevicePool" or manifest.get("apiVersion") != DEVMGMT:
+        return None
+    spec = manifest.get("spec")
+    if type(spec) is not dict or type(spec.get("devices")) is not list:
+        return None
+    shell = {**manifest, "spec": {key: value for key, value in spec.items() if key != "devices"}}
+    try:
+        fit = not unfit(shell) and _needs_no_care(shell, KINDS["DevicePool"])
+    except ContentError:
+        return None
+    return read_plainly(shell, spec["devices"]) if fit else None
 
 
 def _decode_with_care(manifest: dict[str, Any], model: type[ApiModel], kind: Kind | None, about: _Subject) -> Decoded:
