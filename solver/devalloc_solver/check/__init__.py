@@ -28,7 +28,7 @@ from devalloc_solver.check.group import group_violations
 from devalloc_solver.check.held import LeftOut, echo_violations, held_uses, left_out_uses
 from devalloc_solver.check.judge import Judge
 from devalloc_solver.check.objective import Level, Objective, objective
-from devalloc_solver.check.use import conflicts
+from devalloc_solver.check.use import Account, Use, conflicts
 from devalloc_solver.check.verdicts import Verdicts
 
 __all__ = ["Judge", "LeftOut", "Level", "Objective", "Verdicts", "check", "objective"]
@@ -58,8 +58,13 @@ def check(
     fleet = Fleet(pools)
     catalogue = Catalogue(classes, Verdicts() if verdicts is None else verdicts)
 
-    uses = [use for claim in claims if claim.is_allocated for use in held_uses(claim, fleet, catalogue)]
-    uses += [use for claim in invalid for use in left_out_uses(claim, fleet)]
+    account = Account()
+    for claim in claims:
+        if claim.is_allocated:
+            account.add(held_uses(claim, fleet, catalogue))
+    for each in invalid:
+        account.add(left_out_uses(each, fleet))
+    uses: list[Use] = []
     given, violations = _read(answers)
     allocated: dict[Key, Answer] = {}
     for answer in given:
@@ -82,7 +87,7 @@ def check(
     for key in valid:
         if times[key] != 1:
             violations.append(f"{'/'.join(key)}: has {times[key] or 'no'} answers (S16)")
-    violations += conflicts(uses)
+    violations += conflicts(account, uses)
     failed = {(claim.key[0], claim.group) for claim in invalid if claim.group and claim.status is None}
     violations += group_violations(valid.values(), allocated, fleet, failed)
     return violations

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
@@ -19,13 +21,12 @@ class MalformedAnswer(ValueError):
     """An answer that is not of the form that settled L2 gives it."""
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """One entry of allocations: a device, and amounts in nano units when it is a share."""
 
     pool: str
     device: str
-    amounts: Mapping[str, int] = field(default_factory=dict)
+    amounts: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,10 @@ class Answer:
         text = self.annotations.get(meta.ALLOCATION_DETAILS)
         if text is None:
             raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} is missing (S18)")
-        try:
-            indexes = json.loads(text)
-        except (ValueError, RecursionError):
-            raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} is not JSON (S18)") from None
-        if not isinstance(indexes, list) or len(indexes) != len(self.grants):
+        indexes = _detail_indexes(text)
+        if len(indexes) != len(self.grants):
             raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} has not one index per allocation (S18)")
-        return [_detail_index(index) for index in indexes]
+        return list(indexes)
 
 
 def read_answer(content: object) -> Answer:
@@ -81,7 +79,7 @@ def read_answer(content: object) -> Answer:
         name=name,
         allocated=bool(content["allocated"]),
         node=node,
-        grants=[_grant(grant, f"{where}: allocations[{index}]") for index, grant in enumerate(grants)],
+        grants=[_grant(grant, where, index) for index, grant in enumerate(grants)],
         one_of=_one_of(content.get("oneOf"), where),
         annotations=annotations,
     )
@@ -98,17 +96,20 @@ def recorded_grants(status: DeviceClaimStatus | None) -> list[Grant]:
     return grants
 
 
-def _grant(content: object, where: str) -> Grant:
+def _grant(content: object, of: str, index: int) -> Grant:
+    where = f"{of}: allocations[{index}]"
     if not isinstance(content, Mapping):
         raise MalformedAnswer(f"{where} is not a map")
     pool, device = content.get("devicePoolName"), content.get("deviceName")
     listed = content.get("allocations")
     if not isinstance(pool, str) or not isinstance(device, str):
         raise MalformedAnswer(f"{where} does not name a pool and a device (S18)")
-    if listed is not None and not isinstance(listed, list):
+    if listed is None:
+        return Grant(pool, device)
+    if not isinstance(listed, list):
         raise MalformedAnswer(f"{where}.allocations is not a list")
     amounts: dict[str, int] = {}
-    for amount in listed or []:
+    for amount in listed:
         name = amount.get("name") if isinstance(amount, Mapping) else None
         if not isinstance(name, str):
             raise MalformedAnswer(f"{where} has an amount without a name")
@@ -128,6 +129,17 @@ def _one_of(content: object, where: str) -> list[int | None] | None:
     if not isinstance(content, list) or not all(index is None or type(index) is int for index in content):
         raise MalformedAnswer(f"{where}: oneOf is not a list of indexes and nulls (S16)")
     return content
+
+
+@lru_cache(maxsize=4096)
+def _detail_indexes(text: str) -> tuple[DetailIndex, ...]:
+    try:
+        indexes = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} is not JSON (S18)") from None
+    if not isinstance(indexes, list):
+        raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} has not one index per allocation (S18)")
+    return tuple(_detail_index(index) for index in indexes)
 
 
 def _detail_index(text: object) -> DetailIndex:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import count
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
@@ -11,15 +12,18 @@ from devalloc.api.deviceclass import DeviceClass
 from devalloc_solver.check.fleet import PooledDevice
 from devalloc_solver.check.verdicts import Verdicts
 
+_SERIALS = count()
+
 
 class Catalogue:
     """All classes by name; two of one name are both invalid (S4a)."""
 
     def __init__(self, classes: Iterable[DeviceClass], verdicts: Verdicts) -> None:
         classes = list(classes)
-        count = Counter(each.metadata.name for each in classes)
-        self._by_name = {each.metadata.name: each for each in classes if count[each.metadata.name] == 1}
+        times = Counter(each.metadata.name for each in classes)
+        self._by_name = {each.metadata.name: each for each in classes if times[each.metadata.name] == 1}
         self._verdicts = verdicts
+        self._serial = next(_SERIALS)
 
     def admin_classes(self) -> set[str]:
         return {name for name, each in self._by_name.items() if each.spec.admin_access}
@@ -50,8 +54,17 @@ class Catalogue:
     def refusal(self, detail: DeviceClaimDetail, pooled: PooledDevice) -> str | None:
         """Why the detail does not accept the device, whoever else holds it; None when it does.
 
-        Raises BudgetExceeded.
+        It is worked out once per device and request, as long as the classes stay. Raises BudgetExceeded.
         """
+        key = (self._serial, detail.device_class, detail.device_type, detail.constraints)
+        known = pooled.refusals
+        if key not in known:
+            if known and next(iter(known))[0] != self._serial:
+                known.clear()
+            known[key] = self._find_refusal(detail, pooled)
+        return known[key]
+
+    def _find_refusal(self, detail: DeviceClaimDetail, pooled: PooledDevice) -> str | None:
         if pooled.undefined_resources:
             return f"requests {pooled.undefined_resources[0]}, which its pool does not define (S12)"
         if meta.UNAVAILABLE in pooled.attributes and not self.is_admin(detail):

@@ -21,16 +21,16 @@ class PooledDevice:
     pool: DevicePool
     device: Device
 
-    @property
+    @cached_property
     def pool_key(self) -> PoolKey:
         return pool_key(self.pool)
 
-    @property
+    @cached_property
     def key(self) -> tuple[str, str, str]:
         """(node, pool name, device name): unique among the devices that exist."""
         return (*self.pool_key, self.device.name)
 
-    @property
+    @cached_property
     def node(self) -> str | None:
         return self.pool.spec.node_name
 
@@ -42,6 +42,11 @@ class PooledDevice:
         """The effective attributes: the pool's, overridden by the device's own (S3)."""
         listed = [*self.pool.spec.attributes, *self.device.attributes]
         return {attribute.name: attribute.value for attribute in listed}
+
+    @cached_property
+    def refusals(self) -> dict[tuple[object, ...], str | None]:
+        """What is known of requests that the device was held against; see ``Catalogue.refusal``."""
+        return {}
 
     @cached_property
     def resources(self) -> Mapping[str, ResourceCapacity]:

@@ -15,9 +15,9 @@ from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
 from devalloc_solver.check.catalogue import Catalogue
 from devalloc_solver.check.claim import new_uses
-from devalloc_solver.check.fleet import Fleet, PoolKey
+from devalloc_solver.check.fleet import Fleet
 from devalloc_solver.check.held import LeftOut, held_uses, left_out_uses
-from devalloc_solver.check.use import Use, conflicts
+from devalloc_solver.check.use import Account, Use, conflicts
 from devalloc_solver.check.verdicts import Verdicts
 
 Key = tuple[str, str]
@@ -36,7 +36,9 @@ class Judge:
         self._catalogue = Catalogue((), self._verdicts)
         self._holders: dict[Key, list[_Holder]] = {}
         self._uses: dict[Key, list[Use]] = {}
-        self._in_pool: dict[PoolKey, dict[Key, list[Use]]] = defaultdict(dict)
+        self._account = Account()
+        self._judged: tuple[Key, object, Answer, list[Use]] | None = None
+        """the last answer found right"""
         self._naming: dict[str, set[Key]] = defaultdict(set)
         """name of a pool -> who names it in what is held, there or lost"""
 
@@ -70,7 +72,17 @@ class Judge:
 
     def grant(self, claim: DeviceClaim, answer: object) -> None:
         """A claim was allocated as an answer says. Raises MalformedAnswer."""
-        self._add(claim.key, (claim, read_answer(answer)))
+        key = claim.key
+        judged = self._judged
+        if judged is None or judged[1] is not answer or judged[0] != key or key in self._holders:
+            self._add(key, (claim, read_answer(answer)))
+            return
+        _, _, given, uses = judged
+        self._holders[key] = [(claim, given)]
+        self._uses[key] = held = [use._replace(held=True) for use in uses]
+        self._account.add(held)
+        for name in {grant.pool for grant in given.grants}:
+            self._naming[name].add(key)
 
     def release(self, key: Key) -> None:
         """The claim holds nothing any more."""
@@ -83,18 +95,20 @@ class Judge:
 
     def judge(self, claim: DeviceClaim, answer: object) -> list[str]:
         """What is wrong with the answer to one pending claim that stands alone; [] when it is right."""
-        name = "/".join(claim.key)
+        self._judged = None
+        key = claim.key
+        name = "/".join(key)
         try:
             given = read_answer(answer)
         except MalformedAnswer as error:
             return [str(error)]
         wrong: list[str] = []
-        if given.key != claim.key:
+        if given.key != key:
             wrong.append(f"the answer is for {'/'.join(given.key)}")
         if not given.allocated:
             wrong += ["is not allocated, and has allocations (S18)"] if given.grants else []
             return [f"{name}: {sentence}" for sentence in wrong]
-        if claim.key in self._holders or claim.is_allocated:
+        if key in self._holders or claim.is_allocated:
             wrong.append("holds devices already, and never moves (S18)")
         if claim.is_deleting:
             wrong.append("is being deleted, and has been allocated (S18)")
@@ -102,11 +116,11 @@ class Judge:
             wrong.append(f"is allocated without the others of group {claim.group} (S7)")
         taken, found = new_uses(claim, given, self._fleet, self._catalogue)
         wrong += found
-        uses: list[Use] = []
-        for pool in dict.fromkeys(use.pooled.pool_key for use in taken):
-            for held in self._in_pool.get(pool, {}).values():
-                uses += held
-        return [f"{name}: {sentence}" for sentence in wrong] + list(conflicts([*uses, *taken]))
+        violations = [f"{name}: {sentence}" for sentence in wrong]
+        violations += conflicts(self._account, taken)
+        if not violations:
+            self._judged = key, answer, given, taken
+        return violations
 
     # -- the account -------------------------------------------------------------------------------------------------
 
@@ -120,12 +134,10 @@ class Judge:
     def _put_in(self, key: Key) -> None:
         uses = [use for holder in self._holders.get(key, ()) for use in self._uses_of(holder)]
         self._uses[key] = uses
-        for use in uses:
-            self._in_pool[use.pooled.pool_key].setdefault(key, []).append(use)
+        self._account.add(uses)
 
     def _take_out(self, key: Key) -> None:
-        for use in self._uses.pop(key, ()):
-            self._in_pool[use.pooled.pool_key].pop(key, None)
+        self._account.remove(self._uses.pop(key, ()))
 
     def _uses_of(self, holder: _Holder) -> list[Use]:
         if isinstance(holder, DeviceClaim):

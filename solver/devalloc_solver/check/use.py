@@ -4,39 +4,64 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from devalloc.api import meta
 from devalloc.api.quantity import floor_blocks
-from devalloc_solver.check.fleet import PooledDevice
+from devalloc_solver.check.fleet import PooledDevice, PoolKey
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """One device in the hands of one claim detail; with amounts (nano units) when it is a share."""
 
     pooled: PooledDevice
     user: str
     """Claim and detail, such as "default/x: detail 0"."""
-    amounts: Mapping[str, int] = field(default_factory=dict)
+    amounts: Mapping[str, int] = {}
     held: bool = False
     """Whether the claim came in with it. Too much held is nobody's fault now, and nothing left (S18)."""
 
 
-def conflicts(uses: Sequence[Use]) -> Iterator[str]:
-    """What new uses break of S10 to S13, the held ones coming first. Uses of admin details are not among them (S14)."""
-    by_device: dict[PooledDevice, list[Use]] = defaultdict(list)
+class Account:
+    """The uses of all devices that are in use, by pool and device."""
+
+    def __init__(self) -> None:
+        self._pools: dict[PoolKey, dict[PooledDevice, list[Use]]] = {}
+
+    def add(self, uses: Iterable[Use]) -> None:
+        for use in uses:
+            pool = self._pools.setdefault(use.pooled.pool_key, {})
+            pool.setdefault(use.pooled, []).append(use)
+
+    def remove(self, uses: Iterable[Use]) -> None:
+        for use in uses:
+            pool = self._pools[use.pooled.pool_key]
+            users = pool[use.pooled]
+            users.remove(use)
+            if not users:
+                del pool[use.pooled]
+
+    def of_pool(self, key: PoolKey) -> Mapping[PooledDevice, Sequence[Use]]:
+        return self._pools.get(key, {})
+
+
+def conflicts(account: Account, uses: Sequence[Use]) -> Iterator[str]:
+    """What new uses break of S10 to S13 beside those that are held. Uses of admin details are not among them (S14)."""
+    by_pool: dict[PoolKey, dict[PooledDevice, list[Use]]] = {}
     for use in uses:
-        by_device[use.pooled].append(use)
-    for users in by_device.values():
-        yield from _whole_or_shared(users)
-        yield from _shared_capacity(users)
-    by_pool: dict[tuple[str, str], list[list[Use]]] = defaultdict(list)
-    for pooled, users in by_device.items():
-        by_pool[pooled.pool_key].append(users)
-    for devices in by_pool.values():
-        yield from _pool_resources(devices)
-        yield from _compatibility(devices)
+        by_pool.setdefault(use.pooled.pool_key, {}).setdefault(use.pooled, []).append(use)
+    for key, devices in by_pool.items():
+        held = account.of_pool(key)
+        for pooled, new in devices.items():
+            users = [*held.get(pooled, ()), *new]
+            yield from _whole_or_shared(users)
+            yield from _shared_capacity(users)
+        if next(iter(devices)).pool.spec.resources or any(map(_compatibility_group, devices)):
+            together = {pooled: list(users) for pooled, users in held.items()}
+            for pooled, new in devices.items():
+                together.setdefault(pooled, []).extend(new)
+            yield from _pool_resources(together.values())
+            yield from _compatibility(together.values())
 
 
 def _whole_or_shared(users: Sequence[Use]) -> Iterator[str]:

@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
 from devalloc.api.quantity import Quantity
+from devalloc_solver.demand import Slot
 from devalloc_solver.index.seams import Given, Spot
 from devalloc_solver.intake import Intake
 
 
 def accept(claim: DeviceClaim, spot: Spot, intake: Intake, warnings: Sequence[str]) -> dict[str, Any]:
     """The dict of one allocated claim (settled L2)."""
-    details = claim.spec.claims
-    chosen: dict[int, int | None] = {given.slot.detail: given.slot.alternative for given in spot.given}
+    chosen: list[int | None] = [None] * len(claim.spec.claims)
+    slots = {(given.slot, given.accepted): None for given in spot.given}
+    for slot, _ in slots:
+        chosen[slot.detail] = slot.alternative
+    annotations = {ALLOCATION_DETAILS: _labels(tuple([given.slot.label for given in spot.given]))}
+    if spot.node is not None:
+        annotations[ALLOCATED_NODE] = spot.node
+    namespace, name = claim.key
     answer: dict[str, Any] = {
-        "namespace": claim.namespace,
-        "name": claim.metadata.name,
+        "namespace": namespace,
+        "name": name,
         "allocated": True,
         "node": spot.node,
-        "allocations": [_allocation(claim, given) for given in spot.given],
-        "oneOf": [chosen.get(index) for index in range(len(details))],
+        "allocations": [
+            {"devicePoolName": given.pool.name, "deviceName": given.device.name}
+            if not given.amounts
+            else _share(claim, given)
+            for given in spot.given
+        ],
+        "oneOf": chosen,
         "reason": None,
         "message": None,
-        "annotations": {ALLOCATION_DETAILS: json.dumps([given.slot.label for given in spot.given])},
+        "annotations": annotations,
     }
-    if spot.node is not None:
-        answer["annotations"][ALLOCATED_NODE] = spot.node
-    of_class, of_claim = _configs(claim, spot, intake)
+    of_class, of_claim = _configs(namespace, slots, intake)
     if of_class:
-        answer["classConfigs"] = list(of_class)
+        answer["classConfigs"] = of_class
     if of_claim:
-        answer["claimConfigs"] = list(of_claim)
+        answer["claimConfigs"] = of_claim
     if warnings:
         answer["warnings"] = list(warnings)
     return answer
+
+
+@lru_cache(maxsize=1024)
+def _labels(labels: tuple[str, ...]) -> str:
+    return json.dumps(labels)
 
 
 def with_status(claim: DeviceClaim, answer: Mapping[str, Any]) -> DeviceClaim:
@@ -53,28 +69,28 @@ def with_status(claim: DeviceClaim, answer: Mapping[str, Any]) -> DeviceClaim:
     return claim.model_copy(update={"status": status, "metadata": metadata})
 
 
-def _allocation(claim: DeviceClaim, given: Given) -> dict[str, Any]:
-    found: dict[str, Any] = {"devicePoolName": given.pool.name, "deviceName": given.device.name}
-    if given.amounts:
-        # The slot may be that of an equal claim, which wrote its amounts in another way.
-        requests = claim.spec.claims[given.slot.detail].alternatives[given.slot.alternative or 0].requests
-        found["allocations"] = [
+def _share(claim: DeviceClaim, given: Given) -> dict[str, Any]:
+    # The slot may be that of an equal claim, which wrote its amounts in another way.
+    requests = claim.spec.claims[given.slot.detail].alternatives[given.slot.alternative or 0].requests
+    return {
+        "devicePoolName": given.pool.name,
+        "deviceName": given.device.name,
+        "allocations": [
             {"name": name, "allocation": str(Quantity(nano, requests[name].format))} for name, nano in given.amounts
-        ]
-    return found
+        ],
+    }
 
 
 def _configs(
-    claim: DeviceClaim, spot: Spot, intake: Intake
-) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
+    namespace: str, slots: Iterable[tuple[Slot, Any]], intake: Intake
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Copies of what the classes of the devices and the chosen details refer to, each once, in spec order."""
     of_class, of_claim = {}, {}
-    for given in spot.given:
-        refs = intake.classes[given.accepted].spec.configs if given.accepted is not None else ()
-        for ref in refs:
+    for slot, accepted in slots:
+        for ref in intake.classes[accepted].spec.configs if accepted is not None else ():
             key = (ref.api_version, ref.kind, ref.namespace, ref.name)
             of_class[key] = intake.configs[key]
-        for own in given.slot.spec.configs:
-            key = (own.api_version, own.kind, claim.namespace, own.name)
+        for own in slot.spec.configs:
+            key = (own.api_version, own.kind, namespace, own.name)
             of_claim[key] = intake.configs[key]
-    return tuple(of_class.values()), tuple(of_claim.values())
+    return list(of_class.values()), list(of_claim.values())

@@ -116,7 +116,7 @@ class Apart:
         (demand,) = unit.demands
         if not all(any(slot.candidates.accepted for slot in detail) for detail in demand.details):
             return None
-        placements = place(snapshot, ledger, unit, index.placement)
+        placements = place(snapshot, ledger, unit, record.name, index.placement)
         if not placements:
             return None
         given, used, chosen = [], [], {}

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from devalloc_solver.assignment import Placement, name_devices
+from devalloc_solver.assignment import Placement
 from devalloc_solver.demand import Unit
-from devalloc_solver.goals import optimize
 from devalloc_solver.holdings import Held, Holding, Ledger
-from devalloc_solver.model import build_model
+from devalloc_solver.place import OutOfSteps, place_on
 from devalloc_solver.snapshot import Snapshot
 
 
-def place(snapshot: Snapshot, ledger: Ledger, unit: Unit, placement: str) -> Sequence[Placement]:
+def place(snapshot: Snapshot, ledger: Ledger, unit: Unit, node: str | None, placement: str) -> Sequence[Placement]:
     """The best placements of the unit's demands on a snapshot of what one node reaches; empty when it does not fit."""
+    try:
+        found = place_on(snapshot, ledger, unit, node, placement=placement)
+    except OutOfSteps:
+        return _by_model(snapshot, ledger, unit, placement)
+    return () if found is None else found.placements
+
+
+def _by_model(snapshot: Snapshot, ledger: Ledger, unit: Unit, placement: str) -> Sequence[Placement]:
+    """CP-SAT, which is imported only here: for what counting does not settle."""
+    from devalloc_solver.assignment import name_devices
+    from devalloc_solver.goals import optimize
+    from devalloc_solver.model import build_model
+
     search, _ = optimize(build_model(snapshot, [_holding(ledger)], [unit]), placement=placement, ends=None)
     return name_devices(search)
 

@@ -237,7 +237,7 @@ class Shape:
             snapshot = joined(record.snapshot, network.snapshot, record.name)
             ledger = record.ledger(snapshot, offset)
             network.fill(ledger, 0)
-        placements = place(snapshot, ledger, self.ask.unit_on(snapshot), index.placement)
+        placements = place(snapshot, ledger, self.ask.unit_on(snapshot), record.name, index.placement)
         if not placements:
             return None
         (placement,) = placements
