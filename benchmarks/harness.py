@@ -104,4 +104,8 @@ def _table(rows: Iterable[Row]) -> Iterator[str]:
             yield "| " + " | ".join([*row.what, "median", "min", "max"]) + " |"
             yield "|" + "---:|" * (len(row.what) + 3)
         times = (statistics.median(row.seconds), min(row.seconds), max(row.seconds))
-        yield "| " + " | ".join([*map(str, row.what.values()), *(f"{t * 1000:.1f}" for t in times)]) + " |"
+        yield "| " + " | ".join([*map(str, row.what.values()), *map(_milliseconds, times)]) + " |"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}" if seconds >= 0.001 else f"{seconds * 1000:.3f}"

@@ -38,13 +38,15 @@ type request struct {
 }
 
 type input struct {
-	Claims             []*resourceapi.ResourceClaim `json:"claimsToAllocate"`
-	Classes            []*resourceapi.DeviceClass   `json:"classes"`
-	Slices             []*resourceapi.ResourceSlice `json:"slices"`
-	Node               *v1.Node                     `json:"node"`
-	AllocatedDevices   []device                     `json:"allocatedDevices"`
-	AllocatedShares    []share                      `json:"allocatedSharedDeviceIDs"`
-	AggregatedCapacity []consumed                   `json:"aggregatedCapacity"`
+	Claims  []*resourceapi.ResourceClaim `json:"claimsToAllocate"`
+	Classes []*resourceapi.DeviceClass   `json:"classes"`
+	Slices  []*resourceapi.ResourceSlice `json:"slices"`
+	Node    *v1.Node                     `json:"node"`
+	// Nodes, when given, are tried one after the other until one does, as a scheduler may have to.
+	Nodes              []*v1.Node `json:"nodes"`
+	AllocatedDevices   []device   `json:"allocatedDevices"`
+	AllocatedShares    []share    `json:"allocatedSharedDeviceIDs"`
+	AggregatedCapacity []consumed `json:"aggregatedCapacity"`
 }
 
 type device struct {
@@ -71,7 +73,7 @@ type answer struct {
 	Error   string                         `json:"error,omitempty"`
 	// ErrorIsNodeLocal tells errors that concern only this node from those that end the scheduling attempt.
 	ErrorIsNodeLocal bool `json:"errorIsNodeLocal,omitempty"`
-	// NewAllocatorNanoseconds and AllocateNanoseconds have an entry for each run.
+	// NewAllocatorNanoseconds and AllocateNanoseconds have an entry for each run, all nodes together.
 	NewAllocatorNanoseconds []int64 `json:"newAllocatorNanoseconds,omitempty"`
 	AllocateNanoseconds     []int64 `json:"allocateNanoseconds,omitempty"`
 	// Malformed says why the line was no case; nothing ran.
@@ -120,7 +122,10 @@ func reply(line []byte, caches map[cel.Features]*cel.Cache) answer {
 	if err := json.Unmarshal(line, &asked); err != nil {
 		return answer{Malformed: err.Error()}
 	}
-	if asked.Input.Node == nil {
+	if asked.Input.Node != nil {
+		asked.Input.Nodes = append(asked.Input.Nodes, asked.Input.Node)
+	}
+	if len(asked.Input.Nodes) == 0 {
 		return answer{Malformed: "no node"}
 	}
 	environment := cel.Features{
@@ -162,7 +167,13 @@ func allocate(asked *request, cache *cel.Cache) answer {
 		ctx = limited
 	}
 	start = time.Now()
-	results, err := allocator.Allocate(ctx, asked.Input.Node, asked.Input.Claims)
+	var results []resourceapi.AllocationResult
+	for _, node := range asked.Input.Nodes {
+		results, err = allocator.Allocate(ctx, node, asked.Input.Claims)
+		if results != nil || (err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode)) {
+			break
+		}
+	}
 	took := time.Since(start)
 	told := answer{
 		NewAllocatorNanoseconds: []int64{made.Nanoseconds()},

@@ -1,7 +1,7 @@
-"""Three opinions about one instance of resource.k8s.io: ours, upstream's released allocator, and the exhaustive search.
+"""Three opinions on an instance of resource.k8s.io: ours, upstream's released allocator, and the exhaustive search.
 
-Ours must be what the rules say, and pass the independent check. Where upstream's is not, the difference must be one that
-is documented, recognised by a rule of its own: the oracle answers as upstream does once it has the same quirk, or
+Ours must be what the rules say, and pass the independent check. Where upstream's is not, the difference must be one
+that is documented, recognised by a rule of its own: the oracle answers as upstream does once it has the same quirk, or
 upstream's own error says what it stumbled over.
 """
 
@@ -102,6 +102,8 @@ def compare(instance: Instance, peer: Peer) -> Comparison:
     elif their.outcome == "allocated" and choices(instance, their) != verdict.choices:
         difference = "later alternative"
         if choices(instance, their) < verdict.choices:
+            difference = known_difference(instance, their, verdict)
+        if difference is None:
             complaints.append(f"theirs has better choices than the oracle: {choices(instance, their)}")
     return Comparison(tuple(complaints), difference, our.outcome)
 
@@ -164,11 +166,30 @@ def known_difference(instance: Instance, their: Opinion, verdict: Verdict) -> st
     late = {"compile", "amount", "selector fails", "constraint on all devices"}
     if verdict.outcome == "error" and late.issuperset(verdict.reasons):
         return "finds errors only where its search comes"
+    if not instance["features"]["ListTypeAttributes"] and _relates_lists(instance):
+        return "list attributes while their gate is off"
     for quirk in QUIRKS:
         found = dra_oracle.solve(instance, frozenset((quirk,)))
-        if (found.outcome, found.node_local) == (their.outcome, their.node_local):
+        same = (found.outcome, found.node_local) == (their.outcome, their.node_local)
+        if same and (found.outcome != "allocated" or found.choices <= choices(instance, their)):
             return quirk
     return None
+
+
+def _relates_lists(instance: Instance) -> bool:
+    """Whether a constraint names an attribute that is a list on some device."""
+    related = {
+        str(name).rpartition("/")[2]
+        for claim in instance["input"]["claimsToAllocate"]
+        for constraint in claim["spec"]["devices"].get("constraints", ())
+        for name in (constraint.get("matchAttribute"), constraint.get("distinctAttribute"))
+    }
+    return any(
+        name.rpartition("/")[2] in related and any(kind.endswith("s") for kind in value)
+        for slice_ in instance["input"]["slices"]
+        for device in slice_["spec"].get("devices", ())
+        for name, value in device.get("attributes", {}).items()
+    )
 
 
 # -- Smaller instances -----------------------------------------------------------------------------------------------

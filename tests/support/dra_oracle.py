@@ -90,6 +90,8 @@ class _Device:
     shared: bool
     """some of its shares are in use"""
     used: dict[str, Fraction]
+    lists: bool
+    """whether list attributes are understood"""
     size: int = 1
     """how many devices are equal to this one, itself included"""
 
@@ -99,6 +101,8 @@ class _Device:
         found = attributes.get(name)
         if found is None and domain == self.driver:
             found = attributes.get(plain)
+        if not self.lists and any(key.endswith("s") for key in found or ()):
+            return frozenset()
         return frozenset(_values(found or {}))
 
     @property
@@ -263,7 +267,9 @@ class _Problem:
         key = (driver, name, manifest["name"])
         shareable = "ConsumableCapacity" in self.on and bool(manifest.get("allowMultipleAllocations"))
         shared = key in self.shared or key in self.used
-        return _Device(driver, pool, manifest, shareable, key in self.dedicated, shared, self.used.get(key, {}))
+        lists = "ListTypeAttributes" in self.on
+        used = self.used.get(key, {})
+        return _Device(driver, pool, manifest, shareable, key in self.dedicated, shared, used, lists)
 
     # -- Requests
 
@@ -331,7 +337,8 @@ class _Problem:
                     if not self._selected(device, expressions):
                         continue
                 except LookupError:
-                    self.failing = True
+                    # Nobody looks at a device in use, unless all are asked for or it does not matter.
+                    self.failing |= slot.everything or slot.admin or not device.dedicated
                     continue
                 amounts = self._amounts(device, requested)
                 if amounts is not None:
@@ -382,11 +389,6 @@ class _Search:
             for number, claim in enumerate(problem.claims)
             for constraint in claim["spec"]["devices"].get("constraints") or ()
         ]
-        if "ListTypeAttributes" not in problem.on and self.relations:
-            for slot in slots:
-                for device, _ in slot.candidates:
-                    if any(key.endswith("s") for one in device.manifest["attributes"].values() for key in one):
-                        raise _Open("list attributes while their gate is off")
 
     def found(self) -> bool:
         for number in range(len(self.problem.claims)):

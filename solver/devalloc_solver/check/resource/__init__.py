@@ -56,7 +56,7 @@ def check_results(
         one, found = read_claim(number, claim, result, offer)
         answered.append(one)
         found += request_violations(one, offer, by_name, verdicts, features)
-        found += relation_violations(one)
+        found += relation_violations(one, features)
         found += config_violations(one, by_name)
         found += node_selector_violations(one, offer)
         violations += [f"{one.title}: {sentence}" for sentence in found]

@@ -36,8 +36,8 @@ class Device:
             for counter, amount in (entry.get("counters") or {}).items():
                 yield (self.driver, self.pool, entry["counterSet"], counter), nano(amount["value"])
 
-    def values(self, name: str) -> frozenset[tuple[str, object]]:
-        """The typed values of an attribute by its full name: none, one, or those of a list."""
+    def values(self, name: str, *, lists: bool) -> frozenset[tuple[str, object]]:
+        """The typed values of an attribute by its full name: none, one, or those of a list where `lists` count."""
         attributes = self.manifest.get("attributes") or {}
         domain, _, short = name.partition("/")
         found = attributes.get(name)
@@ -46,7 +46,7 @@ class Device:
         typed: set[tuple[str, object]] = set()
         for kind, value in (found or {}).items():
             if isinstance(value, list):
-                typed |= {(kind.removesuffix("s"), member) for member in value}
+                typed |= {(kind.removesuffix("s"), member) for member in value if lists}
             elif value is not None:
                 typed.add((kind, value))
         return frozenset(typed)

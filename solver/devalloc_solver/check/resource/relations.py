@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from itertools import combinations
 
 from devalloc_solver.check.resource.claim import Answered
 
 
-def relation_violations(answered: Answered) -> Iterator[str]:
+def relation_violations(answered: Answered, features: Container[str]) -> Iterator[str]:
     """Violated matchAttribute and distinctAttribute constraints; a list stands for each of its values."""
     devices = (answered.claim.get("spec") or {}).get("devices") or {}
     for constraint in devices.get("constraints") or ():
         name = constraint.get("matchAttribute") or constraint.get("distinctAttribute")
         requests = constraint.get("requests") or []
-        values = [one.device.values(name) for one in answered.taken if one.request.is_named(requests)]
+        lists = "DRAListTypeAttributes" in features
+        values = [one.device.values(name, lists=lists) for one in answered.taken if one.request.is_named(requests)]
         if not all(values):
             yield f"{name}: a device does not have it"
         elif constraint.get("matchAttribute"):

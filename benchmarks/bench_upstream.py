@@ -1,0 +1,86 @@
+"""Kubernetes' own allocator and ours on the same instances of resource.k8s.io, in one run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.harness import Row, benchmark, timed
+from devalloc_solver import dra
+from tests.support import upstream
+from tests.support.dra_differential import allocated
+from tests.support.dra_hard import Hard, everyday, hard
+from tests.support.dra_instances import Instance
+from tests.support.upstream import Peer
+
+HARD_RUNS = 3
+"""Runs of a hard instance: upstream may take its whole time limit for each."""
+
+
+@benchmark(
+    "upstream",
+    "Kubernetes' own allocator and ours, on the same instances",
+    method="Upstream (k8s.io/dynamic-resource-allocation/structured, built from a pinned module): `NewAllocator` and "
+    f"`Allocate` on decoded objects with compiled CEL, {upstream.TIMEOUT:.0f} s limit as in kube-scheduler. Ours: one "
+    "`dra.allocate` from manifests to the checked answer; in the hard families with selectors never seen before. "
+    "Everyday work is some of the 8 GPUs of a node, by class and request selectors and a matchAttribute.",
+    packages=("ortools",),
+)
+def compare(runs: int) -> Iterator[Row]:
+    with upstream.running(lambda line: print(line, file=sys.stderr, flush=True)) as peer:
+        for nodes in (1, 100, 1000):
+            for gpus in (1, 4, 8):
+                work = f"everyday: {gpus} of 8 GPUs, {nodes} {'node' if nodes == 1 else 'nodes'}"
+                yield from _rows(work, everyday(nodes, gpus), peer, runs, _warm)
+        for one in hard():
+            yield from _rows(one.name, one.instance, peer, min(runs, HARD_RUNS), _cold, one)
+
+
+def _rows(
+    work: str,
+    instance: Instance,
+    peer: Peer,
+    runs: int,
+    caller: Callable[[Instance], Callable[[], object]],
+    known: Hard | None = None,
+) -> Iterator[Row]:
+    told = peer.ask(instance["input"], instance["features"], runs=runs + 1)
+    pairs = zip(told["newAllocatorNanoseconds"], told["allocateNanoseconds"], strict=True)
+    seconds = [(made + took) / 1e9 for made, took in pairs]
+    yield Row(_what(work, f"upstream {upstream.version()}", told["outcome"]), tuple(seconds[1:] or seconds))
+    outcome = "not-allocated" if _allocate(instance) is None else "allocated"
+    if outcome != told["outcome"] != "timeout" or (known and known.feasible is not (outcome == "allocated")):
+        raise AssertionError(f"{work}: the answers differ: {outcome}, {told['outcome']}")
+    yield Row(_what(work, "devalloc", outcome), timed(caller(instance), runs))
+
+
+def _what(work: str, who: str, outcome: str) -> dict[str, str | int]:
+    return {"work": work, "allocator": who, "answer": outcome}
+
+
+def _warm(instance: Instance) -> Callable[[], object]:
+    """The same question again, as a scheduler has it that met the class before."""
+    return lambda: _allocate(instance)
+
+
+def _cold(instance: Instance) -> Callable[[], object]:
+    """The question with other texts each time, so that no compiled or evaluated expression can be used again."""
+    text = json.dumps(instance).replace('"expression": "', '"expression": "RUN != 0 && ')
+    numbers = iter(range(1, 1_000_000))
+    fresh: list[Any] = [json.loads(text.replace("RUN", str(next(numbers)))) for _ in range(HARD_RUNS + 1)]
+    return lambda: _allocate(fresh.pop())
+
+
+def _allocate(instance: Instance) -> list[dict[str, Any]] | None:
+    given = instance["input"]
+    features = [name for name, enabled in instance["features"].items() if enabled]
+    return dra.allocate(
+        given["node"],
+        given["claimsToAllocate"],
+        given["classes"],
+        given["slices"],
+        allocated=allocated(given),
+        features=features,
+    )
