@@ -131,7 +131,13 @@ def prepare(
         snapshot=make_snapshot(offers, attributes_of(read), gates),
         holdings=(used_devices(offers, usage),),
         unit=make_unit([make_demand(one, chosen) for one, chosen in zip(pending, choices, strict=True)], target.name),
-        errors=[error for chosen in choices for asks in chosen for choice in asks for error in choice.errors],
+        errors=[
+            f"claim {one.claim.title}, request {choice.ask.name}: {error}"
+            for one, chosen in zip(pending, choices, strict=True)
+            for asks in chosen
+            for choice in asks
+            for error in choice.verdict.errors
+        ],
     )
 
 
@@ -254,7 +260,9 @@ def _conflicts(task: Task) -> Iterator[tuple[Claim, str]]:
                 covering = [r for r in demand.relations if slot.label in r.labels]
                 if slot.mode not in (Mode.EVERY, Mode.ADMIN_ALL) or not covering or not slot.candidates.accepted:
                     continue
-                broken = [r for r in covering if not _holds(r, [task.snapshot.devices[i] for i in slot.spec.accepted])]
+                broken = [
+                    r for r in covering if not _holds(r, [task.snapshot.devices[i] for i in slot.spec.verdict.accepted])
+                ]
                 if not _is_reached(task, before, demand, detail):
                     continue
                 if not broken and not _is_in_the_way(task, before, _upto(demand, detail, slot), covering):

@@ -30,15 +30,16 @@ class Fall:
     why: str = ""
 
 
-@dataclass(slots=True)
-class Choice:
-    """What a request may take."""
+@dataclass(slots=True, eq=False)
+class Verdict:
+    """What requests that ask for the same may take."""
 
-    ask: Ask
     nodes: Sequence[frozenset[str]]
     """which nodes reach a device"""
+    broken: frozenset[str]
+    """nodes where nobody can tell what ``All`` is"""
     accepted: list[int] = field(default_factory=list)
-    """devices it may take; for ``All`` every one that it must take"""
+    """devices to be had; for ``All`` every one that it must take"""
     takes: dict[int, Mapping[str, Amount]] = field(default_factory=dict)
     """shareable device -> what one share takes of it"""
     fallen: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
@@ -47,27 +48,23 @@ class Choice:
     """devices that ``All`` must take and cannot have"""
     errors: list[str] = field(default_factory=list)
     """devices that could not be judged"""
+    _candidates: Candidates | None = None
 
-    @property
-    def size(self) -> int:
-        """How many devices it takes."""
-        return len(self.accepted) if self.ask.is_all else self.ask.count
-
-    def candidates(self) -> Candidates:
-        """The same for the core: nothing where ``All`` cannot have all."""
-        steps = [
-            Step(what, tuple(index for index, _ in found), found[0][1] or None) for what, found in self.fallen.items()
-        ]
-        for index, fall in self.blocked.items():
-            steps.append(Step(fall.what, (index,), fall.why or None))
-        return Candidates(dict.fromkeys(self._offered(), self.ask.class_name), tuple(steps))
+    def candidates(self, class_name: str) -> Candidates:
+        """The same for the core, one object for all that ask for the same."""
+        if self._candidates is None:
+            steps = [Step(what, tuple(i for i, _ in found), found[0][1] or None) for what, found in self.fallen.items()]
+            for index, fall in self.blocked.items():
+                steps.append(Step(fall.what, (index,), fall.why or None))
+            self._candidates = Candidates(dict.fromkeys(self._offered(), class_name), tuple(steps))
+        return self._candidates
 
     def _offered(self) -> Sequence[int]:
-        """What it may take: nothing of a node where ``All`` cannot have all.
+        """What may be taken: nothing of a node where ``All`` cannot have all.
 
         A device that such a node shares with others is offered to none of them: ``All`` would miss it there.
         """
-        barred = frozenset().union(*(self.nodes[index] for index in self.blocked))
+        barred = self.broken.union(*(self.nodes[index] for index in self.blocked))
         if not barred:
             return self.accepted
         if any(self.nodes[i] & barred and not self.nodes[i] <= barred for i in self.accepted):
@@ -75,9 +72,25 @@ class Choice:
         return [index for index in self.accepted if not self.nodes[index] & barred]
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A request that stands alone, or one alternative, and what it may take."""
+
+    ask: Ask
+    verdict: Verdict
+
+    @property
+    def size(self) -> int:
+        """How many devices it takes on a single node."""
+        return len(self.verdict.accepted) if self.ask.is_all else self.ask.count
+
+    def candidates(self) -> Candidates:
+        return self.verdict.candidates(self.ask.class_name)
+
+
 @dataclass(slots=True)
 class Judge:
-    """Judges devices for requests."""
+    """Judges devices for requests; what asks for the same is judged once."""
 
     nodes: Mapping[str, Node]
     gates: frozenset[str]
@@ -85,8 +98,11 @@ class Judge:
     usage: Usage
     selectors: Selectors
     classes: Mapping[str, Class]
+    broken: frozenset[str] = frozenset()
+    """nodes with a pool that is incomplete or invalid"""
     _overdrawn: dict[int, str] = field(init=False)
     _reached: list[frozenset[str]] = field(init=False)
+    _known: dict[object, Verdict] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._overdrawn = overdrawn(self.offers, self.usage)
@@ -94,24 +110,29 @@ class Judge:
 
     def choose(self, claim: Claim, ask: Ask) -> Choice:
         """Judge every device. Raises AllocationError for an expression or an amount that is wrong in itself."""
-        where = f"claim {claim.title}, request {ask.name}"
+        key = (ask.class_name, ask.selectors, ask.is_all, ask.admin, ask.tolerations, *sorted(ask.capacity.items()))
+        if key not in self._known:
+            self._known[key] = self._judge(ask, f"claim {claim.title}, request {ask.name}")
+        return Choice(ask, self._known[key])
+
+    def _judge(self, ask: Ask, where: str) -> Verdict:
         self._check(ask, where)
-        choice = Choice(ask, self._reached)
+        verdict = Verdict(self._reached, self.broken if ask.is_all else frozenset())
         for offer in self.offers:
             if not offer.nodes:
                 continue
-            fall = self._fall(choice, offer, where)
+            fall = self._fall(verdict, ask, offer, where)
             if fall is not None:
-                choice.fallen.setdefault(fall.what, []).append((offer.index, fall.why))
+                verdict.fallen.setdefault(fall.what, []).append((offer.index, fall.why))
                 continue
-            barred = self._bar(choice, offer)
+            barred = self._bar(verdict, ask, offer)
             if barred is None or ask.is_all:
-                choice.accepted.append(offer.index)
+                verdict.accepted.append(offer.index)
             if barred is not None and ask.is_all:
-                choice.blocked[offer.index] = barred
+                verdict.blocked[offer.index] = barred
             elif barred is not None:
-                choice.fallen.setdefault(barred.what, []).append((offer.index, barred.why))
-        return choice
+                verdict.fallen.setdefault(barred.what, []).append((offer.index, barred.why))
+        return verdict
 
     def _check(self, ask: Ask, where: str) -> None:
         chosen = self.classes[ask.class_name]
@@ -120,9 +141,9 @@ class Judge:
         for number, expression in enumerate(ask.selectors):
             self.selectors.check(expression, f"{where}: selector #{number}")
 
-    def _fall(self, choice: Choice, offer: Offer, where: str) -> Fall | None:
+    def _fall(self, verdict: Verdict, ask: Ask, offer: Offer, where: str) -> Fall | None:
         """Why a device is not among those that the request is about, whoever uses them."""
-        ask, device = choice.ask, offer.device
+        device = offer.device
         if offer.pool.state is not State.COMPLETE:
             return Fall(f"are of a pool that is {offer.pool.state.value}", f"{offer.pool.title}: {offer.pool.why}")
         if device.binding_conditions and gate.BINDING_CONDITIONS not in self.gates:
@@ -130,41 +151,42 @@ class Judge:
         if not ask.is_all and (used := self._in_use(ask, offer)) is not None:
             return used
         chosen = self.classes[ask.class_name]
-        told = f"class {chosen.name}"
-        if (fall := self._selected(choice, offer, chosen.selectors, "fail a selector of the class", told)) is not None:
-            return fall
-        if (fall := self._selected(choice, offer, ask.selectors, "fail a selector of the request", where)) is not None:
-            return fall
-        return self._capacity(choice, offer, where)
+        fall = self._selected(
+            verdict, offer, chosen.selectors, "fail a selector of the class", f"class {chosen.name}, "
+        )
+        fall = fall or self._selected(verdict, offer, ask.selectors, "fail a selector of the request", "")
+        return fall or self._capacity(verdict, ask, offer, where)
 
-    def _selected(self, choice: Choice, offer: Offer, expressions: Sequence[str], what: str, where: str) -> Fall | None:
+    def _selected(
+        self, verdict: Verdict, offer: Offer, expressions: Sequence[str], what: str, where: str
+    ) -> Fall | None:
         for number, expression in enumerate(expressions):
-            verdict = self.selectors.verdict(expression, offer)
-            if isinstance(verdict, str):
-                told = f"{where}: selector #{number} on device {offer.title}: CEL runtime error: {verdict}"
-                choice.errors.append(f"{told}; correct the device, or guard the expression against it")
-                return Fall("cannot be judged by a selector", verdict)
-            if not verdict:
+            found = self.selectors.verdict(expression, offer)
+            if isinstance(found, str):
+                told = f"{where}selector #{number} on device {offer.title}: CEL runtime error: {found}"
+                verdict.errors.append(f"{told}; correct the device, or guard the expression against it")
+                return Fall("cannot be judged by a selector", found)
+            if not found:
                 return Fall(what, expression)
         return None
 
-    def _capacity(self, choice: Choice, offer: Offer, where: str) -> Fall | None:
+    def _capacity(self, verdict: Verdict, ask: Ask, offer: Offer, where: str) -> Fall | None:
         if gate.CONSUMABLE_CAPACITY not in self.gates:
             return None
         try:
-            found = taken(choice.ask.capacity, offer.device, fractional=gate.FRACTIONAL_RANGE in self.gates)
+            found = taken(ask.capacity, offer.device, fractional=gate.FRACTIONAL_RANGE in self.gates)
         except AmountError as error:
-            path = f"{choice.ask.path}.capacity.requests"
+            path = f"{ask.path}.capacity.requests"
             raise AllocationError(f"{where}: {path}: checking capacity for device {offer.title}: {error}") from None
         if isinstance(found, str):
             return Fall("do not offer the capacity", found)
         if offer.is_shareable:
-            choice.takes[offer.index] = found
+            verdict.takes[offer.index] = found
         return None
 
-    def _bar(self, choice: Choice, offer: Offer) -> Fall | None:
+    def _bar(self, verdict: Verdict, ask: Ask, offer: Offer) -> Fall | None:
         """Why a device that the request is about cannot be had."""
-        ask, device = choice.ask, offer.device
+        device = offer.device
         if (used := self._in_use(ask, offer)) is not None:
             return used
         if offer.slice.skip_node_operations and not self._skips(offer.nodes):
@@ -178,7 +200,7 @@ class Judge:
         if gate.DEVICE_TAINTS in self.gates and (taint := objection(device.taints, ask.tolerations)) is not None:
             value = f"={taint.value}" if taint.value else ""
             return Fall("have a taint that is not tolerated", f"{taint.key}{value}:{taint.effect}")
-        return self._exhausted(choice, offer)
+        return self._exhausted(verdict, ask, offer)
 
     def _skips(self, nodes: Iterable[str]) -> bool:
         """Whether all of these nodes can do without the calls that a slice skips."""
@@ -200,11 +222,11 @@ class Judge:
             return Fall("are in use", "in shares")
         return None
 
-    def _exhausted(self, choice: Choice, offer: Offer) -> Fall | None:
-        if choice.ask.admin or not offer.is_shareable:
+    def _exhausted(self, verdict: Verdict, ask: Ask, offer: Offer) -> Fall | None:
+        if ask.admin or not offer.is_shareable:
             return None
         used = self.usage.shared.get(offer.id, {})
-        for name, amount in choice.takes[offer.index].items():
+        for name, amount in verdict.takes[offer.index].items():
             capacity = offer.device.capacity[name].value
             left = capacity.nano - used.get(name, 0)
             if amount.nano > left:

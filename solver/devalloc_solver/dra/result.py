@@ -84,7 +84,7 @@ def _device_result(
             found["bindingFailureConditions"] = list(device.binding_failure_conditions)
     if offer.is_shareable:
         found["shareID"] = shares.make(claim, ask, offer)
-        if takes := choice.takes[offer.index]:
+        if takes := choice.verdict.takes[offer.index]:
             found["consumedCapacity"] = {name: str(amount) for name, amount in takes.items()}
     if offer.slice.skip_node_operations:
         found["skipNodeOperations"] = list(offer.slice.skip_node_operations)

@@ -80,7 +80,7 @@ def _slot(detail: int, alternative: int | None, choice: Choice) -> Slot:
         limits={},
         match=(),
         candidates=choice.candidates(),
-        portions={} if ask.admin else {index: _portion(takes) for index, takes in choice.takes.items()},
+        portions={} if ask.admin else {index: _portion(takes) for index, takes in choice.verdict.takes.items()},
     )
 
 
