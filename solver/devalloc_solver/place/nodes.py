@@ -2,49 +2,61 @@
 
 from __future__ import annotations
 
-from devalloc_solver.place.asks import Asks
+from collections import defaultdict
+from collections.abc import Sequence
+
+from devalloc_solver.demand import Mode, Slot, Unit
+from devalloc_solver.place.ground import Ground
 from devalloc_solver.place.site import Place, Site, state_of
 from devalloc_solver.snapshot import Snapshot
 
 
-def nodes_of(asks: Asks, snapshot: Snapshot, busy: set[int], placement: str) -> list[Place]:
+def nodes_of(ground: Ground, unit: Unit) -> list[Place]:
     """Nodes where every detail has some candidate, the preferred first: in use to pack, not in use to spread.
 
     A unit is always on some node, where there is any (S7).
     """
-    if asks.unit.pin is not None:
-        return [asks.unit.pin]
+    if unit.pin is not None:
+        return [unit.pin]
+    snapshot = ground.snapshot
+    if not snapshot.nodes:
+        return [None]
     found: dict[str, int] | None = None
-    for detail in asks.details:
-        nodes = _nodes_of_detail(asks, snapshot, detail)
+    for detail in (detail for demand in unit.demands for detail in demand.details):
+        nodes = _nodes_with(snapshot, detail)
         if nodes is not None:
-            found = nodes if found is None else {node: 0 for node in found if node in nodes}
-    order: dict[Place, int] = {node: rank for rank, node in enumerate(snapshot.nodes)}
-    if found is None:
-        found = dict.fromkeys(snapshot.nodes, 0)
-        if not order:
-            return [None]
-    busy_nodes = {snapshot.pools[index].node for index in busy}
-    pack = placement == "pack"
-    preferred: list[Place] = []
-    preferred += sorted(found, key=lambda node: ((node in busy_nodes) != pack, order[node]))
-    return preferred
+            least = min(slot.least if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) else 1 for slot in detail)
+            enough = {node: count for node, count in nodes.items() if count >= least}
+            found = enough if found is None else {node: 0 for node in found if node in enough}
+    order = {node: rank for rank, node in enumerate(snapshot.nodes)}
+    busy = {snapshot.pools[index].node for index in ground.ledger.pools_in_use()}
+    ranked = sorted(order if found is None else found, key=lambda node: ((node in busy) != ground.packs, order[node]))
+    return [*ranked]
 
 
-def _nodes_of_detail(asks: Asks, snapshot: Snapshot, detail: int) -> dict[str, int] | None:
-    """None where network devices may do."""
-    nodes: dict[str, int] = {}
-    for accepted, mask in asks.sets:
-        if mask & detail:
-            for index in accepted:
-                node = snapshot.pools[snapshot.devices[index].pool].node
-                if node is None:
-                    return None
-                nodes[node] = 0
+def _nodes_with(snapshot: Snapshot, detail: Sequence[Slot]) -> dict[str, int] | None:
+    """The nodes that have candidates, in use or not, and no fewer than counted; None where network devices may do."""
+    nodes: dict[str, int] = defaultdict(int)
+    for accepted in {id(slot.candidates.accepted): slot.candidates.accepted for slot in detail}.values():
+        for index in accepted:
+            node = snapshot.pools[snapshot.devices[index].pool].node
+            if node is None:
+                return None
+            nodes[node] += 1
     return nodes
 
 
-def kind_of(site: Site, busy: set[int]) -> object:
+def fewest_pools(snapshot: Snapshot, unit: Unit) -> int:
+    """No node has a placement on fewer pools: details whose candidates have no pool in common need one each."""
+    count, used = 0, set[int]()
+    for detail in (detail for demand in unit.demands for detail in demand.details):
+        pools = {snapshot.devices[index].pool for slot in detail for index in slot.candidates.accepted}
+        if not pools & used:
+            count, used = count + 1, used | pools
+    return count
+
+
+def kind_of(ground: Ground, site: Site) -> object:
     """Equal for nodes where the unit fares alike, up to a renaming of attribute values that only they carry."""
     asks, ledger = site.asks, site.ledger
     names = asks.names
@@ -74,7 +86,7 @@ def kind_of(site: Site, busy: set[int]) -> object:
     pools = tuple(
         (
             pool.index if pool.node is None else None,
-            pool.index in busy,
+            ground.is_busy(pool.index),
             tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
             frozenset(ledger.groups.get(pool.index, ())),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from devalloc_solver.place.cells import make_yards
 from devalloc_solver.place.cover import Cover, Taste, improve
+from devalloc_solver.place.ground import Ground
 from devalloc_solver.place.settle import Settled
 from devalloc_solver.place.steps import OutOfSteps, Steps
 
@@ -13,18 +14,17 @@ _RANK, _LOSS, _BUSY, _DEVICE = 1, 1 << 32, 1 << 64, 1 << 80
 """Weights of which one always outweighs all that come before."""
 
 
-def polish(settled: Settled, busy: set[int], placement: str, steps: Steps) -> Cover:
+def polish(ground: Ground, settled: Settled, steps: Steps) -> Cover:
     """The cover to the taste of a policy, or the one at hand where that takes too long."""
     lanes, found = settled.lanes, settled.cover
     pools = lanes.stock.site.pools
     own = Steps(min(_STEPS, steps.left))
-    pack = placement == "pack"
     try:
-        yards = make_yards(lanes, own, with_loss=pack)
+        yards = make_yards(lanes, own, with_loss=ground.packs)
         if len(yards) == 1 and len(yards[0].cells) == 1 and len(yards[0].cells[0].options) == 1:
             return found
-        opening = tuple(_RANK * rank + _BUSY * ((pool.index in busy) != pack) for rank, pool in enumerate(pools))
-        return improve(lanes, yards, found, Taste(opening, _DEVICE, _LOSS if pack else 0), own)
+        opening = tuple(_RANK * rank + _BUSY * ground.avoids((pool.index,)) for rank, pool in enumerate(pools))
+        return improve(lanes, yards, found, Taste(opening, _DEVICE, _LOSS if ground.packs else 0), own)
     except OutOfSteps:
         return found
     finally:

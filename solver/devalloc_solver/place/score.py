@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from devalloc_solver.assignment import Entry, Placement
 from devalloc_solver.demand import Mode
 from devalloc_solver.holdings import Ledger
+from devalloc_solver.place.ground import Ground
 from devalloc_solver.place.partitions import largest, partitions
 from devalloc_solver.snapshot import Device, Snapshot
 
@@ -24,29 +25,20 @@ class Score:
     devices: int
     """distinct devices, likewise"""
     policy: tuple[int, ...]
-    """entries of shares, node and pools not in use (negated to spread), loss of large partitions, natural order"""
+    """entries of shares; node and pools that the policy avoids; what is lost of large partitions; natural order"""
 
 
-def score_of(
-    snapshot: Snapshot,
-    ledger: Ledger,
-    placements: Sequence[Placement],
-    node: str | None,
-    busy: set[int],
-    placement: str,
-) -> Score:
-    """``busy`` are the pools in use."""
+def score_of(ground: Ground, placements: Sequence[Placement], node: str | None) -> Score:
+    """The score of a unit's placements on a node."""
     entries = [entry for placed in placements for entry in placed.entries]
     pools = sorted({entry.device.pool for entry in entries})
     devices = {entry.device.index: entry.device for entry in entries}
-    sign = 1 if placement == "pack" else -1
-    busy_node = any(pool.index in busy for pool in snapshot.pools_by_node.get(node, ())) if node is not None else True
-    offsets = sum(index - snapshot.pools[device.pool].devices[0].index for index, device in devices.items())
+    offsets = sum(index - ground.snapshot.pools[device.pool].devices[0].index for index, device in devices.items())
     policy = (
         sum(entry.slot.mode is Mode.SHARE for entry in entries),
-        sign * (not busy_node),
-        sign * sum(pool not in busy for pool in pools),
-        loss(snapshot, ledger, entries) if placement == "pack" else 0,
+        ground.avoids_node(node),
+        ground.avoids(pools),
+        loss(ground.snapshot, ground.ledger, entries) if ground.packs else 0,
         sum(pools),
         offsets,
     )

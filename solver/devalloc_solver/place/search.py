@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from devalloc_solver.assignment import Placement
-from devalloc_solver.demand import Unit
+from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.place.asks import Asks, read_unit
 from devalloc_solver.place.choose import Chooser
+from devalloc_solver.place.ground import Ground
 from devalloc_solver.place.hand import hand_out
-from devalloc_solver.place.nodes import kind_of, nodes_of
+from devalloc_solver.place.nodes import fewest_pools, kind_of, nodes_of
 from devalloc_solver.place.polish import polish
 from devalloc_solver.place.score import Score, score_of
 from devalloc_solver.place.screen import Screen
+from devalloc_solver.place.simple import place_simple, simple_slot
 from devalloc_solver.place.site import Place, survey
 from devalloc_solver.place.steps import DEFAULT, Steps
 from devalloc_solver.snapshot import Snapshot
+
+TASTE = 64
+"""Nodes to look at for the sake of the policy alone, once nothing else can be better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,48 +47,84 @@ def place(
     Raises:
         OutOfSteps: the budget is spent, or the unit has something that this search does not handle.
     """
-    asks = read_unit(unit)
-    budget = Steps(steps)
-    busy = ledger.pools_in_use()
-    best: Found | None = None
-    seen: set[object] = set()
-    for node in nodes_of(asks, snapshot, busy, placement):
-        found = _on(asks, snapshot, ledger, node, busy, placement, budget, best, seen)
-        if found is not None and (best is None or found.score < best.score):
-            best = found
-    return best
+    ground = Ground(snapshot, ledger, placement)
+    seek = _Seek(ground, unit, Steps(steps))
+    for node in nodes_of(ground, unit):
+        seek.look(node)
+        if seek.is_over():
+            break
+    return seek.best
 
 
 def place_on(
     snapshot: Snapshot, ledger: Ledger, unit: Unit, node: Place, *, placement: str = "pack", steps: int = DEFAULT
 ) -> Found | None:
     """The same on one node (None: network devices only), whatever node the unit is pinned to."""
-    asks = read_unit(unit)
-    return _on(asks, snapshot, ledger, node, ledger.pools_in_use(), placement, Steps(steps), None, set())
+    seek = _Seek(Ground(snapshot, ledger, placement), unit, Steps(steps))
+    seek.look(node)
+    return seek.best
 
 
-def _on(
-    asks: Asks,
-    snapshot: Snapshot,
-    ledger: Ledger,
-    node: Place,
-    busy: set[int],
-    placement: str,
-    steps: Steps,
-    best: Found | None,
-    seen: set[object],
-) -> Found | None:
-    """The best on one node, if it may be better than ``best``; None for a node like one of ``seen``."""
-    site = survey(asks, snapshot, ledger, node)
-    kind = kind_of(site, busy)
-    if kind in seen:
-        return None
-    seen.add(kind)
-    chooser = Chooser(Screen(site), steps)
-    found = chooser.best(None if best is None else best.score.one_of)
-    if found is None:
-        return None
-    _, settled = found
-    cover = polish(settled, busy, placement, steps)
-    placements = hand_out(settled.lanes, cover, settled.chosen)
-    return Found(placements, score_of(snapshot, ledger, placements, node, busy, placement))
+class _Seek:
+    """Goes from node to node and keeps the best."""
+
+    def __init__(self, ground: Ground, unit: Unit, steps: Steps) -> None:
+        self.ground, self.unit, self.steps = ground, unit, steps
+        self.slot = simple_slot(unit)
+        self.best: Found | None = None
+        self.tasted = 0
+        """nodes looked at since goals 2 to 4 were reached"""
+        self._floor: tuple[int, int] | None = None
+        """(pools, devices) below which no node can be"""
+        self._asks: Asks | None = None
+        self._seen: set[object] = set()
+
+    def look(self, node: Place) -> None:
+        """Place the unit on a node, if that may be better than what was found so far."""
+        answer = True if self.slot is None else place_simple(self.ground, self.unit, self.slot, node)
+        found: Found | None = None
+        if not isinstance(answer, bool):
+            found = Found((answer[0],), answer[1])
+        elif answer:
+            found = self._search(node)
+        if found is not None and (self.best is None or found.score < self.best.score):
+            self.best = found
+
+    def is_over(self) -> bool:
+        """Whether no node after the last one can be better, or only in a preference that was sought for long enough.
+
+        Nodes come in the order of the policy, so those to come are no better than the best in that.
+        """
+        if self.best is None or not self._is_optimal(self.best.score):
+            return False
+        self.tasted += 1
+        _, node, pools, loss, *_ = self.best.score.policy
+        liked = not pools or (self.ground.packs and node)
+        return bool(liked and not loss) or self.tasted > TASTE
+
+    def _is_optimal(self, score: Score) -> bool:
+        """Whether goals 2 to 4 are as good as on any node could be."""
+        if self._floor is None:
+            slots = [detail[0] for demand in self.unit.demands for detail in demand.details]
+            plain = all(s.mode is Mode.WHOLE and not (s.requests or s.limits or s.portions) for s in slots)
+            devices = sum(slot.least for slot in slots) if plain else 0
+            self._floor = fewest_pools(self.ground.snapshot, self.unit), devices
+        return not any(score.one_of) and (score.pools, score.devices) == self._floor
+
+    def _search(self, node: Place) -> Found | None:
+        if self._asks is None:
+            self._asks = read_unit(self.unit)
+        ground = self.ground
+        site = survey(self._asks, ground.snapshot, ground.ledger, node)
+        kind = kind_of(ground, site)
+        if kind in self._seen:
+            return None
+        self._seen.add(kind)
+        chooser = Chooser(Screen(site), self.steps)
+        found = chooser.best(None if self.best is None else self.best.score.one_of)
+        if found is None:
+            return None
+        _, settled = found
+        cover = polish(ground, settled, self.steps)
+        placements = hand_out(settled.lanes, cover, settled.chosen)
+        return Found(placements, score_of(ground, placements, node))

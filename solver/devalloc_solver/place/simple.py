@@ -1,0 +1,123 @@
+"""The common question, answered at once: one slot that wants devices, nothing to weigh but which.
+
+Covers a single device whatever it draws, and several that draw nothing and fit into one pool. All else is for the
+search, which would answer the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from devalloc_solver.assignment import Entry, Placement
+from devalloc_solver.demand import Mode, Slot, Unit
+from devalloc_solver.place.ground import Ground
+from devalloc_solver.place.partitions import Draws, largest, partitions
+from devalloc_solver.place.score import Score
+from devalloc_solver.snapshot import Device, Pool
+
+
+def simple_slot(unit: Unit) -> Slot | None:
+    """The slot of a unit that is simple, or None."""
+    if len(unit.demands) > 1 or len(unit.demands[0].details) > 1 or len(unit.demands[0].details[0]) > 1:
+        return None
+    demand = unit.demands[0]
+    slot = demand.details[0][0]
+    if slot.mode is not Mode.WHOLE or slot.requests or slot.limits or slot.portions:
+        return None
+    if demand.relations or (slot.least > 1 and (slot.match or demand.match)):
+        return None
+    return None if demand.most is not None and slot.least > demand.most else slot
+
+
+def place_simple(ground: Ground, unit: Unit, slot: Slot, node: str | None) -> tuple[Placement, Score] | bool:
+    """Where the slot goes on one node; False when it does not fit, True when the search has to tell."""
+    names = (*slot.match, *unit.demands[0].match)
+    best: tuple[tuple[int, ...], Pool, list[Device]] | None = None
+    several = 0
+    for pool, devices in _free(ground, slot, node, names):
+        if slot.least == 1:
+            loss, device = _least_loss(ground, pool, devices)
+            chosen = [device]
+        elif any(device.draws for device in devices):
+            return True
+        elif len(devices) < slot.least:
+            several += len(devices)
+            continue
+        else:
+            loss, chosen = 0, devices[: slot.least]
+        rank = (ground.avoids((pool.index,)), loss, pool.index)
+        if best is None or rank < best[0]:
+            best = rank, pool, chosen
+    if best is None:
+        return several >= slot.least
+    (avoided, loss, _), pool, devices = best
+    demand = unit.demands[0]
+    placed = Placement(
+        demand,
+        None if pool.node is None and unit.is_free else node,
+        tuple(Entry(slot, device) for device in devices),
+    )
+    offsets = sum(device.index for device in devices) - len(devices) * pool.devices[0].index
+    chosen_index = () if slot.alternative is None else (slot.alternative,)
+    policy = (0, ground.avoids_node(node), avoided, loss, pool.index, offsets)
+    return placed, Score(chosen_index, 1, len(devices), policy)
+
+
+def _free(ground: Ground, slot: Slot, node: str | None, names: tuple[str, ...]) -> Iterator[tuple[Pool, list[Device]]]:
+    """The devices that the slot may have, pool by pool."""
+    snapshot, ledger = ground.snapshot, ground.ledger
+    accepted = slot.candidates.accepted
+    whole, shared = ledger.whole, ledger.shared
+    reached = snapshot.pools_by_node.get(None, ())
+    for pool in (*reached, *snapshot.pools_by_node.get(node, ())) if node is not None else reached:
+        found = []
+        for device in pool.devices:
+            index = device.index
+            if index not in accepted or index in whole or index in shared:
+                continue
+            if device.shareable or device.undefined is not None:
+                continue
+            if device.reach is not None and node not in device.reach:
+                continue
+            if any(name not in device.attributes for name in names):
+                continue
+            if (device.draws or device.compatibility is not None) and not _pool_allows(ground, pool, device):
+                continue
+            found.append(device)
+        if found:
+            yield pool, found
+
+
+def _pool_allows(ground: Ground, pool: Pool, device: Device) -> bool:
+    """Pool resources and compatibility groups, for one device (S12, S12a)."""
+    ledger = ground.ledger
+    if any(blocks > ledger.free_pool_blocks(pool.index, name) for name, blocks in device.draws):
+        return False
+    held = ledger.groups.get(pool.index) if device.compatibility is not None else None
+    return not held or held == {device.compatibility}
+
+
+def _least_loss(ground: Ground, pool: Pool, devices: list[Device]) -> tuple[int, Device]:
+    """The device that costs least of the largest partition; the first of equals."""
+    first = devices[0]
+    if not ground.packs or not first.draws:
+        return 0, first
+    shapes = partitions(pool, ground.ledger)
+    if not shapes:
+        return 0, first
+    free = {name: ground.ledger.free_pool_blocks(pool.index, name) for name in pool.resources}
+    losses: dict[Draws, int] = {}
+    for device in devices:
+        if device.draws not in losses:
+            left = dict(free)
+            for name, blocks in device.draws:
+                left[name] -= blocks
+            losses[device.draws] = loss_of(shapes, device.draws, free, left)
+    return min(((losses[device.draws], device) for device in devices), key=lambda pair: pair[0])
+
+
+def loss_of(shapes: list[tuple[int, Draws]], draws: Draws, free: dict[str, int], left: dict[str, int]) -> int:
+    """The same measure as the search has, for the part of the pool that the device draws on."""
+    drawn = {name for name, _ in draws}
+    near = [shape for shape in shapes if any(name in drawn for name, _ in shape[1])]
+    return largest(near, free) ** 2 - largest(near, left) ** 2
