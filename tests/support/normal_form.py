@@ -257,19 +257,19 @@ def _sets(instance: Instance, slot: Slot, place: Place) -> list[Taken]:
 # -- random instances ------------------------------------------------------------------------------------------------
 
 
-def random_instance(random: Random) -> Instance:
-    """A few devices and claims that meet the rules and each other."""
+def random_instance(random: Random, *, crowded: bool = False) -> Instance:
+    """A few devices and claims that meet the rules and each other; ``crowded``: equal claims for whole devices."""
     snapshot = _snapshot(random)
     sets = [_candidates(random, snapshot) for _ in range(random.choice([1, 2, 2, 3]))]
-    kinds = [_demand_shape(random, snapshot, sets) for _ in range(random.choice([1, 1, 2, 2]))]
+    kinds = [_demand_shape(random, snapshot, sets, crowded) for _ in range(random.choice([1, 1, 2, 2]))]
     units: list[Unit] = []
-    for number in range(random.choice([1, 2, 3, 3, 4])):
+    for number in range(random.choice([3, 3, 4, 5]) if crowded else random.choice([1, 2, 3, 3, 4])):
         kind = random.randrange(len(kinds))
         pin, demand = kinds[kind]
         claim = _claim(f"c{number}", demand.claim.priority)
         copy = _copy(demand, claim, kind)
         group = None
-        if random.random() < 0.1:
+        if random.random() < (0.03 if crowded else 0.1):
             other = _copy(random.choice(kinds)[1], _claim(f"c{number}b", demand.claim.priority), kind)
             units.append(Unit((copy, other), "group", pin))
             continue
@@ -294,12 +294,15 @@ def _snapshot(random: Random) -> Snapshot:
     pools: list[Pool] = []
     devices: list[Device] = []
     theme = random.choice(["plain", "shareable", "counters", "mixed", "mixed"])
+    lists = random.random() < 0.5
     for number in range(random.choice([1, 2, 2, 3])):
         node = random.choice([*nodes, *nodes, None])
         counters = {"c": Resource(1, random.choice([1, 2, 3]))} if theme in ("counters", "mixed") else {}
         members = []
-        for _ in range(random.choice([1, 2, 2, 3])):
-            shareable = theme == "shareable" or (theme == "mixed" and random.random() < 0.4)
+        alike = random.random() < 0.4
+        attributes, resources = _attributes(random, lists), _resources(random)
+        for _ in range(random.choice([1, 2, 2, 3, 4])):
+            shareable = theme == "shareable" or (theme == "mixed" and random.random() < (0.8 if alike else 0.4))
             reach = None
             if node is None and nodes and random.random() < 0.4:
                 reach = frozenset(random.sample(nodes, random.choice([1, len(nodes)])))
@@ -308,8 +311,8 @@ def _snapshot(random: Random) -> Snapshot:
                     index=len(devices) + len(members),
                     pool=number,
                     name=f"d{len(members)}",
-                    attributes=_attributes(random),
-                    resources=_resources(random),
+                    attributes=attributes if alike else _attributes(random, lists),
+                    resources=resources if alike else _resources(random),
                     draws=(("c", random.choice([1, 1, 2])),) if counters and random.random() < 0.7 else (),
                     undefined=None,
                     shareable=shareable,
@@ -335,12 +338,12 @@ def _resources(random: Random) -> dict[str, Resource]:
     return found
 
 
-def _attributes(random: Random) -> dict[str, object]:
+def _attributes(random: Random, lists: bool) -> dict[str, object]:
     found: dict[str, object] = {}
     for name in "ab":
         if random.random() < 0.85:
             found[name] = random.choice("xyz"[: random.choice([1, 2, 3])])
-            if random.random() < 0.25:
+            if lists and random.random() < 0.4:
                 found[name] = frozenset(random.sample("xyz", random.choice([1, 2, 2])))
     return found
 
@@ -350,17 +353,21 @@ def _candidates(random: Random, snapshot: Snapshot) -> Candidates:
     return Candidates({d.index: None for d in snapshot.devices if random.random() < chance}, ())
 
 
-def _demand_shape(random: Random, snapshot: Snapshot, sets: Sequence[Candidates]) -> tuple[str | None, Demand]:
+def _demand_shape(
+    random: Random, snapshot: Snapshot, sets: Sequence[Candidates], crowded: bool
+) -> tuple[str | None, Demand]:
     details = []
-    for index in range(random.choice([1, 1, 2, 2, 3])):
+    for index in range(random.choice([1, 1, 2] if crowded else [1, 1, 2, 2, 3])):
         count = random.choice([1, 1, 1, 2, 3])
         numbers: list[int | None] = [None] if count == 1 else [*range(count)]
-        details.append(tuple(_slot(random, snapshot, index, number, random.choice(sets)) for number in numbers))
+        details.append(
+            tuple(_slot(random, snapshot, index, number, random.choice(sets), crowded) for number in numbers)
+        )
     labels = [slot.label for detail in details for slot in detail]
     relations = []
-    for _ in range(random.choice([0, 0, 1, 1, 2])):
+    for _ in range(random.choice([0, 0, 1] if crowded else [0, 0, 1, 1, 2])):
         scope = labels if random.random() < 0.5 else random.sample(labels, random.randint(1, len(labels)))
-        relations.append(Relation(random.choice("ab"), random.random() < 0.4, frozenset(scope)))
+        relations.append(Relation(random.choice("ab"), random.random() < (0.1 if crowded else 0.4), frozenset(scope)))
     pin = random.choice(["n1", "n2", "n3"]) if random.random() < 0.1 else None
     demand = Demand(
         claim=_claim("", random.choice([0, 0, 0, 1])),
@@ -378,8 +385,16 @@ def _lists(snapshot: Snapshot) -> bool:
     return any(isinstance(value, frozenset) for d in snapshot.devices for value in d.attributes.values())
 
 
-def _slot(random: Random, snapshot: Snapshot, index: int, alternative: int | None, candidates: Candidates) -> Slot:
-    mode = random.choices([Mode.WHOLE, Mode.EVERY, Mode.ADMIN_COUNT, Mode.ADMIN_ALL], weights=[8, 1, 1, 1])[0]
+def _slot(
+    random: Random,
+    snapshot: Snapshot,
+    index: int,
+    alternative: int | None,
+    candidates: Candidates,
+    crowded: bool,
+) -> Slot:
+    modes = [Mode.WHOLE, Mode.EVERY, Mode.ADMIN_COUNT, Mode.ADMIN_ALL]
+    mode = Mode.WHOLE if crowded else random.choices(modes, weights=[8, 1, 1, 1])[0]
     least = random.choice([1, 1, 1, 2]) if mode in (Mode.WHOLE, Mode.ADMIN_COUNT) else 1
     most: int | None = least
     if mode is Mode.WHOLE and random.random() < 0.1:
@@ -390,18 +405,19 @@ def _slot(random: Random, snapshot: Snapshot, index: int, alternative: int | Non
     if match:
         having = {i: None for i in candidates.accepted if "b" in snapshot.devices[i].attributes}
         candidates = Candidates(having, ())
-    portion = (("m", random.choice([1, SCALE, SCALE, SCALE, 2 * SCALE])),)
+    portion = (("m", random.choice([1, SCALE, SCALE, SCALE, SCALE, 2 * SCALE])),)
+    with_k = (*portion, ("k", random.choice([0, 1])))
     portions = {}
     for i in candidates.accepted:
         device = snapshot.devices[i]
-        if device.shareable and random.random() < 0.95:
-            portions[i] = (*portion, ("k", random.choice([0, 1]))) if "k" in device.resources else portion
+        if device.shareable and random.random() < 0.97:
+            portions[i] = with_k if "k" in device.resources else portion
     requests = {"m": random.choice([1, 3]) * SCALE} if mode is Mode.WHOLE and random.random() < 0.1 else {}
     return Slot(index, alternative, None, mode, least, most, requests, {}, match, candidates, portions)
 
 
 def _holdings(random: Random, snapshot: Snapshot) -> Iterator[Holding]:
     for device in snapshot.devices:
-        if random.random() < 0.12:
-            amounts = (("m", random.choice([1, 2, 3]) * SCALE),) if device.shareable else None
+        if random.random() < 0.1:
+            amounts = (("m", random.choice([1, 1, 2, 3]) * SCALE),) if device.shareable else None
             yield Holding(("held", f"h{device.index}"), 0, (Held(device.index, amounts),))

@@ -1,6 +1,6 @@
 """The exact model against exhaustive search over every answer, on tiny instances of the normal form.
 
-DEVALLOC_FUZZ_EXAMPLES sets how many (default 300 for each start).
+DEVALLOC_FUZZ_EXAMPLES sets how many (default 150 of each kind).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.normal_form import (
     score,
 )
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
 BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 
@@ -66,12 +66,12 @@ def _objections_anywhere(instance: Instance, unit: Unit, option: Option) -> list
     return min(found, key=len)
 
 
-@pytest.mark.parametrize("start", [0, 1_000_000])
-def test_every_goal_is_reached_and_every_rule_kept(start: int) -> None:
+@pytest.mark.parametrize("crowded", [False, True])
+def test_every_goal_is_reached_and_every_rule_kept(crowded: bool) -> None:
     wrong = {}
     judged = 0
-    for seed in range(start, start + EXAMPLES):
-        told = disagreements(random_instance(Random(seed)))
+    for seed in range(EXAMPLES):
+        told = disagreements(random_instance(Random(seed), crowded=crowded))
         judged += told is not None
         if told:
             wrong[seed] = told
