@@ -1,0 +1,253 @@
+"""The judge of resource.k8s.io passes what the solver answers, and notices every way in which an answer is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.support.dra_differential import ours, violations
+from tests.support.dra_instances import Instance, instance
+
+Results = list[dict[str, Any]]
+Mutation = Callable[[Instance, Results, Random], bool]
+"""Spoils an instance or its results; False where there is nothing to spoil."""
+
+SEEDS = range(3000, 3240)
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def mutation(act: Mutation) -> Mutation:
+    MUTATIONS[act.__name__] = act
+    return act
+
+
+def _entry(results: Results, rng: Random) -> dict[str, Any] | None:
+    entries = _entries(results)
+    return rng.choice(entries) if entries else None
+
+
+def _entries(results: Results) -> list[dict[str, Any]]:
+    return [entry for result in results for entry in result.get("devices", {}).get("results", ())]
+
+
+def _manifests(given: Instance, entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """The device of an entry, in every slice that has it."""
+    return [
+        device
+        for one in given["input"]["slices"]
+        if (one["spec"]["driver"], one["spec"]["pool"]["name"]) == (entry["driver"], entry["pool"])
+        for device in one["spec"].get("devices", ())
+        if device["name"] == entry["device"]
+    ]
+
+
+def _set(key: str, value: object) -> Mutation:
+    """Give an entry another value of a field."""
+
+    def act(given: Instance, results: Results, rng: Random) -> bool:
+        entry = _entry(results, rng)
+        if entry is None or (entry.get(key) or None) == value:
+            return False
+        entry[key] = value
+        return True
+
+    return act
+
+
+MUTATIONS["another_device"] = _set("device", "none")
+MUTATIONS["another_pool"] = _set("pool", "none")
+MUTATIONS["another_driver"] = _set("driver", "none.io")
+MUTATIONS["another_request"] = _set("request", "none")
+MUTATIONS["other_tolerations"] = _set("tolerations", [{"key": "zz", "operator": "Exists"}])
+MUTATIONS["other_conditions"] = _set("bindingConditions", ["zz"])
+MUTATIONS["no_conditions"] = _set("bindingFailureConditions", None)
+MUTATIONS["no_share"] = _set("shareID", None)
+MUTATIONS["other_amounts"] = _set("consumedCapacity", {"m": "7"})
+
+
+@mutation
+def a_device_less(given: Instance, results: Results, rng: Random) -> bool:
+    for result in results:
+        if result.get("devices", {}).get("results"):
+            result["devices"]["results"].pop()
+            return True
+    return False
+
+
+@mutation
+def a_device_twice(given: Instance, results: Results, rng: Random) -> bool:
+    for result in results:
+        if result.get("devices", {}).get("results"):
+            result["devices"]["results"].append(dict(result["devices"]["results"][0]))
+            return True
+    return False
+
+
+@mutation
+def a_result_less(given: Instance, results: Results, rng: Random) -> bool:
+    results.pop()
+    return True
+
+
+@mutation
+def other_admin_access(given: Instance, results: Results, rng: Random) -> bool:
+    entry = _entry(results, rng)
+    if entry is not None:
+        entry["adminAccess"] = not entry.get("adminAccess")
+    return entry is not None
+
+
+@mutation
+def a_config_more(given: Instance, results: Results, rng: Random) -> bool:
+    config = results[0].setdefault("devices", {}).setdefault("config", [])
+    config.append({"source": "FromClass", "opaque": {"driver": "zz", "parameters": {}}})
+    return True
+
+
+@mutation
+def a_config_less(given: Instance, results: Results, rng: Random) -> bool:
+    return any(result["devices"]["config"].pop() for result in results if result.get("devices", {}).get("config"))
+
+
+@mutation
+def another_place(given: Instance, results: Results, rng: Random) -> bool:
+    requirement = {"key": "metadata.name", "operator": "In", "values": ["elsewhere"]}
+    results[0]["nodeSelector"] = {"nodeSelectorTerms": [{"matchFields": [requirement]}]}
+    return True
+
+
+@mutation
+def no_place(given: Instance, results: Results, rng: Random) -> bool:
+    return results[0].pop("nodeSelector", None) is not None
+
+
+@mutation
+def in_use(given: Instance, results: Results, rng: Random) -> bool:
+    entry = _entry(results, rng)
+    if entry is None or entry.get("adminAccess"):
+        return False
+    given["input"]["allocatedDevices"].append({key: entry[key] for key in ("driver", "pool", "device")})
+    return True
+
+
+@mutation
+def a_share_in_use(given: Instance, results: Results, rng: Random) -> bool:
+    entry = _entry(results, rng)
+    if entry is None or entry.get("adminAccess"):
+        return False
+    key = {name: entry[name] for name in ("driver", "pool", "device")}
+    given["input"]["allocatedSharedDeviceIDs"].append({**key, "shareID": entry.get("shareID", "a")})
+    return True
+
+
+@mutation
+def no_capacity_left(given: Instance, results: Results, rng: Random) -> bool:
+    entry = _entry(results, rng)
+    taken = {name: amount for name, amount in (entry or {}).get("consumedCapacity", {}).items() if amount != "0"}
+    if entry is None or entry.get("adminAccess") or not taken:
+        return False
+    key = {name: entry[name] for name in ("driver", "pool", "device")}
+    given["input"]["aggregatedCapacity"].append({**key, "consumedCapacity": dict.fromkeys(taken, "200E")})
+    return True
+
+
+@mutation
+def tainted(given: Instance, results: Results, rng: Random) -> bool:
+    entry = _entry(results, rng)
+    everything = {"operator": "Exists"}
+    if entry is None or everything in entry.get("tolerations", ()) or not given["features"]["DeviceTaints"]:
+        return False
+    for device in _manifests(given, entry):
+        device["taints"] = [{"key": "unheard", "effect": "NoExecute"}]
+    return True
+
+
+@mutation
+def no_counters_left(given: Instance, results: Results, rng: Random) -> bool:
+    entry = _entry(results, rng)
+    if entry is None or entry.get("adminAccess"):
+        return False
+    draws = [
+        draw
+        for device in _manifests(given, entry)
+        for draw in device.get("consumesCounters", ())
+        if any(amount["value"] != "0" for amount in draw["counters"].values())
+    ]
+    held = (entry["driver"], entry["pool"], entry["device"])
+    used = given["input"]["allocatedSharedDeviceIDs"]
+    if not draws or any((one["driver"], one["pool"], one["device"]) == held for one in used):
+        return False
+    for one in given["input"]["slices"]:
+        for counters in one["spec"].get("sharedCounters", ()):
+            counters["counters"] = {name: {"value": "0"} for name in counters["counters"]}
+    return True
+
+
+@mutation
+def an_incomplete_pool(given: Instance, results: Results, rng: Random) -> bool:
+    entry = _entry(results, rng)
+    for one in given["input"]["slices"] if entry is not None else ():
+        if (one["spec"]["driver"], one["spec"]["pool"]["name"]) == (entry["driver"], entry["pool"]):
+            one["spec"]["pool"]["resourceSliceCount"] += 7
+    return entry is not None
+
+
+@mutation
+def a_constraint(given: Instance, results: Results, rng: Random) -> bool:
+    devices = given["input"]["claimsToAllocate"][0]["spec"]["devices"]
+    devices.setdefault("constraints", []).append({"matchAttribute": "zz.io/none"})
+    return bool(results[0].get("devices", {}).get("results"))
+
+
+@mutation
+def a_selector(given: Instance, results: Results, rng: Random) -> bool:
+    for one in given["input"]["classes"]:
+        one["spec"].setdefault("selectors", []).append({"cel": {"expression": 'device.driver == "none"'}})
+    return bool(_entries(results))
+
+
+@mutation
+def a_device_more_for_all(given: Instance, results: Results, rng: Random) -> bool:
+    """A slice with another device that an ``All`` request of any class would have to have."""
+    every = [
+        request["exactly"]
+        for claim in given["input"]["claimsToAllocate"]
+        for request in claim["spec"]["devices"]["requests"]
+        if request.get("exactly", {}).get("allocationMode") == "All"
+    ]
+    if not any(one["deviceClassName"] != "a" and not one.keys() & {"selectors", "capacity"} for one in every):
+        return False
+    device = {"name": "more", "attributes": {"ok": {"bool": True}}}
+    pool = {"name": "more", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "c.io", "pool": pool, "allNodes": True, "devices": [device]}
+    given["input"]["slices"].append({"metadata": {"name": "more"}, "spec": spec})
+    return True
+
+
+@cache
+def _answered() -> list[tuple[Instance, Results]]:
+    drawn = [instance(Random(seed)) for seed in SEEDS]
+    answers = [(one, ours(one).results) for one in drawn]
+    return [(one, results) for one, results in answers if results]
+
+
+def test_answers_of_the_solver_pass() -> None:
+    assert len(_answered()) > 90
+    for given, results in _answered():
+        assert violations(given, results) == []
+
+
+@pytest.mark.parametrize("name", sorted(MUTATIONS))
+def test_a_spoiled_answer_is_noticed(name: str) -> None:
+    spoiled = 0
+    for number, (given, results) in enumerate(_answered()):
+        other, changed = deepcopy(given), deepcopy(results)
+        if MUTATIONS[name](other, changed, Random(number)):
+            spoiled += 1
+            assert violations(other, changed), (number, given, changed)
+    assert spoiled >= 2
