@@ -51,7 +51,7 @@ class Chooser:
                 yield chosen
             return
         for ask in asks.of(asks.details[detail] & allowed):
-            self.steps.spend()
+            self.steps.spend(1 if asks.details[detail] == ask.bit else len(asks.details))
             if not self._keeps_order(detail, ask.bit, chosen):
                 continue
             picked = chosen | ask.bit

@@ -77,6 +77,7 @@ class _Values:
     done: bool = False
 
     def go(self, ties: list[int], takers: list[int], agreed: dict[int, object]) -> None:
+        self.steps.spend(10 + len(takers))
         if not self.screen.may_fit(self.chosen, takers):
             return
         if not ties:

@@ -1,0 +1,202 @@
+"""The exact placement of one unit, as a specification: what is placed where, and what is proven not to fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks.bench_hard import Question, questions
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.intake import read_documents
+from devalloc_solver.place import Found, OutOfSteps, place, place_on
+from devalloc_solver.stages import Prepared, prepare
+from tests.support.manifests import allocated, claim, device, device_class, entry, pool
+
+GPU, NIC = device_class("gpu", driver="gpu"), device_class("nic", driver="nic")
+WATCH = device_class("watch", driver="gpu", adminAccess=True)
+HARD = [pytest.param(question, id=f"{question.family}: {question.name}") for question in questions()]
+
+
+def prepared(*documents: dict[str, Any]) -> Prepared:
+    found = prepare(read_documents([GPU, NIC, WATCH, *documents]))
+    assert not found.refused
+    return found
+
+
+def placed(*documents: dict[str, Any], placement: str = "pack") -> Found | None:
+    """Where the only waiting unit goes."""
+    found = prepared(*documents)
+    (unit,) = found.units
+    return place(found.snapshot, Ledger.of(found.snapshot, found.holdings), unit, placement=placement)
+
+
+def devices(found: Found | None) -> list[str]:
+    """The devices of all claims, in the order of the entries."""
+    assert found is not None
+    return [entry.device.name for placement in found.placements for entry in placement.entries]
+
+
+def pools(found: Found | None, documents: Prepared) -> set[str]:
+    assert found is not None
+    return {documents.snapshot.pools[e.device.pool].name for p in found.placements for e in p.entries}
+
+
+def gpus(name: str, count: int, node: str | None = "n1", **attributes: Any) -> dict[str, Any]:
+    return pool(name, node, devices=[device(f"g{i}", attributes=attributes or {"k": i}) for i in range(count)])
+
+
+def want(**detail: Any) -> dict[str, Any]:
+    return {"deviceClass": "gpu", **detail}
+
+
+# -- hard questions --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", HARD)
+def test_hard_questions_are_settled_within_a_tenth_of_the_budget(question: Question) -> None:
+    found = prepare(read_documents(question.documents))
+    answer = place(found.snapshot, Ledger.of(found.snapshot, found.holdings), found.units[0], steps=3_000)
+    assert (answer is not None) is question.fits
+
+
+def test_a_budget_that_is_spent_is_no_answer() -> None:
+    (question,) = [
+        q for q in questions() if q.name == "8 GPUs, one pool" and q.family.startswith("7 eighths a GPU and 2")
+    ]
+    found = prepare(read_documents(question.documents))
+    with pytest.raises(OutOfSteps):
+        place(found.snapshot, Ledger.of(found.snapshot, found.holdings), found.units[0], steps=20)
+
+
+def test_the_room_imports_no_solver() -> None:
+    heavy = "{'ortools', 'numpy', 'pandas'}"
+    script = f"import sys, devalloc_solver.place; print({{m.partition('.')[0] for m in sys.modules}} & {heavy})"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"set()\n"
+
+
+# -- goals -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_alternative_that_fits_is_chosen_even_if_it_needs_more_pools() -> None:
+    one_of = {"oneOf": [want(requests={"count": 3}), want(requests={"count": 1})]}
+    found = placed(gpus("a", 2), gpus("b", 2), claim("c", one_of))
+    assert found is not None
+    assert found.score.one_of == (0,)
+    assert found.score.pools == 2
+
+
+def test_alternatives_are_compared_from_the_first_detail_on() -> None:
+    """(0, 1) comes before (1, 0), whatever pools and devices they cost."""
+    small, big = want(constraints="device.k == 's'"), want(constraints="device.k == 'b'", requests={"count": 2})
+    documents = [gpus("small", 1, k="s"), gpus("big", 2, k="b")]
+    found = placed(*documents, claim("c", {"oneOf": [big, small]}, {"oneOf": [big, small]}))
+    assert found is not None
+    assert found.score.one_of == (0, 1)
+
+
+def test_fewest_pools_come_before_fewest_devices() -> None:
+    """Four devices of one pool, rather than one of each of two pools."""
+    many = pool("many", devices=[device(f"m{i}", resources={"memory": 4}) for i in range(4)])
+    big = [pool(f"big{i}", devices=[device("b", resources={"memory": 8})]) for i in range(2)]
+    found = placed(many, *big, claim("c", want(requests={"count": 1, "memory": 16}, limits={"count": 4})))
+    assert found is not None
+    assert (found.score.pools, found.score.devices) == (1, 4)
+
+
+def test_an_admin_looks_at_devices_that_the_claim_has_anyway() -> None:
+    found = placed(
+        gpus("a", 4), claim("c", want(requests={"count": 2}), {"deviceClass": "watch", "requests": {"count": 2}})
+    )
+    assert devices(found) == ["g0", "g1", "g0", "g1"]
+
+
+def test_claims_of_a_group_share_a_node_and_no_device() -> None:
+    group = {"annotations": {"devalloc.io/group": "vm"}}
+    one, other = claim("c1", want(requests={"count": 2}), **group), claim("c2", want(), **group)
+    found = placed(gpus("a", 2, "n1"), gpus("b", 3, "n2"), one, other)
+    assert found is not None
+    assert [p.node for p in found.placements] == ["n2", "n2"]
+    assert sorted(devices(found)) == ["g0", "g1", "g2"]
+    assert placed(gpus("a", 2, "n1"), gpus("b", 2, "n2"), one, other) is None
+
+
+def test_network_devices_alone_name_no_node_unless_pinned() -> None:
+    alone = placed(gpus("net", 1, None), gpus("a", 1, "n1", k="x"), claim("c", want(constraints="device.k == 0")))
+    assert alone is not None
+    assert alone.placements[0].node is None
+    pinned = claim("c", want(), annotations={"devalloc.io/node": "n7"})
+    found = placed(gpus("net", 1, None), gpus("a", 1, "n1"), pinned)
+    assert found is not None
+    assert found.placements[0].node == "n7"
+
+
+# -- policy ----------------------------------------------------------------------------------------------------------
+
+
+def test_pack_takes_the_pool_in_use_and_spread_the_other() -> None:
+    held = allocated(claim("held", want()), [entry("b", "g0")], node="n1")
+    documents = [gpus("a", 2), gpus("b", 3), held, claim("c", want())]
+    assert devices(placed(*documents)) == ["g1"]
+    assert devices(placed(*documents, placement="spread")) == ["g0"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_pack_breaks_into_as_few_cards_as_it_must(count: int) -> None:
+    """Two cards in one pool; a quarter of the second is gone, so its other quarters go first."""
+    parts = []
+    for card in ("one", "two"):
+        parts.append(device(f"{card}-whole", attributes={"size": 4}, requests={card: 4}))
+        parts += [device(f"{card}-{i}", attributes={"size": 1}, requests={card: 1}) for i in range(4)]
+    cards = pool("cards", resources={"one": "4", "two": "4"}, devices=parts)
+    held = allocated(claim("held", want()), [entry("cards", "two-0")], node="n1")
+    wanted = want(constraints="device.size == 1", requests={"count": count})
+    assert all(name.startswith("two") for name in devices(placed(cards, held, claim("c", wanted))))
+
+
+def test_names_come_in_natural_order() -> None:
+    documents = [pool("p", devices=[device(f"g{i}") for i in (10, 9, 2, 1)])]
+    assert devices(placed(*documents, claim("c", want(requests={"count": 3})))) == ["g1", "g2", "g9"]
+
+
+# -- shares ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_share_is_split_only_where_it_must_be_and_no_finer_than_blocks() -> None:
+    parts = [device(f"d{i}", resources={"memory": "10/4"}) for i in range(3)]
+    found = placed(pool("p", devices=parts), claim("c", want(requests={"memory": 10})))
+    assert found is not None
+    (placement,) = found.placements
+    blocks = [(e.device.name, [(name, nano // 4 // 10**9) for name, nano in e.amounts]) for e in placement.entries]
+    assert blocks == [("d0", [("memory", 2)]), ("d1", [("memory", 1)])]
+
+
+def test_shares_of_several_claims_fill_up_a_device_before_another() -> None:
+    group = {"annotations": {"devalloc.io/group": "vm"}}
+    parts = [device(f"d{i}", resources={"memory": 8}) for i in range(3)]
+    claims = [claim(f"c{i}", want(requests={"memory": 4}), **group) for i in range(4)]
+    found = placed(pool("p", devices=parts), *claims)
+    assert found is not None
+    assert found.score.devices == 2
+
+
+def test_whole_takers_and_shares_never_meet() -> None:
+    parts = [device(f"d{i}", resources={"memory": 8}) for i in range(2)]
+    both = claim("c", want(), want(requests={"memory": 9}))
+    assert placed(pool("p", devices=parts), both) is None
+    assert placed(pool("p", devices=[*parts, device("d2", resources={"memory": 1})]), both) is not None
+
+
+# -- one node --------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_node_is_placed_on_as_the_whole_fleet_would_be() -> None:
+    documents = prepared(gpus("a", 1, "n1"), gpus("b", 2, "n2"), claim("c", want(requests={"count": 2})))
+    ledger = Ledger.of(documents.snapshot, ())
+    (unit,) = documents.units
+    assert place_on(documents.snapshot, ledger, unit, "n1") is None
+    found = place_on(documents.snapshot, ledger, unit, "n2")
+    assert found == place(documents.snapshot, ledger, unit)
+    assert pools(found, documents) == {"b"}
