@@ -105,6 +105,10 @@ def compare(instance: Instance, peer: Peer) -> Comparison:
             difference = known_difference(instance, their, verdict)
         if difference is None:
             complaints.append(f"theirs has better choices than the oracle: {choices(instance, their)}")
+    if our.results and their.results and _devices(our.results) == _devices(their.results):
+        mine, other = _normal(our.results), _normal(their.results)
+        if mine != other:
+            complaints.append(f"result is written otherwise: {json.dumps(mine)} instead of {json.dumps(other)}")
     return Comparison(tuple(complaints), difference, our.outcome)
 
 
@@ -151,6 +155,25 @@ def choices(instance: Instance, opinion: Opinion) -> tuple[int | None, ...]:
             chosen = [number for number, name in enumerate(names) if name in named]
             found.append(chosen[0] if chosen else len(names) if names else None)
     return tuple(found)
+
+
+def _devices(results: list[dict[str, Any]]) -> list[list[tuple[str, ...]]]:
+    """Who got what, in no order."""
+    keys = ("request", "driver", "pool", "device")
+    return [
+        sorted(tuple(entry[key] for key in keys) for entry in result.get("devices", {}).get("results", ()))
+        for result in results
+    ]
+
+
+def _normal(value: Any) -> Any:
+    """Without what is empty, share ids, and the order of lists."""
+    if isinstance(value, dict):
+        parts = {key: "share" if key == "shareID" else _normal(part) for key, part in value.items()}
+        return {key: parts[key] for key in sorted(parts) if parts[key] not in (None, False, "", [], {})}
+    if isinstance(value, list):
+        return sorted(map(_normal, value), key=lambda part: json.dumps(part, sort_keys=True))
+    return value
 
 
 def known_difference(instance: Instance, their: Opinion, verdict: Verdict) -> str | None:

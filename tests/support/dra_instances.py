@@ -48,7 +48,7 @@ RARE = ("gates off", "limits", "overflow", "failing selectors", "unreadable attr
 NODE = "n1"
 LABELS = {"zone": "a", "rack": "7"}
 DRIVERS = ("a.io", "b.io")
-AMOUNTS = ("1", "1", "2", "2", "3", "4", "500m", "1500m", "2e0", "1Ki", "0")
+AMOUNTS = ("1", "1", "2", "2", "3", "4", "500m", "1500m", "0.5", "1000m", "2000", "2048", "1Ki", "0.5Ki", "0")
 
 
 def instance(rng: Random) -> Instance:
@@ -171,6 +171,7 @@ class _Drawing:
             _requirement("rack", "Exists"),
             _requirement("zone", "NotIn", "b"),
             _requirement("rack", "Gt", "5"),
+            _requirement("rack", "Lt", "7"),
             _requirement("gone", "DoesNotExist"),
             _requirement("zone", "In", "b"),
         ]
@@ -230,6 +231,9 @@ class _Drawing:
         }
         if self.has("lists", 0.8):
             found["x.org/root"] = {"strings": sorted(rng.sample("rstu", rng.choice([1, 2, 2, 3])))}
+            found["firmware"] = rng.choice(
+                [{"versions": ["1.2.3", "2.0.0"]}, {"versions": ["2.0.0"]}, {"version": "2.0.0"}]
+            )
             found["numa"] = rng.choice([{"ints": sorted(rng.sample(range(3), 2))}, {"int": 1}, {"int": 0}])
         if rng.random() < 0.1 and "failing selectors" not in self.themes:
             # The same under its full name, which a constraint looks at first; upstream's CEL takes either.
@@ -327,7 +331,7 @@ class _Drawing:
             return []
         drivers = sorted({driver for driver, _, _ in self.devices})
         names = ["x.org/root", "x.org/root"]
-        names += [f"{driver}/{name}" for driver in drivers for name in ("numa", "model", "serial")]
+        names += [f"{driver}/{name}" for driver in drivers for name in ("numa", "model", "serial", "firmware", "ok")]
         return [self.rng.choice(names) for _ in range(self.rng.choice([1, 1, 2]))]
 
     def request(self, name: str) -> Manifest:

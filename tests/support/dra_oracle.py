@@ -637,6 +637,12 @@ def _must(value: Any) -> Any:
     return value
 
 
+def _scalar(value: Any) -> Any:
+    if isinstance(value, list):
+        raise LookupError("no such overload")
+    return _must(value)
+
+
 def _memory(device: _Device, domain: str | None = None) -> Fraction | None:
     found = (device.manifest.get("capacity") or {}).get("m") if domain in (None, device.driver) else None
     return None if found is None else quantity(found["value"])
@@ -649,7 +655,7 @@ _MEANING: dict[str, Callable[[_Device], bool]] = {
     'device.attributes["x.org"].?root.orValue("") == "r"': lambda d: _own(d, "root", "x.org") == "r",
     "device.attributes[device.driver].serial < 3": lambda d: _must(_own(d, "serial")) < 3,
     'device.attributes[device.driver].firmware.isGreaterThan(semver("1.9.9"))': lambda d: (
-        _must(_own(d, "firmware")) > "1.9.9"
+        _scalar(_own(d, "firmware")) > "1.9.9"
     ),
     'has(device.capacity[device.driver].m) && device.capacity[device.driver].m.compareTo(quantity("3")) >= 0': (
         lambda d: (_memory(d) or 0) >= 3
