@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_ALIKE = str.maketrans({"-": None, "_": None, "o": "0", "l": "1"})
 LONGEST = 100
 """Characters of a word that are compared: a longer one is no slip of the pen."""
 
@@ -12,7 +13,7 @@ LONGEST = 100
 def nearest(word: str, known: Iterable[str], *, alike: float = 0.6) -> str | None:
     """The known word that is nearest to ``word``, or None when none is near.
 
-    Case, ``-`` and ``_`` do not count. ``alike`` is how much of two words must be the same, from 0 to 1. Of several
+    Case, ``-`` and ``_`` do not count, and o is as good as 0, l as 1. ``alike`` is how much of two words must be the same, from 0 to 1. Of several
     near ones the one with the fewest slips is told, then one as long as the word, then the first in order.
     """
     wanted = _folded(word[:LONGEST])
@@ -23,7 +24,7 @@ def nearest(word: str, known: Iterable[str], *, alike: float = 0.6) -> str | Non
 
 
 def _folded(word: str) -> str:
-    return word.lower().replace("-", "").replace("_", "")
+    return word.lower().translate(_ALIKE)
 
 
 def _slips(one: str, other: str) -> int:

@@ -114,7 +114,7 @@ def _funnel_rows(funnel: Answer) -> Iterable[list[Cell]]:
     yield [str(funnel["matching"]), "match", ""]
     if funnel["inUse"]:
         users = [f"{user['namespace']}/{user['name']} ({user['count']})" for user in funnel["usedBy"]]
-        more = f", {len(users) - 3} more" if len(users) > 3 else ""
+        more = f", {funnel['users'] - 3} more" if funnel["users"] > 3 else ""
         yield [str(funnel["inUse"]), "of those are in use", ", ".join(users[:3]) + more]
     yield [str(funnel["free"]), "are free", ""]
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from devalloc_solver import cel
 from devalloc_solver.assignment import Placement
 from devalloc_solver.blockers.claims import Releases
 from devalloc_solver.blockers.details import members
@@ -17,11 +19,11 @@ from devalloc_solver.blockers.offers import ClaimOffers
 from devalloc_solver.blockers.question import Finder, Question, Undecided
 from devalloc_solver.blockers.slips import Slips
 from devalloc_solver.blockers.structure import Offers, short_reason, unmatched_details, why_impossible
-from devalloc_solver.blockers.supply import shared_limits
-from devalloc_solver.demand import Demand, Unit
+from devalloc_solver.blockers.supply import shared_limits, shares_limits
+from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.funnel import Funnel, Funnels, shortage
-from devalloc_solver.holdings import Holding, Key, Ledger, node_of
+from devalloc_solver.holdings import Holding, Key, node_of
 from devalloc_solver.intake import Intake
 from devalloc_solver.reasons import VERDICTS, Reason
 from devalloc_solver.snapshot import Snapshot
@@ -72,16 +74,16 @@ class Explainer:
     funnels: Funnels = field(init=False)
     releases: Releases = field(init=False)
     slips: Slips = field(init=False)
+    limits: Edit = field(init=False, default_factory=shared_limits)
 
     def __post_init__(self) -> None:
         self.given = tuple(placement.holding() for placement in self.placements)
         self.before, self.in_use = tuple(self.holdings), (*self.holdings, *self.given)
         held = self.in_use
         self.priorities = {h.claim: h.priority for h in held}
-        self.finder = Finder(self.ends)
+        self.finder = Finder(self.snapshot, partial(_reads, self.eligibility), self.ends)
         self.funnels = Funnels(self.snapshot, held)
-        releasable = [h for h in held if h.items]
-        self.releases = Releases(self.snapshot, releasable, frozenset(h.claim for h in self.given))
+        self.releases = Releases(self.snapshot, held, frozenset(h.claim for h in self.given))
         self.slips = Slips(self.snapshot, self.eligibility)
 
     def explain(self, unit: Unit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
@@ -170,9 +172,10 @@ class Explainer:
 
     def _exhausted(self, unit: Unit) -> str:
         """Devices are free, and yet it does not fit."""
-        question = applied(self._question(unit, self.in_use), [shared_limits()])
+        question = self._question(unit, self.in_use)
         try:
-            return _DRAWN if self.finder.fits(question) else _NOT_TOGETHER
+            drawn = shares_limits(question) and self.finder.fits(applied(question, [self.limits]))
+            return _DRAWN if drawn else _NOT_TOGETHER
         except Undecided:
             return _NOT_TOGETHER
 
@@ -233,7 +236,8 @@ class Explainer:
     def _offers(self, unit: Unit, member: Key | None = None) -> Offers:
         """What the unit offers to be taken away, or one member of it."""
         demands = tuple(d for d in unit.demands if member in (None, d.key))
-        return ClaimOffers(self.eligibility, self.snapshot, replace(unit, demands=demands), self._bound_by(unit))
+        part = replace(unit, demands=demands)
+        return ClaimOffers(self.eligibility, self.snapshot, part, self.limits, self._bound_by(unit))
 
     def _bound_by(self, unit: Unit) -> tuple[Key, ...]:
         """The members of a group that are on its node already, and so bind the others."""
@@ -266,12 +270,12 @@ class Explainer:
             return _EXCLUSIVE
         return "no one node has all that is requested together, even when nothing is in use"
 
-    def _shortage(self, unit: Unit, held: Sequence[Holding]) -> str:
-        ledger = self.funnels.ledger if held else Ledger(self.snapshot)
+    def _shortage(self, unit: Unit, held: tuple[Holding, ...]) -> str:
         free = "free " if held else ""
+        counting = self.finder.counting
         for demand in unit.demands:
             for detail in demand.details:
-                told = [shortage(self.snapshot, demand, slot, ledger, free=free, pin=unit.pin) for slot in detail]
+                told = [shortage(counting, demand, slot, held, free=free, pin=unit.pin) for slot in detail]
                 if all(told):
                     return told[0]
         return ""
@@ -308,6 +312,19 @@ def _message(funnels: Sequence[Funnel], finding: Finding) -> str:
     worst = min(funnels, key=lambda f: (f.free - f.slot.least, f.slot.detail))
     told = f"request {worst.slot.label}: " if len(funnels) > 1 else ""
     return f"{VERDICTS[finding.reason]}: {told}{_joined(worst.sentence(), finding.tail)}"
+
+
+def _reads(eligibility: Eligibility, slot: Slot) -> frozenset[str] | None:
+    """The attributes that the expressions of a slot and its classes read."""
+    expressions = [slot.spec.constraints, *(c.spec.constraints for c in eligibility.classes_of(slot.spec) or ())]
+    names: set[str] = set()
+    for expression in expressions:
+        if expression and expression.strip():
+            read = cel.compile(expression).attributes
+            if read is None:
+                return None
+            names |= read
+    return frozenset(names)
 
 
 def _joined(*parts: str) -> str:

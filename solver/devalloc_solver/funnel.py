@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api.quantity import Quantity
-from devalloc_solver.bunches import MatchValue
+from devalloc_solver.blockers.counting import Counting, best_of, counts_devices, match_names
 from devalloc_solver.demand import Demand, Mode, Slot
 from devalloc_solver.holdings import Holding, Key, Ledger
-from devalloc_solver.snapshot import Device, Snapshot
+from devalloc_solver.snapshot import Snapshot
 
 SHOWN = 3
 """Examples per step."""
+MOST_USERS = 20
+"""Claims that use matching devices, as far as they are listed; those with most devices first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Funnel:
             "steps": steps,
             "matching": self.matching,
             "inUse": self.in_use,
-            "usedBy": [{"namespace": k[0], "name": k[1], "count": n} for k, n in self.holders],
+            "users": len(self.holders),
+            "usedBy": [{"namespace": k[0], "name": k[1], "count": n} for k, n in self.holders[:MOST_USERS]],
             "free": self.free,
         }
 
@@ -51,11 +54,9 @@ class Funnel:
         """Such as "8 of 12 devices are of another driver, 2 are used by default/train-1"."""
         parts = [f"{count} {_verb(what, count)}" for what, count, _, _ in self.steps]
         if self.in_use:
-            names = [f"{ns}/{name}" for (ns, name), _ in self.holders]
-            more = f" and {len(names) - SHOWN} more claims" if len(names) > SHOWN else ""
-            parts.append(
-                f"{self.in_use} {'is' if self.in_use == 1 else 'are'} used by {', '.join(names[:SHOWN])}{more}"
-            )
+            names = ", ".join(f"{namespace}/{name}" for (namespace, name), _ in self.holders[:SHOWN])
+            more = f" and {len(self.holders) - SHOWN} more claims" if len(self.holders) > SHOWN else ""
+            parts.append(f"{self.in_use} {'is' if self.in_use == 1 else 'are'} used by {names}{more}")
         if not parts:
             return f"all {self.total} devices match" if self.total else "the fleet has no devices"
         first, *rest = parts
@@ -86,7 +87,7 @@ class Funnels:
 
     def make(self, slot: Slot) -> Funnel:
         """The funnel of one slot."""
-        key = id(slot.candidates), id(slot.portions), slot.mode, tuple(slot.requests)
+        key = id(slot.candidates), id(slot.portions) if slot.portions else None, slot.mode, tuple(slot.requests)
         if key not in self._known:
             self._known[key] = self._count(slot)
         return replace(self._known[key], slot=slot)
@@ -114,60 +115,28 @@ def title(snapshot: Snapshot, index: int) -> str:
     return f"{snapshot.pools[device.pool].name}/{device.name}"
 
 
-def shortage(snapshot: Snapshot, demand: Demand, slot: Slot, ledger: Ledger, *, free: str, pin: str | None) -> str:
+def shortage(
+    counting: Counting, demand: Demand, slot: Slot, held: tuple[Holding, ...], *, free: str, pin: str | None
+) -> str:
     """What the best node lacks, such as "no node has 2 free devices with one `numa` value (at most 1)".
 
     Empty when counting alone does not show it. ``free`` is the word for devices, "free " or "".
     """
-    match = tuple(dict.fromkeys((*slot.match, *demand.match)))
+    match = match_names(demand, slot)
     where = f"node {pin} does not have" if pin else "no node has"
     together = f" with one {' and one '.join(f'`{name}`' for name in match)} value" if match else ""
-    usable = [snapshot.devices[i] for i in slot.candidates.accepted if may_have(slot, snapshot, i, ledger)]
-    sets = list(_reachable_sets(snapshot, usable, match, pin))
-    if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) and not slot.portions:
-        best = max((len(devices) for devices in sets), default=0)
+    if counts_devices(slot):
+        best = best_of(counting.devices(demand, slot, held), pin)
         if best < slot.least:
             noun = "device" if slot.least == 1 else "devices"
             return f"{where} {slot.least} {free}{noun}{together} (at most {best})"
-    for name, amount in slot.requests.items():
-        best_amount = max((_amount(slot, devices, name, ledger) for devices in sets), default=0)
-        if best_amount < amount:
+    for name, amount in slot.requests.items() if not slot.portions else ():
+        best = best_of(counting.amounts(demand, slot, name, held), pin)
+        if best < amount:
             shown = slot.spec.requests[name]
             most = f" on {slot.most} device{'s' if slot.most != 1 else ''}" if slot.most is not None else ""
-            at_most = Quantity(best_amount, shown.format)
-            return f"{where} {shown} of {free}{name}{most}{together} (at most {at_most})"
+            return f"{where} {shown} of {free}{name}{most}{together} (at most {Quantity(best, shown.format)})"
     return ""
-
-
-def _reachable_sets(
-    snapshot: Snapshot, devices: Sequence[Device], match: Sequence[str], pin: str | None
-) -> Iterable[list[Device]]:
-    """Devices that may be chosen together: of one node (and the network), with equal match values."""
-    network = [d for d in devices if snapshot.pools[d.pool].node is None]
-    by_node: dict[str | None, list[Device]] = defaultdict(list)
-    for device in devices:
-        node = snapshot.pools[device.pool].node
-        if node is not None and pin in (None, node):
-            by_node[node].append(device)
-    if not by_node:
-        by_node[None] = []
-    for mine in by_node.values():
-        by_value: dict[MatchValue, list[Device]] = defaultdict(list)
-        for device in (*network, *mine):
-            if all(name in device.attributes for name in match):
-                by_value[tuple(device.attributes[name] for name in match)].append(device)
-        yield from by_value.values()
-
-
-def _amount(slot: Slot, devices: Sequence[Device], name: str, ledger: Ledger) -> int:
-    def usable(device: Device) -> int:
-        resource = device.resources.get(name)
-        if resource is None:
-            return 0
-        return resource.nano if slot.mode is Mode.WHOLE else ledger.free_blocks(device, name) * resource.block
-
-    amounts = sorted((usable(device) for device in devices), reverse=True)
-    return sum(amounts if slot.most is None else amounts[: slot.most])
 
 
 def may_have(slot: Slot, snapshot: Snapshot, index: int, ledger: Ledger) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 
+from devalloc_solver.blockers.counting import Counting, Most, Node
 from devalloc_solver.blockers.question import Finder, Question
-from devalloc_solver.demand import Mode, Slot
-from devalloc_solver.holdings import Holding, Key, Ledger
+from devalloc_solver.demand import Demand, Mode, Slot
+from devalloc_solver.holdings import Holding, Key
 from devalloc_solver.snapshot import Snapshot
 
 TRIES = 60
@@ -34,28 +36,31 @@ class Releases:
     """Finds who is in the way of units on one fleet."""
 
     snapshot: Snapshot
-    held: Sequence[Holding]
+    held: tuple[Holding, ...]
     new: frozenset[Key]
     """claims given their devices in this batch: of equal sets, the one with most of them is told"""
-    _by_node: dict[str | None, list[Holding]] = field(init=False)
+    _by_node: dict[Node, list[Holding]] = field(init=False)
     """what is held on each node; None: of the network"""
+    _with_new: set[Node] = field(init=False)
+    """nodes where a new claim holds anything"""
 
     def __post_init__(self) -> None:
         self._by_node = defaultdict(list)
+        self._with_new = set()
         for holding in self.held:
-            nodes = {self.snapshot.pools[self.snapshot.devices[i.device].pool].node for i in holding.items}
-            for node in nodes:
+            for node in {self.snapshot.pools[self.snapshot.devices[i.device].pool].node for i in holding.items}:
                 self._by_node[node].append(holding)
+                if holding.claim in self.new:
+                    self._with_new.add(node)
 
     def find(self, question: Question, finder: Finder) -> InTheWay:
         """Who must go so that the unit fits. It does not fit beside them. Raises Undecided.
 
         ``question.held`` does not count: all that is held here does.
         """
-        bounds = {node: self._least(question, node) for node in self._nodes(question)}
-        new = {node: any(h.claim in self.new for h in self._around(node)) for node in bounds}
-        order = {node: place for place, node in enumerate(bounds)}
-        nodes = sorted((n for n in bounds if bounds[n] < NEVER), key=lambda n: (bounds[n], not new[n], order[n]))
+        bounds = self._bounds(question, finder)
+        new = {node: not self._with_new.isdisjoint((node, None)) for node in bounds}
+        nodes = sorted(bounds, key=lambda n: (bounds[n], not new[n]))
         best: tuple[tuple[int, int], tuple[Key, ...]] = ((NEVER, 0), ())
         last = finder.asked + TRIES
         proven = True
@@ -80,7 +85,7 @@ class Releases:
         smallest = proven or all(bounds[node] >= best[0][0] for node in nodes)
         return InTheWay(tuple(sorted(best[1])), smallest)
 
-    def _thinned_out(self, question: Question, finder: Finder, nodes: Sequence[str | None]) -> tuple[Key, ...]:
+    def _thinned_out(self, question: Question, finder: Finder, nodes: Sequence[Node]) -> tuple[Key, ...]:
         """On the first node where it helps, all claims but those that can stay."""
         for node in nodes[:TRIES]:
             kept = self._holders(node)
@@ -93,13 +98,13 @@ class Releases:
             return tuple(holding.claim for holding in kept)
         return ()
 
-    def _fits(self, question: Question, finder: Finder, node: str | None, gone: Sequence[Holding]) -> bool:
+    def _fits(self, question: Question, finder: Finder, node: Node, gone: Sequence[Holding]) -> bool:
         leaving = {holding.claim for holding in gone}
         held = tuple(h for h in self._around(node) if h.claim not in leaving)
         asked = replace(question, held=held)
         return finder.fits(asked if node is None else asked.pinned(node))
 
-    def _around(self, node: str | None) -> Iterator[Holding]:
+    def _around(self, node: Node) -> Iterator[Holding]:
         """Who holds anything that matters on a node, each once."""
         seen = set()
         for holding in (*self._by_node.get(node, ()), *(self._by_node.get(None, ()) if node is not None else ())):
@@ -107,11 +112,11 @@ class Releases:
                 seen.add(holding.claim)
                 yield holding
 
-    def _holders(self, node: str | None) -> list[Holding]:
+    def _holders(self, node: Node) -> list[Holding]:
         """The same in the order in which their release is thought of."""
         return sorted(self._around(node), key=lambda h: (h.claim not in self.new, h.claim))
 
-    def _sets(self, node: str | None, least: int) -> Iterator[tuple[Holding, ...]]:
+    def _sets(self, node: Node, least: int) -> Iterator[tuple[Holding, ...]]:
         """Sets of claims on a node, smaller ones first, then those with more of this batch."""
         holders = self._holders(node)
         new = [holding for holding in holders if holding.claim in self.new]
@@ -122,58 +127,62 @@ class Releases:
                     for others in combinations(new, size - count):
                         yield (*others, *some)
 
-    def _nodes(self, question: Question) -> list[str | None]:
-        """Where the unit may go; None: anywhere, for a unit of which no node has anything."""
-        if question.unit.pin is not None:
-            return [question.unit.pin]
-        accepted = {i for d in question.unit.demands for slot in d.slots for i in slot.candidates.accepted}
-        pools = self.snapshot.pools
-        useful = {pools[self.snapshot.devices[i].pool].node for i in accepted}
-        nodes: list[str | None] = [node for node in self.snapshot.nodes if node in useful]
-        return nodes or [None]
-
     # -- the bound ---------------------------------------------------------------------------------------------------
 
-    def _least(self, question: Question, node: str | None) -> int:
-        """How many claims must go from a node at the very least, as counting tells of each detail on its own."""
-        holders = self._holders(node)
-        ledger = Ledger.of(self.snapshot, holders)
-        most = 0
+    def _bounds(self, question: Question, finder: Finder) -> dict[Node, int]:
+        """How many claims must go from a node at the very least, as counting tells of each detail on its own.
+
+        Nodes that would not do even with everything released are left out; the others are in natural order.
+        """
+        counting = finder.counting
+        bounds = dict.fromkeys(counting.nodes(question.unit, ()), 1)
         for demand in question.unit.demands:
             for detail in demand.details:
-                few = min(self._least_of(slot, node, holders, ledger, question.snapshot) for slot in detail)
-                most = max(most, few)
-        return max(most, 1)
+                slots = [self._bounds_of(demand, slot, counting, bounds) for slot in detail]
+                for node in bounds:
+                    bounds[node] = max(bounds[node], min(found.get(node, 0) for found in slots))
+        return {node: least for node, least in bounds.items() if least < NEVER}
 
-    def _least_of(
-        self, slot: Slot, node: str | None, holders: Sequence[Holding], ledger: Ledger, snapshot: Snapshot
-    ) -> int:
-        if slot.mode.is_admin or slot.mode is Mode.EVERY or slot.portions:
-            return 0
-        here = self._here(slot, node, snapshot)
+    def _bounds_of(self, demand: Demand, slot: Slot, counting: Counting, nodes: Iterable[Node]) -> dict[Node, int]:
+        """The same for one slot. Nodes that are not mentioned need no release."""
+        if slot.mode not in (Mode.WHOLE, Mode.SHARE) or slot.portions:
+            return {}
+        found: dict[Node, int] = {}
         if slot.mode is Mode.WHOLE:
-            free = sum(not ledger.in_use(snapshot.devices[i]) for i in here)
-            return _fewest(slot.least - free, [sum(i.device in here for i in h.items) for h in holders])
-        few = 0
+            free = counting.devices(demand, slot, self.held)
+            self._add_bounds(found, free, slot.least, nodes, partial(_devices, slot=slot))
         for name, amount in slot.requests.items():
-            devices = [snapshot.devices[i] for i in here]
-            free = sum(ledger.free_blocks(d, name) * d.resources[name].block for d in devices if name in d.resources)
-            few = max(few, _fewest(amount - free, [_freed(h, name, here, snapshot) for h in holders]))
-        return few
+            free = counting.amounts(demand, slot, name, self.held)
+            self._add_bounds(found, free, amount, nodes, partial(_freed, name=name, slot=slot, snapshot=self.snapshot))
+        return found
 
-    def _here(self, slot: Slot, node: str | None, snapshot: Snapshot) -> Mapping[int, None]:
-        """The candidates that a node reaches."""
-        pools = [*snapshot.pools_by_node.get(node, ()), *(snapshot.pools_by_node.get(None, ()) if node else ())]
-        accepted = slot.candidates.accepted
-        return {device.index: None for pool in pools for device in pool.devices if device.index in accepted}
+    def _add_bounds(
+        self,
+        found: dict[Node, int],
+        free: Most,
+        wanted: int,
+        nodes: Iterable[Node],
+        part: Callable[[Holding], int],
+    ) -> None:
+        for node in nodes:
+            missing = wanted - free.get(node, free.get(None, 0))
+            if missing > 0:
+                few = _fewest(missing, [part(holding) for holding in self._around(node)])
+                found[node] = max(found.get(node, 0), few)
 
 
-def _freed(holding: Holding, name: str, here: Mapping[int, None], snapshot: Snapshot) -> int:
-    """At most so much of a resource comes free."""
+def _devices(holding: Holding, slot: Slot) -> int:
+    """At most so many devices come free for the slot."""
+    accepted = slot.candidates.accepted
+    return sum(item.device in accepted for item in holding.items)
+
+
+def _freed(holding: Holding, name: str, slot: Slot, snapshot: Snapshot) -> int:
+    """At most so much of a resource comes free for the slot."""
     total = 0
     for item in holding.items:
         resource = snapshot.devices[item.device].resources.get(name)
-        if item.device in here and resource is not None:
+        if item.device in slot.candidates.accepted and resource is not None:
             # Rounding down to blocks, a device may gain up to a block more than the share was.
             share = resource.nano if item.amounts is None else dict(item.amounts).get(name, 0) + resource.block
             total += min(share, resource.nano)

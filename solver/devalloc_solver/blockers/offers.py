@@ -21,6 +21,8 @@ class ClaimOffers:
     eligibility: Eligibility
     snapshot: Snapshot
     unit: Unit
+    limits_of_pools: Edit
+    """``supply.shared_limits`` of the fleet"""
     bound_by: Sequence[Key] = ()
     """members of the group that have their devices already, on the node that the others must go to"""
     _details: Details = field(init=False)
@@ -52,3 +54,7 @@ class ClaimOffers:
 
     def pins(self) -> list[Edit]:
         return [] if self.unit.pin is None else [details.pin(self.unit, self.bound_by)]
+
+    def shared(self) -> list[Edit]:
+        """Also where the candidates share nothing: other rules taken away may bring in devices that do."""
+        return [self.limits_of_pools]

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from devalloc_solver.assignment import Placement, name_devices
+from devalloc_solver.blockers.alike import Alike
+from devalloc_solver.blockers.counting import Counting
 from devalloc_solver.demand import Demand, Slot, Unit
-from devalloc_solver.goals import Search
 from devalloc_solver.holdings import Holding, Key, Ledger
-from devalloc_solver.model import build_model
-from devalloc_solver.place import OutOfSteps, place
+from devalloc_solver.place import OutOfSteps, place_on
 from devalloc_solver.snapshot import Device, Pool, Snapshot
+
+FEW = 4
+"""Nodes that are searched rather than compared."""
 
 
 class Undecided(Exception):
@@ -26,6 +29,8 @@ class Question:
     snapshot: Snapshot
     unit: Unit
     held: tuple[Holding, ...] = ()
+    touched: frozenset[str | None] = frozenset()
+    """nodes with a pool that was edited on its own; edits of all pools alike leave alike what was"""
 
     def with_slots(self, change: Callable[[Demand, Slot], Slot | None]) -> Question:
         """The same with every slot changed; a slot that becomes None goes, and with it a detail that has no other."""
@@ -43,6 +48,10 @@ class Question:
         """The same with every demand changed; one that becomes None goes."""
         demands = tuple(new for demand in self.unit.demands if (new := change(demand)) is not None)
         return replace(self, unit=replace(self.unit, demands=demands))
+
+    def touching(self, pool: Pool) -> Question:
+        """The same, knowing that an edit was about this pool only."""
+        return replace(self, touched=self.touched | {pool.node})
 
     def with_pools(self, change: Callable[[Pool], Pool]) -> Question:
         """The same with every pool changed, and the devices that are in it then."""
@@ -79,39 +88,81 @@ class Question:
 
 @dataclass(slots=True)
 class Finder:
-    """Answers questions, for certain or not at all."""
+    """Answers questions about one fleet and what edits make of it, for certain or not at all."""
 
+    snapshot: Snapshot
+    reads: Callable[[Slot], frozenset[str] | None]
+    """the attributes that the expressions of a slot read; None: any"""
     ends: float | None = None
     """monotonic time of the deadline"""
-    _last: tuple[tuple[Holding, ...], Ledger] | None = field(default=None, init=False)
+    counting: Counting = field(init=False)
+    alike: Alike = field(init=False)
     asked: int = field(default=0, init=False)
-    """questions that took a search, so that a caller can bound its work the same way every time"""
+    """nodes that were searched, so that a caller can bound its work the same way every time"""
+
+    def __post_init__(self) -> None:
+        self.counting, self.alike = Counting(self.snapshot), Alike(self.snapshot)
+
+    def fits(self, question: Question) -> bool:
+        """Whether the unit fits. Raises Undecided."""
+        return self.find(question) is not None
 
     def find(self, question: Question) -> Sequence[Placement] | None:
-        """Where the unit goes, or None when it is proven that it does not fit. Raises Undecided."""
-        if not question.unit.demands or all(not demand.details for demand in question.unit.demands):
-            return []
-        if any(
-            not any(slot.candidates.accepted for slot in d) for demand in question.unit.demands for d in demand.details
-        ):
+        """Where the unit goes, somewhere, or None when it is proven that it does not fit. Raises Undecided."""
+        details = [detail for demand in question.unit.demands for detail in demand.details]
+        if not details:
+            return ()
+        if any(not any(slot.candidates.accepted for slot in detail) for detail in details):
             return None
-        if self.ends is not None and time.monotonic() > self.ends:
-            raise Undecided
-        self.asked += 1
-        try:
-            found = place(question.snapshot, self._ledger(question), question.unit)
-        except OutOfSteps:
-            return self._search(question)
-        return None if found is None else found.placements
+        ledger = self._ledger(question)
+        hard = []
+        for node in self._nodes(question):
+            if self.ends is not None and time.monotonic() > self.ends:
+                raise Undecided
+            self.asked += 1
+            try:
+                found = place_on(question.snapshot, ledger, question.unit, node)
+            except OutOfSteps:
+                hard.append(node)
+                continue
+            if found is not None:
+                return found.placements
+        for node in hard:
+            placements = self._search(question if node is None else question.pinned(node))
+            if placements is not None:
+                return placements
+        return None
+
+    def _nodes(self, question: Question) -> Sequence[str | None]:
+        """Nodes that are worth a search."""
+        if question.unit.pin is not None:
+            return [question.unit.pin]
+        nodes = self.counting.nodes(question.unit, question.held)
+        if question.held or len(nodes) < FEW:
+            return nodes
+        names = set()
+        for demand in question.unit.demands:
+            names |= {*demand.match}
+            names |= {relation.attribute for relation in demand.relations}
+            for slot in demand.slots:
+                read = self.reads(slot)
+                if read is None:
+                    return nodes
+                names |= read | {*slot.match}
+        return self.alike.one_of_each(nodes, frozenset(names), question.touched)
 
     def _ledger(self, question: Question) -> Ledger:
-        """The ledger of what a question holds; the last one is kept, because many questions differ in the unit only."""
-        if self._last is None or self._last[0] is not question.held or self._last[1].snapshot is not question.snapshot:
-            self._last = question.held, Ledger.of(question.snapshot, question.held)
-        return self._last[1]
+        """What is in use; that of all holdings is kept, and its parts are small."""
+        pinned = question.unit.pin is not None
+        if question.snapshot is self.snapshot and not pinned:
+            return self.counting.state(question.held).ledger
+        return Ledger.of(question.snapshot, question.held)
 
     def _search(self, question: Question) -> Sequence[Placement] | None:
-        """The same for questions that are too hard to be answered by ``place``."""
+        """The same for questions that ``place`` does not settle within its budget."""
+        from devalloc_solver.goals import Search
+        from devalloc_solver.model import build_model
+
         search = Search(build_model(question.snapshot, question.held, [question.unit]), self.ends)
         value, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
         if value:
@@ -119,7 +170,3 @@ class Finder:
         if bound > 0:
             raise Undecided
         return None
-
-    def fits(self, question: Question) -> bool:
-        """Whether the unit fits. Raises Undecided."""
-        return self.find(question) is not None

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from devalloc_solver.blockers.edits import Edit, fewest
 from devalloc_solver.blockers.question import Finder, Question
-from devalloc_solver.blockers.supply import shared_limits
 from devalloc_solver.demand import Mode, Slot, Unit
 from devalloc_solver.holdings import Key
 from devalloc_solver.reasons import Reason
@@ -24,6 +23,7 @@ class Offers(Protocol):
     def classes(self) -> list[Edit]: ...
     def requests(self) -> list[Edit]: ...
     def withheld(self) -> list[Edit]: ...
+    def shared(self) -> list[Edit]: ...
     def pins(self) -> list[Edit]: ...
 
 
@@ -77,14 +77,14 @@ def _too_few(detail: Sequence[Slot]) -> bool:
 def _tiers(question: Question, offers: Offers, finder: Finder, members: Sequence[Edit]) -> list[Tier]:
     short = short_reason(question.unit)
     pins, matches, limits, withheld = offers.pins(), offers.matches(), offers.limits(), offers.withheld()
-    amounts, requests, pools = offers.amounts(), offers.requests(), [shared_limits()]
+    amounts, requests, pools = offers.amounts(), offers.requests(), offers.shared()
     rules = [*pins, *matches, *pools, *limits, *withheld, *amounts]
     more = [*rules, *offers.constraints(), *offers.classes(), *members]
     return [
         (Reason.NODE_UNAVAILABLE, pins),
         (Reason.MATCH_ATTRIBUTES_CONFLICT, matches),
         (Reason.POOL_RESOURCES_EXHAUSTED, pools),
-        (Reason.MATCH_ATTRIBUTES_CONFLICT, [*matches, *pools] if matches else []),
+        (Reason.MATCH_ATTRIBUTES_CONFLICT, [*matches, *pools] if matches and pools else []),
         (Reason.INSUFFICIENT_CAPACITY, limits),
         (short, withheld),
         (short, list(members)),
@@ -121,7 +121,7 @@ def _tiers_without_match(offers: Offers, unmatched: set[str]) -> list[Tier]:
     withheld, matches, constraints = offers.withheld(), offers.matches(), offers.constraints()
     classes, requests = offers.classes(), offers.requests()
     asked = [*own(matches), *withheld, *own(constraints)]
-    rest = [*offers.pins(), shared_limits(), *offers.limits(), *offers.amounts()]
+    rest = [*offers.pins(), *offers.shared(), *offers.limits(), *offers.amounts()]
     rules = [*matches, *withheld, *constraints, *classes, *rest]
     tiers = [withheld, own(matches), own(constraints), asked, own(classes), [*asked, *own(classes)]]
     tiers += [own(requests) if len(requests) > 1 else [], rules, [*rules, *requests]]

@@ -28,9 +28,27 @@ Accepts = Callable[[Slot, Device], bool]
 
 
 def shared_limits() -> Edit:
-    """All that the devices of a pool share, taken away at once; narrowed to pools, resources and amounts."""
-    entry = {"kind": "poolResource"}
-    return Edit(entry, "with more of the pools' resources", _without_limits, order=1, narrow=_overdrawn)
+    """All that the devices of a pool share, taken away at once; narrowed to pools, resources and amounts.
+
+    One edit serves all units of a fleet: it remembers what the fleet is like without these limits.
+    """
+    last: list[tuple[Snapshot, Snapshot]] = []
+
+    def apply(question: Question) -> Question:
+        if last and last[0][0] is question.snapshot:
+            return replace(question, snapshot=last[0][1])
+        free = _without_limits(question)
+        last[:] = [(question.snapshot, free.snapshot)]
+        return free
+
+    return Edit({"kind": "poolResource"}, "with more of the pools' resources", apply, order=1, narrow=_overdrawn)
+
+
+def shares_limits(question: Question) -> bool:
+    """Whether there is anything that the candidates of a unit share."""
+    devices = question.snapshot.devices
+    slots = [slot for demand in question.unit.demands for slot in demand.slots if not slot.mode.is_admin]
+    return any(devices[i].draws or devices[i].compatibility for slot in slots for i in slot.candidates.accepted)
 
 
 def _without_limits(question: Question) -> Question:
@@ -101,7 +119,7 @@ def _raise(pool: Pool, name: str, blocks: int) -> Edit:
         {"kind": "poolResource", "pool": pool.name, "node": pool.node, "resource": name}
         | {"capacity": whole, "missing": missing},
         f"with {missing} more of {name} in pool {pool.name} (which has {whole})",
-        lambda question: question.with_pools(change),
+        lambda question: question.with_pools(change).touching(pool),
         order=1,
     )
 
@@ -118,7 +136,7 @@ def _mix(pool: Pool) -> Edit:
     return Edit(
         {"kind": "compatibilityGroup", "pool": pool.name, "node": pool.node},
         f"if devices of different compatibility groups went together in pool {pool.name}",
-        lambda question: question.with_pools(change),
+        lambda question: question.with_pools(change).touching(pool),
         order=1,
     )
 
@@ -184,17 +202,20 @@ def _offer(snapshot: Snapshot, device: Device, accepts: Accepts) -> Edit:
     entry = {"kind": "unavailable", "pool": pool.name, "node": pool.node, "device": device.name}
     words = f"once {pool.name}/{device.name} is available ({device.unavailable})"
     change = partial(_offered, devices=[device], accepts=accepts, change=_available)
-    return Edit({**entry, "why": device.unavailable}, words, change, order=1)
+    entry["why"] = device.unavailable
+    return Edit(entry, words, lambda question: change(question).touching(pool), order=1)
 
 
 def _define(snapshot: Snapshot, index: int, name: str | None, devices: Sequence[Device], accepts: Accepts) -> Edit:
     """A resource defined in a pool, with enough of it for all the devices that request it."""
     pool = snapshot.pools[index]
     mine = [d for d in devices if (d.pool, d.undefined) == (index, name)]
-    entry = {"kind": "undefinedResource", "pool": pool.name, "node": pool.node, "resource": name}
+    entry: dict[str, object] = {"kind": "undefinedResource", "pool": pool.name, "node": pool.node, "resource": name}
     words = f"once pool {pool.name} defines {name}, which its device {mine[0].name} requests"
     change = partial(_offered, devices=mine, accepts=accepts, change=_defined)
-    return Edit({**entry, "devices": [d.name for d in mine]}, words, change, order=1)
+    return Edit(
+        {**entry, "devices": [d.name for d in mine]}, words, lambda question: change(question).touching(pool), order=1
+    )
 
 
 # -- where least is needed -------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_explain_tells_reason_funnel_blockers_and_what_to_do(devalloc: Shell) ->
     table = [line.split() for line in found.out.splitlines()]
     assert ["4", "in", "the", "fleet"] in table
     assert ["2", "of", "those", "are", "in", "use", "default/first", "(2)"] in table
-    assert ["default/first", "0"] in table
+    assert ["claim", "default/first", "(priority", "0)"] in table
     assert "What to do: Release or delete" in found.out
 
 
