@@ -13,8 +13,9 @@ LONGEST = 100
 def nearest(word: str, known: Iterable[str], *, alike: float = 0.6) -> str | None:
     """The known word that is nearest to ``word``, or None when none is near.
 
-    Case, ``-`` and ``_`` do not count, and o is as good as 0, l as 1. ``alike`` is how much of two words must be the same, from 0 to 1. Of several
-    near ones the one with the fewest slips is told, then one as long as the word, then the first in order.
+    Case, ``-`` and ``_`` do not count, and o is as good as 0, l as 1. ``alike`` is how much of two words must be the
+    same, from 0 to 1. Of several near ones the one with the fewest slips is told, then one as long as the word, then
+    the first in order.
     """
     wanted = _folded(word[:LONGEST])
     by_folded = {_folded(name): name for name in sorted(known, reverse=True)}

@@ -24,12 +24,11 @@ from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
 from devalloc_solver.model import build_model, model_size
 from devalloc_solver.place import OutOfSteps, place
 from devalloc_solver.policy import PLACEMENTS
-from devalloc_solver.sequence import place_one_by_one
 from devalloc_solver.snapshot import Snapshot, take_snapshot
 from devalloc_solver.solution import ClaimAnswer, Solution, answer_allocated, answer_placement
 
 EXACT_SIZE = 6_000
-"""Variables up to which a batch is solved as one exact model; beyond, claims are placed one by one."""
+"""Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns."""
 
 
 class AnswerRefused(AssertionError):
@@ -164,7 +163,9 @@ def _search(prepared: Prepared, placement: str, ends: float | None) -> tuple[lis
     if len(units) == 1 and (alone := _place_alone(prepared, placement)) is not None:
         placements, levels = alone
     elif model_size(snapshot, Ledger.of(snapshot, holdings), units) > EXACT_SIZE:
-        placements, levels = place_one_by_one(snapshot, holdings, units, placement=placement, ends=ends)
+        from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
+
+        placements, levels = allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
     else:
         search, levels = optimize(build_model(snapshot, holdings, units), placement=placement, ends=ends)
         placements = name_devices(search)
@@ -220,7 +221,6 @@ def _answer_refused(refused: Refused) -> ClaimAnswer:
         reason=None if held else refused.reason,
         message=None if held else refused.message,
         warnings=(f"{refused.reason}: {refused.message}",) if held else (),
-        blockers=() if held else refused.blockers,
         blockers=() if held else refused.blockers,
     )
 
