@@ -12,9 +12,9 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver import AnswerRefused, capacity, solve, solve_manifests, stages
+from devalloc_solver.columns import allocate_batch
 from devalloc_solver.goals import Search
 from devalloc_solver.intake import read_documents
-from devalloc_solver.sequence import place_one_by_one
 from devalloc_solver.stages import prepare
 from tests.support.manifests import allocated, claim, device, device_class, entry, pool
 
@@ -160,14 +160,14 @@ def test_an_answer_that_the_check_refuses_is_never_returned(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_one_by_one_is_right_and_its_bound_holds(seed: int) -> None:
+def test_columns_are_right_and_their_bound_holds(seed: int) -> None:
     documents = [GPU, *fleet(3), *claims(9, seed)]
     exact = {
         (level["goal"], level.get("priority")): level["value"]
         for level in solve_manifests(documents)["objective"]["levels"]
     }
     prepared = prepare(read_documents(documents))
-    placements, levels = place_one_by_one(
+    placements, levels = allocate_batch(
         prepared.snapshot, prepared.holdings, prepared.units, placement="pack", ends=None
     )
     taken = [(e.device.pool, e.device.name) for p in placements for e in p.entries]
