@@ -148,7 +148,7 @@ class Fleet:
         """
         name = name_of(document) if isinstance(document, Mapping) else ("", "", "")
         if not name[0] or not name[2]:
-            raise ValueError("to delete an object takes its kind and metadata.name, and its namespace where it has one")
+            raise ValueError("to delete an object takes its kind and metadata.name, and the namespace where it has one")
         if not self._state.remove(name):
             raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
 

@@ -81,7 +81,7 @@ def read_answer(content: object) -> Answer:
         node=node,
         grants=[_grant(grant, where, index) for index, grant in enumerate(grants)],
         one_of=_one_of(content.get("oneOf"), where),
-        annotations=annotations,
+        annotations={**annotations},
     )
 
 
@@ -128,7 +128,7 @@ def _one_of(content: object, where: str) -> list[int | None] | None:
     # Not isinstance: True would pass for the index 1.
     if not isinstance(content, list) or not all(index is None or type(index) is int for index in content):
         raise MalformedAnswer(f"{where}: oneOf is not a list of indexes and nulls (S16)")
-    return content
+    return [*content]
 
 
 @lru_cache(maxsize=4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -56,6 +57,21 @@ def _labels(labels: tuple[str, ...]) -> str:
     return json.dumps(labels)
 
 
+def noted(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an answer is written on its claim, as a copy: the answer is the caller's."""
+    content = {
+        "allocations": [
+            {**entry, "allocations": [*map(dict, entry["allocations"])]} if "allocations" in entry else {**entry}
+            for entry in answer["allocations"]
+        ],
+        "annotations": {**answer["annotations"]},
+    }
+    for name in ("classConfigs", "claimConfigs"):
+        if name in answer:
+            content[name] = deepcopy(answer[name])
+    return content
+
+
 def with_status(claim: DeviceClaim, answer: Mapping[str, Any]) -> DeviceClaim:
     """The claim as it is once its answer is written on it."""
     content = {
@@ -89,8 +105,8 @@ def _configs(
     for slot, accepted in slots:
         for ref in intake.classes[accepted].spec.configs if accepted is not None else ():
             key = (ref.api_version, ref.kind, ref.namespace, ref.name)
-            of_class[key] = intake.configs[key]
+            of_class[key] = deepcopy(intake.configs[key])
         for own in slot.spec.configs:
             key = (own.api_version, own.kind, namespace, own.name)
-            of_claim[key] = intake.configs[key]
+            of_claim[key] = deepcopy(intake.configs[key])
     return list(of_class.values()), list(of_claim.values())

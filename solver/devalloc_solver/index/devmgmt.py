@@ -11,7 +11,7 @@ from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.judge import Judge
 from devalloc_solver.holdings import Key, admin_entries
-from devalloc_solver.index.answers import accept, with_status
+from devalloc_solver.index.answers import accept, noted, with_status
 from devalloc_solver.index.claims import ClaimAsk, Rules
 from devalloc_solver.index.documents import Document, Documents, Name, full_name, pools_of, sort_out
 from devalloc_solver.index.nodes import Item, NodeIndex
@@ -46,7 +46,7 @@ class Devmgmt:
     placement: str
     documents: Documents = field(default_factory=Documents)
     granted: dict[Key, tuple[DeviceClaim, dict[str, Any]]] = field(default_factory=dict)
-    """claims that were allocated here, with their answers"""
+    """claims that were allocated here, with what their answers write on them"""
     kept: dict[Key, Kept] = field(default_factory=dict)
     pools: dict[str | None, dict[str, DevicePool]] = field(default_factory=lambda: defaultdict(dict))
     """by node and name, those that are valid together (S2)"""
@@ -189,7 +189,7 @@ class Devmgmt:
         """A claim has what an answer gives it, from now on."""
         key = claim.key
         self.documents.by_name[document.name] = [document]
-        self.granted[key] = claim, answer
+        self.granted[key] = claim, noted(answer)
         given = [g for g in spot.given if not g.slot.mode.is_admin]
         entries = tuple(Recorded(g.pool.name, g.device.name, g.amounts or None) for g in given)
         self.kept[key] = Kept(spot.node, entries)
@@ -207,7 +207,7 @@ class Devmgmt:
         assert isinstance(claim, DeviceClaim)
         self._forget_claim(claim.key)
         self.documents.by_name[document.name] = [document]
-        self.granted[claim.key] = claim, answer
+        self.granted[claim.key] = claim, noted(answer)
         self._keep(claim.key, _kept(with_status(claim, answer), self.rules.intake))
         self.judge.grant(claim, answer)
 

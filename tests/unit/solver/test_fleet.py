@@ -1,0 +1,384 @@
+"""The warm Fleet as a caller sees it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc_solver import AnswerRefused, Fleet, solve_manifests
+from tests.support.manifests import Manifest, claim, config, config_reference, device, device_class, entry, pool
+
+ROOT = Path(__file__).parents[3]
+
+
+def gpus(name: str, node: str | None, count: int = 4, **attributes: Any) -> Manifest:
+    devices = [device(f"g{n}", attributes={"numa": n // 2, "uuid": f"{name}-{n}", **attributes}) for n in range(count)]
+    return pool(name, node, "gpu", devices=devices)
+
+
+def fleet_of(nodes: int = 3) -> list[Manifest]:
+    return [*(gpus(f"p{n}", f"n{n}") for n in range(nodes)), device_class("gpu", driver="gpu")]
+
+
+def wants(
+    name: str, count: int = 1, *, match: str | None = None, constraints: str | None = None, **more: Any
+) -> Manifest:
+    detail: dict[str, Any] = {"deviceClass": "gpu", "requests": {"count": count}}
+    if match:
+        detail["matchAttributes"] = [match]
+    if constraints:
+        detail["constraints"] = constraints
+    return claim(name, detail, **more)
+
+
+def devices_of(answer: dict[str, Any]) -> list[str]:
+    return [f"{e['devicePoolName']}/{e['deviceName']}" for e in answer["allocations"]]
+
+
+def group(name: str) -> dict[str, str]:
+    return {"devalloc.io/group": name}
+
+
+# -- one claim -------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_the_one_of_solve_manifests() -> None:
+    documents = [*fleet_of(), config("tuned"), device_class("set", configs=[config_reference("tuned", "default")])]
+    asked = claim("a", {"deviceClass": "set", "requests": {"count": 2}, "configs": [config_reference("tuned")]})
+    (expected,) = solve_manifests([*documents, asked])["claims"]
+    assert Fleet.from_manifests(documents).allocate(asked) == expected
+
+
+def test_shares_are_written_as_the_claim_wrote_its_request() -> None:
+    documents = [
+        pool("p", "n", "gpu", devices=[device("d", resources={"memory": "8Gi/1Gi"})]),
+        device_class("gpu", driver="gpu"),
+    ]
+    fleet = Fleet.from_manifests(documents)
+    for number, amount in enumerate(("2Gi", "2147483648", "1500Mi")):
+        asked = claim(f"c{number}", {"deviceClass": "gpu", "requests": {"memory": amount}})
+        (expected,) = solve_manifests([*documents, asked])["claims"]
+        assert fleet.allocate(asked) == expected
+
+
+def test_what_was_given_is_in_use_until_released() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    first = fleet.allocate(wants("a", 3))
+    second = fleet.allocate(wants("b", 1))
+    assert devices_of(first) == ["p0/g0", "p0/g1", "p0/g2"]
+    assert devices_of(second) == ["p0/g3"]
+    refused = fleet.allocate(wants("c", 2))
+    assert (refused["allocated"], refused["reason"]) == (False, "DevicesInUse")
+    fleet.release("default", "a")
+    assert devices_of(fleet.allocate(wants("c", 2))) == ["p0/g0", "p0/g1"]
+
+
+def test_a_released_claim_is_kept_and_can_be_asked_for_by_name() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    first = fleet.allocate(wants("a", 3))
+    fleet.release("default", "a")
+    named = {"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": "a"}}
+    assert fleet.allocate(named) == first
+
+
+def test_pending_claims_are_kept_and_not_solved() -> None:
+    fleet = Fleet.from_manifests([*fleet_of(1), wants("a", 4)])
+    assert fleet.allocate(wants("b", 4))["allocated"]
+    named = {"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": "a"}}
+    assert fleet.allocate(named)["reason"] == "DevicesInUse"
+
+
+def test_an_allocated_claim_is_echoed_and_never_moves() -> None:
+    fleet = Fleet.from_manifests(fleet_of(2))
+    first = fleet.allocate(wants("a", 1))
+    again = fleet.allocate(wants("a", 4))
+    assert (again["allocated"], devices_of(again)) == (True, devices_of(first))
+
+
+def test_a_claim_that_comes_with_a_status_holds_what_it_says() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    held = {**wants("a", 2), "status": {"allocations": [entry("p0", "g0"), entry("p0", "g1")]}}
+    assert fleet.allocate(held)["allocated"]
+    assert devices_of(fleet.allocate(wants("b", 2))) == ["p0/g2", "p0/g3"]
+
+
+def test_the_policy_decides_between_nodes() -> None:
+    packed, spread = (Fleet.from_manifests(fleet_of(), placement=p) for p in ("pack", "spread"))
+    for fleet, nodes in ((packed, ["n0", "n0", "n0"]), (spread, ["n0", "n1", "n2"])):
+        assert [fleet.allocate(wants(f"c{n}"))["node"] for n in range(3)] == nodes
+
+
+def test_a_pin_is_kept() -> None:
+    fleet = Fleet.from_manifests(fleet_of())
+    for name, node, fits in (("a", "n2", True), ("b", "n2", True), ("c", "elsewhere", False)):
+        answer = fleet.allocate(wants(name, 2, annotations={"devalloc.io/node": node}))
+        assert (answer["allocated"], answer["node"]) == (fits, node if fits else None)
+
+
+def test_equality_with_a_literal_finds_the_one_device() -> None:
+    documents = [*(gpus(f"p{n}", f"n{n}", 2) for n in range(40)), device_class("gpu", driver="gpu")]
+    fleet = Fleet.from_manifests(documents)
+    assert "uuid" in fleet._state.index.kinds.varied
+    for number, (text, found) in enumerate(
+        [
+            ("device.uuid == 'p17-1'", ["p17/g1"]),
+            ("'p3-0' == device['uuid'] && device.numa == 0", ["p3/g0"]),
+            ("device.uuid in ['p30-0', 'p30-1'] && device.uuid != 'p30-0'", ["p30/g1"]),
+            ("device.uuid == 'p3-0' && device.numa == 1", []),
+            ("device.uuid == 'nowhere'", []),
+            ("device.uuid.startsWith('p39')", ["p39/g0"]),
+        ]
+    ):
+        assert devices_of(fleet.allocate(wants(f"c{number}", constraints=text))) == found
+
+
+def test_versions_and_amounts_are_found_by_what_they_mean() -> None:
+    """Texts that differ and compare equal: the inverted index must not lose them."""
+    devices = [
+        device(f"d{n}", attributes={"fw": {"semVerValue": f"1.0.{n}+build"}, "size": {"quantityValue": f"{n + 1}Ki"}})
+        for n in range(40)
+    ]
+    fleet = Fleet.from_manifests([pool("p", "n", "gpu", devices=devices), device_class("gpu", driver="gpu")])
+    assert fleet._state.index.kinds.varied == {"fw", "size"}
+    assert devices_of(fleet.allocate(wants("a", constraints="device.fw == '1.0.7'"))) == ["p/d7"]
+    assert devices_of(fleet.allocate(wants("b", constraints="device.size == '5120'"))) == ["p/d4"]
+
+
+def test_match_attributes_of_values_that_differ_from_node_to_node() -> None:
+    pools = []
+    for n in range(40):
+        roots = [f"n{n}-r{position // 2}" for position in range(4)]
+        devices = [device(f"d{p}", attributes={"root": root, "serial": f"{n}-{p}"}) for p, root in enumerate(roots)]
+        pools.append(pool(f"p{n}", f"n{n}", "gpu", devices=devices))
+    fleet = Fleet.from_manifests([*pools, device_class("gpu", driver="gpu")])
+    assert fleet._state.index.kinds.varied == {"root", "serial"}
+    assert len({id(record.member_of) for record in fleet._state.index.records.values()}) == 1
+    assert devices_of(fleet.allocate(wants("a", 1))) == ["p0/d0"]
+    assert devices_of(fleet.allocate(wants("b", 2, match="root"))) == ["p0/d2", "p0/d3"]
+    assert fleet.allocate(wants("c", 3, match="root"))["reason"] == "MatchAttributesConflict"
+    assert fleet.allocate(wants("d", 2, match="serial"))["reason"] == "MatchAttributesConflict"
+    assert devices_of(fleet.allocate(wants("e", 1, match="serial"))) == ["p0/d1"]
+
+
+def test_a_match_between_a_node_and_the_network_compares_values() -> None:
+    pools = [pool(f"p{n}", f"n{n}", "gpu", devices=[device("d", attributes={"switch": f"s{n}"})]) for n in range(40)]
+    network = pool("fabric", None, "nic", devices=[device("port", attributes={"switch": "s33"})])
+    classes = [device_class("gpu", driver="gpu"), device_class("nic", driver="nic")]
+    fleet = Fleet.from_manifests([*pools, network, *classes])
+    answer = fleet.allocate(claim("a", {"deviceClass": "gpu"}, {"deviceClass": "nic"}, match=["switch"]))
+    assert (answer["node"], devices_of(answer)) == ("n33", ["p33/d", "fabric/port"])
+
+
+def test_network_devices_have_no_node() -> None:
+    network = pool("fabric", None, "gpu", devices=[device("a"), device("b")])
+    for documents in ([network], [network, pool("other", "n0", "disk", devices=[device("d")])]):
+        fleet = Fleet.from_manifests([*documents, device_class("gpu", driver="gpu")])
+        answers = [fleet.allocate(wants(f"c{n}")) for n in range(3)]
+        assert [a["node"] for a in answers] == [None, None, None]
+        assert [a["allocated"] for a in answers] == [True, True, False]
+
+
+# -- groups and batches ----------------------------------------------------------------------------------------------
+
+
+def test_a_member_of_a_group_is_answered_with_its_group_only() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    members = [wants(name, 2, annotations=group("vm")) for name in ("a", "b")]
+    alone = fleet.allocate(members[0])
+    assert (alone["allocated"], alone["reason"]) == (False, "GroupUnsatisfiable")
+    assert "allocate_all" in alone["message"]
+    answer = fleet.allocate_all(members)
+    assert [a["allocated"] for a in answer["claims"]] == [True, True]
+    assert answer["optimal"]
+
+
+def test_members_that_are_kept_join_their_group() -> None:
+    members = [wants(name, 2, annotations=group("vm")) for name in ("a", "b")]
+    fleet = Fleet.from_manifests([*fleet_of(1), members[0], wants("bystander")])
+    answer = fleet.allocate_all([members[1]])
+    assert [(a["name"], a["allocated"]) for a in answer["claims"]] == [("a", True), ("b", True)]
+    assert fleet.allocate(wants("late"))["reason"] == "DevicesInUse"
+
+
+def test_a_batch_is_solved_jointly_and_kept() -> None:
+    documents = fleet_of(1)
+    claims = [wants(f"c{n}", count, annotations={"devalloc.io/priority": str(n)}) for n, count in enumerate((2, 3, 1))]
+    fleet = Fleet.from_manifests(documents)
+    answer, expected = fleet.allocate_all(claims), solve_manifests([*documents, *claims])
+    assert {**answer, "seconds": 0} == {**expected, "seconds": 0}
+    assert fleet.allocate(wants("late", 1))["reason"] == "DevicesInUse"
+    for name in ("c1", "c2"):
+        fleet.release("default", name)
+    assert fleet.allocate(wants("late", 4))["allocated"]
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_gone_is_lost_and_holds_nothing_up() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    fleet.allocate(wants("a", 4))
+    fleet.update(gpus("p0", "n0", 2))
+    echo = fleet.allocate(wants("a", 4))
+    assert [lost["deviceName"] for lost in echo["lost"]] == ["g2", "g3"]
+    assert fleet.allocate(wants("b"))["reason"] == "DevicesInUse"
+    fleet.update(gpus("p0", "n0", 5))
+    assert devices_of(fleet.allocate(wants("b"))) == ["p0/g4"]
+
+
+def test_a_pool_that_moves_to_another_node_leaves_the_first() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    fleet.update(gpus("p0", "n9"))
+    assert fleet.allocate(wants("a"))["node"] == "n9"
+
+
+def test_a_class_that_changes_counts_for_the_next_claim() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    assert fleet.allocate(wants("a"))["allocated"]
+    fleet.update(device_class("gpu", driver="gpu", constraints="device.numa == 1"))
+    assert devices_of(fleet.allocate(wants("b"))) == ["p0/g2"]
+    fleet.delete({"kind": "DeviceClass", "metadata": {"name": "gpu"}})
+    assert fleet.allocate(wants("c"))["reason"] == "ClassNotFound"
+
+
+def test_an_admin_class_frees_what_its_claims_only_looked_at() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    fleet.allocate(wants("a", 4))
+    fleet.update(device_class("gpu", driver="gpu", adminAccess=True))
+    fleet.update(device_class("own", driver="gpu"))
+    assert fleet.allocate(claim("b", {"deviceClass": "own"}))["allocated"]
+
+
+def test_more_values_than_before_do_not_disturb() -> None:
+    """An attribute becomes varied while claims hold devices."""
+    fleet = Fleet.from_manifests(fleet_of(2))
+    fleet.allocate(wants("a", 3))
+    for n in range(2, 40):
+        fleet.update(gpus(f"p{n}", f"n{n}"))
+    assert "uuid" in fleet._state.index.kinds.varied
+    assert devices_of(fleet.allocate(wants("b"))) == ["p0/g3"]
+    fleet.release("default", "a")
+    assert devices_of(fleet.allocate(wants("c", 3))) == ["p0/g0", "p0/g1", "p0/g2"]
+
+
+def test_invalid_objects_are_told_and_left_out() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    (problem,) = fleet.update(pool("broken", "n0", "gpu", devices=[device("a"), device("a")]))
+    assert problem["kind"] == "DevicePool"
+    assert fleet.allocate(wants("a", 5))["reason"] == "NotEnoughDevices"
+    answer = fleet.allocate(claim("b", {"deviceClass": "gpu", "requests": {"count": 0}}))
+    assert (answer["allocated"], answer["reason"]) == (False, "ClaimInvalid")
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_arguments_are_told() -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    with pytest.raises(ValueError, match="placement must be one of pack, spread"):
+        Fleet.from_manifests([], placement="tight")
+    with pytest.raises(ValueError, match="put it into a list"):
+        Fleet.from_manifests(fleet_of(1)[0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be the manifest of a DeviceClaim"):
+        fleet.allocate(fleet_of(1)[0])
+    with pytest.raises(ValueError, match="use allocate"):
+        fleet.allocate_all(wants("a"))  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="default/a is kept"):
+        fleet.allocate({"kind": "DeviceClaim", "metadata": {"name": "a"}})
+    with pytest.raises(KeyError, match="default/a holds devices"):
+        fleet.release("default", "a")
+    with pytest.raises(ValueError, match=r"kind and metadata\.name"):
+        fleet.update({"kind": "DevicePool"})
+    with pytest.raises(ValueError, match=r"kind and metadata\.name"):
+        fleet.delete({"metadata": {"name": "a"}})
+    with pytest.raises(KeyError, match="no DevicePool px"):
+        fleet.delete({"kind": "DevicePool", "metadata": {"name": "px"}})
+
+
+def test_the_caller_may_do_with_manifests_and_answers_what_it_likes() -> None:
+    documents = fleet_of(1)
+    fleet = Fleet.from_manifests(documents)
+    asked = wants("a", 2)
+    answer = fleet.allocate(asked)
+    for content in (*documents, asked):
+        content["spec"].clear()
+    before = copy.deepcopy(answer)
+    answer["allocations"].clear()
+    assert fleet.allocate(wants("a"))["allocations"] == before["allocations"]
+    assert devices_of(fleet.allocate(wants("b", 2))) == ["p0/g2", "p0/g3"]
+
+
+# -- trust -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_answer_is_never_returned_nor_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet.from_manifests(fleet_of(1))
+    fleet.allocate(wants("a", 1))
+    good = fleet._state.answer
+
+    def twice(*arguments: Any) -> dict[str, Any]:
+        answer = good(*arguments)
+        answer["allocations"][0]["deviceName"] = "g0"
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(fleet._state), "answer", lambda self, *arguments: twice(*arguments))
+        with pytest.raises(AnswerRefused, match="p0/g0 is used whole by default/a"):
+            fleet.allocate(wants("b", 1))
+    assert devices_of(fleet.allocate(wants("b", 3))) == ["p0/g1", "p0/g2", "p0/g3"]
+
+
+_SAME_BYTES = """
+import json, random, sys
+from devalloc_solver import Fleet
+from tests.unit.solver.test_fleet import fleet_of, wants
+documents = fleet_of(6)
+random.Random(int(sys.argv[1])).shuffle(documents)
+fleet = Fleet.from_manifests(documents)
+told = []
+for n in range(12):
+    told.append(fleet.allocate(wants(f"c{n}", 1 + n % 3, match="numa" if n % 2 else None)))
+    if n % 4 == 3:
+        fleet.release("default", f"c{n - 3}")
+print(json.dumps(told))
+"""
+
+
+def test_the_same_calls_give_the_same_bytes() -> None:
+    """In any order of the input, with any seed of hashing."""
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", _SAME_BYTES, str(seed)],
+            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": ":".join([str(ROOT), *sys.path])},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2, 3)
+    }
+    assert len(told) == 1
+    assert len(json.loads(told.pop())) == 12
+
+
+def test_churn_leaves_nothing_behind() -> None:
+    """After many allocations and releases the index is that of the beginning."""
+    random, fleet = Random(7), Fleet.from_manifests(fleet_of(5))
+    first = json.dumps(fleet.allocate(wants("probe", 4)))
+    fleet.release("default", "probe")
+    live: list[str] = []
+    for n in range(300):
+        if live and random.random() < 0.5:
+            fleet.release("default", live.pop(random.randrange(len(live))))
+        elif fleet.allocate(wants(f"c{n}", random.choice([1, 2, 3])))["allocated"]:
+            live.append(f"c{n}")
+    for name in live:
+        fleet.release("default", name)
+    assert json.dumps(fleet.allocate(wants("probe", 4))) == first
+    index = fleet._state.index
+    assert sum(len(uses) for record in index.records.values() for uses in record.uses) == 4
