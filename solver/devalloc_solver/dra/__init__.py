@@ -2,5 +2,7 @@
 
 from devalloc_solver.dra.allocate import allocate
 from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.funnel import explain
+from devalloc_solver.dra.joint import solve_manifests
 
-__all__ = ["AllocationError", "allocate"]
+__all__ = ["AllocationError", "allocate", "explain", "solve_manifests"]

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc_solver.assignment import Placement
+from devalloc_solver.check.resource import check_results
 from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
 from devalloc_solver.dra.candidates import Choice, Judge
 from devalloc_solver.dra.decode import read_claim, read_class, read_node
-from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.errors import AllocationError, AnswerRefused
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import FieldError
 from devalloc_solver.dra.inventory import Offer, View, list_offers, make_snapshot, used_devices
@@ -78,6 +79,7 @@ def allocate(
 
     Raises AllocationError for input that cannot be judged. ``node_local`` when only this node is at fault.
     """
+    claims, classes, slices = list(claims), list(classes), list(slices)
     task = prepare(node, claims, classes, slices, allocated=allocated, features=features)
     if task is None:
         return None
@@ -85,7 +87,11 @@ def allocate(
     if placements is None:
         raise_failure(task)
         return None
-    return _results(task, placements)
+    results = _results(task, placements)
+    mine = [result for result, claim in zip(results, task.claims, strict=True) if claim.allocation is None]
+    if violations := check_results(mine, node, claims, classes, slices, allocated=allocated, features=task.gates):
+        raise AnswerRefused(violations)
+    return results
 
 
 def prepare(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class AllocationError(Exception):
     """The claims cannot be judged on this node: something in the input is wrong.
@@ -14,3 +16,10 @@ class AllocationError(Exception):
         super().__init__(message)
         self.message = message
         self.node_local = node_local
+
+
+class AnswerRefused(AssertionError):
+    """The independent check found a violation in an answer: a bug of the solver. The answer is never returned."""
+
+    def __init__(self, violations: Sequence[str]) -> None:
+        super().__init__("the check refuses this answer (please report it): " + "; ".join(violations[:10]))

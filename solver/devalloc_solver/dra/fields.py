@@ -19,6 +19,7 @@ class FieldError(ValueError):
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path} {message}" if path else message)
         self.path = path
+        self.message = message
 
 
 class Fields:

@@ -52,14 +52,15 @@ def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[Claim]) -> 
     told.finish()
     for claim in claims:
         if claim.allocation is not None:
-            _add_claim(usage, claim)
+            add_allocation(usage, claim.allocation, f"claim {claim.title}: status.allocation")
     return usage
 
 
-def _add_claim(usage: Usage, claim: Claim) -> None:
-    devices = Fields(claim.allocation, f"claim {claim.title}: status.allocation").within("devices")
-    for item, path in devices.items("results"):
-        result = Fields(item, path)
+def add_allocation(usage: Usage, allocation: Mapping[str, Any], path: str) -> None:
+    """Add what a claim's ``status.allocation`` holds. Raises FieldError; what comes before the error is added."""
+    devices = Fields(allocation, path).within("devices")
+    for item, at in devices.items("results"):
+        result = Fields(item, at)
         if result.flag("adminAccess"):
             continue
         share = result.optional("shareID")

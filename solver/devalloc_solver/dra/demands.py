@@ -1,0 +1,137 @@
+"""What the pending claims of a cluster demand: one unit per group of claims that share a node (S7)."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
+from devalloc_solver.demand import Demand, Unit
+from devalloc_solver.dra.candidates import Judge
+from devalloc_solver.dra.documents import Intake, Key, Refused, pin_of, priority_of
+from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.inventory import Offer
+from devalloc_solver.dra.objects import Claim
+from devalloc_solver.dra.translate import MOST_DEVICES, ClaimMeta, PendingClaim, make_demand
+from devalloc_solver.naming import claim_order
+from devalloc_solver.reasons import Reason
+
+
+def key_of(claim: Claim) -> Key:
+    return claim.namespace, claim.name
+
+
+def pending(claim: Claim, position: int) -> PendingClaim:
+    meta = ClaimMeta(claim.name, claim.created)
+    return PendingClaim(key_of(claim), priority_of(claim), meta, claim, position)
+
+
+def build_units(intake: Intake, judge: Judge) -> tuple[list[Unit], list[Refused]]:
+    """The units worth solving, in the order claims are decided, and the claims that are not."""
+    refused: list[Refused] = []
+    demands: list[Demand] = []
+    waiting = [pending(claim, i) for i, claim in enumerate(intake.claims) if claim.allocation is None]
+    for one in sorted(waiting, key=claim_order):  # type: ignore[arg-type]
+        made = make(one, intake, judge)
+        if isinstance(made, Demand):
+            demands.append(made)
+        else:
+            refused.append(made)
+    groups: dict[Key, list[Demand]] = defaultdict(list)
+    for demand in demands:
+        if (name := demand.claim.claim.annotations.get(GROUP)) is not None:
+            groups[demand.claim.namespace, name].append(demand)
+    units: list[Unit] = []
+    for demand in demands:
+        name = demand.claim.claim.annotations.get(GROUP)
+        if name is None:
+            units.append(_alone(demand, judge.offers))
+        elif (members := groups.pop((demand.claim.namespace, name), None)) is not None:
+            found = _together((demand.claim.namespace, name), members, intake, refused)
+            if isinstance(found, Unit):
+                units.append(found)
+            else:
+                refused += found
+    return units, refused
+
+
+def make(one: PendingClaim, intake: Intake, judge: Judge) -> Demand | Refused:
+    """The demand of a claim, or why it has none."""
+    claim = one.claim
+    group = claim.annotations.get(GROUP)
+    for ask in (ask for request in claim.requests for ask in request.asks):
+        if ask.class_name in intake.broken_classes:
+            told = f"{ask.path}.deviceClassName: class {ask.class_name!r} is invalid"
+            return Refused(one.key, Reason.CLASS_INVALID, f"{told}: {intake.broken_classes[ask.class_name]}", group)
+        if ask.class_name not in intake.classes:
+            told = f"{ask.path}.deviceClassName: class {ask.class_name!r} does not exist"
+            return Refused(one.key, Reason.CLASS_NOT_FOUND, told, group)
+    least = sum(min(1 if ask.is_all else ask.count for ask in request.asks) for request in claim.requests)
+    if least > MOST_DEVICES:
+        told = f"spec.devices.requests: {least} devices exceed the claim limit of {MOST_DEVICES}; split the claim"
+        return Refused(one.key, Reason.CLAIM_INVALID, told, group)
+    try:
+        choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
+    except AllocationError as error:
+        reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
+        return Refused(one.key, reason, error.message, group)
+    return replace(make_demand(one, choices), shape=_shape(intake.manifests[one.key]))
+
+
+def _shape(manifest: Mapping[str, Any]) -> str:
+    """Equal for claims that ask for the same."""
+    return json.dumps(manifest["spec"], sort_keys=True, default=str)
+
+
+def _alone(demand: Demand, offers: Sequence[Offer]) -> Unit:
+    """A claim of its own. One that may get a device which binds it to a node is told its node in any case."""
+    binds = any(offers[i].device.binds_to_node for slot in demand.slots for i in slot.candidates.accepted)
+    return Unit((demand,), demand.claim.claim.title if binds else None, pin_of(demand.claim.claim))
+
+
+def _together(group: Key, members: list[Demand], intake: Intake, refused: Iterable[Refused]) -> Unit | list[Refused]:
+    namespace, name = group
+
+    def fail(message: str) -> list[Refused]:
+        return [Refused(d.key, Reason.GROUP_UNSATISFIABLE, message, name) for d in members]
+
+    failing = [
+        r
+        for r in (*intake.refused, *refused)
+        if r.key[0] == namespace and r.group == name and r.allocation is None and r.reason is not Reason.DELETING
+    ]
+    if failing:
+        first = min(failing, key=lambda r: r.key)
+        told = f"{first.key[0]}/{first.key[1]} of group {name} fails: {first.reason}: {first.message}"
+        return fail(f"member {told}")
+    pins = {pin: d.key[1] for d in members if (pin := pin_of(d.claim.claim))}
+    for claim in intake.claims:
+        if claim.allocation is not None and (claim.namespace, claim.annotations.get(GROUP)) == group:
+            node = node_of(claim)
+            pins |= {node: claim.name} if node else {}
+    if len(pins) > 1:
+        told = ", ".join(f"{node} ({member})" for node, member in sorted(pins.items()))
+        return fail(f"members of group {name} are bound to different nodes: {told}; see the annotation {NODE}")
+    return Unit(tuple(members), name, next(iter(pins), None))
+
+
+def node_of(claim: Claim) -> str | None:
+    """The node of an allocated claim, where it has one."""
+    named = claim.annotations.get(ALLOCATED_NODE)
+    if named or claim.allocation is None:
+        return named or None
+    return selected_node(claim.allocation)
+
+
+def selected_node(allocation: Mapping[str, Any]) -> str | None:
+    """The only node that the selector of an allocation selects by name."""
+    terms = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ()
+    if len(terms) == 1:
+        for line in terms[0].get("matchFields") or ():
+            values = line.get("values") or ()
+            if line.get("key") == "metadata.name" and line.get("operator") == "In" and len(values) == 1:
+                return str(values[0])
+    return None

@@ -1,0 +1,213 @@
+"""Manifests of a cluster sorted out: slices, classes, claims and nodes, and what is wrong with the rest.
+
+Nothing raises here: an object that is wrong is left out and reported, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc.api.meta import GROUP, NODE, PRIORITY, parse_time
+from devalloc.api.problems import Problem
+from devalloc_solver.dra.decode import API_VERSION, check_version, read_claim, read_class, read_node, read_slice
+from devalloc_solver.dra.fields import FieldError
+from devalloc_solver.dra.objects import Claim, Class, Node
+from devalloc_solver.reasons import Reason
+
+Manifest = Mapping[str, Any]
+Key = tuple[str, str]
+
+KINDS = ("ResourceSlice", "DeviceClass", "ResourceClaim", "Node")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A claim that is not solved, and why."""
+
+    key: Key
+    reason: Reason
+    message: str
+    group: str | None = None
+    allocation: Mapping[str, Any] | None = None
+    """what it keeps all the same"""
+
+
+@dataclass(slots=True)
+class Intake:
+    """The objects of a cluster by kind."""
+
+    slices: list[Manifest] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    classes: dict[str, Class] = field(default_factory=dict)
+    class_manifests: dict[str, Manifest] = field(default_factory=dict)
+    broken_classes: dict[str, str] = field(default_factory=dict)
+    """class -> what is wrong with it"""
+    claims: list[Claim] = field(default_factory=list)
+    manifests: dict[Key, Manifest] = field(default_factory=dict)
+    """the claims as they were given, with the API server's defaults"""
+    refused: list[Refused] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def is_dialect(document: object) -> bool:
+    """Whether a manifest is of resource.k8s.io, whatever its version."""
+    return isinstance(document, Mapping) and str(document.get("apiVersion", "")).partition("/")[0] == "resource.k8s.io"
+
+
+def read_documents(documents: Iterable[object], gates: frozenset[str]) -> Intake:
+    """Sort manifests out. Every problem says which object it is about."""
+    intake = Intake()
+    objects = [content for document in documents for content in _flat(document)]
+    count = Counter((content.get("kind"), _key(content)) for content in objects if isinstance(content, Mapping))
+    for content in objects:
+        if not isinstance(content, Mapping):
+            intake.problems.append(Problem("is no object: a manifest is a map with apiVersion, kind and metadata"))
+            continue
+        kind, key = content.get("kind"), _key(content)
+        twice = count[kind, key] > 1 and kind in KINDS
+        try:
+            _read(intake, content, gates, twice=twice)
+        except FieldError as error:
+            namespace = (key[0] or None) if kind == "ResourceClaim" else None
+            problem = Problem(error.message, error.path, kind=str(kind), namespace=namespace, name=key[1])
+            if problem not in intake.problems:
+                intake.problems.append(problem)
+    return intake
+
+
+def _flat(document: object) -> Iterator[Any]:
+    """The objects of a list, or the object itself."""
+    if isinstance(document, Mapping) and isinstance(document.get("items"), list):
+        for item in document["items"]:
+            yield from _flat(item)
+    else:
+        yield document
+
+
+def _key(content: Manifest) -> Key:
+    metadata = content.get("metadata")
+    told = metadata if isinstance(metadata, Mapping) else {}
+    namespace = str(told.get("namespace") or "default") if content.get("kind") == "ResourceClaim" else ""
+    return namespace, str(told.get("name") or "")
+
+
+def _read(intake: Intake, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
+    kind, key = content.get("kind"), _key(content)
+    if kind not in KINDS:
+        told = f"{kind!r} has no part in this: {', '.join(KINDS)} are read"
+        intake.problems.append(Problem(told, kind=str(kind), name=key[1], severity="warning"))
+        return
+    if kind == "ResourceClaim":
+        _read_claim(intake, content, gates, twice=twice)
+        return
+    if twice:
+        if kind == "DeviceClass":
+            intake.broken_classes[key[1]] = "exists twice"
+        raise FieldError("metadata.name", f"is the name of two objects of kind {kind}: both are left out, rename one")
+    if kind == "Node":
+        node = read_node(content)
+        intake.nodes[node.name] = node
+    elif kind == "DeviceClass":
+        try:
+            found = read_class(content)
+        except FieldError as error:
+            intake.broken_classes[key[1]] = str(error)
+            raise
+        intake.classes[found.name], intake.class_manifests[found.name] = found, content
+    else:
+        read_slice(content)
+        intake.slices.append(content)
+
+
+def _read_claim(intake: Intake, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
+    key = _key(content)
+    filled = with_defaults(content)
+    try:
+        check_version(content)
+        if twice:
+            raise FieldError("metadata.name", "is the name of two claims of this namespace: rename one")
+        claim = read_claim(filled, gates)
+        _marks(claim)
+    except FieldError as error:
+        metadata, status = content.get("metadata"), content.get("status")
+        marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+        group = marks.get(GROUP) if isinstance(marks, Mapping) else None
+        allocation = status.get("allocation") if isinstance(status, Mapping) else None
+        known = allocation if isinstance(allocation, Mapping) else None
+        if not any(refused.key == key for refused in intake.refused):
+            intake.refused.append(Refused(key, Reason.CLAIM_INVALID, str(error), str(group) if group else None, known))
+        raise
+    intake.manifests[key] = filled
+    if claim.is_deleting and claim.allocation is None:
+        told = "the claim is being deleted"
+        intake.refused.append(Refused(key, Reason.DELETING, told, claim.annotations.get(GROUP)))
+    else:
+        intake.claims.append(claim)
+
+
+def _marks(claim: Claim) -> None:
+    """Raises FieldError for an annotation of ours that says nothing, and for a time that is none."""
+    if claim.created is not None:
+        try:
+            parse_time(claim.created)
+        except ValueError as error:
+            raise FieldError("metadata.creationTimestamp", str(error)) from None
+    text = claim.annotations.get(PRIORITY, "0")
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+        raise FieldError(f"metadata.annotations[{PRIORITY!r}]", f"must be a whole number, not {text!r}")
+
+
+def priority_of(claim: Claim) -> int:
+    return int(claim.annotations.get(PRIORITY, "0"))
+
+
+def pin_of(claim: Claim) -> str | None:
+    """The only node whose devices may be used."""
+    return claim.annotations.get(NODE) or None
+
+
+def with_defaults(content: Manifest) -> Manifest:
+    """A claim with what the API server writes where its author wrote nothing: namespace, mode, count and operators."""
+    spec = content.get("spec")
+    devices = spec.get("devices") if isinstance(spec, Mapping) else None
+    metadata = content.get("metadata")
+    filled = dict(content)
+    if isinstance(metadata, Mapping) and not metadata.get("namespace"):
+        filled["metadata"] = {**metadata, "namespace": "default"}
+    if not isinstance(spec, Mapping) or not isinstance(devices, Mapping):
+        return filled
+    requests = devices.get("requests")
+    if isinstance(requests, list):
+        devices = {**devices, "requests": [_request_with_defaults(request) for request in requests]}
+    return {**filled, "apiVersion": content.get("apiVersion", API_VERSION), "spec": {**spec, "devices": devices}}
+
+
+def _request_with_defaults(request: Any) -> Any:
+    if not isinstance(request, Mapping):
+        return request
+    filled = dict(request)
+    if isinstance(request.get("exactly"), Mapping):
+        filled["exactly"] = _ask_with_defaults(request["exactly"])
+    if isinstance(request.get("firstAvailable"), list):
+        filled["firstAvailable"] = [
+            _ask_with_defaults(sub) if isinstance(sub, Mapping) else sub for sub in request["firstAvailable"]
+        ]
+    return filled
+
+
+def _ask_with_defaults(ask: Mapping[str, Any]) -> dict[str, Any]:
+    filled = dict(ask)
+    if not filled.get("allocationMode"):
+        filled["allocationMode"] = "ExactCount"
+    if filled["allocationMode"] == "ExactCount" and filled.get("count") is None:
+        filled["count"] = 1
+    if isinstance(filled.get("tolerations"), list):
+        filled["tolerations"] = [
+            {**one, "operator": one.get("operator") or "Equal"} if isinstance(one, Mapping) else one
+            for one in filled["tolerations"]
+        ]
+    return filled

@@ -1,0 +1,229 @@
+"""Many claims over many nodes, decided together: the goals of S17 for claims of resource.k8s.io."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api.problems import Problem
+from devalloc_solver.assignment import Placement
+from devalloc_solver.demand import Unit
+from devalloc_solver.dra.candidates import Judge
+from devalloc_solver.dra.checked import wrong_answers
+from devalloc_solver.dra.cluster import Survey, survey
+from devalloc_solver.dra.demands import build_units, node_of
+from devalloc_solver.dra.documents import Intake, Key, Refused, priority_of, read_documents
+from devalloc_solver.dra.errors import AnswerRefused
+from devalloc_solver.dra.features import read_features
+from devalloc_solver.dra.fields import FieldError
+from devalloc_solver.dra.inventory import Offer, list_offers, make_snapshot, used_devices
+from devalloc_solver.dra.objects import Claim
+from devalloc_solver.dra.pools import SliceBook
+from devalloc_solver.dra.reasons import Explainer
+from devalloc_solver.dra.result import ShareIds, make_result
+from devalloc_solver.dra.selectors import Selectors
+from devalloc_solver.dra.translate import attributes_of
+from devalloc_solver.dra.usage import Usage, add_allocation
+from devalloc_solver.goals import Level
+from devalloc_solver.holdings import Holding
+from devalloc_solver.policy import PLACEMENTS
+from devalloc_solver.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything known before the search begins."""
+
+    intake: Intake
+    gates: frozenset[str]
+    survey: Survey
+    offers: Sequence[Offer]
+    usage: Usage
+    snapshot: Snapshot
+    holdings: tuple[Holding, ...]
+    units: tuple[Unit, ...]
+    refused: tuple[Refused, ...]
+    problems: tuple[Problem, ...]
+
+
+def solve_manifests(
+    documents: Iterable[object],
+    *,
+    placement: str = "pack",
+    deadline: float | None = None,
+    features: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Allocate the pending ResourceClaims among manifests: ResourceSlices, DeviceClasses, ResourceClaims and Nodes.
+
+    Never raises for content: what is wrong is reported in ``problems`` and answered with ``allocated: false``. The
+    annotations ``devalloc.io/group``, ``/priority`` and ``/node`` of a claim mean what they do for DeviceClaims.
+
+    Args:
+        documents: manifests as JSON-like dicts, in any order. What the API server fills in may be missing.
+        placement: ``pack`` (default) or ``spread``.
+        deadline: seconds after which the best answer found so far is returned; None for no limit.
+        features: feature gates that are on; None for all up to beta, and lists.
+
+    Returns:
+        What ``devalloc_solver.solve_manifests`` returns; ``allocations`` of a claim is its AllocationResult.
+    """
+    started = time.monotonic()
+    if placement not in PLACEMENTS:
+        raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+    ends = None if deadline is None else started + deadline
+    prepared = prepare(read_documents(documents, read_features(features)), read_features(features))
+    placements, levels = _search(prepared, placement, ends)
+    answers = _answers(prepared, placements, ends)
+    return {
+        "claims": sorted(answers, key=lambda a: (a["namespace"], a["name"])),
+        "objective": {"levels": [level.to_dict() for level in levels]},
+        "optimal": all(level.is_proven for level in levels if level.goal == "satisfied"),
+        "seconds": round(time.monotonic() - started, 6),
+        "problems": [problem.to_dict() for problem in prepared.problems],
+    }
+
+
+def prepare(intake: Intake, gates: frozenset[str]) -> Prepared:
+    """All stages before the search."""
+    book = SliceBook(intake.slices, gates)
+    seen = survey(book, intake.nodes)
+    usage, holders, problems = _held(intake)
+    offers = list_offers(seen.views, usage, gates)
+    judge = Judge(seen.nodes, gates, offers, Usage(), Selectors(gates), intake.classes, frozenset(seen.broken))
+    units, refused = build_units(intake, judge)
+    holdings = [(key, priority, used_devices(offers, held).items) for key, priority, held in holders]
+    left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]
+    return Prepared(
+        intake=intake,
+        gates=gates,
+        survey=seen,
+        offers=offers,
+        usage=usage,
+        snapshot=make_snapshot(offers, attributes_of(intake.claims), gates),
+        holdings=tuple(Holding(*one) for one in sorted(holdings, key=lambda h: h[0])),
+        units=tuple(units),
+        refused=(*intake.refused, *refused),
+        problems=(*intake.problems, *left_out, *problems, *_broken_pools(seen)),
+    )
+
+
+def _held(intake: Intake) -> tuple[Usage, list[tuple[Key, int, Usage]], list[Problem]]:
+    """What is in use, and claim by claim; an allocation that cannot be read is a problem."""
+    allocated = [(c.namespace, c.name, priority_of(c), c.allocation) for c in intake.claims if c.allocation is not None]
+    allocated += [(*r.key, 0, r.allocation) for r in intake.refused if r.allocation is not None]
+    usage, holders, problems = Usage(), [], []
+    for namespace, name, priority, allocation in allocated:
+        mine = Usage()
+        try:
+            add_allocation(mine, allocation, "status.allocation")
+            add_allocation(usage, allocation, "status.allocation")
+        except FieldError as error:
+            problems.append(Problem(str(error), kind="ResourceClaim", namespace=namespace, name=name))
+        holders.append(((namespace, name), priority, mine))
+    return usage, holders, problems
+
+
+def _broken_pools(seen: Survey) -> Iterator[Problem]:
+    told: dict[tuple[str, str, str], str] = {}
+    for name, pool in seen.broken.items():
+        told.setdefault((pool.title, pool.state.value, pool.why), name)
+    for (title, state, why), node in sorted(told.items()):
+        message = f"pool {title} is {state} as node {node} sees it: {why}"
+        yield Problem(message, kind="ResourceSlice", severity="warning")
+
+
+def _search(prepared: Prepared, placement: str, ends: float | None) -> tuple[list[Placement], list[Level]]:
+    from devalloc_solver import stages
+
+    placements, levels, _ = stages._search(prepared, placement, ends)  # type: ignore[arg-type]
+    return placements, levels
+
+
+def _seen_from(prepared: Prepared, placement: Placement) -> str:
+    """The node of a placement, or one that reaches all of its devices."""
+    if placement.node is not None:
+        return placement.node
+    reached = [prepared.offers[entry.device.index].nodes for entry in placement.entries]
+    return min(frozenset.intersection(*reached)) if reached else next(iter(prepared.survey.nodes), "")
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+
+def _answers(prepared: Prepared, placements: Sequence[Placement], ends: float | None) -> list[dict[str, Any]]:
+    results = _results(prepared, placements)
+    found = wrong_answers(
+        prepared.intake,
+        prepared.survey.nodes,
+        prepared.gates,
+        [
+            (placement.demand.key, _seen_from(prepared, placement), results[placement.demand.key])
+            for placement in placements
+        ],
+    )
+    if found:
+        raise AnswerRefused(found)
+    answers = [_placed(prepared, placement, results[placement.demand.key]) for placement in placements]
+    answers += [
+        _answer((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
+        for claim in prepared.intake.claims
+        if claim.allocation is not None
+    ]
+    answers += [_refusal(refused) for refused in prepared.refused]
+    explainer = Explainer(prepared.snapshot, prepared.offers, prepared.holdings, placements, ends)
+    placed = {placement.demand.key for placement in placements}
+    for unit in prepared.units:
+        if unit.demands[0].key not in placed:
+            answers += explainer.explain(unit)
+    return answers
+
+
+def _results(prepared: Prepared, placements: Sequence[Placement]) -> dict[Key, dict[str, Any]]:
+    shares = ShareIds(prepared.usage)
+    return {
+        placement.demand.key: make_result(
+            placement.demand.claim.claim,
+            placement.entries,
+            prepared.offers,
+            prepared.intake.classes,
+            placement.node or "",
+            prepared.gates,
+            shares,
+        )
+        for placement in sorted(placements, key=lambda p: p.demand.key)
+    }
+
+
+def _answer(key: Key, allocation: Mapping[str, Any], node: str | None) -> dict[str, Any]:
+    return {
+        "namespace": key[0],
+        "name": key[1],
+        "allocated": True,
+        "node": node,
+        "allocations": allocation,
+        "oneOf": None,
+        "reason": None,
+        "message": None,
+    }
+
+
+def _placed(prepared: Prepared, placement: Placement, result: Mapping[str, Any]) -> dict[str, Any]:
+    claim: Claim = placement.demand.claim.claim
+    chosen = {entry.slot.detail: entry.slot.alternative for entry in placement.entries}
+    answer = _answer(placement.demand.key, result, placement.node)
+    answer["oneOf"] = [chosen.get(number) for number in range(len(claim.requests))]
+    skipped = [error for slot in placement.demand.slots for error in slot.spec.verdict.errors]
+    return answer | ({"warnings": sorted(set(skipped))} if skipped else {})
+
+
+def _refusal(refused: Refused) -> dict[str, Any]:
+    if refused.allocation is not None:
+        told = {"warnings": [f"{refused.reason}: {refused.message}"]}
+        return _answer(refused.key, dict(refused.allocation), None) | told
+    return _answer(refused.key, {}, None) | {
+        "allocated": False,
+        "reason": str(refused.reason),
+        "message": refused.message,
+    }
