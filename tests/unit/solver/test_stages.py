@@ -212,9 +212,7 @@ def test_capacity_of_a_claim_that_cannot_be_solved_says_why() -> None:
     assert (found.count, found.reason) == (0, "ClassNotFound")
 
 
-@pytest.mark.parametrize("size", [0, stages.EXACT_SIZE], ids=["one by one", "exact"])
-def test_a_search_that_finds_nothing_in_time_proves_nothing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(stages, "EXACT_SIZE", size)
+def test_a_search_that_finds_nothing_in_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "_solve", lambda search, terms, limit: sum(weight for weight, _ in terms if weight < 0))
     held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n0-gpus", "g0")], node="n0")
     answer = solve_manifests([GPU, *fleet(2), held, *claims(6)], deadline=60.0)
