@@ -50,7 +50,7 @@ class _Open(Exception):
     """The rules do not say, or it takes too long."""
 
 
-def solve(instance: Manifest, quirks: frozenset[str] = frozenset()) -> Verdict:
+def solve(instance: Manifest, quirks: frozenset[str] = frozenset(), budget: int = BUDGET) -> Verdict:
     """The outcome by the rules, with the given quirks of upstream."""
     problem = _Problem(instance, quirks)
     fatal = problem.fatal()
@@ -61,7 +61,7 @@ def solve(instance: Manifest, quirks: frozenset[str] = frozenset()) -> Verdict:
     try:
         for choices in itertools.product(*(range(len(options)) for options in problem.requests)):
             slots = [options[index] for options, index in zip(problem.requests, choices, strict=True)]
-            if _Search(problem, slots).found():
+            if _Search(problem, slots, budget).found():
                 pairs = zip(problem.requests, choices, strict=True)
                 told = tuple(None if options[0].parent is None else index for options, index in pairs)
                 return Verdict("allocated", told)
@@ -338,7 +338,8 @@ class _Problem:
                         continue
                 except LookupError:
                     # Nobody looks at a device in use, unless all are asked for or it does not matter.
-                    self.failing |= slot.everything or slot.admin or not device.dedicated
+                    taken = device.dedicated or (device.shared and not device.shareable)
+                    self.failing |= slot.everything or slot.admin or not taken
                     continue
                 amounts = self._amounts(device, requested)
                 if amounts is not None:
@@ -379,11 +380,11 @@ class _Problem:
 class _Search:
     """Whether the chosen slots can all be filled."""
 
-    def __init__(self, problem: _Problem, slots: list[_Slot]) -> None:
+    def __init__(self, problem: _Problem, slots: list[_Slot], budget: int = BUDGET) -> None:
         self.problem = problem
         self.slots = slots
         self.taken: list[tuple[_Slot, _Device, int]] = []
-        self.budget = BUDGET
+        self.budget = budget
         self.relations = [
             (number, constraint)
             for number, claim in enumerate(problem.claims)
