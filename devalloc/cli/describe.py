@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 
+DEADLINE = 10.0
+"""Seconds to find out why a claim holds nothing."""
+
 
 @verb("describe")
 @click.argument(
@@ -114,8 +117,7 @@ def _claim(store: SQLiteStore, claim: Object) -> None:
     status = claim.get("status", {})
     entries = status.get("allocations", [])
     if not entries:
-        name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
-        click.echo(f"\nMore about why it holds nothing: devalloc explain {name} -n {namespace}")
+        _why_not(store, claim)
         return
     pools = {pool["metadata"]["name"]: pool for pool in filter(_is_readable, store.list("DevicePool").objects)}
     rows = []
@@ -131,6 +133,22 @@ def _claim(store: SQLiteStore, claim: Object) -> None:
     _as_yaml("Device statuses", status.get("deviceStatuses"))
     _as_yaml("Configs of classes", status.get("classConfigs"))
     _as_yaml("Configs of the claim", status.get("claimConfigs"))
+
+
+def _why_not(store: SQLiteStore, claim: Object) -> None:
+    """Why a claim holds nothing, as things stand now: in the store, and not in its last answer."""
+    from devalloc.cli.explanation import show
+    from devalloc.controller.snapshot import snapshot
+    from devalloc_solver import solve_manifests
+
+    name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
+    answers = solve_manifests(snapshot(store), deadline=DEADLINE)["claims"]
+    found = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
+    click.echo()
+    if found is None:
+        click.echo(f"Why it holds nothing: devalloc explain {name} -n {namespace}")
+    else:
+        show(found, only_would=found["allocated"])
 
 
 def _pool(store: SQLiteStore, pool: Object) -> None:

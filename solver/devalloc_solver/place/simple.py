@@ -1,6 +1,7 @@
 """The common question, answered at once: one slot that wants devices, nothing to weigh but which.
 
-Covers a single device whatever it draws, and several that draw nothing and fit into one pool. All else is for the
+Covers a single device whatever it draws, and several that draw nothing, are of no compatibility group and fit into one
+pool. All else is for the
 search, which would answer the same.
 """
 
@@ -38,7 +39,7 @@ def place_simple(ground: Ground, unit: Unit, slot: Slot, node: str | None) -> tu
         if slot.least == 1:
             loss, device = _least_loss(ground, pool, devices)
             chosen = [device]
-        elif any(device.draws for device in devices):
+        elif any(device.draws or device.compatibility is not None for device in devices):
             return True
         elif len(devices) < slot.least:
             several += len(devices)

@@ -1,0 +1,264 @@
+"""What is in the way of a claim is named by kind, with what to do about it; and it is all, and no more, than that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc_solver import solve_manifests
+from tests.support.manifests import Manifest, allocated, claim, config_reference, device, device_class, entry, pool
+
+GPU = device_class("gpu", driver="gpu", deviceType="gpu")
+UNAVAILABLE, GROUP = "devalloc.io/unavailable", "devalloc.io/compatibilityGroup"
+
+
+def answer(name: str, *documents: Manifest) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in solve_manifests(documents)["claims"] if c["name"] == name)
+    return found
+
+
+def blockers(*documents: Manifest) -> list[dict[str, Any]]:
+    """The blockers of the claim ``c``."""
+    found: list[dict[str, Any]] = answer("c", *documents)["blockers"]
+    return found
+
+
+def gpus(count: int, node: str = "n1", **attributes: Any) -> Manifest:
+    return pool(f"{node}-gpus", node, devices=[device(f"g{i}", attributes=attributes) for i in range(count)])
+
+
+# -- kinds -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_count_that_would_fit_is_told() -> None:
+    assert blockers(GPU, gpus(3), gpus(4, "n2"), claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})) == [
+        {"kind": "amount", "request": "0", "resource": "count", "path": "spec.claims[0].requests.count"}
+        | {"requested": "9", "most": "4"}
+    ]
+
+
+def test_the_amount_that_would_fit_is_told_to_the_block() -> None:
+    card = pool("card", devices=[device(f"g{i}", resources={"memory": "10Gi/4Gi"}) for i in range(2)])
+    (found,) = blockers(GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memory": "17Gi"}}))
+    assert (found["requested"], found["most"]) == ("17Gi", "16Gi")
+
+
+def test_of_requests_that_cannot_be_together_the_smallest_set_is_named() -> None:
+    """Two pairs are on n1, and the third request is for n2 only: leaving it out does."""
+    fleet = [gpus(2, "n1"), pool("n2-nics", "n2", "nic", devices=[device("x")])]
+    wanted = claim("c", {"deviceClass": "gpu"}, {"deviceClass": "gpu"}, {"deviceClass": "nic"})
+    assert blockers(GPU, device_class("nic", driver="nic"), *fleet, wanted) == [
+        {"kind": "request", "request": "2", "path": "spec.claims[2]"}
+    ]
+
+
+def test_only_the_attribute_that_differs_is_named() -> None:
+    fleet = pool("p", devices=[device(f"g{i}", attributes={"numa": i, "model": "a"}) for i in range(2)])
+    detail = {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["model", "numa"]}
+    assert [(b["kind"], b["attribute"], b["path"]) for b in blockers(GPU, fleet, claim("c", detail))] == [
+        ("matchAttribute", "numa", "spec.claims[0].matchAttributes")
+    ]
+
+
+def test_a_match_of_the_spec_is_told_from_one_of_a_detail() -> None:
+    fleet = pool("p", devices=[device(f"g{i}", attributes={"numa": i}) for i in range(2)])
+    wanted = claim("c", {"deviceClass": "gpu"}, {"deviceClass": "gpu"}, match=["numa"])
+    assert blockers(GPU, fleet, wanted) == [
+        {"kind": "matchAttribute", "attribute": "numa", "path": "spec.matchAttributes"}
+    ]
+
+
+def test_a_pool_resource_is_named_with_its_pool_and_how_much_is_missing() -> None:
+    """On card-b one unit less is missing than on card-a."""
+    halves = [device(f"half{i}", requests={"memory": "24Gi"}) for i in range(2)]
+    cards = [pool(f"card-{n}", f"n{n}", resources={"memory": f"{40 + n}Gi/1Gi"}, devices=halves) for n in (1,)]
+    (found,) = blockers(GPU, *cards, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
+    assert found == {"kind": "poolResource", "pool": "card-1", "node": "n1", "resource": "memory"} | {
+        "capacity": "41Gi",
+        "missing": "7Gi",
+    }
+
+
+def test_where_fewer_resources_are_short_is_where_they_are_named() -> None:
+    both = [device(f"d{i}", requests={"a": 1, "b": 1}) for i in range(2)]
+    fleet = [
+        pool("short-of-two", "n1", resources={"a": 1, "b": 1}, devices=both),
+        pool("short-of-one", "n2", resources={"a": 1, "b": 2}, devices=both),
+    ]
+    found = blockers(GPU, *fleet, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
+    assert [(b["pool"], b["resource"], b["missing"]) for b in found] == [("short-of-one", "a", "1")]
+
+
+def test_groups_that_do_not_go_together_are_named_by_pool() -> None:
+    card = pool("card", devices=[device(f"v{i}", attributes={GROUP: f"{i}G"}) for i in range(2)])
+    assert blockers(GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}})) == [
+        {"kind": "compatibilityGroup", "pool": "card", "node": "n1"}
+    ]
+
+
+def test_a_device_that_is_withheld_is_named_with_why_and_only_as_many_as_are_needed() -> None:
+    held_back = [device(f"g{i}", attributes={UNAVAILABLE: "unhealthy: too hot"}) for i in range(3)]
+    fleet = pool("p", devices=[*held_back, device("g3")])
+    found = blockers(GPU, fleet, claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}))
+    assert [(b["kind"], b["why"]) for b in found] == [("unavailable", "unhealthy: too hot")]
+
+
+def test_what_a_pool_does_not_define_is_named() -> None:
+    card = pool("card", devices=[device("g0", requests={"slots": 1})])
+    (found,) = blockers(GPU, card, claim("c", {"deviceClass": "gpu"}))
+    assert found["kind"] == "undefinedResource"
+    assert (found["resource"], found["devices"]) == ("slots", ["g0"])
+
+
+def test_the_pin_is_named_and_who_of_the_group_is_there_already() -> None:
+    marks = {"devalloc.io/group": "vm"}
+    first = allocated(claim("first", {"deviceClass": "gpu"}, annotations=marks), [entry("n1-gpus", "g0")], node="n1")
+    other = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}}, annotations=marks)
+    assert blockers(GPU, gpus(2, "n1"), gpus(3, "n2"), first, other) == [
+        {"kind": "node", "node": "n1", "boundBy": [{"namespace": "default", "name": "first"}]}
+    ]
+
+
+def test_the_member_is_named_for_which_there_is_no_room_beside_the_others() -> None:
+    marks = {"devalloc.io/group": "vm"}
+    members = [claim(n, {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=marks) for n in ("c", "d")]
+    found = answer("c", GPU, gpus(3), *members)
+    assert found["reason"] == "GroupUnsatisfiable"
+    assert found["blockers"] == [{"kind": "member", "namespace": "default", "name": "d"}]
+
+
+def test_claims_are_named_besides_what_makes_it_impossible() -> None:
+    """Nine of four never fit; of the four that would, two are taken."""
+    held = allocated(
+        claim("held", {"deviceClass": "gpu", "requests": {"count": 2}}),
+        [entry("n1-gpus", "g0"), entry("n1-gpus", "g1")],
+        node="n1",
+    )
+    found = answer("c", GPU, gpus(4), held, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
+    assert found["reason"] == "NotEnoughDevices"
+    assert [b["kind"] for b in found["blockers"]] == ["amount", "claim"]
+    assert found["message"].endswith("it fits with at most 4 devices in request 0 and once default/held is released")
+
+
+# -- how final -------------------------------------------------------------------------------------------------------
+
+
+def test_how_final_a_reason_is_stands_first() -> None:
+    never = claim("never", {"deviceClass": "gpu", "requests": {"count": 9}})
+    held = allocated(claim("held", {"deviceClass": "gpu"}), [entry("n1-gpus", "g0")], node="n1")
+    now = claim("now", {"deviceClass": "gpu", "requests": {"count": 3}})
+    marks = {"devalloc.io/priority": "5"}
+    high = claim("high", {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=marks)
+    low = claim("low", {"deviceClass": "gpu", "requests": {"count": 2}})
+    found = {c["name"]: c["message"] for c in solve_manifests([GPU, gpus(3), held, never, now, high, low])["claims"]}
+    assert found["never"].startswith("impossible even on an empty fleet: ")
+    assert found["now"].startswith("impossible now: ")
+    assert found["low"].startswith("lost to higher priority: ")
+
+
+# -- slips of the pen ------------------------------------------------------------------------------------------------
+
+
+def slip(constraints: str, **attributes: Any) -> tuple[str, str | None]:
+    """(message, what was meant) for a claim on 640 devices that have these attributes."""
+    fleet = [gpus(8, f"n{n}", **attributes) for n in range(80)]
+    found = answer("c", GPU, *fleet, claim("c", {"deviceClass": "gpu", "constraints": constraints}))
+    (blocker,) = found["blockers"]
+    return found["message"], blocker.get("didYouMean")
+
+
+def test_an_attribute_that_no_device_has_and_a_near_one_that_all_have() -> None:
+    message, meant = slip("device.modle == 'L4'", model="L4", numa=0)
+    assert "`modle` exists on 0 of 640 devices; did you mean `model`?" in message
+    assert meant == "model"
+
+
+@pytest.mark.parametrize(
+    ("constraints", "attributes", "words", "meant"),
+    [
+        ("device['modle'] == 'L4'", {"model": "L4"}, "`modle` exists on 0 of 640 devices", "model"),
+        ("'modle' in device", {"model": "L4"}, "did you mean `model`?", "model"),
+        ("device.numa == 0 && device.Model == 'L4'", {"model": "L4", "numa": 0}, "did you mean `model`?", "model"),
+        ("device.model == 'A10O'", {"model": "A100"}, "`model` is 'A10O' on 0 of 640 devices", "'A100'"),
+        ("device.model in ['a100', 'B200']", {"model": "A100"}, "did you mean 'A100'?", "'A100'"),
+        (
+            "device.numa == '0'",
+            {"numa": 0},
+            "`numa` is a number on 640 devices, and is compared with the text '0'",
+            "0",
+        ),
+        ("device.model == 100", {"model": "100"}, "write '100' in quotes", "'100'"),
+        ("device.bw >= '80GB'", {"bw": {"quantityValue": "100G"}}, "'80GB'", None),
+        ("device.driver >= '550.54'", {"driver": {"semVerValue": "550.54.1"}}, "no semantic version", None),
+    ],
+)
+def test_slips(constraints: str, attributes: dict[str, Any], words: str, meant: str | None) -> None:
+    message, found = slip(constraints, **attributes)
+    assert words in message
+    assert found == meant
+
+
+@pytest.mark.parametrize("constraints", ["device.model == 'B200'", "device.vendor == 'x'", "device.numa == 7"])
+def test_what_is_no_slip_is_not_called_one(constraints: str) -> None:
+    message, meant = slip(constraints, model="L4", numa=0)
+    assert "did you mean" not in message
+    assert meant is None
+
+
+def test_an_attribute_that_a_match_names_wrongly() -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}, "matchAttributes": ["nmua"]})
+    found = answer("c", GPU, gpus(2, numa=0), wanted)
+    assert "`nmua` exists on 0 of 2 devices; did you mean `numa`?" in found["message"]
+    assert found["blockers"][0]["didYouMean"] == "numa"
+
+
+def test_a_slip_in_the_class_is_told_with_the_class() -> None:
+    broken = device_class("gpu", driver="gpu", constraints="device.modle == 'L4'")
+    found = answer("c", broken, gpus(2, model="L4"), claim("c", {"deviceClass": "gpu"}))
+    assert "`modle` exists on 0 of 2 devices; did you mean `model`?" in found["message"]
+
+
+def test_a_resource_of_another_name() -> None:
+    card = pool("card", devices=[device("g0", resources={"memory": "8Gi"})])
+    found = answer("c", GPU, card, claim("c", {"deviceClass": "gpu", "requests": {"memroy": "1Gi"}}))
+    assert "`memroy` exists on 0 of 1 device; did you mean `memory`?" in found["message"]
+
+
+def test_classes_types_and_configs_that_do_not_exist_get_the_nearest_name() -> None:
+    found = answer("c", GPU, gpus(1), claim("c", {"deviceClass": "gpus"}))
+    assert found["message"] == "spec.claims[0].deviceClass: class 'gpus' does not exist; did you mean 'gpu'?"
+    assert found["blockers"] == [
+        {"kind": "class", "path": "spec.claims[0].deviceClass", "deviceClass": "gpus", "didYouMean": "gpu"}
+    ]
+    found = answer("c", GPU, gpus(1), claim("c", {"deviceType": "GPU"}))
+    assert "no class has deviceType 'GPU'; did you mean 'gpu'?" in found["message"]
+    found = answer("c", GPU, gpus(1), claim("c", {"deviceClass": "gpu", "configs": [config_reference("tuned")]}))
+    assert (found["reason"], found["blockers"][0]["kind"]) == ("ConfigNotFound", "config")
+
+
+# -- bounded work ----------------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_that_is_over_still_tells_what_counting_tells_and_says_that_it_is_cut_short() -> None:
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 9}})
+    found = next(iter(solve_manifests([GPU, gpus(4), wanted], deadline=0.0)["claims"]))
+    assert found["reason"] == "NotEnoughDevices"
+    assert "no node has 9 devices (at most 4)" in found["message"]
+    assert "the time did not suffice to find out what would have to change" in found["message"]
+
+
+def test_of_claims_that_ask_for_the_same_on_many_nodes_a_smallest_set_is_named_however_many_hold_devices() -> None:
+    """300 nodes, each full: two claims of four in the way, but for one node with one claim of eight."""
+    holders = []
+    for n in range(300):
+        sizes = [8] if n == 217 else [4, 4]
+        for k, size in enumerate(sizes):
+            entries = [entry(f"n{n}-gpus", f"g{4 * k + i}") for i in range(size)]
+            detail = {"deviceClass": "gpu", "requests": {"count": size}}
+            holders.append(allocated(claim(f"h{n}-{k}", detail), entries, node=f"n{n}"))
+    fleet = [gpus(8, f"n{n}") for n in range(300)]
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 8}})
+    found = answer("c", GPU, *fleet, *holders, wanted)
+    assert [b["name"] for b in found["blockers"]] == ["h217-0"]
+    assert "cut short" not in found["message"]
