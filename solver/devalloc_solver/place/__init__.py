@@ -10,7 +10,7 @@ devices agree on), which asks ``cover`` (pools and devices); ``screen`` and ``bo
 """
 
 from devalloc_solver.place.score import Score
-from devalloc_solver.place.search import Found, place, place_on
+from devalloc_solver.place.search import Found, fits, place, place_on
 from devalloc_solver.place.steps import DEFAULT, OutOfSteps
 
-__all__ = ["DEFAULT", "Found", "OutOfSteps", "Score", "place", "place_on"]
+__all__ = ["DEFAULT", "Found", "OutOfSteps", "Score", "fits", "place", "place_on"]

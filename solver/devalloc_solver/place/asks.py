@@ -21,10 +21,8 @@ class Ask:
     detail: int
     """position in ``Asks.details``, which counts over all claims"""
     slot: Slot
-
-    @property
-    def bit(self) -> int:
-        return 1 << self.number
+    bit: int
+    """1 << number"""
 
     @property
     def is_fixed(self) -> bool:
@@ -115,7 +113,7 @@ def read_unit(unit: Unit) -> Asks:
         for alternatives in demand.details:
             mask = 0
             for slot in alternatives:
-                asks.append(Ask(len(asks), number, len(details), slot))
+                asks.append(Ask(len(asks), number, len(details), slot, 1 << len(asks)))
                 mask |= asks[-1].bit
             details.append(mask)
     for ask in asks:

@@ -7,6 +7,7 @@ weights are single needs, the number of devices, and what devices draw on each f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import add, ge, mul
 
 from devalloc_solver.place.cells import Cell, Yard
 from devalloc_solver.place.families import families
@@ -70,26 +71,31 @@ class Bounds:
             rows.append([row + column[count] for row, column in zip(rows[-1], columns, strict=True)])
         return rows
 
+    def weigh(self, rem: Sequence[int]) -> list[int]:
+        """What needs weigh by each weight; the first weights are the needs themselves."""
+        return [*rem, *(sum(map(mul, weight, rem)) for weight in self.weights[len(rem) :])]
+
     def fewest(self, rem: Sequence[int]) -> int | None:
         """No fewer pools than that will do; None when all of them do not."""
-        wanted = [sum(map(int.__mul__, weight, rem)) for weight in self.weights]
+        wanted = self.weigh(rem)
         for count, row in enumerate(self.top[0]):
-            if all(have >= want for have, want in zip(row, wanted, strict=True)):
+            if all(map(ge, row, wanted)):
                 return count
         return None
 
-    def enough(self, yard: int, cell: int, rem: Sequence[int], more: int, here: bool) -> bool:
-        """Whether ``rem`` may be had from a cell on: in this yard if ``here``, and in ``more`` others."""
+    def may_do(self, yard: int, cell: int, rem: Sequence[int], pools: int, is_open: bool) -> bool:
+        """Whether ``rem`` may be had from a cell on, in this yard if it is open, and in as many ``pools`` besides."""
+        wanted = self.weigh(rem)
         tops = self.top[yard + 1]
-        top = tops[min(more, len(tops) - 1)]
-        rest = self.rest[yard][cell]
-        if here:
-            for weight, own, other in zip(self.weights, rest, top, strict=True):
-                if sum(map(int.__mul__, weight, rem)) > own + other:
-                    return False
-            return True
-        return all(sum(map(int.__mul__, w, rem)) <= other for w, other in zip(self.weights, top, strict=True))
+        last = len(tops) - 1
+        if is_open or pools:
+            # In a yard that is not open yet, it is one of the pools.
+            others = tops[min(pools if is_open else pools - 1, last)]
+            if all(map(ge, map(add, self.rest[yard][cell], others), wanted)):
+                return True
+        return not is_open and all(map(ge, tops[min(pools, last)], wanted))
 
 
 def _most(cell: Cell, weight: Weight) -> int:
-    return max(sum(map(int.__mul__, weight, option.gain)) for option in cell.options)
+    most: int = max(sum(map(mul, weight, option.gain)) for option in cell.options)
+    return most

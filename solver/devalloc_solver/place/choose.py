@@ -26,13 +26,13 @@ class Chooser:
     conflicts: list[int] = field(default_factory=list)
     """masks of asks that cannot be chosen together"""
 
-    def best(self, limit: Vector | None) -> tuple[Vector, Settled] | None:
-        """The best choice that is no worse than ``limit``, and how it is served."""
+    def best(self, limit: Vector | None, *, any_will_do: bool = False) -> tuple[Vector, Settled] | None:
+        """The first choice that is no worse than ``limit``, and how it is served: best, or just somehow."""
         allowed = self.screen.viable()
         if not self.screen.may_choose(allowed):
             return None
         for chosen in self._choices(0, 0, allowed, limit):
-            settled = Settler(self.screen, self.steps).settle(chosen)
+            settled = Settler(self.screen, self.steps).settle(chosen, any_will_do=any_will_do)
             if settled is not None:
                 return self.vector(chosen), settled
             self._learn(chosen)

@@ -23,6 +23,8 @@ _DEEP = 400
 class Cover:
     """A way to serve all lanes."""
 
+    yards: int
+    """pools that might have been opened"""
     pools: int
     """pools that count, those that fixed asks opened left aside"""
     cost: int
@@ -33,10 +35,12 @@ _State = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool, int]
 """(yard, cell, needs, budgets, pools that may still be opened, whether the yard is open, wide values in use)"""
 
 
-def cover(lanes: Lanes, yards: Sequence[Yard], steps: Steps, *, most: int | None = None) -> Cover | None:
-    """The best cover, with no more than ``most`` pools opened; None when there is none."""
+def cover(
+    lanes: Lanes, yards: Sequence[Yard], steps: Steps, *, most: int | None = None, any_will_do: bool = False
+) -> Cover | None:
+    """The best cover, with no more than ``most`` pools opened, or just some cover; None when there is none."""
     if not any(lanes.needs):
-        return Cover(0, 0, ())
+        return Cover(0, 0, 0, ())
     if not yards:
         return None
     if sum(len(yard.cells) for yard in yards) > _DEEP:
@@ -49,10 +53,10 @@ def cover(lanes: Lanes, yards: Sequence[Yard], steps: Steps, *, most: int | None
     if fewest is None or fewest > limit:
         return None
     search = _Search(ordered, bounds, steps)
-    for count in range(fewest, limit + 1):
+    for count in [limit] if any_will_do else range(fewest, limit + 1):
         found = search.best(search.start(lanes, count))
         if found is not None:
-            return Cover(count, found, tuple(search.parts(search.start(lanes, count))))
+            return Cover(closed, count, found, tuple(search.parts(search.start(lanes, count))))
         if count == fewest < limit and search.best(search.start(lanes, limit)) is None:
             return None
     return None
@@ -91,7 +95,7 @@ def improve(lanes: Lanes, yards: Sequence[Yard], found: Cover, taste: Taste, ste
     start = search.start(lanes, found.pools)
     if search.best(start) is None:
         raise AssertionError("a cover that was found is not found again")
-    return Cover(found.pools, found.cost, tuple(search.parts(start)))
+    return Cover(found.yards, found.pools, found.cost, tuple(search.parts(start)))
 
 
 class _Search:
@@ -124,13 +128,12 @@ class _Search:
             return None if found is None else found[0]
         self.steps.spend()
         self.known[state] = None
-        here = is_open or pools > 0
-        more = pools if is_open or not pools else pools - 1
-        if not self._may_do(yard, number, needs, pools, more, is_open):
+        if not self.bounds.may_do(yard, number, needs, pools, is_open):
             return None
+        more = pools if is_open else pools - 1
         floor = self._floor(needs) * self.taste.device
         best: tuple[int, Option | None, _State | None] | None = None
-        if here:
+        if more >= 0:
             for option in self.yards[yard].cells[number].options:
                 after = self._after(state, option, more)
                 if after is None:
@@ -152,14 +155,6 @@ class _Search:
                 best = (rest, None, after)
         self.known[state] = best
         return None if best is None else best[0]
-
-    def _may_do(self, yard: int, number: int, needs: tuple[int, ...], pools: int, more: int, is_open: bool) -> bool:
-        if is_open or not pools:
-            return self.bounds.enough(yard, number, needs, pools, is_open)
-        # Unopened: this yard with one pool less for the others, or the others with all of them.
-        return self.bounds.enough(yard, number, needs, more, True) or self.bounds.enough(
-            yard, number, needs, pools, False
-        )
 
     def _after(self, state: _State, option: Option, more: int) -> _State | None:
         """The state once an option is taken; None where it may not be, or would be of no use."""

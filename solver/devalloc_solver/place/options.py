@@ -51,6 +51,10 @@ def options_of(
     lanes: Lanes, shapes: Sequence[Shape], counters: Sequence[int], partitions: Sequence[Partition], steps: Steps
 ) -> list[Option]:
     """The options of a cell that no other makes needless, the most first; doing nothing is not among them."""
+    if len(shapes) == 1 and len(shapes[0].uses) == 1 and _is_plain(shapes[0]) and not partitions:
+        use = shapes[0].uses[0][0]
+        count = min(shapes[0].size, max(n for n, g in zip(lanes.needs, use.gain, strict=True) if g))
+        return [Option(tuple(g * count for g in use.gain), use.spend, 0, 0, ((0, 0, count),), ())]
     found: list[Option] = []
     groups = {shape.group for shape in shapes if shape.group is not None}
     choices: list[int | None] = [*sorted(groups)] or [None]

@@ -18,11 +18,11 @@ def polish(ground: Ground, settled: Settled, steps: Steps) -> Cover:
     """The cover to the taste of a policy, or the one at hand where that takes too long."""
     lanes, found = settled.lanes, settled.cover
     pools = lanes.stock.site.pools
+    if not found.parts or (found.yards == found.pools and not any(lot.draws for lot in lanes.stock.site.lots)):
+        return found
     own = Steps(min(_STEPS, steps.left))
     try:
         yards = make_yards(lanes, own, with_loss=ground.packs)
-        if len(yards) == 1 and len(yards[0].cells) == 1 and len(yards[0].cells[0].options) == 1:
-            return found
         opening = tuple(_RANK * rank + _BUSY * ground.avoids((pool.index,)) for rank, pool in enumerate(pools))
         return improve(lanes, yards, found, Taste(opening, _DEVICE, _LOSS if ground.packs else 0), own)
     except OutOfSteps:

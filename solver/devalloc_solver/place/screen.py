@@ -60,43 +60,45 @@ class Screen:
     def may_fit(self, allowed: int, takers: Sequence[int]) -> bool:
         """The same where ``takers`` (per lot) says who may take what. Details without an allowed ask are left aside."""
         asks = self.site.asks
-        classes: dict[int, int] = defaultdict(int)
+        positions: dict[int, int] = {}
+        sizes: list[int] = []
+        lightest: list[list[int]] = []
+        """per class of lots: what a device weighs at the least, by family"""
         for lot, mask in zip(self.site.lots, takers, strict=True):
-            if mask := mask & allowed & ~asks.admin:
-                classes[mask] += _MANY if lot.one.shareable else lot.size
+            if not (mask := mask & allowed & ~asks.admin):
+                continue
+            weights = [0 if lot.one.shareable else family.weights[lot.number] for family in self.families]
+            position = positions.setdefault(mask, len(sizes))
+            if position == len(sizes):
+                sizes.append(0)
+                lightest.append(weights)
+            sizes[position] += _MANY if lot.one.shareable else lot.size
+            lightest[position] = [*map(min, lightest[position], weights)]
         lanes: dict[int, int] = defaultdict(int)
+        totals = [0] * len(self.families)
         for detail in asks.details:
             mine = detail & allowed
             if not mine or mine & asks.admin:
                 continue
-            spots = sum(1 << position for position, mask in enumerate(classes) if mask & mine)
+            spots = sum(1 << position for mask, position in positions.items() if mask & mine)
             if not spots:
                 return False
             lanes[spots] += min(self._exclusive(ask, takers) for ask in asks.of(mine))
-        if not fits(list(lanes.items()), list(classes.values())):
+            for number in range(len(totals)):
+                totals[number] += min(
+                    _least(ask)
+                    * min((lightest[p][number] for mask, p in positions.items() if mask & ask.bit), default=0)
+                    for ask in asks.of(mine)
+                )
+        if any(total > family.total for total, family in zip(totals, self.families, strict=True)):
             return False
-        return all(self._weighs(allowed, takers, family.weights) <= family.total for family in self.families)
+        return fits(list(lanes.items()), sizes)
 
     def _exclusive(self, ask: Ask, takers: Sequence[int]) -> int:
         """Devices that an ask must have for itself."""
-        if ask.slot.mode is Mode.WHOLE:
-            return ask.slot.least
-        if ask.slot.mode is Mode.EVERY:
-            return sum(lot.size for lot in self.site.lots if takers[lot.number] & ask.bit and not lot.one.shareable)
-        return 0
-
-    def _weighs(self, allowed: int, takers: Sequence[int], weights: Sequence[int]) -> int:
-        """What the details draw at the least of a family of pool resources."""
-        total = 0
-        for detail in self.site.asks.details:
-            mine = [*self.site.asks.of(detail & allowed)]
-            if mine and all(ask.slot.mode is Mode.WHOLE for ask in mine):
-                total += min(ask.slot.least * self._lightest(ask, takers, weights) for ask in mine)
-        return total
-
-    def _lightest(self, ask: Ask, takers: Sequence[int], weights: Sequence[int]) -> int:
-        lots = [lot for lot in self.site.lots if takers[lot.number] & ask.bit]
-        return min((0 if lot.one.shareable else weights[lot.number] for lot in lots), default=0)
+        if ask.slot.mode is not Mode.EVERY:
+            return _least(ask)
+        return sum(lot.size for lot in self.site.lots if takers[lot.number] & ask.bit and not lot.one.shareable)
 
     def _is_viable(self, ask: Ask) -> bool:
         lots = [lot for lot in self.site.lots if lot.takers & ask.bit]
@@ -165,6 +167,11 @@ class Screen:
             if not pools & used:
                 total, used = total + count, used | pools
         return total
+
+
+def _least(ask: Ask) -> int:
+    """Devices that no other ask has; shares may be of one device."""
+    return ask.slot.least if ask.slot.mode is Mode.WHOLE else 0
 
 
 def _count(lots: Sequence[Lot], ask: Ask) -> int:

@@ -65,6 +65,13 @@ def place_on(
     return seek.best
 
 
+def fits(snapshot: Snapshot, ledger: Ledger, unit: Unit, *, steps: int = DEFAULT) -> bool:
+    """Whether the unit fits anywhere it may go; less work than to say where best. Raises OutOfSteps."""
+    ground = Ground(snapshot, ledger, "pack")
+    seek = _Seek(ground, unit, Steps(steps))
+    return any(seek.may_go(node) for node in nodes_of(ground, unit))
+
+
 class _Seek:
     """Goes from node to node and keeps the best."""
 
@@ -90,6 +97,15 @@ class _Seek:
         if found is not None and (self.best is None or found.score < self.best.score):
             self.best = found
 
+    def may_go(self, node: Place) -> bool:
+        """Whether the unit fits on a node; not asked again of one like it."""
+        answer = True if self.slot is None else place_simple(self.ground, self.unit, self.slot, node)
+        if not isinstance(answer, bool):
+            return True
+        if not answer or (chooser := self._chooser(node)) is None:
+            return False
+        return chooser.best(None, any_will_do=True) is not None
+
     def is_over(self) -> bool:
         """Whether no node after the last one can be better, or only in a preference that was sought for long enough.
 
@@ -112,19 +128,23 @@ class _Seek:
         return not any(score.one_of) and (score.pools, score.devices) == self._floor
 
     def _search(self, node: Place) -> Found | None:
-        if self._asks is None:
-            self._asks = read_unit(self.unit)
-        ground = self.ground
-        site = survey(self._asks, ground.snapshot, ground.ledger, node)
-        kind = kind_of(ground, site)
-        if kind in self._seen:
+        if (chooser := self._chooser(node)) is None:
             return None
-        self._seen.add(kind)
-        chooser = Chooser(Screen(site), self.steps)
         found = chooser.best(None if self.best is None else self.best.score.one_of)
         if found is None:
             return None
         _, settled = found
-        cover = polish(ground, settled, self.steps)
+        cover = polish(self.ground, settled, self.steps)
         placements = hand_out(settled.lanes, cover, settled.chosen)
-        return Found(placements, score_of(ground, placements, node))
+        return Found(placements, score_of(self.ground, placements, node))
+
+    def _chooser(self, node: Place) -> Chooser | None:
+        """None for a node like one that was looked at."""
+        if self._asks is None:
+            self._asks = read_unit(self.unit)
+        site = survey(self._asks, self.ground.snapshot, self.ground.ledger, node)
+        kind = kind_of(self.ground, site)
+        if kind in self._seen:
+            return None
+        self._seen.add(kind)
+        return Chooser(Screen(site), self.steps)

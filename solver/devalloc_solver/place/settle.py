@@ -148,7 +148,7 @@ class _Values:
         most = None if self.best is None else self.best.size[0] - len(stock.opened)
         if most is not None and most < 0:
             return
-        found = cover(lanes, make_yards(lanes, self.steps), self.steps, most=most)
+        found = cover(lanes, make_yards(lanes, self.steps), self.steps, most=most, any_will_do=self.any_will_do)
         if found is None:
             return
         settled = Settled(lanes, found, self.chosen)

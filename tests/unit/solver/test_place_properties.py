@@ -20,7 +20,7 @@ from devalloc_solver.goals import optimize
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.intake import read_documents
 from devalloc_solver.model import build_model
-from devalloc_solver.place import Found, OutOfSteps, place
+from devalloc_solver.place import Found, OutOfSteps, fits, place
 from devalloc_solver.place.ground import Ground
 from devalloc_solver.place.score import score_of
 from devalloc_solver.stages import Prepared, prepare
@@ -131,6 +131,16 @@ def test_the_score_tells_what_the_placements_are() -> None:
             )
 
 
+def test_whether_a_unit_fits_is_whether_it_can_be_placed() -> None:
+    for seed, prepared, unit in units(range(EXAMPLES)):
+        ledger = Ledger.of(prepared.snapshot, prepared.holdings)
+        try:
+            placed = place(prepared.snapshot, ledger, unit) is not None
+            assert fits(prepared.snapshot, ledger, unit) is placed, seed
+        except OutOfSteps:
+            continue
+
+
 def test_what_was_placed_still_fits_and_what_does_not_fit_never_will_beside_more() -> None:
     """More in use never makes room; and what a placement takes is really free."""
     for _, prepared, unit in units(range(EXAMPLES)):
@@ -170,4 +180,4 @@ def test_another_hash_seed_gives_the_same_placements() -> None:
         for hash_seed in ("1", "2")
     ]
     assert runs[0] == runs[1]
-    assert len(runs[0]) > 1000
+    assert len(runs[0]) > 500
