@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from devalloc_solver.dra.cel.build import build
-from devalloc_solver.dra.cel.declarations import GATES, environment_text
+from devalloc_solver.dra.cel.declarations import GATES, LIST_GATE, SHARING_GATE, environment_text
 from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError
 from devalloc_solver.dra.cel.library.conversions import FUNCTIONS as CONVERSIONS
 from devalloc_solver.dra.cel.library.formatting import CLAUSE, SHOWN, VERBS
@@ -37,6 +37,10 @@ from devalloc_solver.dra.cel.values import Frame
 MAX_LENGTH = 10 * 1024
 """Bytes of an expression."""
 
+MAX_DOUBLINGS = 6
+"""Uses of optMap and optFlatMap: each copies what it is applied to, so that a chain of them grows exponentially."""
+
+_DOUBLING = re.compile(r"\.\s*opt(?:Flat)?Map\s*\(")
 _POSITION = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): (.*)")
 _STATUS = re.compile(r"^[A-Z_]+: |\s*\[[A-Z_]+\]$")
 _WHOLE = re.compile(r"has\s*\(\s*device\s*\.\s*\w+\s*\)")
@@ -48,14 +52,21 @@ _NARROWER: dict[str, Callable[[Type], bool]] = {
 }
 """Functions of which the runtime accepts more first arguments than Kubernetes."""
 
+Types = dict[int, Type]
+
 _REGULAR = frozenset(("matches", "find", "findAll"))
 
 
 def check(text: str, gates: frozenset[str]) -> Checked:
     """Parse ``text`` and give every part its type. Raises CompileError."""
-    size = len(text.encode(errors="surrogatepass"))
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise CompileError("the expression is not valid Unicode", 1, error.start + 1) from None
     if size > MAX_LENGTH:
         raise CompileError(f"the expression has {size} bytes, at most {MAX_LENGTH} are allowed")
+    if len(_DOUBLING.findall(text)) > MAX_DOUBLINGS:
+        raise CompileError(f"optMap and optFlatMap may be used {MAX_DOUBLINGS} times")
     whole = _WHOLE.search(text) is not None  # has(device.driver): the checker must see a field, not a variable
     try:
         compiled = _environment(gates & GATES, whole).compile(text)
@@ -66,7 +77,7 @@ def check(text: str, gates: frozenset[str]) -> Checked:
     except (RuntimeError, ValueError, TypeError) as error:
         if isinstance(error, CompileError):
             raise
-        raise _translated(str(error)) from None
+        raise _translated(str(error), gates) from None
     return checked
 
 
@@ -77,17 +88,21 @@ def _environment(gates: frozenset[str], whole: bool) -> Any:
     return cel.NewEnv(config=cel.NewEnvConfigFromYaml(environment_text(gates, whole)))
 
 
-def _translated(message: str) -> CompileError:
-    """The runtime's report, cut down to its first error."""
-    first = _POSITION.search(message)
+def _translated(report: str, gates: frozenset[str]) -> CompileError:
+    """The runtime's report, cut down to its first error; what a gate would allow names that gate."""
+    first = _POSITION.search(report)
+    message = _STATUS.sub("", first[3] if first else report).strip()
+    if "'includes'" in message and LIST_GATE not in gates:
+        message += f"; it needs the feature gate {LIST_GATE}"
     if first is None:
-        return CompileError(_STATUS.sub("", message).strip())
-    return CompileError(_STATUS.sub("", first[3]).strip(), max(1, int(first[1])), max(1, int(first[2])))
+        return CompileError(message)
+    return CompileError(message, max(1, int(first[1])), max(1, int(first[2])))
 
 
 def _validate(checked: Checked, text: str, gates: frozenset[str]) -> None:
     """The rules of Kubernetes that the type checker does not know. Raises CompileError."""
-    problem = _result_problem(checked)
+    types = checked.types()
+    problem = _result_problem(checked.root, types)
     if problem:
         raise CompileError(problem)
     formatted = {
@@ -97,11 +112,15 @@ def _validate(checked: Checked, text: str, gates: frozenset[str]) -> None:
         for part in walk(node)
     }
     for node in walk(checked.root):
-        problem = _problem(checked, node, gates)
+        problem = _problem(types, node, gates)
         if not problem and node.id not in formatted:
-            problem = _mixture(checked, node)
+            problem = _mixture(types, node)
         if problem:
-            raise CompileError(problem, *_position(text, checked.offsets.get(node.id, 0)))
+            raise CompileError(problem, *_position(text, checked.offset(node)))
+
+
+def _type_of(types: Types, node: Node) -> Type:
+    return types.get(node.id, DYN)
 
 
 def _position(text: str, offset: int) -> tuple[int, int]:
@@ -109,9 +128,8 @@ def _position(text: str, offset: int) -> tuple[int, int]:
     return before.count("\n") + 1, offset - before.rfind("\n")
 
 
-def _result_problem(checked: Checked) -> str | None:
-    root = checked.root
-    kind = checked.type_of(root)
+def _result_problem(root: Node, types: Types) -> str | None:
+    kind = _type_of(types, root)
     if isinstance(root, Name) and root.name == "device":
         kind = Type("kubernetes.DRADevice")
     if isinstance(root, Select) and root.test:
@@ -119,37 +137,38 @@ def _result_problem(checked: Checked) -> str | None:
     return None if kind in (BOOL, DYN) else f"must evaluate to bool or the unknown type, not {kind}"
 
 
-def _problem(checked: Checked, node: Node, gates: frozenset[str]) -> str | None:
+def _problem(types: Types, node: Node, gates: frozenset[str]) -> str | None:
     match node:
         case MapOf() if node.message:
             return f"messages such as {node.message} cannot be constructed"
         case Select(operand=Name(name="device")) if node.field not in _fields(gates):
-            return f"undefined field '{node.field}'"
+            hint = f"; it needs the feature gate {SHARING_GATE}" if node.field == "allowMultipleAllocations" else ""
+            return f"undefined field '{node.field}'{hint}"
         case Call():
-            return _call_problem(checked, node)
+            return _call_problem(types, node)
     return None
 
 
 def _fields(gates: frozenset[str]) -> frozenset[str]:
-    return _FIELDS | {"allowMultipleAllocations"} if "DRAConsumableCapacity" in gates else _FIELDS
+    return _FIELDS | {"allowMultipleAllocations"} if SHARING_GATE in gates else _FIELDS
 
 
-def _mixture(checked: Checked, node: Node) -> str | None:
+def _mixture(types: Types, node: Node) -> str | None:
     """A literal list or map holds one type, and what is only known at run time is a type of its own."""
     match node:
         case ListOf():
             marked = [(element, at in node.optional) for at, element in enumerate(node.elements)]
-            return _mixed(checked, marked)
+            return _mixed(types, marked)
         case MapOf():
-            keys = _mixed(checked, [(entry.key, False) for entry in node.entries])
-            return keys or _mixed(checked, [(entry.value, entry.optional) for entry in node.entries])
+            keys = _mixed(types, [(entry.key, False) for entry in node.entries])
+            return keys or _mixed(types, [(entry.value, entry.optional) for entry in node.entries])
     return None
 
 
-def _mixed(checked: Checked, parts: list[tuple[Node, bool]]) -> str | None:
+def _mixed(types: Types, parts: list[tuple[Node, bool]]) -> str | None:
     first: Type | None = None
     for part, optional in parts:
-        kind = checked.type_of(part)
+        kind = _type_of(types, part)
         if optional and kind.parameters:
             kind = kind.parameters[0]
         if first is None:
@@ -159,10 +178,10 @@ def _mixed(checked: Checked, parts: list[tuple[Node, bool]]) -> str | None:
     return None
 
 
-def _call_problem(checked: Checked, call: Call) -> str | None:
+def _call_problem(types: Types, call: Call) -> str | None:
     narrower = _NARROWER.get(call.function)
-    if narrower is not None and not narrower(checked.type_of(call.arguments[0])):
-        return f"found no matching overload for '{call.function}' applied to '({checked.type_of(call.arguments[0])})'"
+    if narrower is not None and not narrower(_type_of(types, call.arguments[0])):
+        return f"found no matching overload for '{call.function}' applied to '({_type_of(types, call.arguments[0])})'"
     if _is_constant(call):
         run, slots = build(call, False)
         try:
@@ -175,7 +194,7 @@ def _call_problem(checked: Checked, call: Call) -> str | None:
         except EvaluationError as error:
             return str(error)
     if call.function == "format" and len(call.arguments) == 2:
-        return _format_problem(checked, call.arguments[0], call.arguments[1])
+        return _format_problem(types, call.arguments[0], call.arguments[1])
     return None
 
 
@@ -195,14 +214,14 @@ def _is_constant(node: Node) -> bool:
     return False
 
 
-def _least_shown(checked: Checked, node: Node) -> Type:
+def _least_shown(types: Types, node: Node) -> Type:
     """The type of ``node``, or of the first part of a literal list or map that has no form as text."""
     parts = children(node) if isinstance(node, (ListOf, MapOf)) else ()
-    kinds = [_least_shown(checked, part) for part in parts]
-    return next((kind for kind in kinds if kind.name not in SHOWN), checked.type_of(node))
+    kinds = [_least_shown(types, part) for part in parts]
+    return next((kind for kind in kinds if kind.name not in SHOWN), _type_of(types, node))
 
 
-def _format_problem(checked: Checked, text: Node, arguments: Node) -> str | None:
+def _format_problem(types: Types, text: Node, arguments: Node) -> str | None:
     """Whether a literal format fits a literal list of arguments."""
     if not isinstance(text, Literal) or not isinstance(text.value, str) or not isinstance(arguments, ListOf):
         return None
@@ -213,9 +232,9 @@ def _format_problem(checked: Checked, text: Node, arguments: Node) -> str | None
         verb = clause[3]
         if verb not in VERBS or clause[2] == "":
             return f"unrecognized formatting clause {verb!r}"
-        wanted, kind = VERBS[verb], checked.type_of(arguments.elements[index])
+        wanted, kind = VERBS[verb], _type_of(types, arguments.elements[index])
         if wanted is None:
-            kind, wanted = _least_shown(checked, arguments.elements[index]), tuple(SHOWN)
+            kind, wanted = _least_shown(types, arguments.elements[index]), tuple(SHOWN)
         if kind != DYN and kind.name not in wanted:
             return f"%{verb} does not take a {kind}"
     if len(arguments.elements) > len(clauses):

@@ -28,8 +28,11 @@ VARIABLES = {
 }
 """``device`` itself is there for whole uses of it; its fields are variables of their own, so that they have types."""
 
-GATED_VARIABLES = {"DRAConsumableCapacity": {"device.allowMultipleAllocations": "bool"}}
-GATED_FUNCTIONS = {"DRAListTypeAttributes": ("dyn.includes(dyn) -> bool",)}
+SHARING_GATE = "DRAConsumableCapacity"
+LIST_GATE = "DRAListTypeAttributes"
+
+GATED_VARIABLES = {SHARING_GATE: {"device.allowMultipleAllocations": "bool"}}
+GATED_FUNCTIONS = {LIST_GATE: ("dyn.includes(dyn) -> bool",)}
 GATES = frozenset({*GATED_VARIABLES, *GATED_FUNCTIONS})
 """The feature gates that change the language."""
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from devalloc_solver.dra.cel.access import Run
 from devalloc_solver.dra.cel.build import build
 from devalloc_solver.dra.cel.checker import check
-from devalloc_solver.dra.cel.declarations import GATES
+from devalloc_solver.dra.cel.declarations import GATES, SHARING_GATE
 from devalloc_solver.dra.cel.device import CelDevice
 from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError
 from devalloc_solver.dra.cel.reads import Equality, Read, equalities, reads
@@ -63,7 +63,7 @@ def _compiled(expression: str, gates: frozenset[str]) -> Program | CompileError:
     """Failures are kept too: an invalid selector of a class comes with every claim."""
     try:
         checked = check(expression, gates)
-        run, slots = build(checked.root, "DRAConsumableCapacity" in gates)
+        run, slots = build(checked.root, SHARING_GATE in gates)
         return Program(expression, reads(checked.root), equalities(checked.root), run, slots)
     except CompileError as error:
         return error

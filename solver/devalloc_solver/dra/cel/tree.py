@@ -109,14 +109,23 @@ Node = Literal | Name | Select | Call | ListOf | MapOf | Fold
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A whole expression: its root, the type of each node by id (``dyn`` where absent), and where each one stands."""
+    """A whole expression: its root, and by the ids of the nodes their types and positions, still serialized."""
 
     root: Node
-    types: dict[int, Type]
-    offsets: dict[int, int]
+    _types: tuple[bytes, ...]
+    _offsets: tuple[bytes, ...]
 
-    def type_of(self, node: Node) -> Type:
-        return self.types.get(node.id, DYN)
+    def types(self) -> dict[int, Type]:
+        """The types by node; what is absent is ``dyn``."""
+        return {id: _type(value) for id, value in map(_entry_of_map, self._types)}
+
+    def offset(self, node: Node) -> int:
+        """Where the node stands in the text, in characters."""
+        for item in self._offsets:
+            entry = _fields(item)
+            if _int64(entry.get(1, (0,))[0]) == node.id:
+                return int(entry.get(2, (0,))[0])
+        return 0
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -148,20 +157,12 @@ def decode(serialized: bytes) -> Checked:
     """Read a checked expression as the runtime serializes it: wrapped in ``google.protobuf.Any``."""
     checked = _fields(_fields(serialized)[2][0])
     references = {}
-    for item in checked.get(2, ()):
-        entry = _fields(item)
-        reference = _fields(entry[2][0])
+    for id, value in map(_entry_of_map, checked.get(2, ())):
+        reference = _fields(value)
         if 1 in reference:
-            references[_int64(entry[1][0])] = reference[1][0].decode()
-    types = {}
-    for item in checked.get(3, ()):
-        entry = _fields(item)
-        types[_int64(entry[1][0])] = _type(entry[2][0])
-    offsets = {}
-    for item in _fields(checked[5][0]).get(4, ()) if 5 in checked else ():
-        entry = _fields(item)
-        offsets[_int64(entry.get(1, (0,))[0])] = _int64(entry.get(2, (0,))[0])
-    return Checked(_node(checked[4][0], references), types, offsets)
+            references[id] = reference[1][0].decode()
+    positions = _fields(checked[5][0]).get(4, ()) if 5 in checked else ()
+    return Checked(_node(checked[4][0], references), tuple(checked.get(3, ())), tuple(positions))
 
 
 # -- protocol buffers -------------------------------------------------------------------------------------------------
@@ -187,6 +188,13 @@ def _fields(data: bytes) -> Fields:
             value, position = data[position : position + size], position + size
         found.setdefault(number, []).append(value)
     return found
+
+
+def _entry_of_map(data: bytes) -> tuple[int, bytes]:
+    """One entry of a map from integers to messages."""
+    id, position = _varint(data, 1)
+    size, position = _varint(data, position + 1)
+    return id, data[position : position + size]
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

@@ -117,7 +117,7 @@ def _key(key: Any) -> str:
 
 def _quoted(frame: Frame, value: Any) -> str:
     """A member of a list or map."""
-    frame.spend(1)
+    frame.spend(4)
     kind = type(value)
     if kind is str:
         return _go_quoted(value)

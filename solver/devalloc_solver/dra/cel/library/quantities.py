@@ -17,10 +17,13 @@ from devalloc_solver.dra.cel.values import INT_MAX, INT_MIN, Frame
 
 NANO = 10**9
 
+MAX_LENGTH = 1000
+"""Characters of a quantity's text."""
+
 MAX_EXPONENT = 1000
 """The largest exponent of ten that is read."""
 
-_TEXT = re.compile(r"([+-]?)(\d{0,1000}\.?\d{0,1000})([numkMGTPE]?|[KMGTPE]i|[eE][+-]?\d{1,10})", re.ASCII)
+_TEXT = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?([numkMGTPE]?|[KMGTPE]i|[eE][+-]?\d{1,10})", re.ASCII)
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
@@ -35,16 +38,16 @@ class Amount:
 
 def parse(text: str) -> Amount:
     """Read a quantity. Raises EvaluationError."""
-    match = _TEXT.fullmatch(text)
-    if match is None or not text:
+    match = _TEXT.fullmatch(text) if 0 < len(text) <= MAX_LENGTH else None
+    if match is None:
         raise EvaluationError(f"{text[:60]!r} is not a quantity")
-    sign, number, suffix = match.groups()
+    sign, whole, fraction, suffix = match.groups()
     multiplier, power = _BINARY.get(suffix, 1), _DECIMAL.get(suffix, 0)
     if suffix not in _BINARY and suffix not in _DECIMAL:
         power = int(suffix[1:])
         if abs(power) > MAX_EXPONENT:
             raise EvaluationError(f"{text[:60]!r} is not a quantity: the exponent is beyond {MAX_EXPONENT}")
-    whole, _, fraction = number.partition(".")
+    fraction = fraction or ""
     scaled, power = int(whole + fraction or "0") * multiplier, power - len(fraction) + 9
     nano = scaled * 10**power if power >= 0 else -(-scaled // 10**-power)
     if multiplier > 1:
