@@ -33,6 +33,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Claims": {
         "explain": "why a claim has what it has, or has nothing",
         "capacity": "how many more claims like this one fit",
+        "dra": "ResourceClaims of Kubernetes: which devices, on one node",
         "release": "take a claim's devices back and keep the claim",
     },
     "Care": {

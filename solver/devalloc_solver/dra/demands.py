@@ -128,10 +128,10 @@ def node_of(claim: Claim) -> str | None:
 
 def selected_node(allocation: Mapping[str, Any]) -> str | None:
     """The only node that the selector of an allocation selects by name."""
-    terms = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ()
+    terms: list[Mapping[str, Any]] = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
     if len(terms) == 1:
         for line in terms[0].get("matchFields") or ():
-            values = line.get("values") or ()
+            values = line.get("values") or []
             if line.get("key") == "metadata.name" and line.get("operator") == "In" and len(values) == 1:
                 return str(values[0])
     return None

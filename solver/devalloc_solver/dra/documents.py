@@ -41,6 +41,7 @@ class Intake:
 
     slices: list[Manifest] = field(default_factory=list)
     nodes: dict[str, Node] = field(default_factory=dict)
+    node_manifests: dict[str, Manifest] = field(default_factory=dict)
     classes: dict[str, Class] = field(default_factory=dict)
     class_manifests: dict[str, Manifest] = field(default_factory=dict)
     broken_classes: dict[str, str] = field(default_factory=dict)
@@ -109,7 +110,7 @@ def _read(intake: Intake, content: Manifest, gates: frozenset[str], *, twice: bo
         raise FieldError("metadata.name", f"is the name of two objects of kind {kind}: both are left out, rename one")
     if kind == "Node":
         node = read_node(content)
-        intake.nodes[node.name] = node
+        intake.nodes[node.name], intake.node_manifests[node.name] = node, content
     elif kind == "DeviceClass":
         try:
             found = read_class(content)

@@ -75,12 +75,12 @@ class Explainer:
             tests.append((anywhere, self._empty, Reason.NODE_UNAVAILABLE, told))
         told = "the constraints leave no devices that go together"
         tests.append((_without_relations(anywhere), self._empty, Reason.MATCH_ATTRIBUTES_CONFLICT, told))
-        for tried, ledger, reason, sentence in tests:
+        for tried, ledger, reason, why in tests:
             fits = self._fits(tried, ledger())
             if fits is None:
                 return Reason.SEARCH_LIMIT, "nothing is known to stand in the way"
             if fits:
-                return reason, sentence
+                return reason, why
         if any(self.snapshot.devices[i].draws for d in unit.demands for s in d.slots for i in s.candidates.accepted):
             return Reason.POOL_RESOURCES_EXHAUSTED, "no node has that many such devices with the counters they consume"
         return Reason.NOT_ENOUGH_DEVICES, "no one node has that many such devices"
