@@ -50,6 +50,8 @@ class Task:
     snapshot: Snapshot
     holdings: tuple[Holding, ...]
     unit: Unit
+    slices: Sequence[Manifest]
+    """those that were read"""
     errors: list[str] = field(default_factory=list)
     """devices that could not be judged, in the order of claims, requests and devices"""
 
@@ -79,7 +81,7 @@ def allocate(
 
     Raises AllocationError for input that cannot be judged. ``node_local`` when only this node is at fault.
     """
-    claims, classes, slices = list(claims), list(classes), list(slices)
+    claims, classes = list(claims), list(classes)
     task = prepare(node, claims, classes, slices, allocated=allocated, features=features)
     if task is None:
         return None
@@ -89,7 +91,7 @@ def allocate(
         return None
     results = _results(task, placements)
     mine = [result for result, claim in zip(results, task.claims, strict=True) if claim.allocation is None]
-    if violations := check_results(mine, node, claims, classes, slices, allocated=allocated, features=task.gates):
+    if violations := check_results(mine, node, claims, classes, task.slices, allocated=allocated, features=task.gates):
         raise AnswerRefused(violations)
     return results
 
@@ -137,6 +139,7 @@ def prepare(
         snapshot=make_snapshot(offers, attributes_of(read), gates),
         holdings=(used_devices(offers, usage),),
         unit=make_unit([make_demand(one, chosen) for one, chosen in zip(pending, choices, strict=True)], target.name),
+        slices=book.seen(pools),
         errors=[
             f"claim {one.claim.title}, request {choice.ask.name}: {error}"
             for one, chosen in zip(pending, choices, strict=True)

@@ -6,7 +6,7 @@ An amount remembers the form it was written in, binary or decimal, since that is
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from devalloc.api.quantity import MAX_LENGTH, NANO, Format, Quantity, QuantityError, type_name
 
@@ -33,6 +33,8 @@ class Amount:
 
     nano: int
     format: Format = Format.DECIMAL_SI
+    text: str | None = field(default=None, compare=False)
+    """as it was written, where Kubernetes would write it so again"""
 
     @classmethod
     def parse(cls, value: object) -> Amount:
@@ -60,7 +62,8 @@ class Amount:
         nano: int = digits * factor * 10**power if power >= 0 else -(-digits * factor // 10**-power)
         if form is Format.BINARY_SI:
             nano = min(nano, MAX_INT64 * NANO)
-        return cls(-nano if sign == "-" else nano, form)
+        kept = text if _is_kept(whole.lstrip("0") + fraction, power - 9, form) else None
+        return cls(-nano if sign == "-" else nano, form, kept)
 
     @property
     def quantity(self) -> Quantity:
@@ -78,5 +81,12 @@ class Amount:
         return milli if rest == 0 and -MAX_INT64 <= milli <= MAX_INT64 else None
 
     def __str__(self) -> str:
-        """The canonical text, as Kubernetes writes it."""
-        return str(self.quantity)
+        """As Kubernetes writes it: the canonical text, or what was read where that is close to it."""
+        return str(self.quantity) if self.text is None else self.text
+
+
+def _is_kept(digits: str, power: int, form: Format) -> bool:
+    """Whether Kubernetes repeats a text as it was read."""
+    if form is Format.BINARY_SI:
+        return power == 0 and len(digits) < 5 and int(digits or "0") % 8 != 0
+    return power % 3 == 0 and 0 < len(digits) <= 18 and digits[0] != "0" and not digits.endswith("000")

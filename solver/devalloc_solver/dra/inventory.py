@@ -16,9 +16,6 @@ from devalloc_solver.dra.pools import Pool, State
 from devalloc_solver.dra.usage import DeviceId, Usage
 from devalloc_solver.holdings import Held, Holding
 
-UNREADABLE = "list"
-"""The kind of a list while lists are switched off: like nothing else."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
@@ -88,14 +85,15 @@ def lookup(offer: Offer, name: str) -> Attribute | None:
 
 
 def relation_value(offer: Offer, name: str, *, lists: bool) -> object | None:
-    """The value of an attribute as relations compare it: with its type; a frozenset for a list; None without one."""
+    """The value of an attribute as relations compare it: with its type; a frozenset for a list; None without one.
+
+    While lists are switched off, a list is no value.
+    """
     found = lookup(offer, name)
-    if found is None or not found.values:
+    if found is None or not found.values or (found.is_list and not lists):
         return None
     if not found.is_list:
         return found.kind, found.values[0]
-    if not lists:
-        return UNREADABLE, offer.index
     return frozenset((found.kind, value) for value in found.values)
 
 
@@ -186,7 +184,7 @@ def overdrawn(offers: Sequence[Offer], usage: Usage) -> dict[int, str]:
         for offer in members:
             if pool.state is State.COMPLETE and usage.is_used(offer.id):
                 for name, nano in _draws(offer):
-                    left[name] -= nano
+                    left[name] = left.get(name, nano) - nano
         worst = next((name for name in sorted(left) if left[name] < 0), None)
         if worst is not None:
             found[id(pool)] = worst

@@ -97,6 +97,15 @@ class SliceBook:
         """The slices that were left out so far."""
         return tuple(sorted(self._ignored, key=lambda i: (i.name, i.why)))
 
+    def seen(self, pools: Iterable[Pool]) -> list[Manifest]:
+        """The manifests of these pools, without those that were left out."""
+        known = {(pool.driver, pool.name) for pool in pools}
+        return [
+            entry.content
+            for entry in self._entries
+            if (entry.found is not None or not entry.is_read) and _pool_id(entry.content) in known
+        ]
+
     def pools(self, node: Node) -> tuple[Pool, ...]:
         """The pools that reach a node, those with binding conditions last, otherwise by driver and name.
 
@@ -178,7 +187,7 @@ class SliceBook:
         if self._by_pool is None:
             self._by_pool = defaultdict(list)
             for entry in self._entries:
-                self._by_pool[_spec(entry.content).get("driver"), _pool_field(entry.content, "name")].append(entry)
+                self._by_pool[_pool_id(entry.content)].append(entry)
         known = {id(found) for found in mine}
         total, hidden = 0, []
         for entry in self._by_pool[key]:
@@ -199,6 +208,10 @@ class SliceBook:
 def _spec(content: Manifest) -> Mapping[str, Any]:
     spec = content.get("spec")
     return spec if isinstance(spec, Mapping) else {}
+
+
+def _pool_id(content: Manifest) -> tuple[Any, Any]:
+    return _spec(content).get("driver"), _pool_field(content, "name")
 
 
 def _pool_field(content: Manifest, name: str) -> Any:
