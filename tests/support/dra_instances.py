@@ -42,7 +42,7 @@ THEMES = (
     "several claims",
     "selectors",
 )
-RARE = ("gates off", "limits", "overflow", "failing selectors", "unreadable attributes", "bad claims")
+RARE = ("gates off", "limits", "overflow", "failing selectors", "unreadable attributes", "bad claims", "alpha")
 """Themes that mostly end in errors, each in a few percent of the instances."""
 
 NODE = "n1"
@@ -117,7 +117,8 @@ class _Drawing:
             where = selection if not part or rng.random() < 0.7 else {"nodeName": "n2"}
             if "perDeviceNodeSelection" in where:
                 devices = [{**device, **self.selection_of_device()} for device in devices]
-            specs.append({**where, "devices": devices})
+            alpha = {"skipNodeOperations": ["*"]} if self.has("alpha", 0.3) else {}
+            specs.append({**where, **alpha, "devices": devices})
         self.publish(driver, pool, specs)
 
     def publish(self, driver: str, pool: str, specs: list[Manifest]) -> None:
@@ -205,6 +206,8 @@ class _Drawing:
                 {"counterSet": set_["name"], "counters": {name: {"value": self.draw()} for name in set_["counters"]}}
                 for set_ in drawn
             ]
+        if device.get("consumesCounters") and self.has("alpha", 0.15):
+            device["consumesCounters"][0]["compatibilityGroups"] = ["g"]
         if self.has("taints", 0.35):
             device["taints"] = [
                 {"key": rng.choice("kl"), "value": rng.choice("vw"), "effect": rng.choice(_EFFECTS)}
@@ -310,7 +313,7 @@ class _Drawing:
     def spoil(self, spec: Manifest) -> None:
         request = self.rng.choice(spec["requests"])
         one = request["exactly"] if "exactly" in request else request["firstAvailable"][0]
-        kind = self.rng.randrange(7)
+        kind = self.rng.randrange(8)
         if kind == 0:
             one["deviceClassName"] = "none"
         elif kind == 1:
@@ -323,6 +326,8 @@ class _Drawing:
             spec["constraints"] = [{}]
         elif kind == 5:
             one["selectors"] = [_cel("device.nothing ==")]
+        elif kind == 6:
+            one["derivedAttributes"] = [{"name": "a.io/derived", "expression": "1"}]
         else:
             one["count"] = self.rng.choice([33, 2**62, 2**63 - 1])
 

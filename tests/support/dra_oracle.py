@@ -92,6 +92,8 @@ class _Device:
     used: dict[str, Fraction]
     lists: bool
     """whether list attributes are understood"""
+    skips: bool
+    """whether its slice skips operations of the node, an alpha feature"""
     size: int = 1
     """how many devices are equal to this one, itself included"""
 
@@ -200,6 +202,7 @@ class _Problem:
                 current = seen
             elif any(spec["pool"]["generation"] > generation for spec in specs):
                 continue
+            current = [spec for spec in current if not _has_groups(spec)]
             pool = _Pool(len(pools))
             pool.incomplete = len(current) != seen[0]["pool"]["resourceSliceCount"]
             pools.append(pool)
@@ -209,6 +212,8 @@ class _Problem:
 
     def _is_relevant(self, spec: Manifest) -> bool:
         per_device = spec.get("perDeviceNodeSelection")
+        if _has_groups(spec):
+            return False
         if "PartitionableDevices" not in self.on and (per_device is not None or spec.get("sharedCounters")):
             return False
         if per_device:
@@ -234,7 +239,9 @@ class _Problem:
         known = {one["name"] for one in sets}
         pool.invalid |= len(known) != len(sets)
         every = [
-            self._device(driver, name, pool.index, device) for spec in current for device in spec.get("devices") or ()
+            self._device(driver, name, pool.index, device, spec)
+            for spec in current
+            for device in spec.get("devices") or ()
         ]
         for device in every if partitions else ():
             entries = device.manifest.get("consumesCounters") or ()
@@ -252,9 +259,9 @@ class _Problem:
             for manifest in spec.get("devices") or ():
                 if spec.get("perDeviceNodeSelection") and not self._reaches(manifest):
                     continue
-                device = self._device(driver, name, pool.index, manifest)
+                device = self._device(driver, name, pool.index, manifest, spec)
                 alike = {key: value for key, value in manifest.items() if key != "name"}
-                same = json.dumps([alike, device.dedicated, device.shared], sort_keys=True)
+                same = json.dumps([alike, device.dedicated, device.shared, device.skips], sort_keys=True)
                 if device.shareable or device.dedicated or device.shared or self.quirks:
                     same += manifest["name"]
                 if same in visible:
@@ -263,13 +270,14 @@ class _Problem:
                     visible[same] = device
         pool.devices = list(visible.values())
 
-    def _device(self, driver: str, name: str, pool: int, manifest: Manifest) -> _Device:
+    def _device(self, driver: str, name: str, pool: int, manifest: Manifest, spec: Manifest) -> _Device:
         key = (driver, name, manifest["name"])
         shareable = "ConsumableCapacity" in self.on and bool(manifest.get("allowMultipleAllocations"))
         shared = key in self.shared or key in self.used
         lists = "ListTypeAttributes" in self.on
         used = self.used.get(key, {})
-        return _Device(driver, pool, manifest, shareable, key in self.dedicated, shared, used, lists)
+        skips = bool(spec.get("skipNodeOperations"))
+        return _Device(driver, pool, manifest, shareable, key in self.dedicated, shared, used, lists, skips)
 
     # -- Requests
 
@@ -317,6 +325,8 @@ class _Problem:
         if not known.issuperset(expressions):
             self.errors.add("compile")
         slot = _Slot(claim, name, parent, spec, bool(spec.get("adminAccess")), everything, 0, [])
+        if spec.get("derivedAttributes"):
+            self.errors.add("gate")
         if everything and any(pool.incomplete or pool.invalid for pool in self.pools):
             self.errors.add("all of a pool that is incomplete or invalid")
         if not self.errors:
@@ -428,7 +438,7 @@ class _Search:
         return False
 
     def _may_take(self, slot: _Slot, device: _Device, amounts: Mapping[str, Fraction], times: int) -> bool:
-        if self._is_tainted(slot, device):
+        if device.skips or self._is_tainted(slot, device):
             return False
         others = [(other, count) for other, held, count in self.taken if held is device]
         draws = "admin access draws" in self.problem.quirks
@@ -572,6 +582,12 @@ def _is_milli(amount: Fraction) -> bool:
 
 def _requested(spec: Manifest) -> dict[str, str]:
     return dict((spec.get("capacity") or {}).get("requests") or {})
+
+
+def _has_groups(spec: Manifest) -> bool:
+    """Compatibility groups are an alpha feature: such a slice is not seen."""
+    draws = [draw for device in spec.get("devices") or () for draw in device.get("consumesCounters") or ()]
+    return any(draw.get("compatibilityGroups") for draw in draws)
 
 
 def _key(one: Manifest) -> tuple[str, str, str]:

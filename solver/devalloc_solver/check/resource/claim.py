@@ -177,6 +177,8 @@ class _Judge:
             for taint in manifest.get("taints") or ():
                 if taint.get("effect") in ("NoSchedule", "NoExecute") and not self._tolerates(taint):
                     yield f"has the taint {taint['key']}, which is not tolerated"
+        if device.skips_operations:
+            yield "skips operations of the node, which is not supported"
         if manifest.get("consumesCounters") and "DRAPartitionableDevices" not in self.features:
             yield "draws on counters, which are not supported"
         if bool(one.entry.get("adminAccess")) is not self.request.is_admin:
@@ -214,8 +216,6 @@ class _Judge:
 
     def _is_selected(self, device: Device) -> bool:
         if device.manifest.get("bindingConditions") and "DRADeviceBindingConditions" not in self.features:
-            return False
-        if device.place.get("skipNodeOperations"):
             return False
         selectors = [
             *((self.device_class.get("spec") or {}).get("selectors") or ()),

@@ -25,6 +25,8 @@ class Device:
     manifest: Manifest
     place: Manifest
     """what says which nodes reach it: its slice's spec, or itself"""
+    skips_operations: bool
+    """whether its slice has skipNodeOperations, an alpha feature"""
 
     @property
     def id(self) -> DeviceId:
@@ -73,8 +75,8 @@ class Offer:
         self._partitions = "DRAPartitionableDevices" in features
         self._specs: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
         for one in slices:
-            spec = one["spec"]
-            self._specs[spec["driver"], spec["pool"]["name"]].append(spec)
+            spec = one.get("spec") or {}
+            self._specs[spec.get("driver", ""), (spec.get("pool") or {}).get("name", "")].append(spec)
         self._pools: dict[tuple[str, str], Pool | None] = {}
 
     def pool(self, driver: str, name: str) -> Pool | None:
@@ -114,9 +116,9 @@ class Offer:
             return None  # the driver is about to replace it with slices that are none of the node's
         pool = Pool()
         for spec in current:
-            own = bool(spec.get("perDeviceNodeSelection"))
+            own, skips = bool(spec.get("perDeviceNodeSelection")), bool(spec.get("skipNodeOperations"))
             for manifest in spec.get("devices") or ():
-                pool.every.append(Device(driver, name, manifest, manifest if own else spec))
+                pool.every.append(Device(driver, name, manifest, manifest if own else spec, skips))
         count = len([spec for spec in current if not _has_groups(spec)])
         if count != wanted:
             pool.problem = f"is incomplete: {count} of {wanted} slices"
