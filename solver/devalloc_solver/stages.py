@@ -119,8 +119,13 @@ def prepare(intake: Intake) -> Prepared:
         by_claim,
         tuple(units),
         (*intake.refused, *refused),
-        (*intake.problems, *problems, *unclear, *broken, *gone, *orphans),
+        tuple(sorted((*intake.problems, *problems, *unclear, *broken, *gone, *orphans), key=_order_of_problem)),
     )
+
+
+def _order_of_problem(problem: Problem) -> tuple[str, ...]:
+    """By object: the same whatever the order of the input."""
+    return problem.kind or "", problem.namespace or "", problem.name or "", problem.path, problem.message
 
 
 def _missing_classes(claim: DeviceClaim, intake: Intake) -> Iterator[Problem]:
