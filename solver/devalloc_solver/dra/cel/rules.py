@@ -1,0 +1,212 @@
+"""What Kubernetes asks of an expression beyond its types.
+
+Literal lists and maps hold one type; constants that are converted, patterns and format strings are valid; the device
+has four fields; the result is a boolean, or is only known at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from devalloc_solver.dra.cel.build import build
+from devalloc_solver.dra.cel.declarations import SHARING_GATE
+from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError
+from devalloc_solver.dra.cel.library.conversions import FUNCTIONS as CONVERSIONS
+from devalloc_solver.dra.cel.library.formatting import CLAUSE, SHOWN, VERBS
+from devalloc_solver.dra.cel.library.strings import pattern
+from devalloc_solver.dra.cel.tree import (
+    BOOL,
+    DYN,
+    Call,
+    Checked,
+    Fold,
+    ListOf,
+    Literal,
+    MapOf,
+    Name,
+    Node,
+    Select,
+    Type,
+    children,
+    walk,
+)
+from devalloc_solver.dra.cel.values import Frame
+
+Types = dict[int, Type]
+"""The static types of nodes by id."""
+
+_CONSTANT_COST = 10_000
+_CONVERSIONS = frozenset(name for name, _kinds, _implementation in CONVERSIONS)
+_NARROWER: dict[str, Callable[[Type], bool]] = {
+    "duration": lambda kind: kind.name != "int",
+    "flatten": lambda kind: kind == DYN or (bool(kind.parameters) and kind.parameters[0].name in ("list", "dyn")),
+}
+"""Functions of which the runtime accepts more first arguments than Kubernetes."""
+
+_REGULAR = frozenset(("matches", "find", "findAll"))
+
+
+def verify(checked: Checked, text: str, gates: frozenset[str]) -> None:
+    """Apply the rules that the type checker does not know. Raises CompileError."""
+    types = checked.types()
+    problem = _result_problem(checked.root, types)
+    if problem:
+        raise CompileError(problem)
+    formatted = {
+        part.id
+        for node in walk(checked.root)
+        if isinstance(node, Call) and node.function == "format"
+        for part in walk(node)
+    }
+    shadowed = any(
+        isinstance(node, Fold) and "device" in (node.variable, node.second_variable, node.accumulator)
+        for node in walk(checked.root)
+    )
+    for node in walk(checked.root):
+        problem = None if shadowed and _is_of_device(node) else _problem(types, node, gates)
+        if not problem and node.id not in formatted:
+            problem = _mixture(types, node)
+        if problem:
+            raise CompileError(problem, *_position(text, checked.offset(node)))
+
+
+def _type_of(types: Types, node: Node) -> Type:
+    return types.get(node.id, DYN)
+
+
+def _position(text: str, offset: int) -> tuple[int, int]:
+    before = text[:offset]
+    return before.count("\n") + 1, offset - before.rfind("\n")
+
+
+def _result_problem(root: Node, types: Types) -> str | None:
+    kind = _type_of(types, root)
+    if isinstance(root, Name) and root.name == "device":
+        kind = Type("kubernetes.DRADevice")
+    if isinstance(root, Select) and root.test:
+        kind = BOOL
+    return None if kind in (BOOL, DYN) else f"must evaluate to bool or the unknown type, not {kind}"
+
+
+def _problem(types: Types, node: Node, gates: frozenset[str]) -> str | None:
+    match node:
+        case MapOf() if node.message:
+            return f"messages such as {node.message} cannot be constructed"
+        case Select(operand=Name(name="device")):
+            return _field_problem(node.field, gates)
+        case Call(function="_?._", arguments=(Name(name="device"), Literal(value=str() as field))):
+            return _field_problem(field, gates)
+        case Call(function="_[_]" | "_[?_]", arguments=(Name(name="device"), _)):
+            return "the device is no map: its parts are fields, such as device.driver"
+        case Call():
+            return _call_problem(types, node)
+    return None
+
+
+def _field_problem(field: str, gates: frozenset[str]) -> str | None:
+    if field in ("driver", "attributes", "capacity"):
+        return None
+    if field == "allowMultipleAllocations":
+        return None if SHARING_GATE in gates else f"undefined field '{field}'; it needs the feature gate {SHARING_GATE}"
+    return f"undefined field '{field}'"
+
+
+def _is_of_device(node: Node) -> bool:
+    """Whether the node reads from a variable called device, which need not be the environment's."""
+    base = (
+        node.operand
+        if isinstance(node, Select)
+        else node.arguments[0]
+        if isinstance(node, Call) and node.arguments
+        else None
+    )
+    return isinstance(base, Name) and base.name == "device"
+
+
+def _mixture(types: Types, node: Node) -> str | None:
+    """A literal list or map holds one type, and what is only known at run time is a type of its own."""
+    match node:
+        case ListOf():
+            marked = [(element, at in node.optional) for at, element in enumerate(node.elements)]
+            return _mixed(types, marked)
+        case MapOf():
+            keys = _mixed(types, [(entry.key, False) for entry in node.entries])
+            return keys or _mixed(types, [(entry.value, entry.optional) for entry in node.entries])
+    return None
+
+
+def _mixed(types: Types, parts: list[tuple[Node, bool]]) -> str | None:
+    first: Type | None = None
+    for part, optional in parts:
+        kind = _type_of(types, part)
+        if optional and kind.parameters:
+            kind = kind.parameters[0]
+        if first is None:
+            first = kind
+        elif first != kind:
+            return f"expected type '{first}' but found '{kind}'"
+    return None
+
+
+def _call_problem(types: Types, call: Call) -> str | None:
+    narrower = _NARROWER.get(call.function)
+    if narrower is not None and not narrower(_type_of(types, call.arguments[0])):
+        return f"found no matching overload for '{call.function}' applied to '({_type_of(types, call.arguments[0])})'"
+    if _is_constant(call):
+        run, slots = build(call, False)
+        try:
+            run(Frame(None, _CONSTANT_COST, slots))
+        except (EvaluationError, CostExceeded) as error:
+            return str(error)
+    if call.function in _REGULAR and len(call.arguments) > 1 and isinstance(call.arguments[1], Literal):
+        try:
+            pattern(str(call.arguments[1].value))
+        except EvaluationError as error:
+            return str(error)
+    if call.function == "format" and len(call.arguments) == 2:
+        return _format_problem(types, call.arguments[0], call.arguments[1])
+    return None
+
+
+def _is_constant(node: Node) -> bool:
+    """What Kubernetes computes when it compiles: conversions of constants."""
+    match node:
+        case Literal():
+            return True
+        case ListOf():
+            return not node.optional and all(map(_is_constant, node.elements))
+        case MapOf():
+            return all(
+                not entry.optional and _is_constant(entry.key) and _is_constant(entry.value) for entry in node.entries
+            )
+        case Call():
+            return node.function in _CONVERSIONS and len(node.arguments) == 1 and _is_constant(node.arguments[0])
+    return False
+
+
+def _least_shown(types: Types, node: Node) -> Type:
+    """The type of ``node``, or of the first part of a literal list or map that has no form as text."""
+    parts = children(node) if isinstance(node, (ListOf, MapOf)) else ()
+    kinds = [_least_shown(types, part) for part in parts]
+    return next((kind for kind in kinds if kind.name not in SHOWN), _type_of(types, node))
+
+
+def _format_problem(types: Types, text: Node, arguments: Node) -> str | None:
+    """Whether a literal format fits a literal list of arguments."""
+    if not isinstance(text, Literal) or not isinstance(text.value, str) or not isinstance(arguments, ListOf):
+        return None
+    clauses = [clause for clause in CLAUSE.finditer(text.value) if not clause[1]]
+    for index, clause in enumerate(clauses):
+        if index >= len(arguments.elements):
+            return f"index {index} out of range"
+        verb = clause[3]
+        if verb not in VERBS or clause[2] == "":
+            return f"unrecognized formatting clause {verb!r}"
+        wanted, kind = VERBS[verb], _type_of(types, arguments.elements[index])
+        if wanted is None:
+            kind, wanted = _least_shown(types, arguments.elements[index]), tuple(SHOWN)
+        if kind != DYN and kind.name not in wanted:
+            return f"%{verb} does not take a {kind}"
+    if len(arguments.elements) > len(clauses):
+        return f"too many arguments supplied to string.format (expected {len(clauses)})"
+    return None
