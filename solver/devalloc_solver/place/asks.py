@@ -144,11 +144,8 @@ def read_unit(unit: Unit) -> Asks:
 
 
 def _refuse(ask: Ask, demand: Demand) -> None:
-    slot = ask.slot
-    if slot.portions and (slot.requests or slot.limits):
-        raise OutOfSteps("portions together with totals")
-    if demand.most is not None and not (ask.is_counted or ask.is_fixed or slot.mode is Mode.ADMIN_COUNT):
-        raise OutOfSteps("a cap on the entries of a claim whose number of devices is open")
+    if demand.most is not None and ask.slot.mode is Mode.SHARE:
+        raise OutOfSteps("a cap on the entries of a claim with shares")
 
 
 def _ties(unit: Unit, asks: Sequence[Ask]) -> tuple[tuple[Tie, ...], tuple[Tie, ...]]:

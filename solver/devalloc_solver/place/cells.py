@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from devalloc_solver.place.lanes import Kind, Lane, Lanes, Use, uses_of
+from devalloc_solver.place.lanes import Kind, Lane, Lanes
 from devalloc_solver.place.options import Option, Shape, options_of
 from devalloc_solver.place.partitions import Draws, partitions
 from devalloc_solver.place.steps import Steps
+from devalloc_solver.place.uses import Use, Value, distinct_values, uses_of
 from devalloc_solver.snapshot import Device
 
 Counter = Hashable
@@ -27,8 +28,8 @@ class Stack:
 
     devices: tuple[Device, ...]
     uses: tuple[Use, ...]
-    watchers: tuple[Lane, ...]
-    """admin lanes that may look at them"""
+    watchers: tuple[tuple[Lane, tuple[Value, ...]], ...]
+    """admin lanes that may look at them, and the distinct values that uses up"""
     draws: tuple[tuple[Counter, int], ...]
     group: object | None
     seen: bool
@@ -93,7 +94,11 @@ def _stacks(lanes: Lanes, steps: Steps) -> list[tuple[int, Stack]]:
     parts: dict[object, tuple[int, Stack]] = {}
     admins = [lane for lane in lanes.lanes if lane.kind is Kind.ADMIN]
     for lot in stock.site.lots:
-        watchers = tuple(lane for lane in admins if lane.spots >> lot.number & 1)
+        watchers = tuple(
+            (lane, values)
+            for lane in admins
+            if lane.spots >> lot.number & 1 and (values := distinct_values(lanes, lane, lot)) is not None
+        )
         group = stock.group(lot)
         draws: tuple[tuple[Counter, int], ...] = stock.draws(lot)
         uses: tuple[Use, ...] = ()
@@ -116,13 +121,16 @@ def _stacks(lanes: Lanes, steps: Steps) -> list[tuple[int, Stack]]:
     return found
 
 
-def _values(stack: Stack) -> set[tuple[int, object]]:
-    return {value for use in stack.uses for value in use.values}
+def _values(stack: Stack) -> dict[Value, None]:
+    """The distinct values that some use of a device takes up."""
+    found = [value for use in stack.uses for value in use.values]
+    found += [value for _, values in stack.watchers for value in values]
+    return dict.fromkeys(found)
 
 
-def _wide_values(by_pool: dict[int, list[Stack]]) -> dict[tuple[int, object], int]:
+def _wide_values(by_pool: dict[int, list[Stack]]) -> dict[Value, int]:
     """Distinct values that devices of several pools have -> a bit each."""
-    pools: dict[tuple[int, object], set[int]] = defaultdict(set)
+    pools: dict[Value, set[int]] = defaultdict(set)
     for pool, stacks in by_pool.items():
         for stack in stacks:
             for value in _values(stack):
@@ -191,7 +199,7 @@ def _cell(
     lanes: Lanes,
     stacks: Sequence[Stack],
     free: dict[str, int],
-    wide: dict[tuple[int, object], int],
+    wide: dict[Value, int],
     partitions: Sequence[tuple[int, Draws]],
     kinds: dict[Hashable, tuple[int, tuple[Option, ...]]],
     steps: Steps,
@@ -214,7 +222,11 @@ def _cell(
             for use in stack.uses
         )
         shareable = stack.devices[0].shareable
-        shapes.append(Shape(stack.size, draws, group, stack.seen, shareable, stack.watchers, uses))
+        watchers = tuple(
+            (lane, tuple(rename(v, 1) for v in values), sum(wide.get(v, 0) for v in values))
+            for lane, values in stack.watchers
+        )
+        shapes.append(Shape(stack.size, draws, group, stack.seen, shareable, watchers, uses))
     named = tuple(
         (
             *(shape.size, shape.draws, shape.group, shape.seen, shape.shareable, shape.watchers),

@@ -71,7 +71,7 @@ def _deal(lane: Lane, devices: Sequence[Device]) -> dict[int, list[Entry]]:
     hands: list[Sequence[Device]] = []
     if lane.kind is Kind.TOTAL:
         hands = [devices]
-    elif lane.kind is Kind.ADMIN and lane.demand is None:
+    elif lane.overlaps:
         hands = [devices[: ask.need] for ask in lane.asks]
     elif any(device.shareable for device in devices):
         # In turn: takes of one device are side by side, so no ask has it twice.

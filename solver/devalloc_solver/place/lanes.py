@@ -1,23 +1,19 @@
 """Lanes: the asks of one choice of alternatives, equal ones together, as a vector of what is still to be had.
 
-A lane needs amounts (devices, or units of a resource) and may have budgets (a cap on devices, limits). What one device
-can do for the lanes is a ``Use``.
+A lane needs amounts (devices, or units of a resource) and may have budgets (a cap on devices, limits).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from devalloc_solver.demand import Mode
 from devalloc_solver.place.asks import Ask
-from devalloc_solver.place.pareto import undominated
-from devalloc_solver.place.site import Lot
-from devalloc_solver.place.steps import OutOfSteps, Steps
+from devalloc_solver.place.site import fixed_size
+from devalloc_solver.place.steps import OutOfSteps
 from devalloc_solver.place.stock import Stock
-
-Amounts = tuple[tuple[str, int], ...]
 
 
 class Kind(Enum):
@@ -50,25 +46,14 @@ class Lane:
     """the claim, where no device may be twice in it and admin asks are about"""
 
     @property
+    def overlaps(self) -> bool:
+        """Whether its asks may have the same devices: those that look only, where nothing forbids it."""
+        return self.kind is Kind.ADMIN and self.demand is None and not self.distincts
+
+    @property
     def ask(self) -> Ask:
         """Any of them stands for all."""
         return self.asks[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One way to use one device of a lot."""
-
-    gain: tuple[int, ...]
-    """what it adds to each need"""
-    spend: tuple[int, ...]
-    """what it takes of each budget"""
-    cost: int
-    """devices it counts for"""
-    values: tuple[tuple[int, object], ...]
-    """(distinct, value) it takes up"""
-    takes: tuple[tuple[int, int], ...]
-    """(lane, how often)"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +64,8 @@ class Lanes:
     lanes: tuple[Lane, ...]
     needs: tuple[int, ...]
     budgets: tuple[int, ...]
+    entries: Mapping[int, int]
+    """claim -> the budget of its entries, where it has a cap and their number is open"""
     counts_all: bool
     """whether plain counts cost devices, too: where some are shared, looked at by admins, or counted already"""
 
@@ -106,8 +93,6 @@ def make_lanes(stock: Stock, chosen: int) -> Lanes:
     watched = {ask.demand for ask in site.asks.of(chosen) if ask.slot.mode.is_admin}
     for ask in site.asks.of(chosen):
         if not ask.is_fixed:
-            if ask.slot.mode.is_admin and _distincts(stock, ask):
-                raise OutOfSteps("admin devices that must differ")
             spots[ask.number] = sum(1 << lot.number for lot in site.lots if stock.takers[lot.number] & ask.bit)
             together.setdefault(_key(stock, ask, spots[ask.number], watched), []).append(ask)
     needs: list[int] = []
@@ -128,11 +113,23 @@ def make_lanes(stock: Stock, chosen: int) -> Lanes:
         lanes.append(lane)
         needs += _needs(stock, lane)
         budgets += _budgets(lane)
+    entries: dict[int, int] = {}
+    for lane in lanes:
+        cap = site.asks.unit.demands[lane.ask.demand].most
+        if lane.kind is Kind.TOTAL and cap is not None and lane.ask.demand not in entries:
+            entries[lane.ask.demand] = len(budgets)
+            budgets.append(cap - _entries(stock, chosen, lane.ask.demand))
     admin = sum(lane.spots for lane in lanes if lane.kind is Kind.ADMIN)
     seen = sum(1 << number for number in stock.seen)
     split = sum(1 << lot.number for lot in site.lots if lot.one.shareable)
     counts_all = any(lane.spots & (admin | seen | split) for lane in lanes if lane.kind is not Kind.ADMIN)
-    return Lanes(stock, tuple(lanes), tuple(needs), tuple(budgets), counts_all)
+    return Lanes(stock, tuple(lanes), tuple(needs), tuple(budgets), entries, counts_all)
+
+
+def _entries(stock: Stock, chosen: int, demand: int) -> int:
+    """The entries of a claim whose number is known."""
+    asks = [ask for ask in stock.site.asks.of(chosen) if ask.demand == demand and _kind(ask) is not Kind.TOTAL]
+    return sum(fixed_size(stock.site, ask) if ask.is_fixed else ask.need for ask in asks)
 
 
 def _kind(ask: Ask) -> Kind:
@@ -176,7 +173,7 @@ def _needs(stock: Stock, lane: Lane) -> list[int]:
         return [sum(ask.slot.least if ask.slot.mode is Mode.WHOLE else 1 for ask in lane.asks)]
     if lane.kind is Kind.ADMIN:
         counts = [ask.slot.least for ask in lane.asks]
-        return [max(counts) if lane.demand is None else sum(counts)]
+        return [max(counts) if lane.overlaps else sum(counts)]
     if lane.kind is Kind.TOTAL:
         return [slot.least, *(slot.requests[name] for name in sorted(slot.requests))]
     if len(lane.asks) == 1:
@@ -214,124 +211,3 @@ def _budgets(lane: Lane) -> list[int]:
         most = [] if slot.most is None else [slot.most]
         return [*most, *(slot.limits[name] for name in sorted(slot.limits))]
     return [slot.most] if lane.kind is Kind.SHARE and slot.most is not None else []
-
-
-# -- what one device can do ------------------------------------------------------------------------------------------
-
-
-def uses_of(lanes: Lanes, lot: Lot, steps: Steps) -> tuple[Use, ...]:
-    """The ways to use one device of a lot that is not for admins alone."""
-    mine = [lane for lane in lanes.lanes if lane.spots >> lot.number & 1 and lane.kind is not Kind.ADMIN]
-    portions = [lane for lane in mine if _takes_portions(lane, lot)]
-    shares = [lane for lane in mine if lane.kind is Kind.SHARE]
-    if len(shares) > 1 or (shares and portions):
-        raise OutOfSteps("shares of several kinds meet on one device")
-    found: list[Use] = []
-    for lane in mine:
-        if lane in portions:
-            continue
-        values = distinct_values(lanes, lane, lot)
-        if values is not None:
-            found.append(_whole_or_share(lanes, lane, lot, values))
-    if portions:
-        found += _portion_uses(lanes, portions, lot, steps)
-    return tuple(found)
-
-
-def distinct_values(lanes: Lanes, lane: Lane, lot: Lot) -> tuple[tuple[int, object], ...] | None:
-    """What one take uses up of distinct values; None where the lane may not take the device for lack of one."""
-    found: list[tuple[int, object]] = []
-    for index in lane.distincts:
-        values = lanes.stock.site.distinct_values[index][lot.number]
-        if not values or values & lanes.stock.values[index]:
-            return None
-        found += [(index, value) for value in sorted(values, key=repr)]
-    return tuple(found)
-
-
-def _takes_portions(lane: Lane, lot: Lot) -> bool:
-    return lane.kind is Kind.COUNT and (lot.one.shareable or lane.ask.slot.mode is Mode.SHARE)
-
-
-def portion(ask: Ask, lot: Lot) -> Amounts:
-    """What one take of a counted ask consumes of a device: of shares, whole blocks."""
-    if ask.slot.mode is Mode.WHOLE:
-        return ask.slot.portions[lot.one.index]
-    blocks = {name: lot.one.resources[name].block for name in ask.slot.requests}
-    return tuple((name, -(-nano // blocks[name]) * blocks[name]) for name, nano in sorted(ask.slot.requests.items()))
-
-
-def _whole_or_share(lanes: Lanes, lane: Lane, lot: Lot, values: tuple[tuple[int, object], ...]) -> Use:
-    gain, spend = [0] * len(lanes.needs), [0] * len(lanes.budgets)
-    slot, resources = lane.ask.slot, lot.one.resources
-    counted = lane.kind is not Kind.COUNT or lanes.counts_all
-    if lane.kind is Kind.COUNT:
-        gain[lane.first] = 1
-    elif lane.kind is Kind.TOTAL:
-        full = {name: resources[name].nano if name in resources else 0 for name in (*slot.requests, *slot.limits)}
-        gain[lane.first] = 1
-        for offset, name in enumerate(sorted(slot.requests), lane.first + 1):
-            gain[offset] = min(full[name], lanes.needs[offset])
-        limits = [] if slot.most is None else [1]
-        for offset, amount in enumerate([*limits, *(full[name] for name in sorted(slot.limits))], lane.budget):
-            spend[offset] = amount
-    else:
-        for offset, name in enumerate(share_names(lane), lane.first):
-            gain[offset] = min(lanes.stock.free_nano(lot, name), lanes.needs[offset])
-        if slot.most is not None:
-            spend[lane.budget] = 1
-    cost = int(counted and lot.number not in lanes.stock.seen)
-    return Use(tuple(gain), tuple(spend), cost, values, ((lane.number, 1),))
-
-
-def _portion_uses(lanes: Lanes, portions: Sequence[Lane], lot: Lot, steps: Steps) -> list[Use]:
-    """All ways to cut one device into portions that no other way makes needless."""
-    amounts = [portion(lane.ask, lot) for lane in portions]
-    names = {name for amount in amounts for name, _ in amount}
-    free = {name: lanes.stock.free_nano(lot, name) for name in names}
-    values = [distinct_values(lanes, lane, lot) for lane in portions]
-    cost = int(lot.number not in lanes.stock.seen)
-    found: list[Use] = []
-    for counts in _cuts(lanes, portions, amounts, values, free, steps):
-        gain = [0] * len(lanes.needs)
-        for lane, count in zip(portions, counts, strict=True):
-            gain[lane.first] = count
-        used = tuple(v for mine, count in zip(values, counts, strict=True) if count for v in mine or ())
-        takes = tuple((lane.number, count) for lane, count in zip(portions, counts, strict=True) if count)
-        if takes:
-            found.append(Use(tuple(gain), (0,) * len(lanes.budgets), cost, used, takes))
-    bits: dict[tuple[int, object], int] = {}
-    masks = {use: sum(bits.setdefault(value, 1 << len(bits)) for value in use.values) for use in found}
-    return undominated(found, lambda use: (use.gain, masks[use]))
-
-
-def _cuts(
-    lanes: Lanes,
-    portions: Sequence[Lane],
-    amounts: Sequence[Amounts],
-    values: Sequence[tuple[tuple[int, object], ...] | None],
-    free: dict[str, int],
-    steps: Steps,
-) -> Iterator[tuple[int, ...]]:
-    if not portions:
-        yield ()
-        return
-    lane, amount, mine = portions[0], amounts[0], values[0]
-    most = 0 if mine is None else min(lanes.needs[lane.first], len(lane.asks))
-    if mine:
-        most = min(most, 1)
-    for name, nano in amount:
-        if nano > free[name]:
-            most = 0
-        elif nano:
-            most = min(most, free[name] // nano)
-    for count in range(most, -1, -1):
-        steps.spend()
-        left = dict(free)
-        for name, nano in amount:
-            left[name] -= nano * count
-        rest = values[1:]
-        if count and mine:
-            rest = [None if other is not None and set(other) & set(mine) else other for other in rest]
-        for others in _cuts(lanes, portions[1:], amounts[1:], rest, left, steps):
-            yield (count, *others)

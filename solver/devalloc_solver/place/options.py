@@ -6,12 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from devalloc_solver.place.lanes import Lane, Lanes, Use
+from devalloc_solver.place.lanes import Lane, Lanes
 from devalloc_solver.place.pareto import undominated
 from devalloc_solver.place.steps import Steps
+from devalloc_solver.place.uses import Use
 
 Partition = tuple[int, tuple[tuple[int, int], ...]]
 """(size, what it draws: counter and blocks), as packing cares for; large ones first"""
+
+
+Watcher = tuple[Lane, tuple[int, ...], int]
+"""(admin lane, counters of the distinct values that it uses up, mask of those that other pools have as well)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class Shape:
     group: int | None
     seen: bool
     shareable: bool
-    watchers: tuple[Lane, ...]
+    watchers: tuple[Watcher, ...]
     uses: tuple[tuple[Use, tuple[int, ...], int], ...]
     """(use, counters of its distinct values, mask of those that other pools have as well)"""
 
@@ -88,7 +93,7 @@ class _Maker:
             if usable[number]
             for position in range(len(shape.uses))
         ]
-        self.looks = [(number, lane) for number, shape in enumerate(shapes) for lane in shape.watchers]
+        self.looks = [(number, watcher) for number, shape in enumerate(shapes) for watcher in shape.watchers]
         self.left = [shape.size for shape in shapes]
         self.gain = [0] * len(lanes.needs)
         self.spend = [0] * len(lanes.budgets)
@@ -158,15 +163,21 @@ class _Maker:
         if index == len(self.looks):
             yield self._option(counts)
             return
-        number, lane = self.looks[index]
+        number, (lane, values, _) = self.looks[index]
         most = min(self.shapes[number].size, self.lanes.needs[lane.first] - self.gain[lane.first])
         if lane.demand is not None and not self.shapes[number].shareable:
             most = min(most, self.shapes[number].size - self._of_demand(number, lane.demand, counts))
+        for counter in values:
+            most = min(most, self.counters[counter])
         for count in range(max(0, most), -1, -1):
             self.steps.spend()
             self.gain[lane.first] += count
+            for counter in values:
+                self.counters[counter] -= count
             yield from self._look(index + 1, [*counts, (number, lane.number, count)] if count else counts)
             self.gain[lane.first] -= count
+            for counter in values:
+                self.counters[counter] += count
 
     def _of_demand(self, number: int, demand: int, looks: Sequence[tuple[int, int, int]]) -> int:
         """Devices of a stack that one claim has, in which no device may be twice."""
@@ -183,6 +194,8 @@ class _Maker:
         wide = cost = 0
         for number, position, _ in self.counts:
             wide |= self.shapes[number].uses[position][2]
+        for number, lane, _ in looks:
+            wide |= sum(bits for watcher, _, bits in self.shapes[number].watchers if watcher.number == lane)
         for number, shape in enumerate(self.shapes):
             if not shape.watchers:
                 cost += sum(c * shape.uses[p][0].cost for stack, p, c in self.counts if stack == number)

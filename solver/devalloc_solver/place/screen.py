@@ -106,7 +106,7 @@ class Screen:
         if not lots:
             return False
         if slot.mode is Mode.WHOLE or slot.mode is Mode.ADMIN_COUNT:
-            if _count(lots, ask) < slot.least:
+            if sum(lot.size for lot in lots) < slot.least:
                 return False
             most = slot.most
             return slot.mode is not Mode.WHOLE or all(_sum(lots, n, most) >= a for n, a in slot.requests.items())
@@ -127,7 +127,7 @@ class Screen:
         for lot in site.lots:
             for value in site.tie_values[number][lot.number]:
                 for ask in site.asks.of(lot.takers & tie.asks):
-                    sizes[value][ask.number] += _MANY if lot.one.shareable else lot.size
+                    sizes[value][ask.number] += lot.size
         masks = {sum(1 << n for n, size in found.items() if size >= site.asks.asks[n].need) for found in sizes.values()}
         kept = [mask for mask in sorted(masks) if not any(mask != other and not mask & ~other for other in masks)]
         return kept or [0]
@@ -172,11 +172,6 @@ class Screen:
 def _least(ask: Ask) -> int:
     """Devices that no other ask has; shares may be of one device."""
     return ask.slot.least if ask.slot.mode is Mode.WHOLE else 0
-
-
-def _count(lots: Sequence[Lot], ask: Ask) -> int:
-    many = any(lot.one.shareable for lot in lots) and ask.slot.mode is Mode.WHOLE
-    return _MANY if many else sum(lot.size for lot in lots)
 
 
 def _sum(lots: Sequence[Lot], name: str, most: int | None) -> int:

@@ -105,9 +105,8 @@ class _Values:
             first: dict[object, int] = {}
             for lot in site.lots:
                 if takers[lot.number] & ask.bit:
-                    size = ask.need if lot.one.shareable else lot.size
                     for value in site.tie_values[number][lot.number]:
-                        sizes[value] += size
+                        sizes[value] += lot.size
                         first.setdefault(value, lot.number)
             enough = {value: first[value] for value, size in sizes.items() if size >= ask.need}
             found = enough if found is None else {value: lot for value, lot in found.items() if value in enough}

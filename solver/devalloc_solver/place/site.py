@@ -186,6 +186,11 @@ def _has_share(ask: Ask, device: Device, ledger: Ledger) -> bool:
     return ask.slot.most == 1
 
 
+def fixed_size(site: Site, ask: Ask) -> int:
+    """How many devices an ask for every device gets."""
+    return sum(lot.size for lot in fixed_devices(site, ask))
+
+
 def fixed_devices(site: Site, ask: Ask) -> list[Lot]:
     """All that an ask for every device gets."""
     assert ask.slot.mode in (Mode.EVERY, Mode.ADMIN_ALL)

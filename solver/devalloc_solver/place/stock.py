@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from devalloc_solver.demand import Mode
 from devalloc_solver.place.asks import Ask
-from devalloc_solver.place.site import Lot, Site, fixed_devices
+from devalloc_solver.place.site import Lot, Site, fixed_devices, fixed_size
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +85,7 @@ def _few_enough(site: Site, chosen: int) -> bool:
             entries = 0
             for ask in site.asks.of(chosen):
                 if ask.demand == number:
-                    entries += sum(lot.size for lot in fixed_devices(site, ask)) if ask.is_fixed else ask.need
+                    entries += fixed_size(site, ask) if ask.is_fixed else ask.need
             if entries > demand.most:
                 return False
     return True
