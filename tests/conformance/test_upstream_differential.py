@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from random import Random
 
 import pytest
 
 from tests.support import upstream
-from tests.support.dra_differential import allocated, compare, ours, theirs, violations
+from tests.support.dra_differential import DIFFERENCES, compare, ours, theirs, violations
 from tests.support.dra_instances import instance
 from tests.support.go_build import Unavailable
-from tests.support.shared import SHARED
+from tests.support.shared import REPO, SHARED
 from tests.support.upstream import Peer
 
 INSTANCES = 2000
@@ -66,4 +67,15 @@ def test_peer_and_check_agree_with_the_suite(peer: Peer) -> None:
         assert opinion.node_local is bool(expected["errorIsNodeLocal"]), case["name"]
         if opinion.results is not None:
             assert violations(case, opinion.results) == [], case["name"]
-            assert allocated(case["input"]), case["name"]
+
+
+def test_the_documentation_has_every_difference_and_no_other() -> None:
+    rows = re.findall(r"^\| (.+?) \|", (REPO / "docs" / "dra-differences.md").read_text(), re.MULTILINE)
+    assert sorted(rows[1:]) == sorted(DIFFERENCES)
+
+
+def test_peer_says_what_is_no_case(peer: Peer) -> None:
+    with pytest.raises(ValueError, match="no node"):
+        peer.ask({}, {})
+    with pytest.raises(ValueError, match="cannot unmarshal"):
+        peer.ask({"slices": 7}, {})

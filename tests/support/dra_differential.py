@@ -22,6 +22,17 @@ from tests.support.dra_oracle import QUIRKS, Verdict
 from tests.support.upstream import Peer
 
 GATES = {"DeviceBindingAndStatus": "DRADeviceBindingConditions"}
+DIFFERENCES = {
+    **QUIRKS,
+    "later alternative": "devices of earlier requests are chosen first, so a later alternative may be taken",
+    "stops at a selector that fails": "a selector that fails on the first device it meets ends the call",
+    "stops at a constraint on all devices": "a constraint on an All request ends the call, whatever else might do",
+    "finds errors only where its search comes": "compile errors and impossible amounts that are not met are no errors",
+    "distinctAttribute while its gate is off": "the constraint is obeyed although DRAConsumableCapacity is off",
+    "list attributes while their gate is off": "a list satisfies a constraint as long as it is the only device",
+    "time-out": "the search takes longer than its limit",
+}
+"""What v0.37.2 does otherwise, by the names that docs/dra-differences.md gives it."""
 PEER_TIMEOUT = 0.5
 """Seconds for the peer: a search that takes longer is one of the differences."""
 SHRINKS = 600

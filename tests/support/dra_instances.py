@@ -42,8 +42,8 @@ THEMES = (
     "several claims",
     "selectors",
 )
-RARE = ("gates off", "limits", "overflow", "failing selectors", "unreadable attributes", "bad claims", "alpha")
-"""Themes that mostly end in errors, each in a few percent of the instances."""
+RARE = ("gates off", "limits", "overflow", "failing selectors", "unreadable attributes", "bad claims", "alpha", "large")
+"""Themes of a few percent of the instances each: most end in errors, and large ones take oracle and peer long."""
 
 NODE = "n1"
 LABELS = {"zone": "a", "rack": "7"}
@@ -108,7 +108,7 @@ class _Drawing:
         total = 0
         for part in range(2 if rng.random() < 0.3 else 1):
             devices = []
-            for _ in range(rng.randint(36, 40) if self.has("limits") and not part else rng.randint(2, 5 - part)):
+            for _ in range(self.size(part)):
                 name = {"name": f"d{total}"}
                 # Equal devices are what an exhaustive search stumbles over, and what a clever one may get wrong.
                 device = {**twin, **name} if rng.random() < 0.35 or "limits" in self.themes else None
@@ -120,6 +120,12 @@ class _Drawing:
             alpha = {"skipNodeOperations": ["*"]} if self.has("alpha", 0.3) else {}
             specs.append({**where, **alpha, "devices": devices})
         self.publish(driver, pool, specs)
+
+    def size(self, part: int) -> int:
+        """How many devices a slice has; `part` tells the pool's slices apart."""
+        if "limits" in self.themes and not part:
+            return self.rng.randint(36, 40)
+        return self.rng.randint(5, 10) if "large" in self.themes else self.rng.randint(2, 5 - part)
 
     def publish(self, driver: str, pool: str, specs: list[Manifest]) -> None:
         """Slices of one generation; sometimes with something wrong about them."""
@@ -288,7 +294,7 @@ class _Drawing:
 
     def claim(self, number: int) -> Manifest:
         rng = self.rng
-        requests = [self.request(f"r{index}") for index in range(rng.choice([1, 1, 1, 2, 2, 3]))]
+        requests = [self.request(f"r{index}") for index in range(rng.choice([1, 1, 1, 2, 2, 3]) + self.has("large"))]
         names = [name for request in requests for name in _names(request)]
         spec: Manifest = {"requests": requests}
         constraints = [{"matchAttribute": name} for name in self.related("match")]
