@@ -56,7 +56,7 @@ class ClaimAnswer:
             "node": self.node,
             "allocations": list(self.allocations),
             "oneOf": None if self.one_of is None else list(self.one_of),
-            "reason": self.reason,
+            "reason": None if self.reason is None else str(self.reason),
             "message": self.message,
         }
         where_something_to_say = {
