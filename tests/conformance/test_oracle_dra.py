@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from devalloc_solver import dra
 from tests.support import dra_oracle
 from tests.support.dra_differential import judge, ours
-from tests.support.dra_instances import Instance, Manifest, instance
+from tests.support.dra_drawn_pools import Manifest
+from tests.support.dra_instances import Instance, instance
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 INSTANCES = st.randoms(use_true_random=False).map(instance)
@@ -53,7 +54,9 @@ def test_what_allocated_claims_hold_is_in_use(one: Instance) -> None:
     except dra.AllocationError:
         results = None
     expected = ours(one)
-    assert [_devices(result) for result in (results or ())[len(held) :]] == [_devices(result) for result in expected.results or ()]
+    assert [_devices(result) for result in (results or ())[len(held) :]] == [
+        _devices(result) for result in expected.results or ()
+    ]
 
 
 def _devices(result: Manifest) -> list[tuple[str, str, str, str]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.support.dra_instances import FEATURES, Instance, Manifest
+from tests.support.dra_drawn_pools import Manifest
+from tests.support.dra_instances import FEATURES, Instance
 
 DRIVER = "gpu.example.com"
 NODE = "node-0"
@@ -66,7 +67,7 @@ def on_one_root(gpus: int, nic_roots: Sequence[str]) -> Instance:
 
 def partitions(gpus: int, wanted: dict[str, int]) -> Instance:
     """Partitions of GPUs with eight slices each: all profiles at all places, shared counters exclude each other."""
-    devices = []
+    devices: list[Manifest] = []
     for gpu in range(gpus):
         for profile, slices in SLICES.items():
             draw = [{"counterSet": f"gpu-{gpu}", "counters": {"slices": {"value": str(slices)}}}]
