@@ -17,7 +17,7 @@ Results = list[dict[str, Any]]
 Mutation = Callable[[Instance, Results, Random], bool]
 """Spoils an instance or its results; False where there is nothing to spoil."""
 
-SEEDS = range(3000, 3280)
+SEEDS = range(3000, 3200)
 MUTATIONS: dict[str, Mutation] = {}
 
 
@@ -213,15 +213,17 @@ def a_selector(given: Instance, results: Results, rng: Random) -> bool:
 
 @mutation
 def a_device_more_for_all(given: Instance, results: Results, rng: Random) -> bool:
-    """A slice with another device that an ``All`` request of any class would have to have."""
+    """All devices are asked for, and there is one more that every class takes."""
     every = [
         request["exactly"]
         for claim in given["input"]["claimsToAllocate"]
         for request in claim["spec"]["devices"]["requests"]
-        if request.get("exactly", {}).get("allocationMode") == "All"
+        if "exactly" in request
     ]
-    if not any(one["deviceClassName"] != "a" and not one.keys() & {"selectors", "capacity"} for one in every):
+    wide = [one for one in every if one["deviceClassName"] != "a" and not one.keys() & {"selectors", "capacity"}]
+    if not wide:
         return False
+    wide[0]["allocationMode"] = "All"
     device = {"name": "more", "attributes": {"ok": {"bool": True}}}
     pool = {"name": "more", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "c.io", "pool": pool, "allNodes": True, "devices": [device]}
@@ -237,7 +239,7 @@ def _answered() -> list[tuple[Instance, Results]]:
 
 
 def test_answers_of_the_solver_pass() -> None:
-    assert len(_answered()) > 100
+    assert len(_answered()) > 70
     for given, results in _answered():
         assert violations(given, results) == []
 
@@ -250,4 +252,4 @@ def test_a_spoiled_answer_is_noticed(name: str) -> None:
         if MUTATIONS[name](other, changed, Random(number)):
             spoiled += 1
             assert violations(other, changed), (number, given, changed)
-    assert spoiled >= 2
+    assert spoiled >= 3
