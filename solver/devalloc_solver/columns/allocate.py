@@ -9,7 +9,7 @@ from devalloc_solver.assignment import Placement
 from devalloc_solver.columns.board import Board, set_up
 from devalloc_solver.columns.extent import fewest_devices, fewest_pools
 from devalloc_solver.columns.kinds import Kind, split_units
-from devalloc_solver.columns.levels import Decider, prove
+from devalloc_solver.columns.levels import Decider
 from devalloc_solver.columns.naming import name_devices
 from devalloc_solver.columns.singles import Singles
 from devalloc_solver.demand import Unit
@@ -78,12 +78,16 @@ class _Batch:
                     self.placements += self.singles.place(unit)
             waiting += [kind for kind in board.kinds if kind.priority == priority]
         self.columns(waiting, None if alone else board)
-        if alone:
+        if alone and self.satisfied:
+            # On all that was free at first, and with as many of theirs as could be anybody's.
+            decider = Decider(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
+            singles = self.singles
             floors = {
-                p: count - self.singles.possible.get(p, 0) + self.singles.satisfied.get(p, 0)
-                for p, count in self.satisfied.items()
+                priority: count + singles.satisfied.get(priority, 0) - singles.possible.get(priority, 0)
+                for priority, count in self.satisfied.items()
             }
-            self.bounds = prove(board, self.satisfied, floors, self.ends)
+            decider.prove(self.satisfied, floors)
+            self.bounds = decider.bounds
 
     def columns(self, kinds: list[Kind], board: Board | None) -> None:
         """Satisfy these kinds on what is free by now. ``board``: where it is the one of what was free at first."""
@@ -100,7 +104,6 @@ class _Batch:
         self.satisfied |= decider.best.satisfied()
         self.bounds |= decider.bounds
         self.ranks += decider.best.ranks()
-        self.least_ranks += decider.least_ranks
         self.placements += found
         self.singles.hold(found)
 

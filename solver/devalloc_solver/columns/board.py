@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,6 +39,15 @@ class Board:
     """(source, target) of an arc that opens a card -> state of the card"""
     priorities: list[int]
     """highest first"""
+    _ordered: list[Part] = field(default_factory=list)
+    _offsets: list[int] = field(default_factory=list)
+
+    def part_of(self, state: int) -> Part:
+        """The part of the network that a state belongs to."""
+        if not self._offsets:
+            self._ordered = [*self.parts.values()]
+            self._offsets = [part.offset for part in self._ordered]
+        return self._ordered[bisect_right(self._offsets, state) - 1]
 
     def supply(self) -> Ints:
         """state -> bins in it"""

@@ -7,24 +7,27 @@ import time
 from devalloc_solver.columns.master import EPSILON, Program
 from devalloc_solver.columns.packing import Packing
 
-PART = 10
-"""One in so many of the columns that are not whole is rounded up in each round."""
+DECIDED_FIRST = 0.3
+"""How much nearer to one a column counts that has claims of priorities that are decided: they must not be lost."""
 ROUNDS = 6
 """Rounds of column generation for what is left each time."""
 MOST_DIVES = 40
 
 
-def dive(program: Program, *, ends: float | None) -> Packing:
-    """A packing near the last solution of a program, which is shrunk to what is left and of no more use then."""
+def dive(program: Program, *, part: int, ends: float | None) -> Packing:
+    """A packing near the last solution of a program, which is shrunk to what is left then.
+
+    ``part``: one in so many of the columns that are not whole is rounded up in each round.
+    """
     packing = Packing.empty(program.board, program.supply)
     for _ in range(MOST_DIVES):
-        if not _fix(program, packing) or (ends is not None and time.monotonic() > ends):
+        if not _fix(program, packing, part) or (ends is not None and time.monotonic() > ends):
             break
         program.solve(rounds=ROUNDS, ends=ends)
     return packing
 
 
-def _fix(program: Program, packing: Packing) -> int:
+def _fix(program: Program, packing: Packing, part: int) -> int:
     """Fix some columns; returns how many."""
     supply, wanted, floors = program.supply.copy(), list(program.wanted), dict(program.floors)
     fixed = 0
@@ -54,9 +57,10 @@ def _fix(program: Program, packing: Packing) -> int:
         whole = int(value + EPSILON)
         fixed += put(number, whole) if whole else 0
         if value - whole > EPSILON:
-            rest.append((whole - value, number))
+            decided = any(program.board.kinds[kind].priority in floors for kind in program.pool.columns[number].kinds())
+            rest.append((whole - value - decided * DECIDED_FIRST, number))
     rest.sort()
-    for _, number in rest[: max(1, len(rest) // PART)]:
+    for _, number in rest[: max(1, len(rest) // part)]:
         fixed += put(number, 1)
     program.shrink(supply, wanted, floors)
     return fixed

@@ -1,9 +1,14 @@
-"""The levels of S17 one after the other: satisfied claims per priority, each with a bound, then the alternatives."""
+"""The satisfied claims of each priority, highest first: as many as can be found, and a bound (S17, goal 1).
+
+A level is decided before the next: what it reached is a floor for all that follows. Counting comes first, then a
+linear program with its bound, then dives and repairs, each only as long as there is a gap.
+"""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.columns.board import Board
@@ -11,7 +16,17 @@ from devalloc_solver.columns.dive import dive
 from devalloc_solver.columns.geometry import Ints
 from devalloc_solver.columns.master import Pool, Program
 from devalloc_solver.columns.packing import Choices, Packing, copies, fill, usefulness
-from devalloc_solver.columns.pricing import Goal
+from devalloc_solver.columns.pieces import Pile, pick, repair
+from devalloc_solver.columns.pricing import Goal, Valuation
+
+PARTS = (10, 4, 20)
+"""The dives that are tried while there is a gap: one in so many columns is rounded up in each round."""
+PIECE = 8
+"""Bins that are repaired together."""
+MOST_PIECES = 8
+"""Repairs after each dive."""
+TOLERANCE = 1
+"""A gap of so many claims is not worth a third dive."""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,82 +35,91 @@ class Decider:
 
     board: Board
     supply: Ints
-    wanted: list[int]
+    """state -> bins in it"""
+    wanted: Sequence[int]
     """kind -> claims"""
-    ends: float | None
+    ends: float | None = None
+    """monotonic time after which nothing new is begun"""
     best: Packing = field(init=False)
     bounds: dict[int, int] = field(default_factory=dict)
-    """priority -> claims that can be satisfied at the most, those of higher ones being as they are"""
-    least_ranks: int = 0
-    """a lower bound of the sum of chosen alternatives"""
-    pool: Pool = field(init=False)
+    """priority -> claims that can be satisfied at the most, those of higher ones being as many as they are"""
+    _pool: Pool = field(init=False)
+    _fits: Ints = field(init=False)
+    _useful: Ints = field(init=False)
+    _first: list[Packing] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pool = Pool(self.board)
-        self.fits = copies(self.board.network)
-        useful = usefulness(self.board, self.fits, self.wanted)
-        choices = Choices.by_loss(self.board, useful)
-        found = []
-        for sign in (-1, 1):
-            packing = Packing.empty(self.board, self.supply)
-            fill(packing, choices, self.order(sign), self.wanted)
-            found.append(packing)
-        self.best = max(found, key=self.merit)
-        self.useful = useful
-        self.greedy = found
-
-    fits: Ints = field(init=False)
-    useful: Ints = field(init=False)
-    greedy: list[Packing] = field(init=False)
-
-    def order(self, sign: int) -> list[int]:
-        """Kinds, highest priority first; within one the small (1) or the large (-1) ones first."""
-        kinds = self.board.kinds
-        return sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].fewest, k))
-
-    def merit(self, packing: Packing) -> tuple[tuple[int, ...], int]:
-        return tuple(packing.satisfied().values()), -packing.ranks()
-
-    def out_of_time(self) -> bool:
-        return self.ends is not None and time.monotonic() > self.ends
+        """Begin with what a best fit finds, large claims first or small ones."""
+        self._pool = Pool(self.board)
+        self._fits = copies(self.board.network)
+        self._useful = usefulness(self.board, self._fits, self.wanted)
+        choices = Choices.by_loss(self.board, self._useful)
+        self._first = [Packing.empty(self.board, self.supply) for _ in range(2)]
+        for packing, small_first in zip(self._first, (False, True), strict=True):
+            fill(packing, choices, self._order(small_first), self.wanted)
+        self.best = max(self._first, key=_merit)
 
     def decide(self) -> None:
+        """Every level in turn."""
         floors: dict[int, int] = {}
         for priority in self.board.priorities:
-            self.bounds[priority] = self.count_bound(priority)
-            if self.best.satisfied()[priority] < self.bounds[priority] and not self.out_of_time():
-                self.improve(priority, floors)
+            self.bounds[priority] = self._count(priority)
+            if self._has_gap(priority) and not self._is_late():
+                self._improve(priority, floors)
             floors[priority] = self.best.satisfied()[priority]
 
-    def count_bound(self, priority: int) -> int:
-        """Claims of kinds that fit anywhere, as many of each as would if it were alone."""
-        network, kinds = self.board.network, self.board.kinds
-        room = [0] * len(kinds)
-        # A card may come to be by being opened, anywhere: how often is left to the program.
-        alone = self.supply @ self.fits[: network.states]
-        opened = self.fits[[*self.board.opens.values()]].sum(axis=0)
-        for label, users in enumerate(network.users):
-            for kind, _ in users:
-                room[kind] += self.wanted[kind] if opened[label] else int(alone[label])
-        return sum(min(room[k], wanted) for k, wanted in enumerate(self.wanted) if kinds[k].priority == priority)
+    def prove(self, satisfied: Mapping[int, int], floors: Mapping[int, int]) -> None:
+        """Bounds alone, for solutions with no fewer claims of each priority than its floor.
 
-    def improve(self, priority: int, floors: dict[int, int]) -> None:
-        program = self.program(priority, floors)
+        ``satisfied``: claims that are in anyway; a bound that is down to them is good enough.
+        """
+        for priority in self.board.priorities:
+            enough = satisfied.get(priority, 0)
+            self.bounds[priority] = self._count(priority)
+            if enough < self.bounds[priority] and not self._is_late():
+                higher = {p: max(0, floors.get(p, 0)) for p in self.board.priorities if p > priority}
+                program = self._program(priority, higher)
+                program.solve(enough=enough, ends=self.ends)
+                self._take_bound(priority, program)
+
+    # -- one level ---------------------------------------------------------------------------------------------------
+
+    def _improve(self, priority: int, floors: Mapping[int, int]) -> None:
+        program = self._program(priority, floors)
         program.solve(enough=self.best.satisfied()[priority], ends=self.ends)
-        if program.bound is not None:
-            self.bounds[priority] = min(self.bounds[priority], program.bound)
-        if self.best.satisfied()[priority] >= self.bounds[priority] or self.out_of_time():
-            return
-        valuation = program.valuation
-        packing = dive(program, ends=self.ends)
-        for worths in (self.useful, *(() if valuation is None else (valuation.worth,))):
-            full = packing.copy()
-            fill(full, Choices.by_loss(self.board, worths), self.order(1), self.wanted)
-            if self.merit(full) > self.merit(self.best):
-                self.best = full
+        self._take_bound(priority, program)
+        for number, part in enumerate(PARTS):
+            gap = self.bounds[priority] - self.best.satisfied()[priority]
+            if gap <= (0 if number < 2 else TOLERANCE) or self._is_late():
+                return
+            if number:
+                program.restore()
+                program.solve(ends=self.ends)
+            valuation = program.valuation
+            assert valuation is not None, "the program was solved"
+            packing = dive(program, part=part, ends=self.ends)
+            # What still fits goes where it costs least, by two measures.
+            whole = [self._completed(packing.copy(), worth) for worth in (self._useful, valuation.worth)]
+            self.best = max(self.best, *whole, key=_merit)
+            self._mend(max(whole, key=_merit), priority, valuation)
 
-    def program(self, priority: int, floors: dict[int, int]) -> Program:
-        """Satisfy as many of a priority as possible, and those of higher ones as before."""
+    def _completed(self, packing: Packing, worth: Ints) -> Packing:
+        fill(packing, Choices.by_loss(self.board, worth), self._order(small_first=True), self.wanted)
+        return packing
+
+    def _mend(self, packing: Packing, priority: int, valuation: Valuation) -> None:
+        """Repair some bins after others, as long as there is a gap."""
+        rng = random.Random(1)
+        pile = Pile.of(packing, self.supply, self.wanted)
+        for _ in range(MOST_PIECES):
+            if not self._has_gap(priority) or self._is_late():
+                return
+            chosen = pick(pile, valuation, PIECE, rng)
+            if chosen and repair(pile, chosen, priority) > 0:
+                self.best = max(self.best, self._completed(pile.pack(self.supply), self._useful), key=_merit)
+
+    def _program(self, priority: int, floors: Mapping[int, int]) -> Program:
+        """As many of a priority as possible, and no fewer of higher ones than they are."""
         kinds = self.board.kinds
         worth = {
             user: int(kinds[user[0]].priority == priority)
@@ -103,30 +127,40 @@ class Decider:
             for user in users
             if kinds[user[0]].priority >= priority
         }
-        for packing in self.greedy:
-            self.seed(packing, worth)
-        return Program(self.board, self.pool, Goal(worth, floors), self.supply, self.wanted)
+        for packing in self._first:
+            self._pool.add_all(packing, worth)
+        return Program(self.board, self._pool, Goal(worth, floors), self.supply, self.wanted)
 
-    def seed(self, packing: Packing, worth: dict[tuple[int, int], int]) -> None:
-        """The paths of a packing, as far as they serve this goal."""
-        for start, steps in packing.all_paths():
-            length = next(
-                (n for n, (user, _) in enumerate(steps) if user is not None and user not in worth), len(steps)
-            )
-            while length and steps[length - 1][0] is None:
-                length -= 1
-            self.pool.add((start, steps[:length]))
+    def _take_bound(self, priority: int, program: Program) -> None:
+        if program.bound is not None:
+            self.bounds[priority] = min(self.bounds[priority], program.bound)
+
+    def _count(self, priority: int) -> int:
+        """Claims that fit at the most, were each kind alone."""
+        kinds = self.board.kinds
+        room = [0] * len(kinds)
+        alone = self.supply @ self._fits[: self.board.network.states]
+        # How many cards can be opened is for the program to say.
+        opened = self._fits[[*self.board.opens.values()]].sum(axis=0)
+        for label, users in enumerate(self.board.network.users):
+            for kind, _ in users:
+                room[kind] += self.wanted[kind] if opened[label] else int(alone[label])
+        return sum(min(room[k], wanted) for k, wanted in enumerate(self.wanted) if kinds[k].priority == priority)
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _order(self, small_first: bool) -> list[int]:
+        """Kinds, highest priority first."""
+        kinds, sign = self.board.kinds, 1 if small_first else -1
+        return sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].fewest, k))
+
+    def _has_gap(self, priority: int) -> bool:
+        return self.best.satisfied()[priority] < self.bounds[priority]
+
+    def _is_late(self) -> bool:
+        return self.ends is not None and time.monotonic() > self.ends
 
 
-def prove(board: Board, satisfied: Mapping[int, int], floors: Mapping[int, int], ends: float | None) -> dict[int, int]:
-    """Upper bounds alone: priority -> claims of the board's kinds, those of higher ones being as many as the floors."""
-    decider = Decider(board, board.supply(), [len(kind.units) for kind in board.kinds], ends)
-    bounds: dict[int, int] = {}
-    for priority in board.priorities:
-        bounds[priority] = decider.count_bound(priority)
-        if satisfied.get(priority, 0) < bounds[priority] and not decider.out_of_time():
-            program = decider.program(priority, {p: max(0, floors[p]) for p in board.priorities if p > priority})
-            program.solve(enough=satisfied.get(priority, 0), ends=ends)
-            if program.bound is not None:
-                bounds[priority] = min(bounds[priority], program.bound)
-    return bounds
+def _merit(packing: Packing) -> tuple[tuple[int, ...], int]:
+    """Satisfied claims, highest priority first; then the alternatives chosen."""
+    return tuple(packing.satisfied().values()), -packing.ranks()

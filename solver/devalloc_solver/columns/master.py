@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from devalloc_solver.columns.board import Board
 from devalloc_solver.columns.geometry import Ints
 from devalloc_solver.columns.network import User
-from devalloc_solver.columns.packing import Path
+from devalloc_solver.columns.packing import Packing, Path
 from devalloc_solver.columns.pricing import GRID, Appraiser, Goal, Prices, Valuation
 
 MISSED = 10_000.0
@@ -69,6 +69,16 @@ class Pool:
         self.columns.append(column)
         return True
 
+    def add_all(self, packing: Packing, users: Container[User]) -> None:
+        """The paths of a packing, each as far as it takes in such users only."""
+        for start, steps in packing.all_paths():
+            length = next(
+                (n for n, (user, _) in enumerate(steps) if user is not None and user not in users), len(steps)
+            )
+            while length and steps[length - 1][0] is None:
+                length -= 1
+            self.add((start, steps[:length]))
+
 
 class Program:
     """The linear program of one stage. Its right-hand sides shrink as columns are fixed (dive.py)."""
@@ -82,6 +92,7 @@ class Program:
         self.supply = supply.copy()
         self.wanted = [count if kind in part else 0 for kind, count in enumerate(wanted)]
         self.floors = dict(goal.floors)
+        self._first = self.supply.copy(), list(self.wanted)
         self.bound: int | None = None
         """the best proven for the right-hand sides as they were at first"""
         self.values: list[tuple[int, float]] = []
@@ -141,6 +152,12 @@ class Program:
         for priority, row in self._floors.items():
             row.SetLb(float(floors[priority]))
         self.supply, self.wanted, self.floors = supply.copy(), list(wanted), dict(floors)
+
+    def restore(self) -> None:
+        """All that there was at first."""
+        supply, wanted = self._first
+        self.shrink(supply, wanted, self.goal.floors)
+        self._shrunk = False
 
     def _generate(self, bins: Mapping[int, float], valuation: Valuation) -> int:
         """Add the best path of every state whose worth exceeds the price of a bin in it; returns how many are new."""

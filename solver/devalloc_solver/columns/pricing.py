@@ -62,6 +62,8 @@ class Valuation:
     """arc -> the best path that begins with it"""
     best: dict[int, User]
     """label -> the user it is worth most to"""
+    values: dict[User, int]
+    """what one claim is worth, less its price, on the grid"""
     most: int
     """what one arc is worth at the most"""
 
@@ -115,7 +117,7 @@ class Appraiser:
         most = max(0, int(labels.max(initial=0)))
         labels[self._opens] = 0
         worth, arcs = self.board.network.best(labels)
-        return Valuation(self.board, worth, arcs, best, most)
+        return Valuation(self.board, worth, arcs, best, dict(zip(self._users, values.tolist(), strict=True)), most)
 
     def bound(self, prices: Prices, valuation: Valuation, supply: Ints, wanted: Sequence[int]) -> int:
         """At least what any solution is worth, in whole claims."""
