@@ -109,7 +109,7 @@ def _stacks(lanes: Lanes, steps: Steps) -> list[tuple[int, Stack]]:
             continue
         if not uses:
             draws, group = (), None
-        key: object = (lot.pool, uses, watchers, draws, group, lot.number in stock.seen)
+        key: object = (lot.pool, uses, watchers, draws, group, lot.number in stock.seen, lot.one.shareable)
         alike.setdefault(key, []).extend(lot.devices)
         parts[key] = (lot.pool, Stack((), uses, watchers, draws, group, lot.number in stock.seen))
     found = []

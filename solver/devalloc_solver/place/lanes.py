@@ -77,13 +77,6 @@ class Lanes:
         plain = (lane for lane in self.lanes if lane.kind is Kind.COUNT and lane.ask.slot.mode is Mode.WHOLE)
         return sum(self.needs[lane.first] for lane in plain)
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether every cover needs equally many devices."""
-        return not self.counts_all and all(
-            lane.kind is Kind.COUNT and lane.ask.slot.mode is Mode.WHOLE for lane in self.lanes
-        )
-
 
 def make_lanes(stock: Stock, chosen: int) -> Lanes:
     """Raises OutOfSteps where shares of several asks meet in a way that this search cannot split."""

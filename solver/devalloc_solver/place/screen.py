@@ -132,6 +132,12 @@ class Screen:
         kept = [mask for mask in sorted(masks) if not any(mask != other and not mask & ~other for other in masks)]
         return kept or [0]
 
+    def is_constant(self, chosen: int) -> bool:
+        """Whether a choice needs equally many devices, however it is served."""
+        asks = self.site.asks
+        plain = all(ask.is_counted and ask.slot.mode is Mode.WHOLE for ask in asks.of(chosen))
+        return plain and not any(lot.one.shareable and lot.takers & chosen for lot in self.site.lots)
+
     # -- pools -------------------------------------------------------------------------------------------------------
 
     def fewest_pools(self, chosen: int) -> int:

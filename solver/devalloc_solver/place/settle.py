@@ -153,5 +153,5 @@ class _Values:
         settled = Settled(lanes, found, self.chosen)
         if self.best is None or settled.size < self.best.size:
             self.best = settled
-        least = lanes.is_constant and self.best.size[0] <= self.screen.fewest_pools(self.chosen)
+        least = self.screen.is_constant(self.chosen) and self.best.size[0] <= self.screen.fewest_pools(self.chosen)
         self.done = self.any_will_do or least

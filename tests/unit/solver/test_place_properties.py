@@ -36,7 +36,7 @@ from tests.support.normal_form import (
 )
 from tests.support.shared import REPO
 
-EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
 BUDGET = 20_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 
@@ -78,8 +78,9 @@ def complaints(instance: Instance) -> list[str] | None:
     return told
 
 
-@pytest.mark.parametrize("start", [0, 50_000])
+@pytest.mark.parametrize("start", [3_850, 4_984])
 def test_every_rule_of_the_normal_form_is_kept_and_every_goal_reached(start: int) -> None:
+    """The first instance of each start was once answered with a device too many."""
     wrong = {}
     judged = left_open = 0
     for seed in range(start, start + EXAMPLES):
