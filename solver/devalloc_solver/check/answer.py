@@ -58,7 +58,7 @@ class Answer:
 
 def read_answer(content: object) -> Answer:
     """Read one element of ``claims``. Raises MalformedAnswer with a sentence."""
-    if not isinstance(content, Mapping):
+    if type(content) is not dict and not isinstance(content, Mapping):
         raise MalformedAnswer(f"an answer is a map, not {type(content).__name__}")
     namespace, name, node = content.get("namespace"), content.get("name"), content.get("node")
     if not isinstance(namespace, str) or not isinstance(name, str):
@@ -97,15 +97,16 @@ def recorded_grants(status: DeviceClaimStatus | None) -> list[Grant]:
 
 
 def _grant(content: object, of: str, index: int) -> Grant:
-    where = f"{of}: allocations[{index}]"
-    if not isinstance(content, Mapping):
-        raise MalformedAnswer(f"{where} is not a map")
-    pool, device = content.get("devicePoolName"), content.get("deviceName")
-    listed = content.get("allocations")
+    if type(content) is not dict and not isinstance(content, Mapping):
+        raise MalformedAnswer(f"{of}: allocations[{index}] is not a map")
+    pool, device, listed = content.get("devicePoolName"), content.get("deviceName"), content.get("allocations")
     if not isinstance(pool, str) or not isinstance(device, str):
-        raise MalformedAnswer(f"{where} does not name a pool and a device (S18)")
-    if listed is None:
-        return Grant(pool, device)
+        raise MalformedAnswer(f"{of}: allocations[{index}] does not name a pool and a device (S18)")
+    return Grant(pool, device) if listed is None else Grant(pool, device, _amounts(listed, of, index))
+
+
+def _amounts(listed: object, of: str, index: int) -> dict[str, int]:
+    where = f"{of}: allocations[{index}]"
     if not isinstance(listed, list):
         raise MalformedAnswer(f"{where}.allocations is not a list")
     amounts: dict[str, int] = {}
@@ -119,7 +120,7 @@ def _grant(content: object, of: str, index: int) -> Grant:
             amounts[name] = Quantity.parse(amount.get("allocation")).nano
         except ValueError as error:
             raise MalformedAnswer(f"{where}: the amount of {name} {error}") from None
-    return Grant(pool, device, amounts)
+    return amounts
 
 
 def _one_of(content: object, where: str) -> list[int | None] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 from devalloc.api import meta
@@ -54,15 +54,27 @@ class Catalogue:
     def refusal(self, detail: DeviceClaimDetail, pooled: PooledDevice) -> str | None:
         """Why the detail does not accept the device, whoever else holds it; None when it does.
 
+        Raises BudgetExceeded.
+        """
+        return next((refusal for _, refusal in self.refusals(detail, [pooled])), None)
+
+    def refusals(
+        self, detail: DeviceClaimDetail, devices: Iterable[PooledDevice]
+    ) -> Iterator[tuple[PooledDevice, str]]:
+        """Of some devices those that the detail does not accept, and why.
+
         It is worked out once per device and request, as long as the classes stay. Raises BudgetExceeded.
         """
         key = (self._serial, detail.device_class, detail.device_type, detail.constraints)
-        known = pooled.refusals
-        if key not in known:
-            if known and next(iter(known))[0] != self._serial:
-                known.clear()
-            known[key] = self._find_refusal(detail, pooled)
-        return known[key]
+        for pooled in devices:
+            known = pooled.refusals
+            if key not in known:
+                if known and next(iter(known))[0] != self._serial:
+                    known.clear()
+                known[key] = self._find_refusal(detail, pooled)
+            refusal = known[key]
+            if refusal is not None:
+                yield pooled, refusal
 
     def _find_refusal(self, detail: DeviceClaimDetail, pooled: PooledDevice) -> str | None:
         if pooled.undefined_resources:

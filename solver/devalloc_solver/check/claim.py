@@ -25,14 +25,15 @@ def new_uses(claim: DeviceClaim, answer: Answer, fleet: Fleet, catalogue: Catalo
         return [], [str(error)]
     wrong = list(_annotations(answer, chosen, details))
     uses: dict[DetailIndex, list[Use]] = {index: [] for index in chosen}
+    name, node = _name(claim), answer.node
+    users = {index: f"{name}: {_label(index)}" for index in chosen}
     for grant, index in zip(answer.grants, details, strict=True):
-        pooled = fleet.find(answer.node, grant.pool, grant.device)
+        pooled = fleet.find(node, grant.pool, grant.device)
         if pooled is None:
-            reach = f"node {answer.node}" if answer.node else "the network alone"
+            reach = f"node {node}" if node else "the network alone"
             wrong.append(f"device {grant.pool}/{grant.device} does not exist or is not reached from {reach} (S7)")
         elif index in uses:
-            user = f"{_name(claim)}: {_label(index)}"
-            uses[index].append(Use(pooled, user, grant.amounts))
+            uses[index].append(Use(pooled, users[index], grant.amounts))
     devices = [use.pooled for of_detail in uses.values() for use in of_detail]
     wrong += _node(claim, answer, devices)
     try:
@@ -68,10 +69,9 @@ def _chosen(claim: DeviceClaim, answer: Answer) -> dict[DetailIndex, DeviceClaim
 def _annotations(
     answer: Answer, chosen: dict[DetailIndex, DeviceClaimDetail], details: Sequence[DetailIndex]
 ) -> Iterator[str]:
-    for index in sorted(set(details) - chosen.keys(), key=str):
+    for index in sorted({index for index in details if index not in chosen}, key=str):
         yield f"an allocation is for {_label(index)}, which was not chosen (S16, S18)"
-    order = [position for position, _ in details]
-    if any(later < earlier for earlier, later in pairwise(order)):
+    if any(later[0] < earlier[0] for earlier, later in pairwise(details)):
         yield "the allocations are not in the order of the details (S18)"
     noted = answer.annotations.get(meta.ALLOCATED_NODE)
     if noted != answer.node:

@@ -19,12 +19,12 @@ def detail_violations(
     if not uses:
         yield "has no device (S8)"
         return
-    for pooled, times in Counter(use.pooled for use in uses).items():
-        if times > 1:
-            yield f"has {times} entries for device {pooled} (S18)"
-    for use in uses:
-        if refusal := catalogue.refusal(detail, use.pooled):
-            yield f"device {use.pooled} {refusal}"
+    if len({use.pooled for use in uses}) < len(uses):
+        for pooled, times in Counter(use.pooled for use in uses).items():
+            if times > 1:
+                yield f"has {times} entries for device {pooled} (S18)"
+    for pooled, refusal in catalogue.refusals(detail, [use.pooled for use in uses]):
+        yield f"device {pooled} {refusal}"
     if catalogue.is_admin(detail):
         yield from _admin(detail, uses, node, fleet, catalogue)
     elif COUNT in detail.requests or not detail.requests:
@@ -64,9 +64,7 @@ def _admin(
 def _whole(detail: DeviceClaimDetail, uses: Sequence[Use]) -> Iterator[str]:
     yield from _no_amounts(uses)
     yield from _count(detail, uses)
-    for name in sorted(detail.requests.keys() | detail.limits.keys()):
-        if name == COUNT:
-            continue
+    for name in sorted((detail.requests.keys() | detail.limits.keys()) - {COUNT}):
         total = sum(use.pooled.usable(name) for use in uses)
         if name in detail.requests and total < detail.requests[name].nano:
             yield f"{_text(total)} {name} is less than the request of {detail.requests[name]} (S10)"
@@ -115,7 +113,7 @@ def _no_amounts(uses: Sequence[Use]) -> Iterator[str]:
 
 def _count(detail: DeviceClaimDetail, uses: Sequence[Use], *, exact: bool = False) -> Iterator[str]:
     """The number of devices lies between the request (S8) and the limit (S9); `exact` leaves no room above (S14)."""
-    count = len({use.pooled.key for use in uses})
+    count = len({use.pooled for use in uses})
     asked, cap = detail.requests.get(COUNT), detail.limits.get(COUNT)
     if asked is not None and (cap is None or exact):
         cap = asked

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from devalloc.api import meta
 from devalloc.api.pool import AttributeValue, Device, DevicePool, ResourceCapacity
 from devalloc.api.quantity import ceil_blocks, floor_blocks
 
@@ -42,6 +43,12 @@ class PooledDevice:
         """The effective attributes: the pool's, overridden by the device's own (S3)."""
         listed = [*self.pool.spec.attributes, *self.device.attributes]
         return {attribute.name: attribute.value for attribute in listed}
+
+    @cached_property
+    def compatibility_group(self) -> str | None:
+        """The value of the attribute; only a text is one (S12a)."""
+        value = self.attributes.get(meta.COMPATIBILITY_GROUP)
+        return value if isinstance(value, str) else None
 
     @cached_property
     def refusals(self) -> dict[tuple[object, ...], str | None]:
@@ -107,9 +114,13 @@ class Fleet:
 
     def find(self, node: str | None, pool_name: str, device_name: str) -> PooledDevice | None:
         """The device of that name which the node reaches; None as node reaches the network only (S7)."""
-        for key in ((node or "", pool_name), ("", pool_name)):
-            if key in self._pools:
-                return self._devices_of(key).get(device_name)
+        key = (node or "", pool_name)
+        devices = self._devices.get(key)
+        if devices is not None:
+            return devices.get(device_name)
+        for reached in (key, ("", pool_name)):
+            if reached in self._pools:
+                return self._devices_of(reached).get(device_name)
         return None
 
     def find_held(self, node: str | None, pool_name: str, device_name: str) -> list[PooledDevice]:

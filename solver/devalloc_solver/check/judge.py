@@ -79,7 +79,7 @@ class Judge:
             return
         _, _, given, uses = judged
         self._holders[key] = [(claim, given)]
-        self._uses[key] = held = [use._replace(held=True) for use in uses]
+        self._uses[key] = held = [Use(use.pooled, use.user, use.amounts, True) for use in uses]
         self._account.add(held)
         for name in {grant.pool for grant in given.grants}:
             self._naming[name].add(key)

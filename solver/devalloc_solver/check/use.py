@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from devalloc.api import meta
 from devalloc.api.quantity import floor_blocks
 from devalloc_solver.check.fleet import PooledDevice, PoolKey
 
@@ -47,16 +46,19 @@ class Account:
 
 def conflicts(account: Account, uses: Sequence[Use]) -> Iterator[str]:
     """What new uses break of S10 to S13 beside those that are held. Uses of admin details are not among them (S14)."""
-    by_pool: dict[PoolKey, dict[PooledDevice, list[Use]]] = {}
+    by_pool: dict[PoolKey, dict[PooledDevice, list[Use]]] = defaultdict(lambda: defaultdict(list))
     for use in uses:
-        by_pool.setdefault(use.pooled.pool_key, {}).setdefault(use.pooled, []).append(use)
+        by_pool[use.pooled.pool_key][use.pooled].append(use)
     for key, devices in by_pool.items():
         held = account.of_pool(key)
         for pooled, new in devices.items():
-            users = [*held.get(pooled, ()), *new]
+            earlier = held.get(pooled)
+            if earlier is None and len(new) == 1 and not new[0].amounts:
+                continue  # one user, who has all of it
+            users = [*(earlier or ()), *new]
             yield from _whole_or_shared(users)
             yield from _shared_capacity(users)
-        if next(iter(devices)).pool.spec.resources or any(map(_compatibility_group, devices)):
+        if next(iter(devices)).pool.spec.resources or any(pooled.compatibility_group for pooled in devices):
             together = {pooled: list(users) for pooled, users in held.items()}
             for pooled, new in devices.items():
                 together.setdefault(pooled, []).extend(new)
@@ -113,7 +115,7 @@ def _compatibility(devices: Iterable[Sequence[Use]]) -> Iterator[str]:
     """Devices of one pool that carry a compatibility group carry the same one (S12a)."""
     carriers: dict[str, list[Sequence[Use]]] = defaultdict(list)
     for users in devices:
-        group = _compatibility_group(users[0].pooled)
+        group = users[0].pooled.compatibility_group
         if group is not None:
             carriers[group].append(users)
     if len(carriers) < 2:
@@ -126,9 +128,3 @@ def _compatibility(devices: Iterable[Sequence[Use]]) -> Iterator[str]:
                     f"{users[0].user}: device {users[0].pooled} of compatibility group {group} is used beside"
                     f" {carriers[other][0][0].pooled} of group {other} (S12a)"
                 )
-
-
-def _compatibility_group(pooled: PooledDevice) -> str | None:
-    """The value of the attribute; only a text is one (S12a)."""
-    value = pooled.attributes.get(meta.COMPATIBILITY_GROUP)
-    return value if isinstance(value, str) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
@@ -52,7 +52,8 @@ class Rules:
         key = (shape, claim.namespace)
         if key not in self._refusals:
             self._refusals[key] = claim_refusal(claim, self.intake, self._shared)
-        return self._refusals[key]
+        known = self._refusals[key]
+        return None if known is None else replace(known, key=claim.key, group=claim.group)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.pool import DevicePool
@@ -20,8 +20,7 @@ from devalloc_solver.intake import Intake, Refused
 from devalloc_solver.snapshot import Snapshot, _without_clashes, take_snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """One entry of an allocation: which device, and how much of it."""
 
     pool: str
@@ -190,14 +189,17 @@ class Devmgmt:
         key = claim.key
         self.documents.by_name[document.name] = [document]
         self.granted[key] = claim, noted(answer)
-        given = [g for g in spot.given if not g.slot.mode.is_admin]
-        entries = tuple(Recorded(g.pool.name, g.device.name, g.amounts or None) for g in given)
-        self.kept[key] = Kept(spot.node, entries)
-        items = [(g.pool.node, g.device.index, g.amounts or None) for g in given]
-        for entry in entries:
-            self._by_pool[entry.pool].add(key)
-        for item in items:
-            self._on_node[item[0]].add(key)
+        entries: list[Recorded] = []
+        items: list[Item] = []
+        for slot, pool, device, _, amounts in spot.given:
+            if not slot.mode.is_admin:
+                entries.append(Recorded(pool.name, device.name, amounts or None))
+                items.append((pool.node, device.index, amounts or None))
+        self.kept[key] = Kept(spot.node, tuple(entries))
+        for name in {entry.pool for entry in entries}:
+            self._by_pool[name].add(key)
+        for node in {item[0] for item in items}:
+            self._on_node[node].add(key)
         self.index.hold(key, items)
         self.judge.grant(claim, answer)
 

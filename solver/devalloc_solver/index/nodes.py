@@ -165,9 +165,12 @@ class NodeIndex:
 
     def _count(self, items: Iterable[Item], sign: int) -> None:
         touched: dict[str | None, set[int]] = {}
-        for node, device, amounts in items:
-            record = self.network if node is None else self.records[node]
-            assert record is not None
+        node: str | None = ""
+        record = None
+        for name, device, amounts in items:
+            if record is None or name != node:
+                node, record = name, self.network if name is None else self.records[name]
+                assert record is not None
             pool = record.snapshot.devices[device].pool
             uses = record.uses[pool]
             position = device - record.starts[pool]
@@ -177,14 +180,14 @@ class NodeIndex:
             use.add(amounts, sign)
             if not use.whole and not use.shares:
                 del uses[position]
-            touched.setdefault(node, set()).add(pool)
-        for node, pools in touched.items():
-            if node is None:
+            touched.setdefault(name, set()).add(pool)
+        for name, pools in touched.items():
+            if name is None:
                 assert self.network is not None
                 self.classes.renew(self.network, pools)
                 self._network_changed(kinds=False)
             else:
-                record = self.records[node]
+                record = self.records[name]
                 self.classes.renew(record, pools)
                 self._place(record)
 

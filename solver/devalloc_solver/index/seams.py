@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from devalloc_solver.demand import Slot, Unit
 from devalloc_solver.snapshot import Device, Pool, Snapshot
@@ -27,8 +27,7 @@ class Ask(Protocol):
         """Attributes of which each candidate has one of the values, as far as the expressions say so plainly."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """One device given to one slot."""
 
     slot: Slot

@@ -7,13 +7,15 @@ read from a log when the shape is next asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.eligibility import Candidates
 from devalloc_solver.index.exact import place
-from devalloc_solver.index.kinds import joined
+from devalloc_solver.index.kinds import Kind, joined
 from devalloc_solver.index.plain import Plain, is_plain
 from devalloc_solver.index.recipe import Pick, Recipe, Score, pick_of, score_of
 from devalloc_solver.index.seams import Ask
@@ -102,8 +104,10 @@ class Shape:
         if self.seen is None or self.seen < log.start:
             self._start()
         else:
+            records, queued = self.index.by_rank, self.queued
             for rank, node in log.since(self.seen):
-                if not (self.queued.get(node.index, rank + 1) <= rank):
+                record = records.get(rank)
+                if record is not None and record.member_of is node and queued.get(node.index, rank + 1) > rank:
                     self._enter(rank, node)
         self.seen = log.end
 
@@ -150,7 +154,12 @@ class Shape:
         if node.index in self.recipes:
             known = self.recipes[node.index]
             return None if known is None else known.score
-        if not self._may_fit(node):
+        relevant = self.relevant.get(node.kind.index)
+        if relevant is None:
+            relevant = self._find_relevant(node.kind)
+        if not relevant and not self.wide:
+            return None
+        if not self._may_fit(node, relevant):
             self.recipes[node.index] = None
             return None
         best = self._best_of(node)
@@ -179,11 +188,8 @@ class Shape:
 
     # -- can it fit at all -------------------------------------------------------------------------------------------
 
-    def _may_fit(self, node: NodeClass) -> bool:
+    def _may_fit(self, node: NodeClass, relevant: tuple[int, ...]) -> bool:
         """Whether counting alone leaves it possible."""
-        relevant = self.relevant.get(node.kind.index)
-        if relevant is None:
-            relevant = self._find_relevant(node.kind)
         if self.wide:
             return True
         sums: list[int] | None = None
@@ -224,6 +230,10 @@ class Shape:
             found.append(count)
         return tuple(found)
 
+    def _unit_on(self, kinds: Sequence[Kind]) -> Unit:
+        details = tuple(tuple(_on_kinds(slot, kinds) for slot in detail) for detail in self.demand.details)
+        return replace(self.unit, demands=(replace(self.demand, details=details),))
+
     # -- exactly, on one node ----------------------------------------------------------------------------------------
 
     def exactly(self, record: NodeRecord) -> Recipe | None:
@@ -237,7 +247,8 @@ class Shape:
             snapshot = joined(record.snapshot, network.snapshot, record.name)
             ledger = record.ledger(snapshot, offset)
             network.fill(ledger, 0)
-        placements = place(snapshot, ledger, self.ask.unit_on(snapshot), record.name, index.placement)
+        kinds = record.kinds if network is None else (*network.kinds, *record.kinds)
+        placements = place(snapshot, ledger, self._unit_on(kinds), record.name, index.placement)
         if not placements:
             return None
         (placement,) = placements
@@ -257,6 +268,17 @@ class Shape:
         alternatives = tuple(chosen.get(position, 0) for position in range(len(self.demand.details)))
         score = score_of(alternatives, used, len(picks), 0, spread=index.spread)
         return Recipe(score, tuple(picks), local=any(not pick.network for pick in picks))
+
+
+def _on_kinds(slot: Slot, kinds: Sequence[Kind]) -> Slot:
+    """The slot in terms of the devices that are of these kinds."""
+    accepted = slot.candidates.accepted
+    portions = slot.portions
+    return replace(
+        slot,
+        candidates=Candidates({n: accepted[k.index] for n, k in enumerate(kinds) if k.index in accepted}, ()),
+        portions={n: portions[k.index] for n, k in enumerate(kinds) if k.index in portions},
+    )
 
 
 def _least(slot: Slot) -> int:

@@ -1,0 +1,223 @@
+"""How long a warm Fleet takes: to load, to answer one claim of a fleet in use, and one of a shape never seen."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.harness import Row, benchmark
+from devalloc.api.meta import DEVMGMT
+from devalloc_solver import Fleet
+
+Manifest = dict[str, Any]
+
+SIZES = (500, 5_000, 50_000)
+"""Nodes; 16 devices each on most of them."""
+DEVICES = 8
+"""GPUs of a node, and as many NICs; two NUMA nodes, four PCIe roots."""
+MODELS = ("a100", "h100", "l4")
+OPERATIONS = 6_000
+USED = 0.6
+"""The part of all GPUs that is in use while claims come and go."""
+PROFILES = {"1g": 1, "2g": 2, "3g": 4}
+"""Slices of a MIG profile, of 8; it starts at a multiple of its size."""
+
+
+@benchmark(
+    "fleet",
+    "A warm fleet: one claim at a time",
+    method="A Fleet of nodes with 8 GPUs and 8 NICs each (six attributes a device, two of them unique) or, every "
+    "eighth node, 8 partitioned GPUs (14 MIG devices each). Claims come and go at 60 % use: 1, 2, 4 or 8 GPUs, on one "
+    "NUMA node where there are several, a GPU and a NIC on one PCIe root, a model, MIG profiles. Each is one call, "
+    "its answer checked and committed; a new shape is the first claim of its kind. The garbage collector is as it is. "
+    "Runs are calls here, one each for loads and new shapes, and",
+    packages=("pydantic",),
+)
+def fleet(runs: int) -> Iterator[Row]:
+    for nodes in SIZES:
+        yield from _rows(nodes)
+
+
+def _rows(nodes: int) -> Iterator[Row]:
+    documents = manifests(nodes)
+    devices = sum(len(d["spec"]["devices"]) for d in documents if d["kind"] == "DevicePool")
+    gc.collect()
+    before, start = _memory(), time.perf_counter()
+    warm = Fleet.from_manifests(documents)
+    took = time.perf_counter() - start
+    what: dict[str, str | int] = {"nodes": nodes, "devices": devices}
+    yield Row({**what, "what": f"load, {_memory() - before} MB beyond the manifests", "p99": ""}, (took,))
+    del documents
+    shapes = [("new shape: " + name, spec) for name, spec in unseen(nodes)]
+    times = _churn(warm, nodes)
+    for name in sorted(times):
+        slow = sorted(times[name])[int(len(times[name]) * 0.99)]
+        yield Row({**what, "what": name, "p99": f"{slow * 1000:.3f}"}, tuple(times[name]))
+    for name, spec in shapes:
+        yield Row({**what, "what": name, "p99": ""}, (_once(warm, spec),))
+
+
+def _once(warm: Fleet, spec: Manifest) -> float:
+    asked = claim("once", spec)
+    seconds, answer = _timed(lambda: warm.allocate(asked))
+    if not answer["allocated"]:
+        raise RuntimeError(f"nothing fits {spec}: {answer['message']}")
+    warm.delete(asked)
+    return seconds
+
+
+def _churn(warm: Fleet, nodes: int) -> dict[str, list[float]]:
+    """Fill the fleet half-way, then let claims come and go. Releasing is timed, too."""
+    rng = random.Random(1)
+    specs = list(mix())
+    live: list[tuple[str, int]] = []
+    used, number = 0, 0
+    times: dict[str, list[float]] = {"allocate, check, commit": [], "release": []}
+    capacity = USED * DEVICES * nodes
+    while number < capacity / 3 + OPERATIONS:
+        timed = number > capacity / 3
+        if used > capacity or (timed and live and rng.random() < 0.4):
+            position = rng.randrange(len(live))
+            live[position], live[-1] = live[-1], live[position]
+            name, size = live.pop()
+            seconds, _ = _timed(lambda name=name: warm.release("default", name))
+            warm.delete(claim(name, {}))
+            used -= size
+            times["release"].append(seconds)
+            continue
+        number += 1
+        asked = claim(f"c{number}", rng.choice(specs))
+        seconds, answer = _timed(lambda asked=asked: warm.allocate(asked))
+        if not answer["allocated"]:
+            raise RuntimeError(f"nothing fits: {answer['message']}")
+        live.append((asked["metadata"]["name"], len(answer["allocations"])))
+        used += len(answer["allocations"])
+        if timed:
+            times["allocate, check, commit"].append(seconds)
+    return times
+
+
+def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = act()
+    return time.perf_counter() - start, result
+
+
+def _memory() -> int:
+    """MB that the process has had at most."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // (2**20 if sys.platform == "darwin" else 2**10)
+
+
+# -- manifests -------------------------------------------------------------------------------------------------------
+
+
+def manifests(nodes: int) -> list[Manifest]:
+    found: list[Manifest] = []
+    for node in range(nodes):
+        if node % 8 == 7:
+            found += [_partitioned(node, card) for card in range(DEVICES)]
+        else:
+            found += [_whole(node, kind) for kind in ("gpu", "nic")]
+    found += [_object("DeviceClass", kind, {"driver": f"{kind}.devalloc.io"}) for kind in ("gpu", "nic", "mig")]
+    return found
+
+
+def mix() -> Iterator[Manifest]:
+    """What claims ask for."""
+    yield _spec(_detail("gpu"))
+    yield _spec(_detail("gpu", 2, match=["numa"]))
+    yield _spec(_detail("gpu", 4, match=["numa"]))
+    yield _spec(_detail("gpu", 8))
+    yield _spec(_detail("gpu"), _detail("nic"), match=["pcieRoot"])
+    yield _spec(_detail("gpu", 2, "device.model == 'h100'", match=["numa"]))
+    for profile in PROFILES:
+        yield _spec(_detail("mig", 1, f"device.profile == '{profile}'"))
+
+
+def unseen(nodes: int) -> Iterator[tuple[str, Manifest]]:
+    """Shapes that `mix` has not."""
+    yield "an expression", _spec(_detail("gpu", 3, "device.memory >= '40Gi' && device.numa == 1"))
+    last = nodes - 2
+    yield "a uuid", _spec(_detail("gpu", 1, f"device.uuid == 'gpu-{last:06d}-7'"))
+    ids = ", ".join(f"'gpu-{last:06d}-{n}'" for n in range(4, 8))
+    yield "one of four uuids", _spec(_detail("gpu", 1, f"device.uuid in [{ids}]"))
+    yield "match over three attributes", _spec(_detail("gpu", 2, match=["memory", "pcieRoot"]), match=["model"])
+    yield "a whole node", _spec(_detail("gpu", 8), _detail("nic", 8))
+    one_of = {"oneOf": [_detail("gpu", 8, match=["numa"]), _detail("gpu", 3, match=["numa"])]}
+    yield "oneOf", _spec(one_of)
+    yield "two requests for the same GPUs", _spec(_detail("gpu", 2, match=["numa"]), _detail("gpu"))
+    yield (
+        "three partitions of one card",
+        _spec(*(_detail("mig", 1, f"device.profile == '{profile}'") for profile in PROFILES), match=["card"]),
+    )
+
+
+def claim(name: str, spec: Manifest) -> Manifest:
+    return _object("DeviceClaim", name, copy.deepcopy(spec), namespace="default")
+
+
+def _spec(*details: Manifest, match: list[str] | None = None) -> Manifest:
+    return {"claims": list(details), **({"matchAttributes": match} if match else {})}
+
+
+def _detail(
+    device_class: str, count: int = 1, constraints: str | None = None, match: list[str] | None = None
+) -> Manifest:
+    return {
+        "deviceClass": device_class,
+        "requests": {"count": count},
+        **({"constraints": constraints} if constraints else {}),
+        **({"matchAttributes": match} if match else {}),
+    }
+
+
+def _object(kind: str, name: str, spec: Manifest, **metadata: Any) -> Manifest:
+    return {"apiVersion": DEVMGMT, "kind": kind, "metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def _whole(node: int, kind: str) -> Manifest:
+    devices = [
+        {
+            "name": f"d{number}",
+            "attributes": [
+                {"name": "model", "stringValue": MODELS[node % len(MODELS)]},
+                {"name": "memory", "quantityValue": "80Gi"},
+                {"name": "numa", "intValue": number // (DEVICES // 2)},
+                {"name": "pcieRoot", "stringValue": f"pci0000:{number // 2:02x}"},
+                {"name": "pciBusID", "stringValue": f"{node:06x}:{number:02x}:{kind == 'gpu':d}0.0"},
+                {"name": "uuid", "stringValue": f"{kind}-{node:06d}-{number}"},
+            ],
+        }
+        for number in range(DEVICES)
+    ]
+    spec = {"nodeName": f"node-{node}", "driver": f"{kind}.devalloc.io", "devices": devices}
+    return _object("DevicePool", f"node-{node}-{kind}", spec)
+
+
+def _partitioned(node: int, card: int) -> Manifest:
+    """A GPU in MIG mode: each profile at each place where it may start, which draws on the slices there."""
+    devices: list[Manifest] = []
+    for profile, size in PROFILES.items():
+        devices += [
+            {
+                "name": f"{profile}-{start}",
+                "attributes": [{"name": "profile", "stringValue": profile}],
+                "requests": {f"slice{place}": 1 for place in range(start, start + size)},
+            }
+            for start in range(0, 8, size)
+        ]
+    spec = {
+        "nodeName": f"node-{node}",
+        "driver": "mig.devalloc.io",
+        "attributes": [{"name": "numa", "intValue": card // 4}, {"name": "card", "intValue": card}],
+        "resources": [{"name": f"slice{place}", "capacity": 1} for place in range(8)],
+        "devices": devices,
+    }
+    return _object("DevicePool", f"node-{node}-mig{card}", spec)
