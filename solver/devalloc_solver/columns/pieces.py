@@ -64,10 +64,10 @@ class Pile:
         for start, steps in self.paths:
             own, before = 0, start
             for user, target in steps:
-                opened = user is None
-                own += (
-                    int(valuation.worth[self.board.opens[before, target]]) if opened else valuation.values.get(user, 0)
-                )
+                if user is None:
+                    own += int(valuation.worth[self.board.opens[before, target]])
+                else:
+                    own += valuation.values.get(user, 0)
                 before = target
             found.append(int(valuation.worth[start]) - own)
         return found

@@ -1,0 +1,144 @@
+"""Batches solved by columns: right always, never above the exact optimum, and never with a bound below it."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from benchmarks.fleets import scenario
+from tests.support.batches import Batch, by_columns, exact_counts
+from tests.support.manifests import Manifest, claim, device, device_class, pool
+from tests.support.random_fleets import documents
+
+GPU = device_class("gpu", driver="gpu")
+
+
+def judge(batch: Batch) -> None:
+    """What holds of every answer to a small batch."""
+    assert batch.violations() == []
+    exact = exact_counts(batch.prepared)
+    if exact is None:
+        return
+    assert batch.satisfied <= exact, "more than there can be"
+    for value, bound, best in zip(batch.satisfied, batch.bounds, exact, strict=True):
+        assert value <= bound
+        assert best <= bound, "the bound is wrong"
+        if value < best:
+            break  # what follows is bound by less than the optimum is
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_small_fleet_at_work_is_answered_rightly(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes, claims = rng.choice([1, 2, 3]), rng.choice([3, 5, 8])
+    fill, partitioned = rng.choice([0.0, 0.2, 0.5]), rng.choice([0.0, 0.5, 1.0])
+    judge(by_columns(scenario(nodes, claims, seed=seed, fill=fill, partitioned=partitioned)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_rule_holds_and_every_bound_too(seed: int) -> None:
+    """Shares, groups, network pools, admin details and the like are placed one by one between the columns."""
+    batch = by_columns(documents(random.Random(seed)))
+    if batch.prepared.units:
+        judge(batch)
+
+
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+def test_a_contended_fleet_is_proven_or_close(placement: str) -> None:
+    batch = by_columns(scenario(40, 120, seed=7, fill=0.6), placement=placement)
+    assert batch.violations() == []
+    assert all(bound - 1 <= value <= bound for value, bound in zip(batch.satisfied, batch.bounds, strict=True))
+    assert sum(batch.satisfied) < 120, "there is something to decide"
+
+
+def test_the_answer_does_not_depend_on_the_order_of_the_input() -> None:
+    manifests = scenario(30, 80, seed=3, fill=0.7)
+    first = told(by_columns(manifests))
+    assert told(by_columns(manifests)) == first
+    random.Random(1).shuffle(manifests)
+    assert told(by_columns(manifests)) == first
+
+
+def told(batch: Batch) -> object:
+    names = [
+        (p.demand.key, p.node, [(e.slot.label, e.device.pool, e.device.name) for e in p.entries])
+        for p in batch.placements
+    ]
+    return sorted(names), batch.levels
+
+
+def test_a_deadline_that_is_over_leaves_a_right_answer_with_honest_bounds() -> None:
+    batch = by_columns(scenario(20, 60, seed=5, fill=0.7), ends=time.monotonic() - 1)
+    assert batch.violations() == []
+    assert sum(batch.satisfied) > 0
+    assert all(value <= bound for value, bound in zip(batch.satisfied, batch.bounds, strict=True))
+
+
+def test_of_equal_claims_the_earlier_ones_are_satisfied() -> None:
+    devices = [device(f"g{i}") for i in range(3)]
+    wait = [
+        claim(f"c{i}", {"deviceClass": "gpu"}, creationTimestamp=f"2026-01-01T00:00:{59 - i:02}Z") for i in range(9)
+    ]
+    assert by_columns([GPU, pool("p", devices=devices), *wait]).placed == {"c6", "c7", "c8"}
+
+
+def test_a_higher_priority_is_worth_more_than_any_number_of_lower_ones() -> None:
+    devices = [device(f"g{i}") for i in range(8)]
+    small = [claim(f"s{i}", {"deviceClass": "gpu"}) for i in range(8)]
+    large = claim("large", {"deviceClass": "gpu", "requests": {"count": 8}}, annotations={"devalloc.io/priority": "1"})
+    batch = by_columns([GPU, pool("p", devices=devices), *small, large])
+    assert batch.placed == {"large"}
+    assert (batch.satisfied, batch.bounds) == ([1, 0], [1, 0])
+
+
+def test_a_card_is_given_whole_or_in_partitions() -> None:
+    """Two cards, four halves: one of the cards goes whole, so two halves are left for three claims."""
+    parts = [card(f"k{i}") for i in range(2)]
+    resources = {name: 2 for name, _ in parts}
+    devices = [d for _, own in parts for d in own]
+    classes = [
+        device_class("whole", driver="gpu", constraints="device.kind == 'whole'"),
+        device_class("half", driver="gpu", constraints="device.kind == 'half'"),
+    ]
+    halves = [claim(f"h{i}", {"deviceClass": "half"}) for i in range(3)]
+    whole = claim("w", {"deviceClass": "whole"}, annotations={"devalloc.io/priority": "5"})
+    batch = by_columns([*classes, pool("p", resources=resources, devices=devices), *halves, whole])
+    assert batch.violations() == []
+    assert batch.placed == {"w", "h0", "h1"}
+    assert batch.bounds == [1, 2]
+
+
+def card(name: str) -> tuple[str, list[Manifest]]:
+    whole = device(f"{name}-whole", attributes={"kind": "whole"}, requests={name: 2})
+    return name, [whole, *(device(f"{name}-{i}", attributes={"kind": "half"}, requests={name: 1}) for i in range(2))]
+
+
+def test_a_claim_pinned_to_a_node_is_counted_there_only() -> None:
+    pools = [pool(f"p{n}", f"n{n}", devices=[device("g0")]) for n in range(3)]
+    pinned = [claim(f"c{i}", {"deviceClass": "gpu"}, annotations={"devalloc.io/node": "n1"}) for i in range(2)]
+    batch = by_columns([GPU, *pools, *pinned])
+    assert [(p.demand.key[1], p.node) for p in batch.placements] == [("c0", "n1")]
+    assert (batch.satisfied, batch.bounds) == ([1], [1])
+
+
+def test_the_better_alternative_goes_to_the_earlier_claim() -> None:
+    alternatives = {
+        "oneOf": [
+            {"deviceClass": "gpu", "constraints": "device.model == 'new'"},
+            {"deviceClass": "gpu", "constraints": "device.model == 'old'"},
+        ]
+    }
+    devices = [device("g0", attributes={"model": "old"}), device("g1", attributes={"model": "new"})]
+    batch = by_columns([GPU, pool("p", devices=devices), *(claim(f"c{i}", alternatives) for i in range(2))])
+    chosen = {p.demand.key[1]: [e.device.name for e in p.entries] for p in batch.placements}
+    assert chosen == {"c0": ["g1"], "c1": ["g0"]}
+    assert [level.value for level in batch.levels if level.goal == "oneOf"] == [1]
+
+
+def test_nothing_to_give_is_an_answer_too() -> None:
+    batch = by_columns(
+        [GPU, pool("p", devices=[device("g0")]), claim("c", {"deviceClass": "gpu", "requests": {"count": 2}})]
+    )
+    assert (batch.placements, batch.satisfied, batch.bounds) == ([], [0], [0])
