@@ -123,7 +123,7 @@ def prepare(
     for one in pending:
         _refuse_broken_pools(one.claim, pools)
     offers = list_offers([View(pool, (target,)) for pool in pools], usage, gates)
-    judge = Judge({target.name: target}, gates, offers, usage, Selectors(gates), named)
+    judge = Judge(gates, offers, usage, Selectors(gates), named)
     choices = [[[judge.choose(one.claim, ask) for ask in r.asks] for r in one.claim.requests] for one in pending]
     for one, chosen in zip(pending, choices, strict=True):
         _refuse_too_many(one.claim, chosen)

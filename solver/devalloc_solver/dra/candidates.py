@@ -6,14 +6,14 @@ judged is skipped, and the error kept: it is the answer when nothing fits (settl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.amounts import Amount
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.inventory import Offer, overdrawn
-from devalloc_solver.dra.objects import Ask, Claim, Class, Node
+from devalloc_solver.dra.objects import Ask, Claim, Class
 from devalloc_solver.dra.pools import State
 from devalloc_solver.dra.selectors import Selectors
 from devalloc_solver.dra.shares import AmountError, taken
@@ -92,7 +92,6 @@ class Choice:
 class Judge:
     """Judges devices for requests; what asks for the same is judged once."""
 
-    nodes: Mapping[str, Node]
     gates: frozenset[str]
     offers: Sequence[Offer]
     usage: Usage
@@ -189,8 +188,8 @@ class Judge:
         device = offer.device
         if (used := self._in_use(ask, offer)) is not None:
             return used
-        if offer.slice.skip_node_operations and not self._skips(offer.nodes):
-            return Fall("skip node operations, which the node does not support", gate.OPTIONAL_NODE_OPERATIONS)
+        if offer.slice.skip_node_operations:
+            return Fall("skip node operations, an alpha feature that is not supported", gate.OPTIONAL_NODE_OPERATIONS)
         if device.uses_allocatable and gate.NODE_ALLOCATABLE in self.gates:
             return Fall("use nodeAllocatableResources, an alpha feature that is not supported", gate.NODE_ALLOCATABLE)
         if device.consumes and gate.PARTITIONABLE_DEVICES not in self.gates:
@@ -201,12 +200,6 @@ class Judge:
             value = f"={taint.value}" if taint.value else ""
             return Fall("have a taint that is not tolerated", f"{taint.key}{value}:{taint.effect}")
         return self._exhausted(verdict, ask, offer)
-
-    def _skips(self, nodes: Iterable[str]) -> bool:
-        """Whether all of these nodes can do without the calls that a slice skips."""
-        return gate.OPTIONAL_NODE_OPERATIONS in self.gates and all(
-            gate.OPTIONAL_NODE_OPERATIONS in self.nodes[name].declared_features for name in nodes
-        )
 
     def _draws(self, ask: Ask, offer: Offer) -> bool:
         """Whether giving the device draws counters: admin access never does, nor one more share."""

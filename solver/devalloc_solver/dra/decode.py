@@ -54,8 +54,7 @@ def read_node(content: Mapping[str, Any] | str) -> Node:
         return Node(content)
     metadata = Fields(content.get("metadata"), "metadata")
     labels = {key: str(value) for key, value, _ in metadata.pairs("labels")}
-    status = content.get("status") or {}
-    return Node(metadata.needed("name"), labels, frozenset(status.get("declaredFeatures") or ()))
+    return Node(metadata.needed("name"), labels)
 
 
 # -- slices --------------------------------------------------------------------------------------------------------

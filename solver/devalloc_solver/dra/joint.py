@@ -91,7 +91,7 @@ def prepare(intake: Intake, gates: frozenset[str]) -> Prepared:
     seen = survey(book, intake.nodes)
     usage, holders, problems = _held(intake)
     offers = list_offers(seen.views, usage, gates)
-    judge = Judge(seen.nodes, gates, offers, Usage(), Selectors(gates), intake.classes, frozenset(seen.broken))
+    judge = Judge(gates, offers, Usage(), Selectors(gates), intake.classes, frozenset(seen.broken))
     units, refused = build_units(intake, judge)
     holdings = [(key, priority, used_devices(offers, held).items) for key, priority, held in holders]
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]

@@ -58,7 +58,6 @@ class Reach:
 class Node:
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    declared_features: frozenset[str] = frozenset()
 
 
 # -- what there is -------------------------------------------------------------------------------------------------

@@ -86,8 +86,6 @@ def _device_result(
         found["shareID"] = shares.make(claim, ask, offer)
         if takes := choice.verdict.takes[offer.index]:
             found["consumedCapacity"] = {name: str(amount) for name, amount in takes.items()}
-    if offer.slice.skip_node_operations:
-        found["skipNodeOperations"] = list(offer.slice.skip_node_operations)
     return found
 
 

@@ -1,0 +1,80 @@
+"""Claims are read strictly: what is unknown, contradictory or switched off is an error that names it (settled D3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc_solver.dra import AllocationError
+from tests.support.dra import answer, ask, claim, devices, first_of, request, slice_
+
+SLICE = slice_("s", devices("d1", "d2"))
+OFF: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (claim(request(class_name="")), "request r: spec.devices.requests[0].exactly.deviceClassName is missing"),
+        (claim(request(class_name="gone")), "could not retrieve device class gone"),
+        (claim(request(allocationMode="")), "unsupported count mode ''"),
+        (claim(request(allocationMode="Some")), "unsupported count mode 'Some'"),
+        (claim(request(count=0)), "count must be greater than zero"),
+        (claim(request(count=-1)), "count must be greater than zero"),
+        (claim(request(count=2**63)), "within 64 bits"),
+        (claim(request(selectors=[{}])), "selectors[0] has no CEL expression"),
+        (claim(request(selectors=[{"regex": "x"}])), "selectors[0].regex is not a field"),
+        (claim(request(future=1)), "exactly.future is not a field"),
+        (claim({"name": "r", "deviceClassName": "any"}), "deviceClassName is missing"),
+        (claim({"name": "r", "exactly": ask(), "firstAvailable": [{"name": "s", **ask()}]}), "both exactly and"),
+        (claim(request(), constraints=[{}]), "constraints[0] must set one of"),
+        (claim(request(), constraints=[{"futureAttribute": "a/b"}]), "constraints[0].futureAttribute is not"),
+        (claim(request(), constraints=[{"matchAttribute": "a/b", "distinctAttribute": "a/b"}]), "must set one of"),
+        (
+            claim(request(), constraints=[{"matchAttribute": "a/b", "requests": ["x"]}]),
+            "names 'x', which is",
+        ),
+        (claim(request(amounts={"m": "-1"})), "capacity.requests['m'] is negative"),
+        (claim(request(amounts={"m": "1GB"})), "unknown suffix 'GB'"),
+        (claim(request(tolerations=[{"operator": "Like"}])), "tolerations[0].operator 'Like' is not known"),
+        (claim(request(derivedAttributes=[{"name": "a/b", "expression": "1"}])), "DRADerivedAttributes"),
+        (claim(request(count="1")), "count must be a whole number, not a text"),
+        ({"apiVersion": "resource.k8s.io/v1beta2", **claim(request())}, "'resource.k8s.io/v1beta2' is not supported"),
+    ],
+)
+def test_an_error_names_claim_request_field_and_what_is_wrong(wanted: Any, told: str) -> None:
+    with pytest.raises(AllocationError) as caught:
+        answer(wanted, SLICE)
+
+    assert str(caught.value).startswith("claim default/c")
+    assert told in str(caught.value)
+    assert not caught.value.node_local
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gate"),
+    [
+        (claim(request(adminAccess=True)), "DRAAdminAccess"),
+        (claim(request(adminAccess=False)), "DRAAdminAccess"),
+        (claim(first_of("r", ask())), "DRAPrioritizedList"),
+        (claim(request(amounts={"m": "1"})), "DRAConsumableCapacity"),
+        (claim(request(), distinct="a/b"), "DRAConsumableCapacity"),
+    ],
+)
+def test_what_is_switched_off_is_an_error_that_names_the_gate(wanted: Any, gate: str) -> None:
+    with pytest.raises(AllocationError, match=gate):
+        answer(wanted, SLICE, features=OFF)
+
+
+def test_expressions_are_compiled_even_if_no_device_would_be_judged_by_them() -> None:
+    with pytest.raises(AllocationError, match="request r: selector #0: CEL compile error"):
+        answer(claim(request("r", 1, "noSuchVariable")))
+
+
+def test_a_class_is_read_only_when_it_is_named() -> None:
+    broken = {"metadata": {"name": "broken"}, "spec": {"future": 1}}
+
+    assert answer(claim(request()), SLICE, classes=[{"metadata": {"name": "any"}}, broken]) is not None
+    with pytest.raises(AllocationError, match=r"class broken: spec\.future is not a field"):
+        answer(claim(request(class_name="broken")), SLICE, classes=[broken])

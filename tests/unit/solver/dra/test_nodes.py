@@ -1,0 +1,110 @@
+"""Node selectors: every operator on labels and fields, and the selector of an allocation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc_solver.dra.fields import Fields
+from devalloc_solver.dra.nodes import SelectorError, merged, reaches, read_selector
+from devalloc_solver.dra.objects import Node, Reach
+
+NODE = Node("n1", {"zone": "a", "rack": "7", "example.com/gpu": ""})
+
+
+def selector(*terms: dict[str, Any]) -> Any:
+    return read_selector(Fields({"nodeSelectorTerms": list(terms)}, "spec.nodeSelector"))
+
+
+def label(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+def field(operator: str, *values: str, key: str = "metadata.name") -> dict[str, Any]:
+    return {"matchFields": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("term", "holds"),
+    [
+        (label("zone", "In", "a", "b"), True),
+        (label("zone", "In", "b"), False),
+        (label("other", "In", "a"), False),
+        (label("zone", "NotIn", "a"), False),
+        (label("zone", "NotIn", "b"), True),
+        (label("other", "NotIn", "a"), True),
+        (label("example.com/gpu", "Exists"), True),
+        (label("other", "Exists"), False),
+        (label("zone", "DoesNotExist"), False),
+        (label("other", "DoesNotExist"), True),
+        (label("rack", "Gt", "6"), True),
+        (label("rack", "Gt", "7"), False),
+        (label("rack", "Lt", "10"), True),
+        (label("rack", "Lt", "7"), False),
+        (label("zone", "Gt", "1"), False),
+        (label("zone", "Lt", "1"), False),
+        (field("In", "n1"), True),
+        (field("In", "n2"), False),
+        (field("NotIn", "n1"), False),
+        (field("NotIn", "n2"), True),
+        (field("In", "n1", key="metadata.uid"), False),
+        ({}, False),
+    ],
+)
+def test_a_term_holds_or_not(term: dict[str, Any], holds: bool) -> None:
+    assert reaches(NODE, Reach(selector=selector(term))) is holds
+
+
+def test_requirements_of_a_term_hold_together_and_terms_are_alternatives() -> None:
+    both = {**label("zone", "In", "a"), **field("In", "n2")}
+
+    assert not reaches(NODE, Reach(selector=selector(both)))
+    assert reaches(NODE, Reach(selector=selector(both, label("rack", "Exists"))))
+    assert not reaches(NODE, Reach(selector=selector()))
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        label("zone", "Near", "a"),
+        label("zone", "In"),
+        label("zone", "Exists", "a"),
+        label("zone", "Gt", "1", "2"),
+        label("zone", "Gt", "one"),
+        label("zone", "Gt", "99999999999999999999"),
+        label("not a name", "Exists"),
+        label("zone", "In", "not a value!"),
+        field("Exists"),
+        field("In", "n1", "n2"),
+    ],
+)
+def test_what_kubernetes_does_not_take_is_refused_with_its_path(term: dict[str, Any]) -> None:
+    with pytest.raises(SelectorError, match=r"spec\.nodeSelector\.nodeSelectorTerms\[0\]"):
+        selector(term)
+
+
+def test_a_name_reaches_its_node_only_and_nothing_reaches_nobody() -> None:
+    assert reaches(NODE, Reach(node_name="n1"))
+    assert not reaches(NODE, Reach(node_name="n2"))
+    assert reaches(NODE, Reach(all_nodes=True))
+    assert not reaches(NODE, Reach())
+
+
+def test_selectors_merge_into_one_term_with_each_requirement_once() -> None:
+    first = selector({**label("zone", "In", "a", "b"), **field("In", "n1")})
+    second = selector(label("zone", "In", "b", "a"))
+    third = selector(label("rack", "Exists"))
+
+    assert merged([first, second, third]) == {
+        "nodeSelectorTerms": [
+            {
+                "matchExpressions": [
+                    {"key": "zone", "operator": "In", "values": ["a", "b"]},
+                    {"key": "rack", "operator": "Exists"},
+                ],
+                "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}],
+            }
+        ]
+    }
+    assert merged([]) is None
