@@ -11,6 +11,6 @@ devices agree on), which asks ``cover`` (pools and devices); ``screen`` and ``bo
 
 from devalloc_solver.place.score import Score
 from devalloc_solver.place.search import Found, fits, place, place_on
-from devalloc_solver.place.steps import DEFAULT, OutOfSteps
+from devalloc_solver.place.steps import DEFAULT, OutOfSteps, Steps
 
-__all__ = ["DEFAULT", "Found", "OutOfSteps", "Score", "fits", "place", "place_on"]
+__all__ = ["DEFAULT", "Found", "OutOfSteps", "Score", "Steps", "fits", "place", "place_on"]

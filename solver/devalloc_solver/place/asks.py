@@ -23,6 +23,8 @@ class Ask:
     slot: Slot
     bit: int
     """1 << number"""
+    kind: int
+    """equal for asks of one claim that ask for the same"""
 
     @property
     def is_fixed(self) -> bool:
@@ -109,11 +111,13 @@ def read_unit(unit: Unit) -> Asks:
     """Raises OutOfSteps for the rare constructs that are left to CP-SAT."""
     asks: list[Ask] = []
     details: list[int] = []
+    kinds: dict[object, int] = {}
     for number, demand in enumerate(unit.demands):
         for alternatives in demand.details:
             mask = 0
             for slot in alternatives:
-                asks.append(Ask(len(asks), number, len(details), slot, 1 << len(asks)))
+                kind = kinds.setdefault((number, _shape(slot, demand)), len(kinds))
+                asks.append(Ask(len(asks), number, len(details), slot, 1 << len(asks), kind))
                 mask |= asks[-1].bit
             details.append(mask)
     for ask in asks:

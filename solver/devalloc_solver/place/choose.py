@@ -6,6 +6,7 @@ made smaller until it fails for a reason: that part is never tried again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -23,8 +24,8 @@ class Chooser:
 
     screen: Screen
     steps: Steps
-    conflicts: list[int] = field(default_factory=list)
-    """masks of asks that cannot be chosen together"""
+    conflicts: list[Counter[int]] = field(default_factory=list)
+    """kinds of asks that cannot be chosen together, each so many times"""
 
     def best(self, limit: Vector | None, *, any_will_do: bool = False) -> tuple[Vector, Settled] | None:
         """The first choice that is no worse than ``limit``, and how it is served: best, or just somehow."""
@@ -47,10 +48,14 @@ class Chooser:
         """Complete choices that the bounds let pass, best first. ``allowed``: what open details may still choose."""
         asks = self.screen.site.asks
         if detail == len(asks.details):
-            if not any(conflict & ~chosen == 0 for conflict in self.conflicts):
+            if self._without_conflicts(chosen, allowed, detail) is not None:
                 yield chosen
             return
+        tried: set[int] = set()
         for ask in asks.of(asks.details[detail] & allowed):
+            if ask.kind in tried:
+                continue
+            tried.add(ask.kind)
             self.steps.spend(1 if asks.details[detail] == ask.bit else len(asks.details))
             if not self._keeps_order(detail, ask.bit, chosen):
                 continue
@@ -74,17 +79,21 @@ class Chooser:
 
     def _without_conflicts(self, picked: int, allowed: int, detail: int) -> int | None:
         """``allowed`` less what conflicts with the choices made; None where nothing is left of a detail."""
-        for conflict in self.conflicts:
-            rest = conflict & ~picked
-            if not rest:
-                return None
-            if not rest & (rest - 1):
-                allowed &= ~rest
+        if self.conflicts:
+            asks = self.screen.site.asks
+            have = Counter(ask.kind for ask in asks.of(picked))
+            for conflict in self.conflicts:
+                missing = conflict - have
+                if not missing:
+                    return None
+                if missing.total() == 1:
+                    (kind,) = missing
+                    allowed &= ~sum(ask.bit for ask in asks.of(allowed & ~picked) if ask.kind == kind)
         details = self.screen.site.asks.details
         return allowed if all(mask & allowed for mask in details[detail:]) else None
 
     def _learn(self, chosen: int) -> None:
-        """Remember a part of a failed choice that fails on its own."""
+        """Remember a part of a failed choice that fails on its own, with whatever asks of the same kinds."""
         asks = self.screen.site.asks
         if all(mask & (mask - 1) == 0 for mask in asks.details):
             return
@@ -94,4 +103,4 @@ class Chooser:
             less = conflict & ~ask.bit
             if less and settler.settle(less, any_will_do=True) is None:
                 conflict = less
-        self.conflicts.append(conflict)
+        self.conflicts.append(Counter(ask.kind for ask in asks.of(conflict)))

@@ -57,18 +57,30 @@ def place(
 
 
 def place_on(
-    snapshot: Snapshot, ledger: Ledger, unit: Unit, node: Place, *, placement: str = "pack", steps: int = DEFAULT
+    snapshot: Snapshot,
+    ledger: Ledger,
+    unit: Unit,
+    node: Place,
+    *,
+    placement: str = "pack",
+    steps: int | Steps = DEFAULT,
 ) -> Found | None:
-    """The same on one node (None: network devices only), whatever node the unit is pinned to."""
-    seek = _Seek(Ground(snapshot, ledger, placement), unit, Steps(steps))
+    """The same on one node (None: network devices only), whatever node the unit is pinned to.
+
+    ``steps`` may be a budget that several questions share.
+    """
+    seek = _Seek(Ground(snapshot, ledger, placement), unit, steps if isinstance(steps, Steps) else Steps(steps))
     seek.look(node)
     return seek.best
 
 
-def fits(snapshot: Snapshot, ledger: Ledger, unit: Unit, *, steps: int = DEFAULT) -> bool:
-    """Whether the unit fits anywhere it may go; less work than to say where best. Raises OutOfSteps."""
+def fits(snapshot: Snapshot, ledger: Ledger, unit: Unit, *, steps: int | Steps = DEFAULT) -> bool:
+    """Whether the unit fits anywhere it may go; less work than to say where best. Raises OutOfSteps.
+
+    ``steps`` may be a budget that several questions share.
+    """
     ground = Ground(snapshot, ledger, "pack")
-    seek = _Seek(ground, unit, Steps(steps))
+    seek = _Seek(ground, unit, steps if isinstance(steps, Steps) else Steps(steps))
     return any(seek.may_go(node) for node in nodes_of(ground, unit))
 
 
