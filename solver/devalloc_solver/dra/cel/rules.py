@@ -64,10 +64,11 @@ def verify(checked: Checked, text: str, gates: frozenset[str]) -> None:
     )
     for node in walk(checked.root):
         problem = None if shadowed and _is_of_device(node) else _problem(types, node, gates)
-        if not problem and node.id not in formatted:
-            problem = _mixture(types, node)
         if problem:
             raise CompileError(problem, *_position(text, checked.offset(node)))
+        mixture = None if node.id in formatted else _mixture(types, node)
+        if mixture:
+            raise CompileError(mixture[0], *_position(text, checked.offset(mixture[1])))
 
 
 def _type_of(types: Types, node: Node) -> Type:
@@ -123,19 +124,18 @@ def _is_of_device(node: Node) -> bool:
     return isinstance(base, Name) and base.name == "device"
 
 
-def _mixture(types: Types, node: Node) -> str | None:
-    """A literal list or map holds one type, and what is only known at run time is a type of its own."""
+def _mixture(types: Types, node: Node) -> tuple[str, Node] | None:
+    """The part of a literal list or map that has another type than the first; dyn is a type like any other here."""
     match node:
         case ListOf():
-            marked = [(element, at in node.optional) for at, element in enumerate(node.elements)]
-            return _mixed(types, marked)
+            return _other(types, [(element, at in node.optional) for at, element in enumerate(node.elements)])
         case MapOf():
-            keys = _mixed(types, [(entry.key, False) for entry in node.entries])
-            return keys or _mixed(types, [(entry.value, entry.optional) for entry in node.entries])
+            values = [(entry.value, entry.optional) for entry in node.entries]
+            return _other(types, [(entry.key, False) for entry in node.entries]) or _other(types, values)
     return None
 
 
-def _mixed(types: Types, parts: list[tuple[Node, bool]]) -> str | None:
+def _other(types: Types, parts: list[tuple[Node, bool]]) -> tuple[str, Node] | None:
     first: Type | None = None
     for part, optional in parts:
         kind = _type_of(types, part)
@@ -144,7 +144,7 @@ def _mixed(types: Types, parts: list[tuple[Node, bool]]) -> str | None:
         if first is None:
             first = kind
         elif first != kind:
-            return f"expected type '{first}' but found '{kind}'"
+            return f"expected type '{first}' but found '{kind}'", part
     return None
 
 

@@ -1,0 +1,145 @@
+"""Upstream's own CEL of device selectors: a Go program around the released module, and the answers it once gave.
+
+The program is in ``benchmarks/peer/selectors``; go.mod beside it pins k8s.io/dynamic-resource-allocation. The answers
+are kept in ``tests/unit/solver/dra/selectors.json``; run this module to have the program give them again (a minute the
+first time, when Go has to build it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, compile
+from tests.support.go_build import Unavailable, cache_folder, locked, run, toolchain
+from tests.support.upstream import SOURCE, version
+
+KEPT = Path(__file__).parents[1] / "unit" / "solver" / "dra" / "selectors.json"
+
+GATES = frozenset(("DRAConsumableCapacity", "DRAListTypeAttributes"))
+
+Devices = Mapping[str, Mapping[str, Any]]
+"""By name: driver, attributes, capacity and allowMultipleAllocations, as a ResourceSlice has them."""
+
+
+def kept() -> dict[str, Any]:
+    """The kept answers: ``devices``, ``selectors`` (answer by expression), ``differences`` (upstream, ours and why).
+
+    An answer is C for an expression that does not compile, else a letter for each device in the order of their names:
+    T for a match, F for none, E for an error.
+    """
+    content: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8"))
+    return content
+
+
+def ours(expression: str, devices: Mapping[str, CelDevice]) -> str:
+    """Our answer, in the same letters."""
+    try:
+        program = compile(expression, GATES)
+    except CompileError:
+        return "C"
+    return "".join(_judged(program, devices[name]) for name in sorted(devices))
+
+
+def _judged(program: Any, device: CelDevice) -> str:
+    try:
+        return "T" if program.matches(device) else "F"
+    except EvaluationError:
+        return "E"
+
+
+def cel_devices(devices: Devices) -> dict[str, CelDevice]:
+    """The devices as our implementation takes them."""
+    return {name: _cel_device(device) for name, device in devices.items()}
+
+
+def _cel_device(device: Mapping[str, Any]) -> CelDevice:
+    attributes: dict[str, dict[str, Any]] = {}
+    for name, value in device["attributes"].items():
+        domain, identifier = _qualified(name, device["driver"])
+        attributes.setdefault(domain, {})[identifier] = _value(value)
+    capacity: dict[str, dict[str, Quantity]] = {}
+    for name, amount in device["capacity"].items():
+        domain, identifier = _qualified(name, device["driver"])
+        capacity.setdefault(domain, {})[identifier] = Quantity.parse(amount["value"])
+    return CelDevice(device["driver"], attributes, capacity, device.get("allowMultipleAllocations", False))
+
+
+def _qualified(name: str, driver: str) -> tuple[str, str]:
+    domain, slash, identifier = name.partition("/")
+    return (domain, identifier) if slash else (driver, name)
+
+
+def _value(value: Mapping[str, Any]) -> Any:
+    ((kind, content),) = value.items()
+    if kind == "version":
+        return SemVer.parse(content)
+    if kind == "versions":
+        return tuple(map(SemVer.parse, content))
+    return tuple(content) if isinstance(content, list) else content
+
+
+def binary() -> Path:
+    """The program; builds it when this source was not built yet. Raises Unavailable."""
+    files = [SOURCE / "go.mod", SOURCE / "go.sum", *sorted((SOURCE / "selectors").glob("*.go"))]
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    folder = cache_folder() / f"upstream-selectors-{version()}-{digest}"
+    with locked(folder):
+        if not (folder / "selectors").exists():
+            go = toolchain(lambda line: print(line, file=sys.stderr))
+            run([go, "mod", "download"], SOURCE, "-mod=readonly")
+            command = [go, "build", "-trimpath", "-buildvcs=false", "-o", str(folder / "selectors.new"), "./selectors"]
+            run(command, SOURCE, "-mod=readonly")
+            (folder / "selectors.new").replace(folder / "selectors")
+    return folder / "selectors"
+
+
+def theirs(program: Path, expressions: Iterable[str], devices: Devices, folder: Path) -> list[str]:
+    """Upstream's answers; ``folder`` takes a file with the devices."""
+    path = folder / "devices.json"
+    path.write_text(json.dumps(devices), encoding="utf-8")
+    lines = "".join(json.dumps(expression) + "\n" for expression in expressions)
+    result = subprocess.run([program, path], input=lines, capture_output=True, text=True, check=True, timeout=300)
+    return result.stdout.split()
+
+
+def _refresh() -> None:
+    content = kept()
+    program = binary()
+    for group in (content["selectors"], content["differences"]):
+        answers = theirs(program, group, content["devices"], program.parent)
+        for expression, answer in zip(list(group), answers, strict=True):
+            if isinstance(group[expression], dict):
+                group[expression]["upstream"] = answer
+            else:
+                group[expression] = answer
+    content["source"] = content["source"].rpartition(" ")[0] + f" v{version()}"
+    KEPT.write_text(written(content), encoding="utf-8")
+
+
+def written(content: Mapping[str, Any]) -> str:
+    """The kept answers as text, one line for each."""
+    parts = []
+    for name, value in content.items():
+        shown = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, dict):
+            lines = (
+                f"  {json.dumps(k, ensure_ascii=False)}: {json.dumps(v, ensure_ascii=False)}" for k, v in value.items()
+            )
+            shown = "{\n" + ",\n".join(lines) + "\n }"
+        parts.append(f" {json.dumps(name)}: {shown}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+if __name__ == "__main__":
+    try:
+        _refresh()
+    except Unavailable as error:
+        sys.exit(f"not available here: {error}")

@@ -1,0 +1,171 @@
+"""What a selector says beforehand: the parts of a device that it reads, and the equalities that it demands."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from devalloc.api.quantity import Quantity
+from devalloc.api.semver import SemVer
+from devalloc_solver.dra.cel import ALLOW_MULTIPLE, DRIVER, CelDevice, CompileError, Equality, Program, Read, compile
+from tests.support.selectors import selector
+from tests.support.upstream_cel import GATES, cel_devices, kept, ours
+
+X = Read("attribute", "d", "x")
+Y = Read("attribute", "d", "y")
+MEMORY = Read("capacity", "d", "memory")
+
+
+@pytest.mark.parametrize(
+    ("expression", "reads"),
+    [
+        ("true", set()),
+        ('device.driver == "d"', {DRIVER}),
+        ("device.allowMultipleAllocations", {ALLOW_MULTIPLE}),
+        ('device.attributes["d"].x == 1', {X}),
+        ('device.attributes["d"]["x"] == 1', {X}),
+        ("device.attributes.d.x == 1", {X}),
+        ('device.attributes["d"].?x.orValue(1) == 1', {X}),
+        ('device.attributes["d"][?"x"].hasValue()', {X}),
+        ('device.attributes.?d.?x.hasValue() || device.attributes[?"d"].?y.hasValue()', {X, Y}),
+        ('has(device.attributes["d"].x)', {X}),
+        ('"x" in device.attributes["d"]', {X}),
+        ('"memory" in device.capacity["d"]', {MEMORY}),
+        ('device.capacity["d"].memory.isGreaterThan(quantity("1Gi")) || device.attributes["d"].y', {MEMORY, Y}),
+        ('cel.bind(a, device.attributes["d"], a.x == 1 && a.y == 2)', {X, Y}),
+        ('cel.bind(a, device.attributes, a["d"].x == 1)', {X}),
+        ('cel.bind(v, device.attributes["d"].x, v > 1 && v < 3)', {X}),
+        ('cel.bind(a, device.attributes["d"], [1].all(a, a == 1) && a.x == 1)', {X}),
+        ('device.attributes["d"].x.exists(m, m == device.driver)', {X, DRIVER}),
+        ('device.attributes["d"].x.y == 1', {X}),
+        ('device.attributes["d"].x.?y.hasValue()', {X}),
+    ],
+)
+def test_the_parts_that_can_influence_the_answer(expression: str, reads: set[Read]) -> None:
+    assert compile(expression, GATES).reads == reads
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'device.attributes.exists(d, d == "d")',
+        'device.attributes["d"].exists(k, k == "x")',
+        'device.attributes["d"].size() == 1',
+        'size(device.capacity["d"]) == 1',
+        'device.attributes["d"] == device.attributes["e"]',
+        "device.attributes[device.driver].x == 1",
+        'device.attributes["d"][device.driver] == 1',
+        'device.driver in device.attributes["d"]',
+        '"d" in device.attributes',
+        'cel.bind(a, device.attributes["d"], a.size() == 1)',
+        'cel.bind(a, device.attributes["d"], {"b": a}.b.x == 1)',
+        "cel.bind(d, device, d.driver == 'd')",
+        "device == device",
+        '[device.attributes["d"]].exists(a, a.x == 1)',
+        '(true ? device.attributes["d"] : device.attributes["e"]).x == 1',
+    ],
+)
+def test_nothing_is_promised_where_the_maps_are_used_as_a_whole(expression: str) -> None:
+    assert compile(expression, GATES).reads is None
+
+
+@pytest.mark.parametrize(
+    ("expression", "equalities"),
+    [
+        ('device.attributes["d"].x == "a"', [("d", "x", ("a",))]),
+        ('"a" == device.attributes["d"].x', [("d", "x", ("a",))]),
+        ('device.attributes["d"]["x"] == 1', [("d", "x", (1,))]),
+        ('device.attributes["d"].x == true', [("d", "x", (True,))]),
+        ('device.attributes["d"].x in ["a", "b", "a"]', [("d", "x", ("a", "b"))]),
+        (
+            'device.attributes["d"].x == 1 && device.driver == "d" && device.attributes["e"].y == "b"',
+            [("d", "x", (1,)), ("e", "y", ("b",))],
+        ),
+        (
+            '(device.attributes["d"].x == 1 && true) && (true && device.attributes["d"].y == 2)',
+            [("d", "x", (1,)), ("d", "y", (2,))],
+        ),
+        ('device.attributes["d"].x == 1 || true', []),
+        ('!(device.attributes["d"].x == 1)', []),
+        ('device.attributes["d"].x != 1', []),
+        ('device.attributes["d"].x == 1.0', []),
+        ('device.attributes["d"].x == 1u', []),
+        ('device.attributes["d"].x == device.driver', []),
+        ('device.attributes["d"].x in [device.driver, device.driver]', []),
+        ('device.attributes["d"].x in []', []),
+        ('device.attributes["d"].?x == optional.of(1)', []),
+        ('device.attributes["d"].?x.orValue(1) == 1', []),
+        ('has(device.attributes["d"].x) == true', []),
+        ('device.attributes["d"].x.y == 1', []),
+        ('cel.bind(a, device.attributes["d"], a.x == 1)', []),
+        ("1 in [1]", []),
+        ('device.attributes["d"].x == 1 ? true : false', []),
+    ],
+)
+def test_the_equalities_among_the_conjuncts(
+    expression: str, equalities: list[tuple[str, str, tuple[object, ...]]]
+) -> None:
+    found = [(found.domain, found.id, found.values) for found in compile(expression, GATES).equalities]
+    assert found == equalities
+    assert [tuple(map(type, values)) for *_name, values in found] == [tuple(map(type, v)) for *_name, v in equalities]
+
+
+DEVICES = cel_devices(kept()["devices"])
+VALUES = (0, 3, True, "b", "A100-SXM4-80GB", SemVer("1.0.0"), ("a", "b"), (3, 1), None)
+
+
+def changed(device: CelDevice, kept_parts: frozenset[Read], random: Random) -> CelDevice:
+    """The device with everything else replaced, removed or added at random."""
+    attributes = {domain: dict(values) for domain, values in device.attributes.items()}
+    capacity = {domain: dict(values) for domain, values in device.capacity.items()}
+    domains = ("gpu.example.com", "nic.example.com", "lists.example.com", "nope")
+    for domain in domains:
+        for name in {*attributes.get(domain, ()), "model", "index", "x", "new"}:
+            if Read("attribute", domain, name) in kept_parts:
+                continue
+            value = random.choice(VALUES)
+            if value is None:
+                attributes.get(domain, {}).pop(name, None)
+            else:
+                attributes.setdefault(domain, {})[name] = value  # type: ignore[assignment]
+        for name in {*capacity.get(domain, ()), "memory", "new"}:
+            if Read("capacity", domain, name) not in kept_parts:
+                capacity.setdefault(domain, {})[name] = Quantity.parse(random.choice(("0", "80Gi", "1500m")))
+    driver = device.driver if DRIVER in kept_parts else random.choice(domains)
+    allow = device.allow_multiple if ALLOW_MULTIPLE in kept_parts else random.random() < 0.5
+    return CelDevice(driver, attributes, capacity, allow)
+
+
+def test_nothing_but_what_is_read_changes_an_answer() -> None:
+    random, checked = Random(1), 0
+    for seed in range(800):
+        expression = selector(seed)
+        try:
+            program = compile(expression, GATES)
+        except CompileError:
+            continue
+        if program.reads is None:
+            continue
+        before = ours(expression, DEVICES)
+        others = {name: changed(device, program.reads, random) for name, device in DEVICES.items()}
+        assert ours(expression, others) == before, expression
+        checked += 1
+    assert checked > 500
+
+
+def fulfilled(equality: Equality, device: CelDevice) -> bool:
+    value = device.attributes.get(equality.domain, {}).get(equality.id)
+    return any(type(wanted) is type(value) and wanted == value for wanted in equality.values)
+
+
+def test_a_device_that_matches_fulfils_every_equality() -> None:
+    demanding = 0
+    for expression, answer in kept()["selectors"].items():
+        if answer == "C":
+            continue
+        program: Program = compile(expression, GATES)
+        demanding += bool(program.equalities)
+        for letter, name in zip(answer, sorted(DEVICES), strict=True):
+            assert letter != "T" or all(fulfilled(found, DEVICES[name]) for found in program.equalities), expression
+    assert demanding > 25
