@@ -20,6 +20,8 @@ from tests.support.go_build import Unavailable
 from tests.support.shared import REPO, SHARED
 from tests.support.upstream import Peer
 
+# The first one waits until the peer is built.
+pytestmark = pytest.mark.timeout(1200)
 INSTANCES = 2000
 CHUNK = 250
 CASES = SHARED / "upstream-dra.json"
