@@ -88,6 +88,7 @@ class Explainer:
 
     def explain(self, unit: Unit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
         """An answer for each claim of the unit."""
+        self.finder.begin()
         try:
             if len(unit.demands) > 1:
                 findings = self._find_members(unit)
@@ -143,14 +144,17 @@ class Explainer:
         except Undecided:
             claims, note = (), "whether claims are in the way besides was not found out in time"
         fix = _fix(told, claims)
+        if self.finder.is_cut_short and not note:
+            note = _NOT_PROVEN if fix else _CUT_SHORT
         return Finding(
             reason, _joined(but or self._lack(unit, reason), *self.slips.of_unit(unit), fix, note), told, claims
         )
 
     def _claims_besides(self, unit: Unit, edits: Sequence[Edit]) -> tuple[tuple[Key, ...], str]:
         """Claims in the way of the edited unit, and a word of caution."""
+        self.finder.refill()
         question = applied(self._question(unit, self.in_use), edits)
-        if not edits or self.finder.fits(question):
+        if not edits or not self.in_use or self.finder.works(question):
             return (), ""
         found = self.releases.find(question, self.finder)
         return found.claims, "" if found.smallest else _NOT_PROVEN
@@ -174,7 +178,7 @@ class Explainer:
         """Devices are free, and yet it does not fit."""
         question = self._question(unit, self.in_use)
         try:
-            drawn = shares_limits(question) and self.finder.fits(applied(question, [self.limits]))
+            drawn = shares_limits(question) and self.finder.works(applied(question, [self.limits]))
             return _DRAWN if drawn else _NOT_TOGETHER
         except Undecided:
             return _NOT_TOGETHER
@@ -206,10 +210,10 @@ class Explainer:
             reasons[key], edits = found.reason, [*edits, *found.edits]
         whole = self._question(unit, ())
         eased = applied(whole, edits)
-        if not self.finder.fits(eased):
+        if not self.finder.works(eased):
             edits += why_impossible(eased, self._offers(eased.unit), self.finder).edits
         # What one member needs, such as another node, may be all that another one needs too.
-        edits = needed(edits, lambda chosen: self.finder.fits(applied(whole, chosen)))
+        edits = needed(edits, lambda chosen: self.finder.works(applied(whole, chosen)))
         names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
         others = f"group {unit.group} is all or none, and {names} cannot be satisfied"
         common = self._structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)

@@ -82,7 +82,7 @@ class Releases:
         if not best[1]:
             found = self._thinned_out(question, finder, nodes)
             return InTheWay(tuple(sorted(found)), proven and not found)
-        smallest = proven or all(bounds[node] >= best[0][0] for node in nodes)
+        smallest = (not finder.is_cut_short and proven) or all(bounds[node] >= best[0][0] for node in nodes)
         return InTheWay(tuple(sorted(best[1])), smallest)
 
     def _thinned_out(self, question: Question, finder: Finder, nodes: Sequence[Node]) -> tuple[Key, ...]:
@@ -102,7 +102,7 @@ class Releases:
         leaving = {holding.claim for holding in gone}
         held = tuple(h for h in self._around(node) if h.claim not in leaving)
         asked = replace(question, held=held)
-        return finder.fits(asked if node is None else asked.pinned(node))
+        return finder.works(asked if node is None else asked.pinned(node))
 
     def _around(self, node: Node) -> Iterator[Holding]:
         """Who holds anything that matters on a node, each once."""

@@ -14,7 +14,6 @@ from devalloc_solver.blockers.question import Finder, Question
 from devalloc_solver.demand import Demand, Mode, Slot, Unit, make_slot
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.holdings import Key
-from devalloc_solver.snapshot import Snapshot
 
 HALVINGS = 40
 """Questions that the search for the largest amount that fits may ask."""
@@ -25,7 +24,6 @@ class Details:
     """Makes the edits of the slots of a unit."""
 
     eligibility: Eligibility
-    snapshot: Snapshot
     unit: Unit
 
     def matches(self) -> list[Edit]:
@@ -66,9 +64,7 @@ class Details:
 
     def requests(self) -> list[Edit]:
         """Whole details."""
-        return [
-            _request(self.unit, demand, slots[0].detail) for demand in self.unit.demands for slots in demand.details
-        ]
+        return [_request(self.unit, demand, slots) for demand in self.unit.demands for slots in demand.details]
 
     def _slots(self) -> Iterator[tuple[Demand, Slot]]:
         return ((demand, slot) for demand in self.unit.demands for slot in demand.slots)
@@ -108,19 +104,19 @@ class Details:
     def _amount(self, demand: Demand, slot: Slot, name: str) -> Edit:
         """The least amount there is; narrowed to the most that fits."""
         asked = slot.spec.requests[name]
-        step = NANO if name == COUNT else self._step(slot, name)
 
         def asking(nano: int) -> Callable[[Question], Question]:
             amount = Quantity(nano, asked.format)
             return self._change(demand, slot, lambda d: {"requests": {**d.requests, name: amount}})
 
         def narrow(question: Question, finder: Finder) -> Sequence[Edit]:
+            step = NANO if name == COUNT else _step(question, demand, slot, name)
             fits, fails = 1, -(-asked.nano // step)
             for _ in range(HALVINGS):
                 if fails - fits <= 1:
                     break
                 middle = (fits + fails) // 2
-                if finder.fits(asking(middle * step)(question)):
+                if finder.works(asking(middle * step)(question)):
                     fits = middle
                 else:
                     fails = middle
@@ -135,12 +131,7 @@ class Details:
             words = f"with at most {what} in request {slot.label}{_of(self.unit, demand)}"
             return Edit({**entry, "requested": str(asked), "most": str(most)}, words, asking(nano))
 
-        return replace(told(step), narrow=narrow)
-
-    def _step(self, slot: Slot, name: str) -> int:
-        """Nano units of which all amounts that devices can give are multiples."""
-        devices = (self.snapshot.devices[i] for i in slot.candidates.accepted)
-        return gcd(*(d.resources[name].block for d in devices if name in d.resources)) or 1
+        return replace(told(NANO if name == COUNT else 1), narrow=narrow)
 
     # -- the edit of a slot ------------------------------------------------------------------------------------------
 
@@ -200,6 +191,13 @@ def path_of(slot: Slot) -> str:
     return path if slot.alternative is None else f"{path}.oneOf[{slot.alternative}]"
 
 
+def _step(question: Question, demand: Demand, slot: Slot, name: str) -> int:
+    """Nano units of which all amounts that devices can give are multiples."""
+    now = next(s for d in question.unit.demands if d.key == demand.key for s in d.slots if s.label == slot.label)
+    devices = (question.snapshot.devices[i] for i in now.candidates.accepted)
+    return gcd(*(d.resources[name].block for d in devices if name in d.resources)) or 1
+
+
 def _leave_out(key: Key) -> Callable[[Question], Question]:
     return lambda question: question.with_demands(lambda d: None if d.key == key else d)
 
@@ -216,13 +214,23 @@ def _spec_match(unit: Unit, demand: Demand, name: str) -> Edit:
     return Edit(entry, words, lambda question: question.with_demands(change))
 
 
-def _request(unit: Unit, demand: Demand, detail: int) -> Edit:
+def _request(unit: Unit, demand: Demand, slots: Sequence[Slot]) -> Edit:
+    detail = slots[0].detail
+
     def change(other: Demand, slot: Slot) -> Slot | None:
         return None if other.key == demand.key and slot.detail == detail else slot
 
     entry = {"kind": "request", **_member(unit, demand.key), "request": str(detail), "path": f"spec.claims[{detail}]"}
     words = f"without request {detail}{_of(unit, demand)}"
-    return Edit(entry, words, lambda question: question.with_slots(change))
+    return Edit(entry, words, lambda question: question.with_slots(change), alike=(demand.key, shape_of(slots)))
+
+
+def shape_of(slots: Sequence[Slot]) -> object:
+    """Equal for details of a claim that ask for the same."""
+    return tuple(
+        (id(s.candidates), s.mode, s.least, s.most, s.match, tuple(s.requests.items()), tuple(s.limits.items()))
+        for s in slots
+    )
 
 
 def _member(unit: Unit, key: Key) -> dict[str, str]:

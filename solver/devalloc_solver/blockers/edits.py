@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from math import comb
+from itertools import islice
 from typing import Any
 
 from devalloc_solver.blockers.question import Finder, Question
@@ -27,6 +26,9 @@ class Edit:
     narrow: Callable[[Question, Finder], Sequence[Edit]] | None = None
     """Of an edit that takes away more than it needs to: given the question with all else applied, what it takes."""
 
+    alike: object | None = None
+    """equal for edits of which one is as good as the other; None: like no other"""
+
     @property
     def kind(self) -> str:
         return str(self.entry["kind"])
@@ -42,34 +44,61 @@ def applied(question: Question, edits: Sequence[Edit]) -> Question:
 def fewest(question: Question, edits: Sequence[Edit], finder: Finder) -> list[Edit] | None:
     """The fewest edits that make the unit fit, earlier ones rather than later ones; None when not even all do.
 
-    No edit of the answer can be left out. It is the smallest set wherever ``TRIES`` questions tell. Raises Undecided.
+    No edit of the answer can be left out, unless the finder says that it was cut short. It is the smallest set wherever
+    ``TRIES`` questions tell.
     """
 
     def works(chosen: Sequence[Edit]) -> bool:
-        return finder.fits(applied(question, chosen))
+        return finder.works(applied(question, chosen))
 
     if not edits or not works(edits):
         return None
-    spent = 0
-    for size in range(1, len(edits)):
-        spent += comb(len(edits), size)
-        if spent > TRIES:
-            break
-        for chosen in combinations(edits, size):
-            if works(chosen):
-                return narrowed(question, chosen, finder)
-    else:
-        return narrowed(question, edits, finder)
+    for chosen in islice(_sets(edits), TRIES):
+        if len(chosen) == len(edits) or works(chosen):
+            return narrowed(question, chosen, finder)
     return narrowed(question, needed(edits, works), finder)
+
+
+def _sets(edits: Sequence[Edit]) -> Iterator[Sequence[Edit]]:
+    """All sets but the empty one, smaller ones first; of edits that are alike, the first so many stand for all."""
+    before: dict[int, int] = {}
+    last: dict[object, int] = {}
+    for number, edit in enumerate(edits):
+        if edit.alike is not None:
+            if edit.alike in last:
+                before[number] = last[edit.alike]
+            last[edit.alike] = number
+    for size in range(1, len(edits) + 1):
+        for numbers in _combinations(len(edits), size, before):
+            yield [edits[number] for number in numbers]
+
+
+def _combinations(count: int, size: int, before: Mapping[int, int]) -> Iterator[tuple[int, ...]]:
+    """Ascending numbers below ``count``, each only together with the one that must come ``before`` it."""
+
+    def extend(chosen: tuple[int, ...], start: int) -> Iterator[tuple[int, ...]]:
+        if len(chosen) == size:
+            yield chosen
+            return
+        for number in range(start, count):
+            if number not in before or before[number] in chosen:
+                yield from extend((*chosen, number), number + 1)
+
+    return extend((), 0)
 
 
 def needed(edits: Sequence[Edit], works: Callable[[Sequence[Edit]], bool]) -> list[Edit]:
     """What is left of edits that work when each that is not needed is put back, the last ones first."""
     kept = list(edits)
+    indispensable: set[object] = set()
     for edit in reversed(edits):
+        if edit.alike is not None and edit.alike in indispensable:
+            continue
         rest = [other for other in kept if other is not edit]
         if works(rest):
             kept = rest
+        elif edit.alike is not None:
+            indispensable.add(edit.alike)
     return kept
 
 
@@ -83,4 +112,4 @@ def narrowed(question: Question, edits: Sequence[Edit], finder: Finder) -> list[
         assert edit.narrow is not None
         exact += edit.narrow(applied(question, [*exact, *vague]), finder)
     # What one edit was narrowed to, others that were still too generous had a part in.
-    return needed(exact, lambda chosen: finder.fits(applied(question, chosen))) if several else exact
+    return needed(exact, lambda chosen: finder.works(applied(question, chosen))) if several else exact

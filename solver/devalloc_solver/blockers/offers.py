@@ -28,7 +28,7 @@ class ClaimOffers:
     _details: Details = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_details", Details(self.eligibility, self.snapshot, self.unit))
+        object.__setattr__(self, "_details", Details(self.eligibility, self.unit))
 
     def matches(self) -> list[Edit]:
         return self._details.matches()

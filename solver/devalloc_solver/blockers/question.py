@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from devalloc_solver.assignment import Placement, name_devices
 from devalloc_solver.blockers.alike import Alike
 from devalloc_solver.blockers.counting import Counting
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.holdings import Holding, Key, Ledger
-from devalloc_solver.place import OutOfSteps, place_on
+from devalloc_solver.place import DEFAULT, OutOfSteps, Steps, fits, place_on
 from devalloc_solver.snapshot import Device, Pool, Snapshot
 
 FEW = 4
 """Nodes that are searched rather than compared."""
+PROBE = 3_000
+"""Steps of ``place`` that a probe may take; a step is a few microseconds."""
+FINDING = 4_500
+"""The same for all probes of a finding."""
 
 
 class Undecided(Exception):
@@ -99,39 +104,71 @@ class Finder:
     alike: Alike = field(init=False)
     asked: int = field(default=0, init=False)
     """nodes that were searched, so that a caller can bound its work the same way every time"""
+    is_cut_short: bool = field(default=False, init=False)
+    """a probe of this finding was too hard to be answered"""
+    _left: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.counting, self.alike = Counting(self.snapshot), Alike(self.snapshot)
 
     def fits(self, question: Question) -> bool:
-        """Whether the unit fits. Raises Undecided."""
-        return self.find(question) is not None
+        """Whether the unit fits, for certain. Raises Undecided."""
+        found, hard = self._look(question, None, _fits_on)
+        return found is not None or any(self._search(question, node) is not None for node in hard)
 
-    def find(self, question: Question) -> Sequence[Placement] | None:
-        """Where the unit goes, somewhere, or None when it is proven that it does not fit. Raises Undecided."""
+    def works(self, question: Question) -> bool:
+        """The same with little work: False may also mean that it is not known, and then ``is_cut_short`` is set."""
+        return self._probe(question, _fits_on) is not None
+
+    def probe(self, question: Question) -> Sequence[Placement] | None:
+        """Where the unit goes, somewhere, with little work; None as with ``works``."""
+        found: Sequence[Placement] | None = self._probe(question, _place_on)
+        return found
+
+    def begin(self) -> None:
+        """Begin with the next finding: its probes have a budget of their own."""
+        self._left, self.is_cut_short = FINDING, False
+
+    def refill(self) -> None:
+        """Begin with another part of the same finding."""
+        self._left = FINDING
+
+    def _probe(self, question: Question, ask: Ask) -> Any:
+        budget = Steps(min(PROBE, self._left))
+        given = budget.left
+        found, hard = self._look(question, budget, ask)
+        self._left -= given - max(0, budget.left)
+        if found is None and hard and budget.left >= 0:  # not too hard: ``place`` does not know such units
+            return next((there for node in hard if (there := self._search(question, node)) is not None), None)
+        self.is_cut_short |= found is None and bool(hard)
+        return found
+
+    def _look(self, question: Question, budget: Steps | None, ask: Ask) -> tuple[Any, list[str | None]]:
+        """The answer of a node where the unit fits, or None, and the nodes where the steps ran out.
+
+        ``budget`` is for all nodes together; without it each has one of its own.
+        """
         details = [detail for demand in question.unit.demands for detail in demand.details]
         if not details:
-            return ()
+            return (), []
         if any(not any(slot.candidates.accepted for slot in detail) for detail in details):
-            return None
+            return None, []
         ledger = self._ledger(question)
-        hard = []
+        hard: list[str | None] = []
         for node in self._nodes(question):
             if self.ends is not None and time.monotonic() > self.ends:
                 raise Undecided
             self.asked += 1
             try:
-                found = place_on(question.snapshot, ledger, question.unit, node)
+                found = ask(question, ledger, node, budget or Steps(DEFAULT))
             except OutOfSteps:
                 hard.append(node)
+                if budget is not None and budget.left <= 0:
+                    break
                 continue
             if found is not None:
-                return found.placements
-        for node in hard:
-            placements = self._search(question if node is None else question.pinned(node))
-            if placements is not None:
-                return placements
-        return None
+                return found, []
+        return None, hard
 
     def _nodes(self, question: Question) -> Sequence[str | None]:
         """Nodes that are worth a search."""
@@ -158,15 +195,30 @@ class Finder:
             return self.counting.state(question.held).ledger
         return Ledger.of(question.snapshot, question.held)
 
-    def _search(self, question: Question) -> Sequence[Placement] | None:
-        """The same for questions that ``place`` does not settle within its budget."""
+    def _search(self, question: Question, node: str | None) -> Sequence[Placement] | None:
+        """The same for a node that ``place`` does not settle within its budget. Raises Undecided."""
         from devalloc_solver.goals import Search
         from devalloc_solver.model import build_model
 
-        search = Search(build_model(question.snapshot, question.held, [question.unit]), self.ends)
+        asked = question if node is None else question.pinned(node)
+        search = Search(build_model(asked.snapshot, asked.held, [asked.unit]), self.ends)
         value, bound = search.maximize([(1, search.model.satisfied[0])], best=1)
         if value:
             return name_devices(search)
         if bound > 0:
             raise Undecided
         return None
+
+
+Ask = Callable[[Question, Ledger, "str | None", Steps], Any]
+"""Asks one node, within so many steps: something when the unit fits, None when it does not. Raises OutOfSteps."""
+
+
+def _fits_on(question: Question, ledger: Ledger, node: str | None, steps: Steps) -> bool | None:
+    unit = question.unit if node is None else replace(question.unit, pin=node)
+    return fits(question.snapshot, ledger, unit, steps=steps) or None
+
+
+def _place_on(question: Question, ledger: Ledger, node: str | None, steps: Steps) -> Sequence[Placement] | None:
+    found = place_on(question.snapshot, ledger, question.unit, node, steps=steps)
+    return None if found is None else found.placements

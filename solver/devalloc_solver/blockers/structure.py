@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from devalloc_solver.blockers.details import shape_of
 from devalloc_solver.blockers.edits import Edit, fewest
 from devalloc_solver.blockers.question import Finder, Question
 from devalloc_solver.demand import Mode, Slot, Unit
@@ -98,10 +99,14 @@ def _tiers(question: Question, offers: Offers, finder: Finder, members: Sequence
 
 def _too_much_alone(question: Question, amounts: list[Edit], finder: Finder) -> list[Edit]:
     """Amounts of the details that fit nowhere even on their own."""
-    details = [(demand.key, detail[0].detail) for demand in question.unit.demands for detail in demand.details]
+    details = [(demand.key, detail) for demand in question.unit.demands for detail in demand.details]
     if len(details) < 2:
         return amounts
-    hopeless = [(key, number) for key, number in details if not finder.fits(_alone(question, key, number))]
+    fits: dict[object, bool] = {}
+    for key, slots in details:
+        if (key, shape_of(slots)) not in fits:
+            fits[key, shape_of(slots)] = finder.works(_alone(question, key, slots[0].detail))
+    hopeless = [(key, slots[0].detail) for key, slots in details if not fits[key, shape_of(slots)]]
     named = {(f"{namespace}/{name}", str(number)) for (namespace, name), number in hopeless}
     one = f"{question.unit.demands[0].key[0]}/{question.unit.demands[0].key[1]}"
     return [edit for edit in amounts if (edit.entry.get("claim", one), _detail(edit)) in named]

@@ -52,19 +52,14 @@ def shares_limits(question: Question) -> bool:
 
 
 def _without_limits(question: Question) -> Question:
-    return question.with_pools(lambda pool: _ungrouped(_boundless(pool)))
+    return question.with_pools(lambda pool: _boundless(_ungrouped(pool)))
 
 
 def _boundless(pool: Pool) -> Pool:
-    """Enough of everything for all devices at once."""
-    if not pool.resources:
+    """With devices that draw on nothing."""
+    if not any(device.draws for device in pool.devices):
         return pool
-    total: dict[str, int] = defaultdict(int)
-    for device in pool.devices:
-        for name, blocks in device.draws:
-            total[name] += blocks
-    enough = {name: replace(r, blocks=max(r.blocks, total[name])) for name, r in pool.resources.items()}
-    return replace(pool, resources=enough)
+    return replace(pool, devices=tuple(replace(d, draws=()) if d.draws else d for d in pool.devices))
 
 
 def _ungrouped(pool: Pool) -> Pool:
@@ -235,12 +230,12 @@ def _least(
             best = found
         if len(best) <= 1:
             break
-    return needed(best or [], lambda chosen: finder.fits(applied(question, chosen)))
+    return needed(best or [], lambda chosen: finder.works(applied(question, chosen)))
 
 
 def _placements(relaxed: Question, finder: Finder) -> Iterator[Sequence[Placement]]:
     """The best answer, and those on some other nodes."""
-    first = finder.find(relaxed)
+    first = finder.probe(relaxed)
     if first is None:
         return
     yield first
@@ -251,6 +246,6 @@ def _placements(relaxed: Question, finder: Finder) -> Iterator[Sequence[Placemen
     useful = {snapshot.pools[snapshot.devices[i].pool].node for i in accepted}
     nodes = [node for node in snapshot.nodes if node in useful and all(p.node != node for p in first)]
     for node in nodes[:NODES]:
-        found = finder.find(relaxed.pinned(node))
+        found = finder.probe(relaxed.pinned(node))
         if found is not None:
             yield found
