@@ -1,0 +1,51 @@
+"""Selectors against upstream's own CEL, built from the pinned Go module: the kept answers, and random expressions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support import upstream_cel
+from tests.support.go_build import Unavailable
+from tests.support.selectors import selector
+
+EXPRESSIONS = 3000
+
+
+def explained(expression: str) -> bool:
+    """Whether a difference may come from upstream's way with versions in lists, or with min and max (docs/dra-cel.md)."""
+    version = any(name in expression for name in ("ersion", "firmware"))
+    attribute = "lists.example.com" in expression and (".min()" in expression or ".max()" in expression)
+    return "versions" in expression or (version and " in " in expression) or attribute
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    try:
+        return upstream_cel.binary()
+    except Unavailable as reason:
+        # Where everything is expected to be there, a program that is not is a failure.
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no program: {reason}")
+
+
+def test_the_kept_answers_are_those_of_the_pinned_release(program: Path, tmp_path: Path) -> None:
+    kept = upstream_cel.kept()
+    differences = {expression: answers["upstream"] for expression, answers in kept["differences"].items()}
+    expected = kept["selectors"] | differences
+    answers = upstream_cel.theirs(program, expected, kept["devices"], tmp_path)
+    assert dict(zip(expected, answers, strict=True)) == expected
+
+
+def test_random_selectors_get_upstreams_answers(program: Path, tmp_path: Path) -> None:
+    devices = upstream_cel.kept()["devices"]
+    expressions = [selector(seed) for seed in range(100_000, 100_000 + EXPRESSIONS)]
+    theirs = upstream_cel.theirs(program, expressions, devices, tmp_path)
+    own = upstream_cel.cel_devices(devices)
+    ours = [upstream_cel.ours(expression, own) for expression in expressions]
+    different = [found for found in zip(expressions, theirs, ours, strict=True) if found[1] != found[2]]
+    assert [found for found in different if not explained(found[0])] == []
+    assert len(different) < EXPRESSIONS // 300
+    letters = "".join(theirs)
+    assert min(letters.count(letter) for letter in "TFEC") > EXPRESSIONS // 10
