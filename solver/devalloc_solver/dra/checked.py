@@ -1,4 +1,4 @@
-"""The independent check over a whole answer: node by node, with no more of the cluster than the node can see."""
+"""The independent check over answers for a cluster: node by node, with no more of it than the node can see."""
 
 from __future__ import annotations
 
@@ -14,60 +14,70 @@ Manifest = Mapping[str, Any]
 PoolId = tuple[str, str]
 
 
-def wrong_answers(
-    intake: Intake, nodes: Mapping[str, Node], gates: frozenset[str], answers: Sequence[tuple[Key, str, Manifest]]
-) -> list[str]:
-    """What the check finds in answers: (claim, node, AllocationResult) each."""
-    slices = _Slices(intake.slices)
-    held: dict[PoolId, dict[Key, Manifest]] = defaultdict(dict)
-    allocated = [((c.namespace, c.name), c.allocation) for c in intake.claims if c.allocation is not None]
-    allocated += [(refused.key, refused.allocation) for refused in intake.refused if refused.allocation is not None]
-    for key, result in (*allocated, *((key, result) for key, _, result in answers)):
-        for one in (result.get("devices") or {}).get("results") or ():
-            held[one.get("driver"), one.get("pool")][key] = {"status": {"allocation": result}}
-    by_node: dict[str, list[tuple[Key, Manifest]]] = defaultdict(list)
-    for key, name, result in answers:
-        by_node[name].append((key, result))
-    verdicts = Verdicts(gates)
-    found: list[str] = []
-    for name, mine in sorted(by_node.items()):
-        keys = {key for key, _ in mine}
-        seen = slices.of(name)
-        others = {key: claim for pool in _pools(seen) for key, claim in held[pool].items() if key not in keys}
-        node = nodes.get(name, Node(name))
-        found += check_results(
-            [result for _, result in mine],
-            {"metadata": {"name": name, "labels": dict(node.labels)}},
-            [*(intake.manifests[key] for key, _ in mine), *others.values()],
-            [*intake.class_manifests.values()],
-            seen,
-            features=gates,
-            verdicts=verdicts,
-        )
-    return found
+class Checker:
+    """Slices by the node that can see them, and who holds devices of which pool."""
 
-
-class _Slices:
-    """Slices by the node that can see them; those of pools that span nodes are for all."""
-
-    def __init__(self, slices: Iterable[Manifest]) -> None:
+    def __init__(
+        self, slices: Sequence[Manifest], classes: Iterable[Manifest], nodes: Mapping[str, Node], gates: frozenset[str]
+    ) -> None:
+        self._classes, self._nodes, self._gates = list(classes), nodes, gates
+        self._verdicts = Verdicts(gates)
+        self._held: dict[PoolId, dict[Key, Manifest]] = defaultdict(dict)
+        self._common: list[Manifest] = []
+        """of pools that span nodes"""
+        self._local: dict[str, list[Manifest]] = defaultdict(list)
         places: dict[PoolId, set[str | None]] = defaultdict(set)
         for one in slices:
             places[_pool(one)].add(one["spec"].get("nodeName") or None)
-        self._common: list[Manifest] = []
-        self._local: dict[str, list[Manifest]] = defaultdict(list)
         for one in slices:
             where = places[_pool(one)]
             name = next(iter(where)) if len(where) == 1 else None
             (self._common if name is None else self._local[name]).append(one)
 
-    def of(self, node: str) -> list[Manifest]:
-        return [*self._local.get(node, ()), *self._common]
+    def hold(self, key: Key, allocation: Manifest) -> None:
+        """A claim has an allocation."""
+        for pool in _pools_of(allocation):
+            self._held[pool][key] = {"status": {"allocation": allocation}}
+
+    def free(self, key: Key, allocation: Manifest) -> None:
+        """A claim has it no more."""
+        for pool in _pools_of(allocation):
+            self._held[pool].pop(key, None)
+
+    def wrong(self, node: str, answers: Sequence[tuple[Key, Manifest, Manifest]]) -> list[str]:
+        """What is wrong with answers for claims on one node: (key, claim, AllocationResult) each, held or not yet."""
+        keys = {key for key, _, _ in answers}
+        seen = [*self._local.get(node, ()), *self._common]
+        pools = {_pool(one) for one in seen}
+        others = {k: claim for pool in pools for k, claim in self._held.get(pool, {}).items() if k not in keys}
+        labels = dict(self._nodes[node].labels) if node in self._nodes else {}
+        return check_results(
+            [result for _, _, result in answers],
+            {"metadata": {"name": node, "labels": labels}},
+            [*(claim for _, claim, _ in answers), *others.values()],
+            self._classes,
+            seen,
+            features=self._gates,
+            verdicts=self._verdicts,
+        )
+
+
+def make_checker(intake: Intake, nodes: Mapping[str, Node], gates: frozenset[str]) -> Checker:
+    """The check of a cluster with what its claims hold."""
+    checker = Checker(intake.slices, intake.class_manifests.values(), nodes, gates)
+    for claim in intake.claims:
+        if claim.allocation is not None:
+            checker.hold((claim.namespace, claim.name), claim.allocation)
+    for refused in intake.refused:
+        if refused.allocation is not None:
+            checker.hold(refused.key, refused.allocation)
+    return checker
 
 
 def _pool(one: Manifest) -> PoolId:
     return one["spec"]["driver"], one["spec"]["pool"]["name"]
 
 
-def _pools(slices: Iterable[Manifest]) -> set[PoolId]:
-    return {_pool(one) for one in slices}
+def _pools_of(allocation: Manifest) -> set[PoolId]:
+    results = (allocation.get("devices") or {}).get("results") or ()
+    return {(one.get("driver"), one.get("pool")) for one in results}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 from devalloc.api.problems import Problem
 from devalloc_solver.assignment import Placement
 from devalloc_solver.demand import Unit
+from devalloc_solver.dra.answers import answer_of, placed_answer, refusal_answer
 from devalloc_solver.dra.candidates import Judge
-from devalloc_solver.dra.checked import wrong_answers
+from devalloc_solver.dra.checked import make_checker
 from devalloc_solver.dra.cluster import Survey, survey
 from devalloc_solver.dra.demands import build_units, node_of
 from devalloc_solver.dra.documents import Intake, Key, Refused, priority_of, read_documents
@@ -19,7 +21,6 @@ from devalloc_solver.dra.errors import AnswerRefused
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import FieldError
 from devalloc_solver.dra.inventory import Offer, list_offers, make_snapshot, used_devices
-from devalloc_solver.dra.objects import Claim
 from devalloc_solver.dra.pools import SliceBook
 from devalloc_solver.dra.reasons import Explainer
 from devalloc_solver.dra.result import ShareIds, make_result
@@ -72,8 +73,16 @@ def solve_manifests(
     started = time.monotonic()
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
+    gates = read_features(features)
+    return solve(read_documents(documents, gates), gates, placement, deadline, started)
+
+
+def solve(
+    intake: Intake, gates: frozenset[str], placement: str, deadline: float | None, started: float
+) -> dict[str, Any]:
+    """The same for objects that are read; ``started`` is a monotonic time."""
     ends = None if deadline is None else started + deadline
-    prepared = prepare(read_documents(documents, read_features(features)), read_features(features))
+    prepared = prepare(intake, gates)
     placements, levels = _search(prepared, placement, ends)
     answers = _answers(prepared, placements, ends)
     return {
@@ -141,12 +150,12 @@ def _search(prepared: Prepared, placement: str, ends: float | None) -> tuple[lis
     return placements, levels
 
 
-def _seen_from(prepared: Prepared, placement: Placement) -> str:
+def seen_from(placement: Placement, offers: Sequence[Offer], seen: Survey) -> str:
     """The node of a placement, or one that reaches all of its devices."""
     if placement.node is not None:
         return placement.node
-    reached = [prepared.offers[entry.device.index].nodes for entry in placement.entries]
-    return min(frozenset.intersection(*reached)) if reached else next(iter(prepared.survey.nodes), "")
+    reached = [offers[entry.device.index].nodes for entry in placement.entries]
+    return min(frozenset.intersection(*reached)) if reached else next(iter(seen.nodes), "")
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
@@ -154,24 +163,14 @@ def _seen_from(prepared: Prepared, placement: Placement) -> str:
 
 def _answers(prepared: Prepared, placements: Sequence[Placement], ends: float | None) -> list[dict[str, Any]]:
     results = _results(prepared, placements)
-    found = wrong_answers(
-        prepared.intake,
-        prepared.survey.nodes,
-        prepared.gates,
-        [
-            (placement.demand.key, _seen_from(prepared, placement), results[placement.demand.key])
-            for placement in placements
-        ],
-    )
-    if found:
-        raise AnswerRefused(found)
-    answers = [_placed(prepared, placement, results[placement.demand.key]) for placement in placements]
+    _refuse_wrong(prepared, placements, results)
+    answers = [placed_answer(placement, results[placement.demand.key]) for placement in placements]
     answers += [
-        _answer((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
+        answer_of((claim.namespace, claim.name), dict(claim.allocation), node_of(claim))
         for claim in prepared.intake.claims
         if claim.allocation is not None
     ]
-    answers += [_refusal(refused) for refused in prepared.refused]
+    answers += [refusal_answer(refused) for refused in prepared.refused]
     explainer = Explainer(prepared.snapshot, prepared.offers, prepared.holdings, placements, ends)
     placed = {placement.demand.key for placement in placements}
     for unit in prepared.units:
@@ -196,34 +195,19 @@ def _results(prepared: Prepared, placements: Sequence[Placement]) -> dict[Key, d
     }
 
 
-def _answer(key: Key, allocation: Mapping[str, Any], node: str | None) -> dict[str, Any]:
-    return {
-        "namespace": key[0],
-        "name": key[1],
-        "allocated": True,
-        "node": node,
-        "allocations": allocation,
-        "oneOf": None,
-        "reason": None,
-        "message": None,
-    }
-
-
-def _placed(prepared: Prepared, placement: Placement, result: Mapping[str, Any]) -> dict[str, Any]:
-    claim: Claim = placement.demand.claim.claim
-    chosen = {entry.slot.detail: entry.slot.alternative for entry in placement.entries}
-    answer = _answer(placement.demand.key, result, placement.node)
-    answer["oneOf"] = [chosen.get(number) for number in range(len(claim.requests))]
-    skipped = [error for slot in placement.demand.slots for error in slot.spec.verdict.errors]
-    return answer | ({"warnings": sorted(set(skipped))} if skipped else {})
-
-
-def _refusal(refused: Refused) -> dict[str, Any]:
-    if refused.allocation is not None:
-        told = {"warnings": [f"{refused.reason}: {refused.message}"]}
-        return _answer(refused.key, dict(refused.allocation), None) | told
-    return _answer(refused.key, {}, None) | {
-        "allocated": False,
-        "reason": str(refused.reason),
-        "message": refused.message,
-    }
+def _refuse_wrong(
+    prepared: Prepared, placements: Sequence[Placement], results: Mapping[Key, Mapping[str, Any]]
+) -> None:
+    """Raises AnswerRefused when the independent check finds a violation: a bug of ours."""
+    checker = make_checker(prepared.intake, prepared.survey.nodes, prepared.gates)
+    by_node: dict[str, list[Key]] = defaultdict(list)
+    for placement in placements:
+        checker.hold(placement.demand.key, results[placement.demand.key])
+        by_node[seen_from(placement, prepared.offers, prepared.survey)].append(placement.demand.key)
+    found = [
+        violation
+        for node, keys in sorted(by_node.items())
+        for violation in checker.wrong(node, [(key, prepared.intake.manifests[key], results[key]) for key in keys])
+    ]
+    if found:
+        raise AnswerRefused(found)
