@@ -18,6 +18,7 @@ from devalloc_solver.batch import Cell, Crowd, Site, Terms
 from devalloc_solver.bunches import Bunch, Place
 from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
 from devalloc_solver.draft import Draft, add_terms
+from devalloc_solver.naming import claim_order
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -30,15 +31,31 @@ SlotKey = tuple[int, int]
 """(detail, alternative)"""
 
 
-def find_crowds(units: Sequence[Unit], bunches: Sequence[Bunch]) -> list[tuple[int, ...]]:
-    """The units that may be counted together, by their numbers; those that stay on their own are in none."""
+def wish_of(unit: Unit) -> object | None:
+    """Equal for units that ask for the same, at whatever priority; None for groups."""
+    if unit.group is not None or unit.demands[0].shape is None:
+        return None
+    return unit.pin, unit.demands[0].shape
+
+
+def equal_units(units: Sequence[Unit]) -> list[tuple[int, ...]]:
+    """The numbers of units that ask for the same, in the order in which claims are decided.
+
+    Of these the earlier ones are satisfied (S17), those of higher priority before others: could two change places, the
+    answer would be better.
+    """
     alike: dict[object, list[int]] = defaultdict(list)
     for number, unit in enumerate(units):
-        if unit.kind is not None:
-            alike[unit.kind].append(number)
+        if (wish := wish_of(unit)) is not None:
+            alike[wish].append(number)
+    return [tuple(sorted(numbers, key=lambda n: claim_order(units[n].demands[0].claim))) for numbers in alike.values()]
+
+
+def find_crowds(units: Sequence[Unit], bunches: Sequence[Bunch]) -> list[tuple[int, ...]]:
+    """The units that may be counted together; those that stay on their own are in none."""
     return [
-        tuple(numbers)
-        for numbers in alike.values()
+        numbers
+        for numbers in equal_units(units)
         if len(numbers) > 1 and _can_be_counted(units[numbers[0]].demands[0], bunches)
     ]
 

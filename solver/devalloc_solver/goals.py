@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from devalloc_solver.batch import BatchModel, Crowd, SlotVars, Terms
+from devalloc_solver.crowd import wish_of
 from devalloc_solver.demand import Demand, Mode, Slot
 from devalloc_solver.naming import ClaimOrder, claim_order
-from devalloc_solver.policy import policy_cost
+from devalloc_solver.policy import order_cost, policy_cost
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -141,6 +142,8 @@ class Search:
         parameters = solver.parameters
         parameters.num_workers = 1
         parameters.random_seed = 1
+        # Counting problems are refuted by their linear relaxation: with all of it, in milliseconds instead of minutes.
+        parameters.linearization_level = 2
         # Its handler would stay as the default action after the search: Ctrl-C would kill the host program unasked.
         parameters.catch_sigint_signal = False
         parameters.max_deterministic_time = limit
@@ -185,6 +188,8 @@ def optimize(model: BatchModel, *, placement: str, ends: float | None) -> tuple[
     )
     levels.append(Level("devices", value, bound))
     search.minimize(policy_cost(model, placement), best=None, limit=POLICY_LIMIT)
+    if len(model.units) > 1 and len(model.cp.proto.variables) <= SMALL:
+        search.minimize(order_cost(model), limit=POLICY_LIMIT)
     return search, levels
 
 
@@ -226,11 +231,11 @@ def _prefer(search: Search, number: int, denied: set[object]) -> None:
 
     Where an equal claim before it was denied, so is this one: the two could change places.
     """
-    literal, kind = search.model.satisfied[number], search.model.units[number].kind
-    if not search.value(literal) and (kind is None or kind not in denied):
+    literal, wish = search.model.satisfied[number], wish_of(search.model.units[number])
+    if not search.value(literal) and (wish is None or wish not in denied):
         search.maximize([(1, literal)], best=1, limit=search.choice_limit)
     if not search.value(literal):
-        denied.add(kind)
+        denied.add(wish)
     search.fix(literal, search.value(literal))
 
 

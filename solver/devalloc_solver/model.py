@@ -8,11 +8,12 @@ keep their devices only while a literal says so, which is how the reasons find w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from devalloc_solver.amounts import Amounts
 from devalloc_solver.batch import NOTHING, BatchModel, Relax, bin_count
 from devalloc_solver.bunches import Place, make_bunches
-from devalloc_solver.crowd import add_crowd, find_crowds
+from devalloc_solver.crowd import add_crowd, equal_units, find_crowds
 from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.draft import Draft
 from devalloc_solver.holdings import Holding, Ledger
@@ -63,27 +64,19 @@ def build_model(
     model = BatchModel(snapshot, ledger, units, bunches, nodes, cp, kept, satisfied)
     draft = Draft(model, relax, apart)
     amounts = Amounts(draft, [item.amounts or () for holding in releasable for item in holding.items])
-    _order_equal_units(model)
-    crowds = {numbers[0]: numbers for numbers in find_crowds(units, bunches)}
-    counted = {number for numbers in crowds.values() for number in numbers}
+    for numbers in equal_units(units):
+        for earlier, later in pairwise(numbers):
+            cp.add_implication(satisfied[later], satisfied[earlier])
+    crowds = find_crowds(units, bunches)
+    for numbers in crowds:
+        add_crowd(draft, numbers, _places_of(draft, units[numbers[0]]))
+    counted = {number for numbers in crowds for number in numbers}
     for number, unit in enumerate(units):
-        if number in crowds:
-            add_crowd(draft, crowds[number], _places_of(draft, unit))
-        elif number not in counted:
+        if number not in counted:
             add_unit(draft, amounts, number, unit, _places_of(draft, unit))
     add_supply(draft, releasable)
     _add_nodes(draft)
     return model
-
-
-def _order_equal_units(model: BatchModel) -> None:
-    """Of equal claims the earlier ones are satisfied (S17): the search need not try the others."""
-    last: dict[object, int] = {}
-    for number, unit in enumerate(model.units):
-        if (kind := unit.kind) is not None:
-            if kind in last:
-                model.cp.add_implication(model.satisfied[number], model.satisfied[last[kind]])
-            last[kind] = number
 
 
 def _places_of(draft: Draft, unit: Unit) -> list[Place]:

@@ -31,6 +31,17 @@ def policy_cost(model: BatchModel, placement: str) -> Terms:
     return [(w, v) for w, v in cost if w]
 
 
+def order_cost(model: BatchModel) -> Terms:
+    """What is left to choose: earlier claims on nodes that come first."""
+    rank = {node: position for position, node in enumerate(model.nodes)}
+    last = len(model.units)
+    found = [(number, place, v) for number, places in model.places.items() for place, v in places.items()]
+    for crowd in model.crowds:
+        found += [(crowd.units[0], site.place, v) for site in crowd.sites for v in site.patterns.values()]
+    terms = [((last - number) * rank.get(place or "", 0), v) for number, place, v in found]
+    return [(weight, v) for weight, v in terms if weight]
+
+
 def _largest_left(model: BatchModel) -> Terms:
     """For each partitionable pool a claim may draw on: the largest device that can still be allocated, as a gain."""
     cp = model.cp
