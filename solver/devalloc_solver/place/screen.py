@@ -28,7 +28,7 @@ class Screen:
         self.site = site
         self.takers = [lot.takers for lot in site.lots]
         self.families = families(site)
-        self.ties = [self._tie_masks(number) for number in range(len(site.asks.ties))]
+        self.ties = [self._tie_values(number) for number in range(len(site.asks.ties))]
         self._kinds: list[object] | None = None
         self._pools: dict[int, int] = {}
 
@@ -44,18 +44,26 @@ class Screen:
         """The asks that could be served on their own, as far as counts tell."""
         asks = self.site.asks
         viable = sum(ask.bit for ask in asks.asks if self._is_viable(ask))
-        for tie, masks in zip(asks.ties, self.ties, strict=True):
-            viable &= ~tie.asks | reduce(or_, masks)
+        for tie, values in zip(asks.ties, self.ties, strict=True):
+            viable &= ~tie.asks | reduce(or_, (mask for mask, _ in values))
         return viable
 
     def may_choose(self, allowed: int) -> bool:
         """Whether some choice among the allowed asks may fit, as things stand."""
-        details = self.site.asks.details
-        for number, masks in enumerate(self.ties):
-            free = ~self.site.asks.ties[number].asks
-            if not any(all(d & allowed & (mask | free) for d in details) for mask in masks):
+        asks = self.site.asks
+        if not self.may_fit(allowed, self.takers):
+            return False
+        for tie, values in zip(asks.ties, self.ties, strict=True):
+            spans = sum(1 for detail in asks.details if detail & tie.asks) > 1
+            if not any(self._may_agree(allowed & (mask | ~tie.asks), takers, spans) for mask, takers in values):
                 return False
-        return self.may_fit(allowed, self.takers)
+        return True
+
+    def _may_agree(self, allowed: int, takers: Sequence[int], spans: bool) -> bool:
+        """Whether a choice may fit on one value of a tie; a tie of one detail only says what that may choose."""
+        return all(detail & allowed for detail in self.site.asks.details) and (
+            not spans or self.may_fit(allowed, takers)
+        )
 
     def may_fit(self, allowed: int, takers: Sequence[int]) -> bool:
         """The same where ``takers`` (per lot) says who may take what. Details without an allowed ask are left aside."""
@@ -119,18 +127,33 @@ class Screen:
 
     # -- ties --------------------------------------------------------------------------------------------------------
 
-    def _tie_masks(self, number: int) -> list[int]:
-        """Per value of a tie the asks that have enough devices with it; those that nothing else does better."""
+    def _tie_values(self, number: int) -> list[tuple[int, list[int]]]:
+        """Per value of a tie: the asks that have enough devices with it, and who may take what then (per lot).
+
+        Values that the bounds cannot tell apart once only, and first "no value", which leaves all asks of the tie out.
+        """
         site = self.site
         tie = site.asks.ties[number]
-        sizes: dict[object, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        lots: dict[object, list[int]] = defaultdict(list)
         for lot in site.lots:
             for value in site.tie_values[number][lot.number]:
+                lots[value].append(lot.number)
+        outside = [mask & ~tie.asks for mask in self.takers]
+        found: dict[object, tuple[int, list[int]]] = {None: (0, outside)}
+        for numbers in lots.values():
+            sizes: dict[int, int] = defaultdict(int)
+            takers = list(outside)
+            look: dict[object, int] = defaultdict(int)
+            for position in numbers:
+                lot = site.lots[position]
+                takers[position] = lot.takers
+                weights = tuple(family.weights[position] for family in self.families)
+                look[lot.takers, lot.one.shareable, weights] += lot.size
                 for ask in site.asks.of(lot.takers & tie.asks):
-                    sizes[value][ask.number] += lot.size
-        masks = {sum(1 << n for n, size in found.items() if size >= site.asks.asks[n].need) for found in sizes.values()}
-        kept = [mask for mask in sorted(masks) if not any(mask != other and not mask & ~other for other in masks)]
-        return kept or [0]
+                    sizes[ask.number] += lot.size
+            mask = sum(1 << n for n, size in sizes.items() if size >= site.asks.asks[n].need)
+            found.setdefault(frozenset(look.items()), (mask, takers))
+        return [*found.values()]
 
     def is_constant(self, chosen: int) -> bool:
         """Whether a choice needs equally many devices, however it is served."""
