@@ -15,7 +15,7 @@ EXPRESSIONS = 3000
 
 
 def explained(expression: str) -> bool:
-    """Whether a difference may come from upstream's way with versions in lists, or with min and max (docs/dra-cel.md)."""
+    """Whether a difference may be one of docs/dra-cel.md: versions in lists, min and max of lists that mix types."""
     version = any(name in expression for name in ("ersion", "firmware"))
     attribute = "lists.example.com" in expression and (".min()" in expression or ".max()" in expression)
     return "versions" in expression or (version and " in " in expression) or attribute

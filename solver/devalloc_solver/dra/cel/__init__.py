@@ -6,7 +6,7 @@ bound the cost of an evaluation.
 """
 
 from devalloc_solver.dra.cel.device import CelDevice, Scalar, Value
-from devalloc_solver.dra.cel.errors import CompileError, EvaluationError
+from devalloc_solver.dra.cel.errors import CompileError, EvaluationError, ExhaustedError
 from devalloc_solver.dra.cel.program import Program, compile
 from devalloc_solver.dra.cel.reads import ALLOW_MULTIPLE, DRIVER, Equality, Read
 
@@ -17,6 +17,7 @@ __all__ = [
     "CompileError",
     "Equality",
     "EvaluationError",
+    "ExhaustedError",
     "Program",
     "Read",
     "Scalar",

@@ -20,5 +20,9 @@ class EvaluationError(Exception):
     """The expression has no answer for this device: a missing key, types that do not go together, an overflow."""
 
 
+class ExhaustedError(EvaluationError):
+    """The evaluation costs more than it may. Most likely it does for every other device too."""
+
+
 class CostExceeded(Exception):
     """The evaluation has used up its cost. No operator of the language can absorb it."""

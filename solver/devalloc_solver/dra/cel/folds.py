@@ -33,22 +33,30 @@ def fold(node: Fold, scope: Scope, build: Build) -> Run:
     """The closure of a comprehension."""
     if is_binding(node):
         return _binding(node, scope, build)
-    first, second, accumulator = scope.new_slot(), scope.new_slot(), scope.new_slot()
-    inner = scope.with_variable(node.variable, _reader(first))
+    variables = scope.new_slot(), scope.new_slot()
+    inner = scope.with_variable(node.variable, _reader(variables[0]))
     if node.second_variable:
-        inner = inner.with_variable(node.second_variable, _reader(second))
-    step_scope = inner.with_variable(node.accumulator, _accumulator(accumulator))
+        inner = inner.with_variable(node.second_variable, _reader(variables[1]))
     source, pairs = build(node.range, scope), bool(node.second_variable)
     weight = 1 + _weight(node.condition) + _weight(node.step)
     appended = _appended(node)
-    if appended is not None:
-        value, condition = build(appended[0], inner), build(appended[1], inner) if appended[1] else None
-        return _collecting(source, pairs, (first, second), weight, value, condition)
-    start, result = (
-        build(node.start, scope),
-        build(node.result, scope.with_variable(node.accumulator, _accumulator(accumulator))),
-    )
+    if appended is None:
+        return _folding(node, scope, inner, build, source, variables, weight)
+    value, condition = appended
+    tested = build(condition, inner) if condition else None
+    return _collecting(source, pairs, variables, weight, build(value, inner), tested)
+
+
+def _folding(
+    node: Fold, scope: Scope, inner: Scope, build: Build, source: Run, variables: tuple[int, int], weight: int
+) -> Run:
+    """The general case: an accumulator, and a step that gives its next value."""
+    accumulator, (first, second) = scope.new_slot(), variables
+    held = _accumulator(accumulator)
+    step_scope = inner.with_variable(node.accumulator, held)
+    start, result = build(node.start, scope), build(node.result, scope.with_variable(node.accumulator, held))
     condition, step = build(node.condition, step_scope), _step(node, step_scope, build, accumulator)
+    pairs = bool(node.second_variable)
 
     def run(frame: Frame) -> Any:
         items = _items(source(frame), pairs)

@@ -11,7 +11,7 @@ from devalloc_solver.dra.cel.build import build
 from devalloc_solver.dra.cel.checker import check
 from devalloc_solver.dra.cel.declarations import GATES, SHARING_GATE
 from devalloc_solver.dra.cel.device import CelDevice
-from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError
+from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError, ExhaustedError
 from devalloc_solver.dra.cel.reads import Equality, Read, equalities, reads
 from devalloc_solver.dra.cel.values import Frame, type_name
 
@@ -34,11 +34,14 @@ class Program:
     _slots: int = field(repr=False)
 
     def matches(self, device: CelDevice) -> bool:
-        """Whether the device is selected. Raises EvaluationError when that cannot be computed."""
+        """Whether the device is selected.
+
+        Raises EvaluationError when that cannot be computed, ExhaustedError (one of these) when it costs too much.
+        """
         try:
             result = self._run(Frame(device, COST_LIMIT, self._slots))
         except CostExceeded:
-            raise EvaluationError(f"the evaluation costs more than {COST_LIMIT} units") from None
+            raise ExhaustedError(f"the evaluation costs more than {COST_LIMIT} units") from None
         except (RecursionError, MemoryError, OverflowError) as error:
             raise EvaluationError(f"the evaluation was given up: {type(error).__name__}") from None
         if result is True or result is False:

@@ -80,8 +80,7 @@ def _authority(authority: str, text: str) -> tuple[str | None, str]:
         bracket = host.rfind("]")
         if bracket < 0 or not _PORT.fullmatch(host[bracket + 1 :]):
             raise _bad(text)
-        address = host[1:bracket]
-        host = address.replace("%25", "%", 1) and f"[{address.replace('%25', '%', 1)}]{host[bracket + 1 :]}"
+        host = host.replace("%25", "%", 1)  # the zone of an address
     else:
         colon = host.find(":")
         if colon >= 0 and not _PORT.fullmatch(host[colon:]):
