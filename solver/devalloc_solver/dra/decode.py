@@ -252,6 +252,7 @@ def read_claim(content: Mapping[str, Any], gates: frozenset[str]) -> Claim:
         annotations={key: str(value) for key, value, _ in metadata.pairs("annotations")},
         created=metadata.optional("creationTimestamp"),
         is_deleting=metadata.has("deletionTimestamp"),
+        spec=spec.content,
     )
     devices.finish()
     spec.finish()

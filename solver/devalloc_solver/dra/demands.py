@@ -48,7 +48,7 @@ def build_units(intake: Intake, judge: Judge) -> tuple[list[Unit], list[Refused]
     for demand in demands:
         name = demand.claim.claim.annotations.get(GROUP)
         if name is None:
-            units.append(_alone(demand, judge.offers))
+            units.append(alone(demand, judge.offers))
         elif (members := groups.pop((demand.claim.namespace, name), None)) is not None:
             found = _together((demand.claim.namespace, name), members, intake, refused)
             if isinstance(found, Unit):
@@ -78,15 +78,15 @@ def make(one: PendingClaim, intake: Intake, judge: Judge) -> Demand | Refused:
     except AllocationError as error:
         reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
         return Refused(one.key, reason, error.message, group)
-    return replace(make_demand(one, choices), shape=_shape(intake.manifests[one.key]))
+    return replace(make_demand(one, choices), shape=_shape(claim))
 
 
-def _shape(manifest: Mapping[str, Any]) -> str:
+def _shape(claim: Claim) -> str:
     """Equal for claims that ask for the same."""
-    return json.dumps(manifest["spec"], sort_keys=True, default=str)
+    return json.dumps(claim.spec, sort_keys=True, default=str)
 
 
-def _alone(demand: Demand, offers: Sequence[Offer]) -> Unit:
+def alone(demand: Demand, offers: Sequence[Offer]) -> Unit:
     """A claim of its own. One that may get a device which binds it to a node is told its node in any case."""
     binds = any(offers[i].device.binds_to_node for slot in demand.slots for i in slot.candidates.accepted)
     return Unit((demand,), demand.claim.claim.title if binds else None, pin_of(demand.claim.claim))

@@ -98,7 +98,7 @@ def prepare(intake: Intake, gates: frozenset[str]) -> Prepared:
     """All stages before the search."""
     book = SliceBook(intake.slices, gates)
     seen = survey(book, intake.nodes)
-    usage, holders, problems = _held(intake)
+    usage, holders, problems = held_usage(intake)
     offers = list_offers(seen.views, usage, gates)
     judge = Judge(gates, offers, Usage(), Selectors(gates), intake.classes, frozenset(seen.broken))
     units, refused = build_units(intake, judge)
@@ -118,11 +118,13 @@ def prepare(intake: Intake, gates: frozenset[str]) -> Prepared:
     )
 
 
-def _held(intake: Intake) -> tuple[Usage, list[tuple[Key, int, Usage]], list[Problem]]:
+def held_usage(intake: Intake) -> tuple[Usage, list[tuple[Key, int, Usage]], list[Problem]]:
     """What is in use, and claim by claim; an allocation that cannot be read is a problem."""
     allocated = [(c.namespace, c.name, priority_of(c), c.allocation) for c in intake.claims if c.allocation is not None]
     allocated += [(*r.key, 0, r.allocation) for r in intake.refused if r.allocation is not None]
-    usage, holders, problems = Usage(), [], []
+    usage = Usage()
+    holders: list[tuple[Key, int, Usage]] = []
+    problems: list[Problem] = []
     for namespace, name, priority, allocation in allocated:
         mine = Usage()
         try:

@@ -218,6 +218,8 @@ class Claim:
     annotations: Mapping[str, str]
     created: str | None
     is_deleting: bool
+    spec: Mapping[str, Any]
+    """as written"""
 
     @property
     def title(self) -> str:

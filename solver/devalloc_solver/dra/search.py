@@ -7,24 +7,33 @@ from collections.abc import Sequence
 from devalloc_solver.assignment import Placement
 from devalloc_solver.demand import Unit
 from devalloc_solver.holdings import Holding, Ledger
+from devalloc_solver.place import OutOfSteps, place
 from devalloc_solver.snapshot import Snapshot
 
 
-def find(snapshot: Snapshot, holdings: Sequence[Holding], unit: Unit) -> list[Placement] | None:
-    """A placement of every demand of the unit, best first by S17; None when it is proven that there is none."""
-    from devalloc_solver.place import OutOfSteps, place
+def find(
+    snapshot: Snapshot,
+    holdings: Sequence[Holding],
+    unit: Unit,
+    *,
+    ledger: Ledger | None = None,
+    placement: str = "pack",
+) -> list[Placement] | None:
+    """A placement of every demand of the unit, best first by S17; None when it is proven that there is none.
 
+    ``ledger`` is what the holdings add up to, where that is known.
+    """
     try:
-        found = place(snapshot, Ledger.of(snapshot, holdings), unit)
+        found = place(snapshot, ledger or Ledger.of(snapshot, holdings), unit, placement=placement)
         return None if found is None else list(found.placements)
     except OutOfSteps:
-        return _solve(snapshot, holdings, unit)
+        return _solve(snapshot, holdings, unit, placement)
 
 
-def _solve(snapshot: Snapshot, holdings: Sequence[Holding], unit: Unit) -> list[Placement] | None:
+def _solve(snapshot: Snapshot, holdings: Sequence[Holding], unit: Unit, placement: str) -> list[Placement] | None:
     from devalloc_solver.assignment import name_devices
     from devalloc_solver.goals import optimize
     from devalloc_solver.model import build_model
 
-    search, _ = optimize(build_model(snapshot, holdings, [unit]), placement="pack", ends=None)
+    search, _ = optimize(build_model(snapshot, holdings, [unit]), placement=placement, ends=None)
     return name_devices(search) or None
