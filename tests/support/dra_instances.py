@@ -51,6 +51,11 @@ AMOUNTS = ("1", "1", "2", "2", "3", "4", "500m", "1500m", "0.5", "1000m", "2000"
 def instance(rng: Random) -> Instance:
     themes = set(rng.sample(THEMES, rng.choice([1, 2, 2, 3, 3, 4, 5])))
     themes |= {rare for rare in RARE if rng.random() < 0.03}
+    return drawn(rng, themes)
+
+
+def drawn(rng: Random, themes: set[str]) -> Instance:
+    """An instance of certain themes."""
     return _Drawing(rng, themes).instance()
 
 

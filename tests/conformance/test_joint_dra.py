@@ -1,0 +1,54 @@
+"""Many claims of resource.k8s.io over several nodes: as many of each priority as trying everything finds, checked."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from devalloc_solver import dra
+from tests.support.dra_differential import violations
+from tests.support.dra_joint import Joint, TooLarge, best, counts, joint, placed
+
+BATCH = 20
+JOINTS = st.randoms(use_true_random=False).map(joint)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+def complaints(one: Joint) -> list[str]:
+    """What is wrong with our answer."""
+    answer = dra.solve_manifests(one.documents)
+    found = [sentence for instance, results in placed(one, answer) for sentence in violations(instance, results)]
+    try:
+        wanted = best(one)
+    except TooLarge:
+        return found
+    if counts(one, answer) != wanted:
+        found.append(f"satisfies {counts(one, answer)} of {wanted}")
+    if not answer["optimal"]:
+        found.append("does not prove it")
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, 60, BATCH))
+def test_counts_agree_with_trying_everything(first: int) -> None:
+    wrong = {seed: found for seed in range(first, first + BATCH) if (found := complaints(joint(Random(seed))))}
+    assert wrong == {}
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=SLOW)
+@given(one=JOINTS)
+def test_shrinkable_instances_agree_with_trying_everything(one: Joint) -> None:
+    assert complaints(one) == []
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
+@given(one=JOINTS, seed=st.integers(0, 1000))
+def test_the_order_of_documents_does_not_matter(one: Joint, seed: int) -> None:
+    shuffled = one.documents
+    Random(seed).shuffle(shuffled)
+    first, second = dra.solve_manifests(one.documents), dra.solve_manifests(shuffled)
+    assert json.dumps(first | {"seconds": 0}) == json.dumps(second | {"seconds": 0})

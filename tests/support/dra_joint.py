@@ -1,0 +1,141 @@
+"""Claims of resource.k8s.io over several nodes: random instances, and the best that can be done by trying everything.
+
+Pools are local to a node each, so that a node's claims can be judged on their own, by the oracle for one node.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import Any
+
+from devalloc.api.meta import GROUP, PRIORITY
+from tests.support import dra_oracle
+from tests.support.dra_drawn_pools import Manifest
+from tests.support.dra_instances import FEATURES, THEMES, Instance, drawn
+
+API = "resource.k8s.io/v1"
+ALONE = [theme for theme in THEMES if theme not in ("network", "broken", "in use", "several claims")]
+"""What may be drawn of a node whose pools nobody else reaches."""
+
+
+class TooLarge(Exception):
+    """Trying everything takes too long."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Instances of single nodes, and the claims that all of them might take."""
+
+    nodes: Mapping[str, Instance]
+    claims: tuple[Manifest, ...]
+    classes: tuple[Manifest, ...]
+
+    @property
+    def documents(self) -> list[Manifest]:
+        """Manifests as ``solve_manifests`` takes them."""
+        nodes = [{"apiVersion": "v1", "kind": "Node", **instance["input"]["node"]} for instance in self.nodes.values()]
+        slices = [one for instance in self.nodes.values() for one in instance["input"]["slices"]]
+        return [
+            *nodes,
+            *({"apiVersion": API, "kind": "ResourceSlice", **one} for one in slices),
+            *({"apiVersion": API, "kind": "DeviceClass", **one} for one in self.classes),
+            *({"apiVersion": API, "kind": "ResourceClaim", **one} for one in self.claims),
+        ]
+
+
+def joint(rng: Random) -> Joint:
+    """Two or three nodes and a few claims, some of them in a group."""
+    themes = set(rng.sample(ALONE, rng.choice([1, 2, 3])))
+    nodes = {}
+    classes: tuple[Manifest, ...] = ()
+    claims: list[Manifest] = []
+    for number in range(1, rng.choice([3, 3, 4])):
+        name = f"n{number}"
+        instance = drawn(rng, themes)
+        for one in instance["input"]["slices"]:
+            one["metadata"]["name"] += f"-{name}"
+            one["spec"]["pool"]["name"] += f"-{name}"
+            one["spec"]["nodeName"] = name
+        instance["input"]["node"]["metadata"]["name"] = name
+        classes = tuple(instance["input"]["classes"])
+        claims += instance["input"]["claimsToAllocate"]
+        claims += drawn(rng, themes)["input"]["claimsToAllocate"] if rng.random() < 0.5 else []
+        nodes[name] = instance
+    del claims[4:]
+    for number, claim in enumerate(claims):
+        annotations = {PRIORITY: str(rng.randrange(3))}
+        if number < 2 and rng.random() < 0.3:
+            annotations[GROUP] = "g"
+        for request in claim["spec"]["devices"]["requests"]:
+            for one in request.get("firstAvailable") or [request["exactly"]]:
+                for toleration in one.get("tolerations", ()):
+                    toleration.setdefault("operator", "Equal")  # as the API server would, and results tell
+        claim["metadata"] = {"name": f"c{number}", "namespace": "default", "annotations": annotations}
+    return Joint(nodes, tuple(claims), classes)
+
+
+def best(given: Joint) -> dict[int, int]:
+    """How many claims of each priority can be satisfied, the highest priority first; by trying every distribution.
+
+    Raises TooLarge.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, claim in enumerate(given.claims):
+        name = claim["metadata"]["annotations"].get(GROUP, f"alone {number}")
+        groups.setdefault(name, []).append(number)
+    units = list(groups.values())
+    priorities = [int(claim["metadata"]["annotations"][PRIORITY]) for claim in given.claims]
+    levels = sorted(set(priorities), reverse=True)
+
+    @cache
+    def fits(node: str, numbers: tuple[int, ...]) -> bool:
+        instance = deepcopy(given.nodes[node])
+        instance["input"]["claimsToAllocate"] = [given.claims[number] for number in numbers]
+        verdict = dra_oracle.solve(instance)
+        if verdict.outcome == "unknown":
+            raise TooLarge
+        return verdict.outcome == "allocated"
+
+    found = tuple(0 for _ in levels)
+    for places in itertools.product([None, *given.nodes], repeat=len(units)):
+        taken = [number for unit, place in zip(units, places, strict=True) if place for number in unit]
+        counts = tuple(sum(priorities[number] == level for number in taken) for level in levels)
+        if counts > found and all(
+            fits(node, numbers)
+            for node in given.nodes
+            if (numbers := tuple(n for unit, place in zip(units, places, strict=True) if place == node for n in unit))
+        ):
+            found = counts
+    return dict(zip(levels, found, strict=True))
+
+
+def counts(given: Joint, answer: Mapping[str, Any]) -> dict[int, int]:
+    """How many claims of each priority the answer satisfies."""
+    priority = {claim["metadata"]["name"]: int(claim["metadata"]["annotations"][PRIORITY]) for claim in given.claims}
+    found = dict.fromkeys(sorted(set(priority.values()), reverse=True), 0)
+    for claim in answer["claims"]:
+        found[priority[claim["name"]]] += claim["allocated"]
+    return found
+
+
+def placed(given: Joint, answer: Mapping[str, Any]) -> list[tuple[Instance, list[Manifest]]]:
+    """For each node its instance with the claims that were placed there, and their results, for the check."""
+    manifests = {claim["metadata"]["name"]: claim for claim in given.claims}
+    shown = []
+    for node, instance in given.nodes.items():
+        mine = [claim for claim in answer["claims"] if claim["allocated"] and claim["node"] == node]
+        one = deepcopy(instance)
+        one["features"] = dict.fromkeys(FEATURES, True)
+        one["input"]["claimsToAllocate"] = [manifests[claim["name"]] for claim in mine]
+        shown.append((one, [claim["allocations"] for claim in mine]))
+    return shown
+
+
+def as_text(given: Joint) -> str:
+    return "\n".join(json.dumps(document) for document in given.documents)
