@@ -23,6 +23,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.controller.availability import available_devices, uses
 from devalloc.controller.claims import allocations, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
+from devalloc.controller.warm import WarmSolver
 from devalloc.store import (
     Change,
     Conflict,
@@ -43,7 +44,7 @@ EXCLUSIVE_STATUSES = frozenset({"DeviceClaim"})
 
 
 class Solve(Protocol):
-    """``devalloc_solver.solve_manifests``"""
+    """What answers the claims among documents: the dict of ``devalloc_solver.solve_manifests``."""
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> dict[str, Any]: ...
 
@@ -104,10 +105,10 @@ class Allocator:
         progress: Callable[[Round], None] = lambda done: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """``progress`` is called after each round, in the thread of the loop."""
+        """``solve`` None: a Fleet that is kept warm. ``progress`` is called after each round, in the loop's thread."""
         self._store = store
         self._settings = settings
-        self._solve = solve
+        self._solve: Solve = WarmSolver() if solve is None else solve
         self._progress = progress
         self._now = now
         self._stop = threading.Event()
@@ -137,7 +138,7 @@ class Allocator:
     def round(self) -> Round:
         """Answer every claim there is, once."""
         documents, version = self._store.list()
-        answer = self._solver()(
+        answer = self._solve(
             as_allocated(documents), placement=self._settings.placement, deadline=self._settings.deadline
         )
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -163,13 +164,6 @@ class Allocator:
             optimal=answer["optimal"],
             seconds=answer["seconds"],
         )
-
-    def _solver(self) -> Solve:
-        if self._solve is None:
-            import devalloc_solver  # with OR-Tools, which takes a while to load
-
-            self._solve = devalloc_solver.solve_manifests
-        return self._solve
 
     def _commit(self, units: Sequence[Unit], fence: Fence | None) -> dict[Key, Object]:
         """Write the units whose objects are still as they were; none when the fence is broken, or after a stop."""

@@ -1,0 +1,113 @@
+"""The warm solver of the loop answers as solve_manifests does, whatever happened to the documents in between."""
+
+from __future__ import annotations
+
+import copy
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devalloc.controller.warm import WarmSolver
+from devalloc_solver import AnswerRefused, Fleet, solve_manifests
+from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.random_fleets import documents
+
+Object = dict[str, Any]
+
+
+def unique(found: list[Object]) -> list[Object]:
+    """As in a store: one object of each kind, namespace and name."""
+    by_name = {(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]): d for d in found}
+    return list(by_name.values())
+
+
+def comparable(answer: dict[str, Any]) -> dict[str, Any]:
+    problems = sorted(map(str, answer["problems"]))
+    claims = [
+        {k: v for k, v in claim.items() if k not in ("allocations", "node", "annotations", "warnings", "blockers")}
+        for claim in answer["claims"]
+    ]
+    return {**answer, "seconds": 0, "problems": problems, "claims": claims}
+
+
+def written(document: Object, answers: dict[str, Any], random: Random) -> Object:
+    """The document as the store has it in the next round: most answers are written, some are not."""
+    answer = answers.get(document["metadata"]["name"]) if document["kind"] == "DeviceClaim" else None
+    if answer is None or not answer["allocated"] or document.get("status") or random.random() < 0.3:
+        return document
+    claim = copy.deepcopy(document)
+    claim["metadata"].setdefault("annotations", {}).update(answer["annotations"])
+    claim["status"] = {"allocations": answer["allocations"]}
+    return claim
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_rounds_are_answered_as_if_each_were_the_first(random: Random) -> None:
+    warm = WarmSolver()
+    state = unique(documents(random))
+    for _ in range(4):
+        expected = solve_manifests(copy.deepcopy(state), deadline=None)
+        answer = warm(state, placement="pack", deadline=None)
+        assert comparable(answer) == comparable(expected)
+        answers = {each["name"]: each for each in answer["claims"]}
+        kept = [written(document, answers, random) for document in state if random.random() < 0.9]
+        state = unique([*kept, *random.sample(documents(random), 2)])
+        random.shuffle(state)
+
+
+def test_what_was_decided_and_not_written_is_free() -> None:
+    state = [gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b")]
+    warm = WarmSolver()
+    for waiting in (["a", "b"], ["b"]):
+        documents = [d for d in state if d["kind"] != "DeviceClaim" or d["metadata"]["name"] in waiting]
+        answer = warm(documents, placement="pack", deadline=None)
+        assert [a["name"] for a in answer["claims"] if a["allocated"]] == waiting[:1]
+
+
+def test_the_fleet_is_kept_and_told_only_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Fleet, "update", _noting(Fleet.update, told))
+    monkeypatch.setattr(Fleet, "delete", _noting(Fleet.delete, told))
+    warm = WarmSolver()
+    state = [gpu_pool("p"), gpu_pool("q"), gpu_class()]
+    warm(state, placement="pack", deadline=None)
+    warm(copy.deepcopy(state), placement="pack", deadline=None)
+    assert told == []
+    warm([gpu_pool("p", devices=5), gpu_class()], placement="pack", deadline=None)
+    assert sorted(told) == ["p", "q"]
+
+
+def test_the_placement_may_change() -> None:
+    held = {**gpu_claim("a"), "status": {"allocations": [{"devicePoolName": "p", "deviceName": "d0"}]}}
+    state = [gpu_pool("p", node="n1"), gpu_pool("q", node="n2"), gpu_class(), held, gpu_claim("b")]
+    warm = WarmSolver()
+    for placement, node in (("pack", "n1"), ("spread", "n2"), ("pack", "n1")):
+        answer = warm(state, placement=placement, deadline=None)
+        assert [each["node"] for each in answer["claims"]] == ["n1", node]
+
+
+def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = [gpu_pool(devices=1), gpu_class(), gpu_claim("a")]
+    warm = WarmSolver()
+    warm(state[:2], placement="pack", deadline=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(Fleet, "allocate_all", _refusing)
+        with pytest.raises(AnswerRefused):
+            warm(state, placement="pack", deadline=None)
+    assert warm(state, placement="pack", deadline=None)["claims"][0]["allocated"]
+
+
+def _refusing(self: Fleet, claims: object, deadline: float | None = None) -> dict[str, Any]:
+    raise AnswerRefused("no")
+
+
+def _noting(method: Any, told: list[str]) -> Any:
+    def noting(self: Fleet, document: Object) -> Any:
+        told.append(document["metadata"]["name"])
+        return method(self, document)
+
+    return noting
