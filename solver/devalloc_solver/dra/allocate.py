@@ -136,7 +136,7 @@ def prepare(
         usage=usage,
         classes=named,
         offers=offers,
-        snapshot=make_snapshot(offers, attributes_of(read), gates),
+        snapshot=make_snapshot(offers, [target.name], attributes_of(read), gates),
         holdings=(used_devices(offers, usage),),
         unit=make_unit([make_demand(one, chosen) for one, chosen in zip(pending, choices, strict=True)], target.name),
         slices=book.seen(pools),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from devalloc_solver.assignment import Placement
+from devalloc_solver.dra.demands import selected_node
 from devalloc_solver.dra.documents import Key, Refused
 from devalloc_solver.dra.objects import Claim
 
@@ -28,7 +29,7 @@ def placed_answer(placement: Placement, result: Mapping[str, Any]) -> dict[str, 
     """The answer for a claim that got its devices."""
     claim: Claim = placement.demand.claim.claim
     chosen = {entry.slot.detail: entry.slot.alternative for entry in placement.entries}
-    answer = answer_of(placement.demand.key, result, placement.node)
+    answer = answer_of(placement.demand.key, result, placement.node or selected_node(result))
     answer["oneOf"] = [chosen.get(number) for number in range(len(claim.requests))]
     skipped = {error for slot in placement.demand.slots for error in slot.spec.verdict.errors}
     return answer | ({"warnings": sorted(skipped)} if skipped else {})

@@ -200,7 +200,7 @@ class ResourceFleet:
             seen = survey(SliceBook(intake.slices, self._gates), intake.nodes)
             offers = list_offers(seen.views, None, self._gates)
             names = {full for offer in offers for full in _full_names(offer)}
-            snapshot = make_snapshot(offers, sorted(names), self._gates)
+            snapshot = make_snapshot(offers, seen.nodes, sorted(names), self._gates)
             usage, holders, _ = held_usage(intake)
             holdings = {key: Holding(key, p, used_devices(offers, held).items) for key, p, held in holders}
             self._world = _World(
@@ -227,17 +227,17 @@ class ResourceFleet:
             return answer
         (placement,) = placements
         key = claim.namespace, claim.name
+        seen = seen_from(placement, world.offers, world.seen)
         result = make_result(
             claim,
             placement.entries,
             world.offers,
             world.intake.classes,
-            placement.node or "",
+            seen,
             self._gates,
             ShareIds(world.usage),
         )
         filled = with_defaults(manifest)
-        seen = seen_from(placement, world.offers, world.seen)
         if violations := world.checker.wrong(seen, [(key, filled, result)]):
             raise AnswerRefused(violations)
         self._keep(filled, result)

@@ -5,7 +5,7 @@ Order of devices: pools, slices and devices as upstream goes through them; it is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver import snapshot as core
@@ -97,8 +97,10 @@ def relation_value(offer: Offer, name: str, *, lists: bool) -> object | None:
     return frozenset((found.kind, value) for value in found.values)
 
 
-def make_snapshot(offers: Sequence[Offer], attributes: Collection[str], gates: frozenset[str]) -> core.Snapshot:
-    """The core's view of the devices, with the attributes that relations are about.
+def make_snapshot(
+    offers: Sequence[Offer], nodes: Iterable[str], attributes: Collection[str], gates: frozenset[str]
+) -> core.Snapshot:
+    """The core's view of these nodes and the devices, with the attributes that relations are about.
 
     A pool of which all devices are of one node is that node's; another says device by device which nodes reach it.
     """
@@ -110,7 +112,7 @@ def make_snapshot(offers: Sequence[Offer], attributes: Collection[str], gates: f
         resources = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
         where = names.pop() if local else None
         pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
-    return _snapshot(pools)
+    return _snapshot(pools, tuple(nodes))
 
 
 def _core_device(
@@ -155,14 +157,14 @@ def _draws(offer: Offer) -> tuple[tuple[str, int], ...]:
     return tuple((name, nano) for name, nano in sorted(total.items()) if nano > 0)
 
 
-def _snapshot(pools: Sequence[core.Pool]) -> core.Snapshot:
+def _snapshot(pools: Sequence[core.Pool], nodes: tuple[str, ...]) -> core.Snapshot:
     by_node: dict[str | None, tuple[core.Pool, ...]] = {}
     by_name: dict[str, tuple[core.Pool, ...]] = {}
     for pool in pools:
         by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
         by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
     devices = tuple(device for pool in pools for device in pool.devices)
-    return core.Snapshot(tuple(pools), devices, tuple(n for n in by_node if n is not None), by_node, by_name)
+    return core.Snapshot(tuple(pools), devices, nodes, by_node, by_name)
 
 
 def used_devices(offers: Sequence[Offer], usage: Usage) -> Holding:

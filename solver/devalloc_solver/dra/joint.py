@@ -110,7 +110,7 @@ def prepare(intake: Intake, gates: frozenset[str]) -> Prepared:
         survey=seen,
         offers=offers,
         usage=usage,
-        snapshot=make_snapshot(offers, attributes_of(intake.claims), gates),
+        snapshot=make_snapshot(offers, seen.nodes, attributes_of(intake.claims), gates),
         holdings=tuple(Holding(*one) for one in sorted(holdings, key=lambda h: h[0])),
         units=tuple(units),
         refused=(*intake.refused, *refused),
@@ -189,7 +189,7 @@ def _results(prepared: Prepared, placements: Sequence[Placement]) -> dict[Key, d
             placement.entries,
             prepared.offers,
             prepared.intake.classes,
-            placement.node or "",
+            seen_from(placement, prepared.offers, prepared.survey),
             prepared.gates,
             shares,
         )

@@ -43,6 +43,27 @@ _NARROWER: dict[str, Callable[[Type], bool]] = {
 }
 """Functions of which the runtime accepts more first arguments than Kubernetes."""
 
+_FOR_ANY = frozenset(
+    (
+        "_==_",
+        "_!=_",
+        "_?_:_",
+        "_?._",
+        "@in",
+        "dyn",
+        "type",
+        "includes",
+        "indexOf",
+        "lastIndexOf",
+        "or",
+        "orValue",
+        "optional.of",
+        "optional.ofNonZeroValue",
+        "cel.@mapInsert",
+    )
+)
+"""Functions of values of any type, and so of the device as a whole."""
+
 _REGULAR = frozenset(("matches", "find", "findAll"))
 
 
@@ -99,6 +120,8 @@ def _problem(types: Types, node: Node, gates: frozenset[str]) -> str | None:
             return _field_problem(field, gates)
         case Call(function="_[_]" | "_[?_]", arguments=(Name(name="device"), _)):
             return "the device is no map: its parts are fields, such as device.driver"
+        case Call() if node.function not in _FOR_ANY and any(map(_is_device, node.arguments)):
+            return f"found no matching overload for '{node.function}' applied to the device"
         case Call():
             return _call_problem(types, node)
     return None
@@ -121,7 +144,11 @@ def _is_of_device(node: Node) -> bool:
         if isinstance(node, Call) and node.arguments
         else None
     )
-    return isinstance(base, Name) and base.name == "device"
+    return _is_device(base)
+
+
+def _is_device(node: Node | None) -> bool:
+    return isinstance(node, Name) and node.name == "device"
 
 
 def _mixture(types: Types, node: Node) -> tuple[str, Node] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv6Address
 from typing import ClassVar
 from urllib.parse import unquote_to_bytes
 
@@ -54,7 +55,7 @@ def parse(text: str, request: bool = False) -> URL:
     user, host = None, ""
     if rest.startswith("//") and (scheme or (not request and not rest.startswith("///"))):
         authority, slash, path = rest[2:].partition("/")
-        user, host = _authority(authority, text)
+        user, host = _authority(scheme, authority, text)
         rest = slash + path
     if _BAD_ESCAPE.search(rest):
         raise _bad(text)
@@ -72,7 +73,7 @@ def _scheme(rest: str, text: str) -> tuple[str, str]:
     return (match[1].lower(), rest[match.end() :]) if match else ("", rest)
 
 
-def _authority(authority: str, text: str) -> tuple[str | None, str]:
+def _authority(scheme: str, authority: str, text: str) -> tuple[str | None, str]:
     user, at, host = authority.rpartition("@")
     if at and (not _USER.fullmatch(user) or _BAD_ESCAPE.search(user)):
         raise _bad(text)
@@ -81,8 +82,12 @@ def _authority(authority: str, text: str) -> tuple[str | None, str]:
         if bracket < 0 or not _PORT.fullmatch(host[bracket + 1 :]):
             raise _bad(text)
         host = host.replace("%25", "%", 1)  # the zone of an address
+        try:
+            IPv6Address(host[1 : host.rindex("]")])
+        except AddressValueError:
+            raise _bad(text) from None
     else:
-        colon = host.find(":")
+        colon = host.find(":") if scheme in ("http", "https") else host.rfind(":")
         if colon >= 0 and not _PORT.fullmatch(host[colon:]):
             raise _bad(text)
         if not _HOST.fullmatch(host):
@@ -102,12 +107,12 @@ def _hostname(_: Frame, url: URL) -> str:
     host = url.host
     if host.startswith("[") and "]" in host:
         return host[1 : host.index("]")]
-    return host.partition(":")[0]
+    return host.rpartition(":")[0] if ":" in host else host
 
 
 def _port(_: Frame, url: URL) -> str:
-    host = url.host
-    return host.rpartition("]")[2].partition(":")[2]
+    _host, colon, port = url.host.rpartition("]")[2].rpartition(":")
+    return port if colon else ""
 
 
 def _query(_: Frame, url: URL) -> dict[str, list[str]]:

@@ -1,0 +1,133 @@
+"""What a call of ``allocate`` was given, and the same with something taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from devalloc_solver.assignment import Placement
+from devalloc_solver.dra.allocate import Manifest, Task, prepare
+from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.search import find
+
+Body = dict[str, Any]
+Spot = tuple[int, int]
+"""(position of a claim, index of a request or constraint)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Manifests. What is dropped keeps its place until the manifests are read, so that positions stay what they are."""
+
+    node: Manifest | str
+    claims: tuple[Manifest, ...]
+    classes: tuple[Manifest, ...]
+    slices: tuple[Manifest, ...]
+    allocated: Mapping[str, Sequence[Manifest]]
+    features: frozenset[str]
+    dropped_claims: frozenset[int] = frozenset()
+    dropped_requests: frozenset[Spot] = frozenset()
+    dropped_constraints: frozenset[Spot] = frozenset()
+
+    @property
+    def node_name(self) -> str:
+        return self.node if isinstance(self.node, str) else str(self.node["metadata"]["name"])
+
+    @property
+    def waiting(self) -> Iterator[tuple[int, Manifest]]:
+        """The claims that have no allocation, with their positions."""
+        return ((i, claim) for i, claim in enumerate(self.claims) if not is_allocated(claim))
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def task(self) -> Task | None:
+        """Everything known before the search; None when no claim waits. Raises AllocationError."""
+        claims = [self._claim(i, claim) for i, claim in enumerate(self.claims) if i not in self.dropped_claims]
+        return prepare(
+            self.node, claims, self.classes, self.slices, allocated=self.allocated, features=self.features
+        )
+
+    def placements(self) -> Sequence[Placement] | None:
+        """Where everything goes; None when it does not fit, or cannot be judged."""
+        try:
+            task = self.task()
+            return () if task is None else find(task.snapshot, task.holdings, task.unit)
+        except AllocationError:
+            return None
+
+    def fits(self) -> bool:
+        return self.placements() is not None
+
+    # -- the same, changed -------------------------------------------------------------------------------------------
+
+    def with_slices(self, change: Callable[[Body], Body]) -> Inputs:
+        """With the spec of every slice changed."""
+        return replace(self, slices=tuple({**s, "spec": change(dict(s["spec"]))} for s in self.slices))
+
+    def with_devices(self, change: Callable[[Body, Body], Body]) -> Inputs:
+        """With every device changed, given the spec of its slice."""
+
+        def devices(spec: Body) -> Body:
+            return {**spec, "devices": [change(spec, dict(device)) for device in spec.get("devices") or ()]}
+
+        return self.with_slices(lambda spec: devices(spec) if spec.get("devices") else spec)
+
+    def with_ask(self, position: int, index: int, alternative: int | None, change: Callable[[Body], Body]) -> Inputs:
+        """With one request, or one alternative of it, changed."""
+        claim = self.claims[position]
+        requests = [*claim["spec"]["devices"]["requests"]]
+        request = dict(requests[index])
+        if alternative is None:
+            request["exactly"] = change(dict(request["exactly"]))
+        else:
+            choices = [*request["firstAvailable"]]
+            choices[alternative] = change(dict(choices[alternative]))
+            request["firstAvailable"] = choices
+        requests[index] = request
+        devices = {**claim["spec"]["devices"], "requests": requests}
+        changed = {**claim, "spec": {**claim["spec"], "devices": devices}}
+        return replace(self, claims=(*self.claims[:position], changed, *self.claims[position + 1 :]))
+
+    def _claim(self, position: int, claim: Manifest) -> Manifest:
+        """A claim without its dropped requests and constraints, and without mention of them."""
+        gone = {index for at, index in self.dropped_requests if at == position}
+        broken = {index for at, index in self.dropped_constraints if at == position}
+        if not gone and not broken:
+            return claim
+        devices = claim["spec"]["devices"]
+        requests = [request for i, request in enumerate(devices.get("requests") or ()) if i not in gone]
+        names = {request["name"] for request in requests}
+        constraints = [one for i, one in enumerate(devices.get("constraints") or ()) if i not in broken]
+        told = {"constraints": [*_about(constraints, names)], "config": [*_about(devices.get("config") or (), names)]}
+        return {**claim, "spec": {**claim["spec"], "devices": {**devices, "requests": requests, **told}}}
+
+
+def _about(entries: Iterable[Manifest], names: set[str]) -> Iterator[Manifest]:
+    """Constraints or configs with the requests that are left; those about none of them go."""
+    for entry in entries:
+        told = entry.get("requests") or ()
+        kept = [name for name in told if name.partition("/")[0] in names]
+        if kept or not told:
+            yield {**entry, "requests": kept} if told else entry
+
+
+def asks_of(claim: Manifest) -> Iterator[tuple[int, int | None, str, Body]]:
+    """(index, alternative, path, content) of what a claim asks for."""
+    for index, request in enumerate(claim["spec"]["devices"].get("requests") or ()):
+        path = f"spec.devices.requests[{index}]"
+        if request.get("firstAvailable"):
+            for number, choice in enumerate(request["firstAvailable"]):
+                yield index, number, f"{path}.firstAvailable[{number}]", choice
+        else:
+            yield index, None, f"{path}.exactly", request["exactly"]
+
+
+def is_allocated(claim: Manifest) -> bool:
+    return bool((claim.get("status") or {}).get("allocation"))
+
+
+def title(claim: Manifest) -> str:
+    """namespace/name"""
+    metadata = claim.get("metadata") or {}
+    return f"{metadata.get('namespace') or 'default'}/{metadata.get('name') or ''}"

@@ -1,0 +1,371 @@
+"""What can be taken away from the input of ``allocate``: of claims, of the fleet, of what is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from devalloc_solver.blockers.edits import needed
+from devalloc_solver.dra import features as gate
+from devalloc_solver.dra.amounts import Amount
+from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.features import read_features
+from devalloc_solver.dra.inputs import Body, Inputs, asks_of, is_allocated, title
+from devalloc_solver.dra.pools import State
+from devalloc_solver.holdings import Ledger
+
+ENDLESS = "4E"
+"""More of a counter than any device draws."""
+
+DeviceId = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Remedy:
+    """Something to take away. ``entry`` is the blocker's JSON."""
+
+    entry: Mapping[str, Any]
+    words: str
+    """completes "it fits ..." """
+    apply: Callable[[Inputs], Inputs]
+    narrow: Callable[[Inputs], Sequence[Remedy]] | None = None
+    """of one that takes away too much: what is needed of it, given the input with all else taken away"""
+    alike: object | None = None
+
+
+def applied(inputs: Inputs, remedies: Sequence[Remedy]) -> Inputs:
+    for remedy in remedies:
+        inputs = remedy.apply(inputs)
+    return inputs
+
+
+# -- of claims -----------------------------------------------------------------------------------------------------
+
+
+def constraints(inputs: Inputs) -> Iterator[Remedy]:
+    for position, claim in inputs.waiting:
+        for index, one in enumerate(claim["spec"]["devices"].get("constraints") or ()):
+            field = "matchAttribute" if one.get("matchAttribute") else "distinctAttribute"
+            path = f"spec.devices.constraints[{index}]"
+            entry = {"kind": "constraint", **_claim(claim), "path": path, field: one.get(field)}
+            spot = (position, index)
+            yield Remedy(entry, f"without {path} ({field} {one.get(field)}) of {title(claim)}", partial(_drop, spot))
+
+
+def _drop(spot: tuple[int, int], inputs: Inputs) -> Inputs:
+    return replace(inputs, dropped_constraints=inputs.dropped_constraints | {spot})
+
+
+def requests(inputs: Inputs) -> list[Remedy]:
+    found = []
+    for position, claim in inputs.waiting:
+        for index, request in enumerate(claim["spec"]["devices"].get("requests") or ()):
+            entry = {"kind": "request", **_claim(claim), "request": request["name"]}
+            entry["path"] = f"spec.devices.requests[{index}]"
+            words = f"without request {request['name']} of {title(claim)}"
+            found.append(Remedy(entry, words, partial(_drop_request, (position, index))))
+    return found
+
+
+def _drop_request(spot: tuple[int, int], inputs: Inputs) -> Inputs:
+    return replace(inputs, dropped_requests=inputs.dropped_requests | {spot})
+
+
+def members(inputs: Inputs) -> list[Remedy]:
+    """Whole claims, where there are several."""
+    waiting = [*inputs.waiting]
+    if len(waiting) < 2:
+        return []
+    return [
+        Remedy({"kind": "member", **_name(claim)}, f"without {title(claim)}", partial(_drop_claim, position))
+        for position, claim in reversed(waiting)
+    ]
+
+
+def _drop_claim(position: int, inputs: Inputs) -> Inputs:
+    return replace(inputs, dropped_claims=inputs.dropped_claims | {position})
+
+
+def capacities(inputs: Inputs) -> Iterator[Remedy]:
+    for position, claim, (index, alternative, path, ask) in _asks(inputs):
+        for name, amount in ((ask.get("capacity") or {}).get("requests") or {}).items():
+            field = f"{path}.capacity.requests[{name}]"
+            entry = {"kind": "capacity", **_claim(claim), "path": field, "capacity": name, "requested": str(amount)}
+            change = partial(_without_capacity, position, index, alternative, name)
+            yield Remedy(entry, f"without {field} of {title(claim)}", change)
+
+
+def _without_capacity(position: int, index: int, alternative: int | None, name: str, inputs: Inputs) -> Inputs:
+    def change(ask: Body) -> Body:
+        kept = {key: value for key, value in ask["capacity"]["requests"].items() if key != name}
+        return {**ask, "capacity": {**ask["capacity"], "requests": kept}}
+
+    return inputs.with_ask(position, index, alternative, change)
+
+
+def counts(inputs: Inputs) -> Iterator[Remedy]:
+    """Counts, narrowed to the most that fits."""
+    for position, claim, (index, alternative, path, ask) in _asks(inputs):
+        count = ask.get("count") or 1
+        if count > 1 and ask.get("allocationMode") != "All":
+            entry = {"kind": "amount", **_claim(claim), "path": f"{path}.count", "requested": str(count)}
+            asking = partial(_with_count, position, index, alternative)
+            narrow = partial(_most, entry, count, asking)
+            yield Remedy(entry, f"with {path}.count of 1", partial(asking, 1), narrow)
+
+
+def _with_count(position: int, index: int, alternative: int | None, count: int, inputs: Inputs) -> Inputs:
+    return inputs.with_ask(position, index, alternative, lambda ask: {**ask, "count": count})
+
+
+def _most(entry: Body, count: int, asking: Callable[[int, Inputs], Inputs], inputs: Inputs) -> Sequence[Remedy]:
+    fits, fails = 1, count
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        fits, fails = (middle, fails) if asking(middle, inputs).fits() else (fits, middle)
+    words = f"with {entry['path']} of at most {fits}"
+    return [Remedy({**entry, "most": str(fits)}, words, partial(asking, fits))]
+
+
+def selectors(inputs: Inputs) -> Iterator[Remedy]:
+    for position, claim, (index, alternative, path, ask) in _asks(inputs):
+        if ask.get("selectors"):
+            field = f"{path}.selectors"
+            expressions = [one["cel"]["expression"] for one in ask["selectors"] if one.get("cel")]
+            entry = {"kind": "selector", **_claim(claim), "path": field, "expressions": expressions}
+            change = partial(_without_selectors, position, index, alternative)
+            yield Remedy(entry, f"without {field} of {title(claim)}", change)
+
+
+def _without_selectors(position: int, index: int, alternative: int | None, inputs: Inputs) -> Inputs:
+    return inputs.with_ask(position, index, alternative, lambda ask: {**ask, "selectors": []})
+
+
+def classes(inputs: Inputs) -> Iterator[Remedy]:
+    named = dict.fromkeys(ask["deviceClassName"] for _, _, (_, _, _, ask) in _asks(inputs))
+    for name in named:
+        entry = {"kind": "class", "deviceClassName": name}
+        yield Remedy(entry, f"without the selectors of class {name}", partial(_open_class, name))
+
+
+def _open_class(name: str, inputs: Inputs) -> Inputs:
+    def change(content: Mapping[str, Any]) -> Mapping[str, Any]:
+        if (content.get("metadata") or {}).get("name") != name:
+            return content
+        return {**content, "spec": {**(content.get("spec") or {}), "selectors": []}}
+
+    return replace(inputs, classes=tuple(map(change, inputs.classes)))
+
+
+# -- of the fleet --------------------------------------------------------------------------------------------------
+
+
+def taints(inputs: Inputs) -> list[Remedy]:
+    """All taints at once, narrowed to those of the devices that are needed."""
+    found = any(d.get("taints") for s in inputs.slices for d in s["spec"].get("devices") or ())
+    words = "without the taints"
+    return [Remedy({"kind": "taint"}, words, lambda i: i.with_devices(_clean), _needed_taints)] if found else []
+
+
+def _clean(_: Body, device: Body) -> Body:
+    return {key: value for key, value in device.items() if key != "taints"}
+
+
+def _needed_taints(inputs: Inputs) -> Sequence[Remedy]:
+    taken = _devices_of(inputs.with_devices(_clean))
+    found: list[Remedy] = []
+    for content in inputs.slices:
+        spec = content["spec"]
+        for device in spec.get("devices") or ():
+            found += [_taint(spec, device, t) for t in device.get("taints") or () if _id(spec, device) in taken]
+    return needed(found, lambda some: applied(inputs, some).fits())
+
+
+def _taint(spec: Body, device: Body, taint: Body) -> Remedy:
+    driver, pool, name = where = _id(spec, device)
+    told = f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}"
+    entry = {"kind": "taint", "driver": driver, "pool": pool, "device": name}
+    entry |= {field: taint[field] for field in ("key", "value", "effect") if field in taint}
+
+    def change(spec: Body, other: Body) -> Body:
+        if _id(spec, other) != where:
+            return other
+        return {**other, "taints": [t for t in other.get("taints") or () if t != taint]}
+
+    return Remedy(entry, f"without the taint {told} of {'/'.join(where)}", lambda i: i.with_devices(change))
+
+
+def counters(inputs: Inputs) -> list[Remedy]:
+    """All counters raised at once, narrowed to those that fall short, and by how much."""
+    if not any(s["spec"].get("sharedCounters") for s in inputs.slices):
+        return []
+    return [Remedy({"kind": "counter"}, "with more of the counters", _raise_all, _short_counters)]
+
+
+def _raise_all(inputs: Inputs) -> Inputs:
+    return inputs.with_slices(lambda spec: _counted(spec, lambda *_: ENDLESS))
+
+
+def _counted(spec: Body, value: Callable[[str, str, Any], Any]) -> Body:
+    """A slice with other values of its counters, by set, counter and old value."""
+    if not spec.get("sharedCounters"):
+        return spec
+    sets = [
+        {**s, "counters": {n: {**c, "value": value(s["name"], n, c.get("value"))} for n, c in s["counters"].items()}}
+        for s in spec["sharedCounters"]
+    ]
+    return {**spec, "sharedCounters": sets}
+
+
+def _short_counters(inputs: Inputs) -> Sequence[Remedy]:
+    task, placements = inputs.task(), _raise_all(inputs).placements()
+    if task is None or placements is None:
+        return []
+    ledger = Ledger.of(task.snapshot, task.holdings)
+    taken = {e.device.index for p in placements for e in p.entries if not e.slot.mode.is_admin}
+    new = [task.snapshot.devices[i] for i in sorted(taken) if not ledger.in_use(task.snapshot.devices[i])]
+    found = []
+    for pool in [task.snapshot.pools[p] for p in sorted({d.pool for d in new if d.draws})]:
+        offer = next(offer for offer in task.offers if offer.index == pool.devices[0].index)
+        for name, resource in pool.resources.items():
+            drawn = ledger.drawn[pool.index][name] + sum(dict(d.draws).get(name, 0) for d in new if d.pool == pool.index)
+            if drawn > resource.nano:
+                found.append(_counter((offer.pool.driver, offer.pool.name), name, drawn, drawn - resource.nano))
+    return needed(found, lambda some: applied(inputs, some).fits())
+
+
+def _counter(pool: tuple[str, str], name: str, wanted: int, missing: int) -> Remedy:
+    counter_set, _, counter = name.rpartition("/")
+    shown = [str(Amount(nano, _form(nano))) for nano in (wanted, missing)]
+    entry = {"kind": "counter", "driver": pool[0], "pool": pool[1], "counterSet": counter_set, "counter": counter}
+
+    def change(spec: Body) -> Body:
+        if (spec["driver"], spec["pool"]["name"]) != pool:
+            return spec
+        return _counted(spec, lambda s, n, old: shown[0] if (s, n) == (counter_set, counter) else old)
+
+    words = f"with {shown[1]} more of counter {name} in pool {'/'.join(pool)}"
+    return Remedy({**entry, "needed": shown[0], "missing": shown[1]}, words, lambda i: i.with_slices(change))
+
+
+def _form(nano: int) -> Any:
+    from devalloc.api.quantity import Format
+
+    return Format.BINARY_SI if nano and nano % (2**20 * 10**9) == 0 else Format.DECIMAL_SI
+
+
+def pools(inputs: Inputs) -> Iterator[Remedy]:
+    """Pools that are incomplete: as if the slices there are were all."""
+    try:
+        task = inputs.task()
+    except AllocationError:
+        return
+    for pool in task.pools if task is not None else ():
+        if pool.state is State.INCOMPLETE:
+            key = pool.driver, pool.name
+            entry = {"kind": "pool", "driver": pool.driver, "pool": pool.name, "state": pool.state.value, "why": pool.why}
+            words = f"once pool {pool.title} is complete"
+            yield Remedy(entry, words, partial(_complete, key))
+
+
+def _complete(key: tuple[str, str], inputs: Inputs) -> Inputs:
+    mine = [s["spec"] for s in inputs.slices if (s["spec"]["driver"], s["spec"]["pool"]["name"]) == key]
+    newest = max(spec["pool"].get("generation", 0) for spec in mine)
+    count = sum(spec["pool"].get("generation", 0) == newest for spec in mine)
+
+    def change(spec: Body) -> Body:
+        if (spec["driver"], spec["pool"]["name"]) != key:
+            return spec
+        return {**spec, "pool": {**spec["pool"], "resourceSliceCount": count}}
+
+    return inputs.with_slices(change)
+
+
+def reaches(inputs: Inputs) -> Iterator[Remedy]:
+    """Pools of other nodes: as if every node reached them."""
+    for key in dict.fromkeys((s["spec"]["driver"], s["spec"]["pool"]["name"]) for s in inputs.slices):
+        entry = {"kind": "node", "node": inputs.node_name, "driver": key[0], "pool": key[1]}
+        yield Remedy(entry, f"if node {inputs.node_name} reached pool {'/'.join(key)}", partial(_open_pool, key))
+
+
+def _open_pool(key: tuple[str, str], inputs: Inputs) -> Inputs:
+    where = ("nodeName", "nodeSelector", "perDeviceNodeSelection", "allNodes")
+
+    def change(spec: Body) -> Body:
+        if (spec["driver"], spec["pool"]["name"]) != key:
+            return spec
+        devices = [{k: v for k, v in d.items() if k not in where} for d in spec.get("devices") or ()]
+        rest = {k: v for k, v in spec.items() if k not in where}
+        return {**rest, "allNodes": True, **({"devices": devices} if devices else {})}
+
+    return inputs.with_slices(change)
+
+
+def gates(inputs: Inputs) -> Iterator[Remedy]:
+    """Features that are off, of those that are on by default."""
+    for name in sorted(gate.DEFAULT - read_features(inputs.features)):
+        change = partial(_switch_on, name)
+        yield Remedy({"kind": "feature", "feature": name}, f"with feature {name}", change)
+
+
+def _switch_on(name: str, inputs: Inputs) -> Inputs:
+    return replace(inputs, features=inputs.features | {name})
+
+
+# -- of what is in use ---------------------------------------------------------------------------------------------
+
+
+def holders(inputs: Inputs) -> list[Remedy]:
+    """Claims that hold something, and devices that are in use without a claim that is known to hold them."""
+    found = []
+    for position, claim in enumerate(inputs.claims):
+        if is_allocated(claim):
+            entry = {"kind": "claim", **_name(claim), "priority": 0}
+            found.append(Remedy(entry, f"once {title(claim)} is released", partial(_drop_claim, position)))
+    used = [_used(item) for part in inputs.allocated.values() for item in part or ()]
+    for where in dict.fromkeys(used):
+        entry = {"kind": "device", **dict(zip(("driver", "pool", "device"), where, strict=True))}
+        found.append(Remedy(entry, f"once {'/'.join(where)} is free", partial(_free, where)))
+    return found
+
+
+def _free(where: DeviceId, inputs: Inputs) -> Inputs:
+    kept = {part: [i for i in items or () if _used(i) != where] for part, items in inputs.allocated.items()}
+    return replace(inputs, allocated=kept)
+
+
+def _used(item: Mapping[str, Any]) -> DeviceId:
+    return item["driver"], item["pool"], item["device"]
+
+
+# -- small things --------------------------------------------------------------------------------------------------
+
+
+def _asks(inputs: Inputs) -> Iterator[tuple[int, Mapping[str, Any], tuple[int, int | None, str, Body]]]:
+    for position, claim in inputs.waiting:
+        for ask in asks_of(claim):
+            yield position, claim, ask
+
+
+def _devices_of(inputs: Inputs) -> set[DeviceId]:
+    """The devices of an answer."""
+    task, placements = inputs.task(), inputs.placements()
+    if task is None:
+        return set()
+    offers = {offer.index: offer.id for offer in task.offers}
+    return {offers[entry.device.index] for placement in placements or () for entry in placement.entries}
+
+
+def _id(spec: Mapping[str, Any], device: Mapping[str, Any]) -> DeviceId:
+    return spec["driver"], spec["pool"]["name"], device["name"]
+
+
+def _claim(claim: Mapping[str, Any]) -> dict[str, str]:
+    return {"claim": title(claim)}
+
+
+def _name(claim: Mapping[str, Any]) -> dict[str, str]:
+    namespace, _, name = title(claim).partition("/")
+    return {"namespace": namespace, "name": name}

@@ -1,0 +1,126 @@
+"""Why ``allocate`` returned None: the smallest sets of things without which it would not, each solved again (S19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from devalloc_solver.blockers.edits import needed, sets_of
+from devalloc_solver.dra import remedies
+from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.inputs import Inputs
+from devalloc_solver.dra.remedies import Remedy, applied
+from devalloc_solver.reasons import VERDICTS, Reason
+
+TRIES = 64
+"""Questions that the search for a smallest set may ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The reason of a call, and what is in the way. No blocker can be left out, and without all of them it fits."""
+
+    reason: Reason
+    message: str
+    blockers: tuple[Remedy, ...]
+
+
+def find_why(inputs: Inputs) -> Why:
+    """The reason for input that is valid and does not fit."""
+    empty = applied(inputs, remedies.holders(inputs))
+    if empty.fits():
+        found = _fewest(inputs, remedies.holders(inputs)) or ()
+        return _told(Reason.DEVICES_IN_USE, found)
+    for reason, offered in _tiers(empty):
+        structural = _fewest(empty, offered)
+        if structural is None:
+            continue
+        eased = applied(inputs, structural)
+        in_use = () if eased.fits() else _fewest(eased, remedies.holders(eased)) or ()
+        return _told(reason, (*structural, *in_use))
+    return _told(_short(empty), ())
+
+
+def _tiers(inputs: Inputs) -> Iterator[tuple[Reason, Sequence[Remedy]]]:
+    """What is taken away, the first that suffices is the reason."""
+    short = _short(inputs)
+    constraints, counters = [*remedies.constraints(inputs)], remedies.counters(inputs)
+    taints, capacities = remedies.taints(inputs), [*remedies.capacities(inputs)]
+    pools, requests = [*remedies.pools(inputs)], remedies.requests(inputs)
+    gates, counts = [*remedies.gates(inputs)], [*remedies.counts(inputs)]
+    selectors, classes = [*remedies.selectors(inputs)], [*remedies.classes(inputs)]
+    members, reaches = remedies.members(inputs), [*remedies.reaches(inputs)]
+    lacking = short is Reason.NO_MATCHING_DEVICES
+    yield Reason.MATCH_ATTRIBUTES_CONFLICT, constraints
+    yield Reason.POOL_RESOURCES_EXHAUSTED, counters
+    if constraints and counters:
+        yield Reason.MATCH_ATTRIBUTES_CONFLICT, [*constraints, *counters]
+    yield short, taints
+    yield short, pools
+    yield short if lacking else Reason.INSUFFICIENT_CAPACITY, capacities
+    yield short, gates
+    yield Reason.GROUP_UNSATISFIABLE, members
+    yield short, counts
+    if len(requests) > 1:
+        yield short, requests
+    yield short, selectors
+    yield Reason.NODE_UNAVAILABLE, reaches
+    yield short, classes
+    rules = [*constraints, *counters, *taints, *pools, *capacities, *gates, *counts, *selectors]
+    yield short, rules
+    yield Reason.NODE_UNAVAILABLE, [*reaches, *rules]
+    yield short, [*rules, *reaches, *classes]
+    yield short, [*rules, *reaches, *classes, *members, *requests]
+
+
+def _fewest(inputs: Inputs, offered: Sequence[Remedy]) -> list[Remedy] | None:
+    """The fewest that make it fit; None when not even all do."""
+
+    def works(chosen: Sequence[Remedy]) -> bool:
+        return applied(inputs, chosen).fits()
+
+    if not offered or not works(offered):
+        return None
+    for chosen in islice(sets_of(offered), TRIES):
+        if len(chosen) == len(offered) or works(chosen):
+            return _narrowed(inputs, chosen)
+    return _narrowed(inputs, needed(offered, works))
+
+
+def _narrowed(inputs: Inputs, chosen: Sequence[Remedy]) -> list[Remedy]:
+    """The same with each that takes away too much replaced by what is needed of it."""
+    exact = [remedy for remedy in chosen if remedy.narrow is None]
+    vague = [remedy for remedy in chosen if remedy.narrow is not None]
+    while vague:
+        remedy = vague.pop(0)
+        assert remedy.narrow is not None
+        exact += remedy.narrow(applied(inputs, [*exact, *vague]))
+    return needed(exact, lambda some: applied(inputs, some).fits()) if len(exact) > 1 else exact
+
+
+def _short(inputs: Inputs) -> Reason:
+    """Nothing matches some request, or too little does."""
+    try:
+        task = inputs.task()
+    except AllocationError:
+        return Reason.NOT_ENOUGH_DEVICES
+    details = [detail for demand in task.unit.demands for detail in demand.details] if task is not None else []
+    if any(not any(slot.candidates.accepted for slot in detail) for detail in details):
+        return Reason.NO_MATCHING_DEVICES
+    return Reason.NOT_ENOUGH_DEVICES
+
+
+def _told(reason: Reason, blockers: Sequence[Remedy]) -> Why:
+    verdict = VERDICTS[reason]
+    words = " and ".join(remedy.words for remedy in blockers)
+    return Why(reason, f"{verdict}: it fits {words}" if words else verdict, tuple(blockers))
+
+
+def read_inputs(
+    node: object, claims: object, classes: object, slices: object, allocated: object, features: object
+) -> Inputs:
+    raise NotImplementedError
+
+
+__all__ = ["Why", "find_why", "replace"]

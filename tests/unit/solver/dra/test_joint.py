@@ -1,0 +1,223 @@
+"""Many claims over many nodes at once: priorities, groups, pins, and what is said of the rest (S7, S17, S19)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from devalloc_solver.dra import solve_manifests
+from tests.support.dra import claim, counter_slice, device, devices, request, slice_
+
+CLASS = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
+
+
+def object_(kind: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1" if kind == "Node" else "resource.k8s.io/v1", "kind": kind, **manifest}
+
+
+def node_slice(node: str, *names: str, **spec: Any) -> dict[str, Any]:
+    content = spec.pop("content", None) or devices(*names)
+    return object_("ResourceSlice", slice_(f"s-{node}", content, pool=node, nodeName=node, **spec))
+
+
+def wants(name: str, count: int | None = 1, *selectors: str, match: str | None = None, **marks: str) -> dict[str, Any]:
+    found = object_("ResourceClaim", claim(request("r", count, *selectors), name=name, match=match))
+    found["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
+    return found
+
+
+def solved(*documents: dict[str, Any], **options: Any) -> dict[str, dict[str, Any]]:
+    answer = solve_manifests([CLASS, *documents], **options)
+    return {one["name"]: one for one in answer["claims"]}
+
+
+def nodes(answers: dict[str, dict[str, Any]]) -> dict[str, str | None]:
+    """The node of every claim; "-" where nothing was allocated."""
+    return {name: one["node"] if one["allocated"] else "-" for name, one in answers.items()}
+
+
+def test_claims_go_where_they_fit_all_of_them_if_that_can_be() -> None:
+    found = solved(node_slice("n1", *"ab"), node_slice("n2", *"abc"), wants("x", 3), wants("y", 2))
+
+    assert nodes(found) == {"x": "n2", "y": "n1"}
+
+
+def test_higher_priority_comes_first_and_the_loser_is_told_so() -> None:
+    found = solved(node_slice("n1", *"ab"), wants("low", 1), wants("high", 2, priority="7"))
+
+    assert nodes(found) == {"high": "n1", "low": "-"}
+    assert found["low"]["reason"] == "LostToHigherPriority"
+
+
+def test_a_group_shares_a_node_or_gets_nothing() -> None:
+    group = [wants("x", 2, group="g"), wants("y", 1, group="g")]
+
+    assert nodes(solved(node_slice("n1", *"ab"), node_slice("n2", *"abc"), *group)) == {"x": "n2", "y": "n2"}
+    assert nodes(solved(node_slice("n1", *"ab"), node_slice("n2", *"ab"), *group)) == {"x": "-", "y": "-"}
+
+
+def test_a_member_that_is_allocated_fixes_the_node_of_its_group() -> None:
+    first = solved(node_slice("n2", "a"), wants("x", group="g"))["x"]
+    done = wants("x", group="g") | {"status": {"allocation": first["allocations"]}}
+
+    found = solved(node_slice("n1", *"abc"), node_slice("n2", *"ab"), done, wants("y", 1, group="g"))
+
+    assert nodes(found) == {"x": "n2", "y": "n2"}
+
+
+def test_a_pin_is_kept() -> None:
+    slices = node_slice("n1", *"ab"), node_slice("n2", "a")
+
+    assert nodes(solved(*slices, wants("x", 1, node="n2"))) == {"x": "n2"}
+    assert solved(*slices, wants("x", 2, node="n2"))["x"]["reason"] == "NodeUnavailable"
+
+
+def test_network_devices_alone_need_no_node_unless_they_bind_to_one() -> None:
+    everywhere = object_("ResourceSlice", slice_("s", devices("a"), allNodes=True))
+    binding = object_("ResourceSlice", slice_("s", [device("a", bindsToNode=True)], allNodes=True))
+
+    free = solved(everywhere, node_slice("n1", "b"), wants("x", 1, "device.driver == 'gpu.io'"))["x"]
+    bound = solved(binding, object_("Node", {"metadata": {"name": "n1"}}), wants("x"))["x"]
+
+    assert free["allocated"]
+    assert bound["node"] == "n1"
+    assert "nodeSelector" in bound["allocations"]
+
+
+def test_nodes_have_the_labels_of_their_objects() -> None:
+    zone = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]}
+    shared = object_("ResourceSlice", slice_("s", devices("d"), driver="net.io", nodeSelector=zone))
+    labelled = [
+        object_("Node", {"metadata": {"name": n, "labels": {"zone": z}}}) for n, z in (("n1", "a"), ("n2", "b"))
+    ]
+    both = object_(
+        "ResourceClaim",
+        claim(request("r", 1, "device.driver == 'net.io'"), request("q", 1, "device.driver == 'gpu.io'"), name="x"),
+    )
+
+    assert nodes(solved(shared, *labelled, node_slice("n1", "a"), node_slice("n2", "a"), both)) == {"x": "n2"}
+    assert nodes(solved(shared, *labelled, node_slice("n1", "a"), both)) == {"x": "-"}
+
+
+def test_all_devices_are_those_of_one_node() -> None:
+    found = solved(node_slice("n1", *"abc"), node_slice("n2", "a"), wants("x", None), wants("y", 2))
+
+    assert nodes(found) == {"x": "n2", "y": "n1"}
+
+
+def test_all_is_not_asked_of_a_node_where_nobody_can_tell_what_all_is() -> None:
+    broken = node_slice("n1", *"abc"), object_("ResourceSlice", slice_("t", devices("d"), pool="q", count=2))
+
+    assert nodes(solved(*broken, node_slice("n2", "a"), wants("x", None))) == {"x": "n2"}
+
+
+def test_counters_of_a_pool_that_spans_nodes_count_over_all_of_them() -> None:
+    def content(name: str) -> list[dict[str, Any]]:
+        return [device(name, counters={"s": {"m": "2"}})]
+
+    pool = [
+        counter_slice("c", {"s": {"m": "3"}}, count=3),
+        slice_("s1", content("a"), count=3),
+        slice_("s2", content("b"), count=3, nodeName="n2"),
+    ]
+
+    found = solved(*(object_("ResourceSlice", one) for one in pool), wants("x"), wants("y"))
+
+    assert sorted(one["allocated"] for one in found.values()) == [False, True]
+
+
+def test_an_allocated_claim_is_echoed_and_holds_its_devices() -> None:
+    first = solved(node_slice("n1", "a"), wants("x"))["x"]
+    done = wants("x") | {"status": {"allocation": first["allocations"]}}
+
+    found = solved(node_slice("n1", "a"), done, wants("y"))
+
+    assert found["x"]["allocations"] == first["allocations"]
+    assert found["y"]["reason"] == "DevicesInUse"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (wants("x", 1, "device.driver == 'other'"), "NoMatchingDevices"),
+        (wants("x", 3), "NotEnoughDevices"),
+        (wants("x", 2, match="gpu.io/none"), "MatchAttributesConflict"),
+        (wants("x", 33), "ClaimInvalid"),
+        (wants("x", 0), "ClaimInvalid"),
+        (wants("x", 1, "noSuchVariable"), "ClaimInvalid"),
+        (wants("x", priority="high"), "ClaimInvalid"),
+        (object_("ResourceClaim", claim(request(class_name="gone"), name="x")), "ClassNotFound"),
+        (wants("x") | {"metadata": {"name": "x", "deletionTimestamp": "2026-01-01T00:00:00Z"}}, "Deleting"),
+    ],
+)
+def test_every_refusal_has_a_reason(asked: dict[str, Any], reason: str) -> None:
+    found = solved(node_slice("n1", *"ab"), asked, wants("y"))
+
+    assert found["x"]["reason"] == reason
+    assert found["x"]["message"]
+    assert found["y"]["allocated"]
+
+
+def test_a_class_that_is_wrong_concerns_those_who_name_it_only() -> None:
+    broken = object_(
+        "DeviceClass", {"metadata": {"name": "broken"}, "spec": {"selectors": [{"cel": {"expression": "1 +"}}]}}
+    )
+    asked = object_("ResourceClaim", claim(request(class_name="broken"), name="x"))
+
+    found = solved(node_slice("n1", *"ab"), broken, asked, wants("y"))
+
+    assert (found["x"]["reason"], found["y"]["allocated"]) == ("ClassInvalid", True)
+
+
+def test_what_the_api_server_fills_in_may_be_missing() -> None:
+    bare = object_(
+        "ResourceClaim",
+        {
+            "metadata": {"name": "x"},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "any"}}]}},
+        },
+    )
+
+    assert solved(node_slice("n1", "a"), bare)["x"]["allocated"]
+
+
+def test_objects_that_are_wrong_are_reported_and_the_rest_goes_on() -> None:
+    documents = [
+        CLASS,
+        node_slice("n1", "a"),
+        object_("ResourceSlice", {"metadata": {"name": "odd"}, "spec": {"driver": "gpu.io"}}),
+        {"apiVersion": "resource.k8s.io/v1beta1", "kind": "ResourceClaim", "metadata": {"name": "old"}, "spec": {}},
+        {"kind": "Pod", "metadata": {"name": "pod"}},
+        "no object",
+        wants("x"),
+    ]
+
+    answer = solve_manifests(documents)
+
+    problems = {one.get("name", ""): (one["severity"], one.get("path"), one["message"]) for one in answer["problems"]}
+    assert problems["odd"] == ("error", "spec.pool.name", "is missing: every object of this kind has it")
+    assert problems["old"][1] == "apiVersion"
+    assert problems["pod"][0] == "warning"
+    assert "is no object" in problems[""][2]
+    assert {one["name"]: one["allocated"] for one in answer["claims"]} == {"old": False, "x": True}
+
+
+def test_two_claims_of_one_name_are_both_invalid() -> None:
+    answer = solve_manifests([CLASS, node_slice("n1", "a"), wants("x"), wants("x")])
+
+    assert [(one["name"], one["reason"]) for one in answer["claims"]] == [("x", "ClaimInvalid")]
+
+
+def test_the_same_bytes_in_any_order() -> None:
+    documents = [
+        CLASS,
+        *(node_slice(f"n{i}", *"abc") for i in range(3)),
+        *(wants(f"c{i}", 1 + i % 3) for i in range(5)),
+    ]
+    first = solve_manifests(documents)
+
+    for seed in range(3):
+        random.Random(seed).shuffle(documents)
+        assert solve_manifests(documents) | {"seconds": 0} == first | {"seconds": 0}

@@ -1,0 +1,108 @@
+"""A warm cluster: what was given is in use until it is released, and answers are those of the whole (settled L1)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from devalloc_solver.dra import solve_manifests
+from devalloc_solver.dra.fleet import ResourceFleet
+from tests.support.dra import device, request
+from tests.unit.solver.dra.test_joint import CLASS, node_slice, object_, wants
+
+
+def name_of(name: str) -> dict[str, Any]:
+    return {"kind": "ResourceClaim", "metadata": {"name": name}}
+
+
+def test_what_is_given_is_in_use_until_it_is_released() -> None:
+    fleet = ResourceFleet.from_manifests([CLASS, node_slice("n1", *"ab")])
+
+    assert fleet.allocate(wants("x", 2))["allocated"]
+    refused = fleet.allocate(wants("y"))
+    fleet.release("default", "x")
+
+    assert refused["reason"] == "DevicesInUse"
+    assert fleet.allocate(wants("y"))["node"] == "n1"
+    assert not fleet.allocate(name_of("x"))["allocated"]
+
+
+def test_a_claim_that_has_its_devices_is_answered_with_them() -> None:
+    fleet = ResourceFleet.from_manifests([CLASS, node_slice("n1", "a")])
+
+    first = fleet.allocate(wants("x"))
+
+    assert fleet.allocate(wants("x"))["allocations"] == first["allocations"]
+    assert fleet.allocate(name_of("x"))["allocations"] == first["allocations"]
+
+
+def test_kept_claims_wait_until_they_are_asked_for_by_name() -> None:
+    fleet = ResourceFleet.from_manifests([CLASS, node_slice("n1", "a"), wants("x")])
+
+    assert fleet.allocate(wants("y"))["allocated"]
+    assert not fleet.allocate(name_of("x"))["allocated"]
+    with pytest.raises(KeyError, match="default/z"):
+        fleet.allocate(name_of("z"))
+
+
+def test_a_member_of_a_group_waits_for_the_group() -> None:
+    fleet = ResourceFleet.from_manifests([CLASS, node_slice("n1", *"ab"), wants("y", group="g")])
+
+    assert fleet.allocate(wants("x", group="g"))["reason"] == "GroupUnsatisfiable"
+    found = fleet.allocate_all([wants("x", group="g")])["claims"]
+
+    assert [(one["name"], one["node"]) for one in found] == [("x", "n1"), ("y", "n1")]
+    assert fleet.allocate(wants("z"))["reason"] == "DevicesInUse"
+
+
+def test_objects_come_change_and_go() -> None:
+    fleet = ResourceFleet.from_manifests([node_slice("n1", "a")])
+
+    assert fleet.allocate(wants("x"))["reason"] == "ClassNotFound"
+    assert fleet.update(CLASS) == []
+    assert fleet.allocate(wants("x"))["allocated"]
+    fleet.update(node_slice("n1", *"ab", generation=2))
+    assert fleet.allocate(wants("y"))["allocations"]["devices"]["results"][0]["device"] == "b"
+    fleet.delete({"kind": "ResourceClaim", "metadata": {"name": "x"}})
+    assert fleet.allocate(wants("z"))["allocated"]
+    assert (
+        fleet.update(object_("DeviceClass", {"metadata": {"name": "odd"}, "spec": {"future": 1}}))[0]["name"] == "odd"
+    )
+
+
+@pytest.mark.parametrize("call", ["update", "delete"])
+def test_an_object_needs_a_name(call: str) -> None:
+    with pytest.raises(ValueError, match=r"kind and metadata\.name"):
+        getattr(ResourceFleet.from_manifests([]), call)({"kind": "Node"})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_by_one_is_what_the_whole_would_say_of_each(seed: int) -> None:
+    """The fleet's state, written down as manifests, with one more claim: solve_manifests agrees with allocate."""
+    rng = random.Random(seed)
+    shared = [device(f"m{i}", {"numa": i % 2}, capacity={"m": "3"}, shared=True) for i in range(2)]
+    slices = [
+        node_slice(f"n{i}", content=[*shared, device("w0", {"numa": 0}), device("w1", {"numa": 1})]) for i in range(3)
+    ]
+    fleet = ResourceFleet.from_manifests([CLASS, *slices])
+    state: dict[str, dict[str, Any]] = {}
+    for number in range(14):
+        name = f"c{number}"
+        asked = wants(name, rng.choice([1, 1, 2]), rng.choice(["true", "device.allowMultipleAllocations"]))
+        asked["spec"]["devices"]["requests"] += [request("more")] if rng.random() < 0.3 else []
+        if state and rng.random() < 0.3:
+            gone = rng.choice(sorted(state))
+            fleet.release("default", gone)
+            del state[gone]
+        (whole,) = (
+            one for one in solve_manifests([CLASS, *slices, *state.values(), asked])["claims"] if one["name"] == name
+        )
+
+        answer = fleet.allocate(asked)
+
+        assert answer["allocated"] == whole["allocated"]
+        assert answer["reason"] == whole["reason"]
+        if answer["allocated"]:
+            state[name] = asked | {"status": {"allocation": answer["allocations"]}}
