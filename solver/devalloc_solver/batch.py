@@ -126,20 +126,24 @@ class BatchModel:
     """(pool, resource) -> blocks that the batch draws"""
 
 
-def bin_count(bunch: Bunch, ledger: Ledger, units: Sequence[Unit]) -> int:
-    """How many devices of a bunch shares or portions may need at most: as many as when each had devices of its own.
+def sharing_slots(units: Sequence[Unit]) -> list[Slot]:
+    """The slots that may take part of a device: shares or portions."""
+    slots = (slot for unit in units for demand in unit.demands for slot in demand.slots)
+    return [slot for slot in slots if slot.mode is Mode.SHARE or (slot.portions and not slot.mode.is_admin)]
+
+
+def bin_count(bunch: Bunch, ledger: Ledger, sharing: Iterable[Slot]) -> int:
+    """How many devices of a bunch these slots may need at most: as many as when each had devices of its own.
 
     A solution with more can be changed into that one: no slot is on more devices then than it was.
     """
     need = 0
     index = bunch.one.index
-    for slot in (s for unit in units for d in unit.demands for s in d.slots):
-        if index not in slot.candidates.accepted or slot.mode.is_admin:
+    for slot in sharing:
+        if index not in slot.candidates.accepted:
             continue
         if slot.mode is Mode.SHARE:
             need += max((-(-amount // free) for amount, free in _supply(slot, bunch, ledger)), default=0)
-        elif slot.mode is Mode.EVERY:
-            need += bunch.size
         elif index in slot.portions:
             need += bunch.size if slot.most is None else slot.most
         if need >= bunch.size:

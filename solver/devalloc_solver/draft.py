@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from devalloc_solver.batch import BatchModel, Bin, Relax, Target, Terms, bin_count
+from devalloc_solver.batch import BatchModel, Bin, Relax, Target, Terms, bin_count, sharing_slots
 from devalloc_solver.bunches import Portion, may_take
 from devalloc_solver.demand import Slot
 
@@ -47,9 +47,13 @@ class Draft:
     """(bunch, bin, resource) -> blocks that shares take"""
     watchers: dict[int, list[Terms]] = field(default_factory=lambda: defaultdict(list))
     """bunch -> for each admin detail, or claim with such, how many of its devices it looks at"""
+    sharing: Sequence[Slot] = field(init=False)
     _by_set: dict[int, list[int]] = field(default_factory=dict)
     _bin_counts: dict[int, int] = field(default_factory=dict)
     _distinct_portions: dict[int, set[Portion]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sharing = sharing_slots(self.model.units)
 
     # -- what slots may take -----------------------------------------------------------------------------------------
 
@@ -68,7 +72,7 @@ class Draft:
     def bin_count(self, b: int) -> int:
         """How many devices of a bunch are modelled one by one."""
         if b not in self._bin_counts:
-            self._bin_counts[b] = bin_count(self.model.bunches[b], self.model.ledger, self.model.units)
+            self._bin_counts[b] = bin_count(self.model.bunches[b], self.model.ledger, self.sharing)
         return self._bin_counts[b]
 
     def portions_are_alike(self, b: int) -> bool:
@@ -77,8 +81,8 @@ class Draft:
         if device.index in self.apart:
             return False
         if b not in self._distinct_portions:
-            slots = (s for unit in self.model.units for d in unit.demands for s in d.slots if not s.mode.is_admin)
-            self._distinct_portions[b] = {s.portions[device.index] for s in slots if device.index in s.portions}
+            asked = (slot.portions.get(device.index) for slot in self.sharing)
+            self._distinct_portions[b] = {portion for portion in asked if portion is not None}
         return len(self._distinct_portions[b]) == 1
 
     def portion_of(self, b: int) -> Portion:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from devalloc_solver.amounts import Amounts
-from devalloc_solver.batch import NOTHING, BatchModel, Relax, bin_count
+from devalloc_solver.batch import NOTHING, BatchModel, Relax, bin_count, sharing_slots
 from devalloc_solver.bunches import Place, make_bunches
 from devalloc_solver.crowd import add_crowd, equal_units, find_crowds
 from devalloc_solver.demand import Mode, Unit
@@ -22,10 +22,13 @@ from devalloc_solver.snapshot import Snapshot
 from devalloc_solver.supply import add_supply
 
 
-def model_size(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit]) -> int:
-    """An estimate of the number of variables that the model would have."""
+def model_size(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit], *, enough: int | None = None) -> int:
+    """An estimate of the number of variables that the model would have; beyond ``enough`` it need not be precise."""
+    if enough is not None and (least := _least_size(snapshot, units)) > enough:
+        return least
     bunches, nodes = make_bunches(snapshot, ledger, units)
-    bins = [bin_count(bunch, ledger, units) for bunch in bunches]
+    sharing = sharing_slots(units)
+    bins = [bin_count(bunch, ledger, sharing) for bunch in bunches] if sharing else [0] * len(bunches)
     counted = {number for numbers in find_crowds(units, bunches) for number in numbers[1:]}
     of_set: dict[int, list[int]] = {}
     total = len(units)
@@ -41,6 +44,21 @@ def model_size(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit]) -> int
             else:
                 total += sum(max(1, bins[b]) for b in of_set[key])
         total += max(1, len(nodes))
+    return total
+
+
+def _least_size(snapshot: Snapshot, units: Sequence[Unit]) -> int:
+    """What there is at least, by pools alone: where no node can be left out, each slot has variables of each pool."""
+    if sum(unit.pin is None for unit in units) < len(snapshot.nodes):
+        return 0
+    different = [units[numbers[0]] for numbers in equal_units(units)]
+    pools: dict[int, int] = {}
+    total = len(units)
+    for slot in (slot for unit in different for demand in unit.demands for slot in demand.slots):
+        key = id(slot.candidates)
+        if key not in pools:
+            pools[key] = len({snapshot.devices[index].pool for index in slot.candidates.accepted})
+        total += pools[key]
     return total
 
 
