@@ -167,7 +167,7 @@ def _search(prepared: Prepared, placement: str, ends: float | None) -> tuple[lis
     snapshot, holdings, units = prepared.snapshot, prepared.holdings, prepared.units
     if len(units) == 1 and (alone := _place_alone(prepared, placement)) is not None:
         placements, levels = alone
-    elif model_size(snapshot, Ledger.of(snapshot, holdings), units) > EXACT_SIZE:
+    elif model_size(snapshot, Ledger.of(snapshot, holdings), units, enough=EXACT_SIZE) > EXACT_SIZE:
         from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
 
         placements, levels = allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
