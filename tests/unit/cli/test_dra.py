@@ -1,0 +1,121 @@
+"""``devalloc dra allocate``: output, exit codes, and what is said of manifests that are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dra import NODE, claim, devices, request, slice_
+from tests.unit.cli.conftest import Shell
+
+CLASS = {"metadata": {"name": "any"}, "spec": {}}
+
+
+def write(folder: Path, *objects: tuple[str, dict[str, Any]]) -> str:
+    items = [
+        {"apiVersion": "v1" if kind == "Node" else "resource.k8s.io/v1", "kind": kind, **one} for kind, one in objects
+    ]
+    (folder / "all.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    return str(folder / "all.json")
+
+
+def fleet(*claims: dict[str, Any], count: int = 2) -> list[tuple[str, dict[str, Any]]]:
+    content = devices(*(f"d{i}" for i in range(count)))
+    return [
+        ("ResourceSlice", slice_("s", content)),
+        ("DeviceClass", CLASS),
+        *(("ResourceClaim", one) for one in claims),
+    ]
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_the_answer_is_a_list_of_allocation_results(devalloc: Shell, tmp_path: Path, form: str) -> None:
+    files = write(tmp_path, *fleet(claim(request(count=2))))
+
+    found = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", form)
+
+    assert found.code == 0
+    if form == "json":
+        assert [one["device"] for one in found.json[0]["devices"]["results"]] == ["d0", "d1"]
+    else:
+        assert found.out.startswith("- devices:\n")
+
+
+def test_claims_that_do_not_fit_give_null_and_code_1(devalloc: Shell, tmp_path: Path) -> None:
+    files = write(tmp_path, *fleet(claim(request(count=3))))
+
+    assert devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json").json is None
+    found = devalloc("dra", "allocate", "-f", files, "--node", NODE)
+    assert found.code == 1
+    assert found.out.startswith("not allocated")
+    assert "all 2 devices match" in found.out
+
+
+def test_labels_come_from_the_node_among_the_files(devalloc: Shell, tmp_path: Path) -> None:
+    zone = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
+    objects = [*fleet(claim(request("r", 1, "device.driver == 'net.io'")))]
+    objects.append(("ResourceSlice", slice_("t", devices("p"), driver="net.io", nodeSelector=zone)))
+    node = ("Node", {"metadata": {"name": NODE, "labels": {"zone": "a"}}})
+
+    assert devalloc("dra", "allocate", "-f", write(tmp_path, *objects), "--node", NODE).code == 1
+    assert devalloc("dra", "allocate", "-f", write(tmp_path, *objects, node), "--node", NODE).code == 0
+
+
+def test_a_claim_with_a_status_counts_as_allocated(devalloc: Shell, tmp_path: Path) -> None:
+    held = [{"request": "r", "driver": "gpu.io", "pool": "p", "device": "d0"}]
+    done = claim(request(), name="done") | {"status": {"allocation": {"devices": {"results": held}}}}
+    files = write(tmp_path, *fleet(done, claim(request())))
+
+    found = devalloc("dra", "allocate", "-f", files, "--node", NODE)
+
+    assert found.code == 0
+    assert [line.split() for line in found.out.splitlines()[1:]] == [
+        ["default/done", "r", "gpu.io/p/d0"],
+        ["default/c", "r", "gpu.io/p/d1"],
+    ]
+
+
+def test_only_claims_that_are_allocated_leave_nothing_to_do(devalloc: Shell, tmp_path: Path) -> None:
+    done = claim(request()) | {"status": {"allocation": {"devices": {}}}}
+
+    found = devalloc("dra", "allocate", "-f", write(tmp_path, *fleet(done)), "--node", NODE)
+
+    assert (found.code, found.out) == (0, "no claim waits\n")
+
+
+def test_a_manifest_that_is_wrong_is_named_and_the_rest_is_answered(devalloc: Shell, tmp_path: Path) -> None:
+    old = {"apiVersion": "resource.k8s.io/v1beta1", "metadata": {"name": "old"}, "spec": {}}
+    files = write(tmp_path, *fleet(claim(request())), ("ResourceClaim", old))
+
+    found = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
+
+    assert found.code == 2
+    assert len(found.json) == 1
+    assert "all.json, document 1, item 4" in found.err
+    assert "'resource.k8s.io/v1beta1' is not supported" in found.err
+
+
+def test_an_error_of_the_allocation_is_bad_input(devalloc: Shell, tmp_path: Path) -> None:
+    files = write(tmp_path, *fleet(claim(request(class_name="gone"))))
+
+    found = devalloc("dra", "allocate", "-f", files, "--node", NODE)
+
+    assert found.code == 2
+    assert "claim default/c, request r" in found.err
+
+
+def test_an_invalid_pool_is_a_matter_of_the_node(devalloc: Shell, tmp_path: Path) -> None:
+    objects = [one for one in fleet(claim(request())) if one[0] != "ResourceSlice"]
+    files = write(tmp_path, *objects, ("ResourceSlice", slice_("s", devices("d", "d"))))
+
+    found = devalloc("dra", "allocate", "-f", files, "--node", NODE)
+
+    assert found.code == 1
+    assert "invalid resource pools were encountered" in found.err
+
+
+def test_files_without_claims_are_bad_input(devalloc: Shell, tmp_path: Path) -> None:
+    assert devalloc("dra", "allocate", "-f", write(tmp_path, *fleet()), "--node", NODE).code == 2
