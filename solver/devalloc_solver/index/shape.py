@@ -16,6 +16,7 @@ from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.eligibility import Candidates
 from devalloc_solver.index.exact import place
 from devalloc_solver.index.kinds import Kind, joined
+from devalloc_solver.index.onepool import might_have_all
 from devalloc_solver.index.plain import Plain, is_plain
 from devalloc_solver.index.recipe import Pick, Recipe, Score, pick_of, score_of
 from devalloc_solver.index.seams import Ask
@@ -51,6 +52,8 @@ class Shape:
     """kind of node -> the best when nothing is in use"""
     supplies: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """state of a pool -> devices that each slot might have of it"""
+    one_pool: dict[int, bool] = field(default_factory=dict)
+    """state of a pool -> whether it might have all that is asked for"""
     relevant: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """kind of node -> pools with candidates"""
 
@@ -167,9 +170,21 @@ class Shape:
             self.recipes[node.index] = None
             return None
         alternatives, pools, devices, entries, idle_nodes, idle_pools, _ = best.score
+        if pools == 1 and len(self.demand.details) > 1 and not self.wide and not self._in_one_pool(node, relevant):
+            pools = 2
         if not self.index.spread:
             idle_nodes, idle_pools = (0 if node.in_use else idle_nodes), 0
         return alternatives, pools, devices, entries, idle_nodes, idle_pools, 0
+
+    def _in_one_pool(self, node: NodeClass, relevant: tuple[int, ...]) -> bool:
+        """Whether a node may have it all in one pool; see ``onepool``."""
+        for number in relevant:
+            state = node.states[number]
+            if state.index not in self.one_pool:
+                self.one_pool[state.index] = might_have_all(self.demand, state)
+            if self.one_pool[state.index]:
+                return True
+        return False
 
     def _best_of(self, node: NodeClass) -> Recipe | None:
         """What nodes of this kind offer when nothing is in use, which nothing in use makes any better."""

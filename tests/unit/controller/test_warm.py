@@ -45,7 +45,7 @@ def written(document: Object, answers: dict[str, Any], random: Random) -> Object
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_rounds_are_answered_as_if_each_were_the_first(random: Random) -> None:
     warm = WarmSolver()
     state = unique(documents(random))
