@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 from devalloc_solver.assignment import Placement
 from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
@@ -266,11 +267,11 @@ def random_instance(random: Random, *, crowded: bool = False) -> Instance:
     for number in range(random.choice([3, 3, 4, 5]) if crowded else random.choice([1, 2, 3, 3, 4])):
         kind = random.randrange(len(kinds))
         pin, demand = kinds[kind]
-        claim = _claim(f"c{number}", demand.claim.priority)
+        claim = a_claim(f"c{number}", demand.claim.priority)
         copy = _copy(demand, claim, kind)
         group = None
         if random.random() < (0.03 if crowded else 0.1):
-            other = _copy(random.choice(kinds)[1], _claim(f"c{number}b", demand.claim.priority), kind)
+            other = _copy(random.choice(kinds)[1], a_claim(f"c{number}b", demand.claim.priority), kind)
             units.append(Unit((copy, other), "group", pin))
             continue
         units.append(Unit((copy,), group, pin))
@@ -278,7 +279,19 @@ def random_instance(random: Random, *, crowded: bool = False) -> Instance:
     return Instance(snapshot, tuple(_holdings(random, snapshot)), tuple(units))
 
 
-def _claim(name: str, priority: int) -> SimpleNamespace:
+def candidates(devices: Iterable[int]) -> Candidates:
+    """Devices that a slot accepts."""
+    return Candidates(dict.fromkeys(devices), ())
+
+
+def a_slot(accepted: Candidates, **fields: Any) -> Slot:
+    """A slot for one whole device, but for these fields."""
+    plain = Slot(0, None, None, Mode.WHOLE, 1, 1, {}, {}, (), accepted)
+    return replace(plain, **fields)
+
+
+def a_claim(name: str, priority: int = 0) -> SimpleNamespace:
+    """What the solver knows of a claim of any dialect."""
     key = ("default", name)
     return SimpleNamespace(key=key, priority=priority, metadata=SimpleNamespace(creation_timestamp=None, name=name))
 
@@ -370,7 +383,7 @@ def _demand_shape(
         relations.append(Relation(random.choice("ab"), random.random() < (0.1 if crowded else 0.4), frozenset(scope)))
     pin = random.choice(["n1", "n2", "n3"]) if random.random() < 0.1 else None
     demand = Demand(
-        claim=_claim("", random.choice([0, 0, 0, 1])),
+        claim=a_claim("", random.choice([0, 0, 0, 1])),
         details=tuple(details),
         match=("a",) if random.random() < 0.15 and not _lists(snapshot) else (),
         relations=tuple(relations),
