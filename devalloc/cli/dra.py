@@ -115,7 +115,8 @@ def show(intake: Intake, answer: Sequence[dict[str, Any]]) -> None:
 
 def explain(intake: Intake, node: str, claims: Sequence[Any], classes: Sequence[Any]) -> None:
     """Why the claims do not fit: the devices of the node, request by request."""
-    from devalloc.cli.output import Cell, table
+    from devalloc.cli.explanation import blockers_table
+    from devalloc.cli.output import Cell, heading, table
     from devalloc_solver.dra import explain as explain_on
     from devalloc_solver.dra.funnel import sentence
 
@@ -123,13 +124,16 @@ def explain(intake: Intake, node: str, claims: Sequence[Any], classes: Sequence[
     if not told["claims"]:
         click.echo("no claim waits")
         return
-    click.echo(f"not allocated: the claims do not fit on {node} together")
+    heading(f"not allocated: the claims do not fit on {node} together: {told['reason']}")
+    click.echo(told["message"])
+    click.echo()
     rows: list[list[Cell]] = [
         [f"{claim['namespace']}/{claim['name']}", funnel["request"], str(funnel["free"]), sentence(funnel)]
         for claim in told["claims"]
         for funnel in claim["requests"]
     ]
     table(["CLAIM", "REQUEST", "FREE", "DEVICES"], rows)
+    blockers_table(told["blockers"])
     for pool in told["pools"]:
         click.echo(f"pool {pool['name']} is {pool['state']}: {pool['why']}")
     for ignored in told["ignored"]:

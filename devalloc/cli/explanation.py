@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -51,12 +51,17 @@ def show(claim: Answer, *, only_would: bool = False) -> None:
         click.echo()
         heading(f"Request {funnel['request']}" + ("" if "." not in funnel["request"] else " (an alternative of oneOf)"))
         table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
-    if claim.get("blockers"):
-        click.echo()
-        heading("In the way")
-        table(["WHAT", "WHICH"], [[*_blocker(blocker)] for blocker in claim["blockers"]])
+    blockers_table(claim.get("blockers", []))
     if not claim["allocated"] and claim["reason"] in ADVICE:
         click.echo(f"\nWhat to do: {ADVICE[claim['reason']]}")
+
+
+def blockers_table(blockers: Sequence[Answer]) -> None:
+    """A row for each thing that is in the way; nothing when there are none."""
+    if blockers:
+        click.echo()
+        heading("In the way")
+        table(["WHAT", "WHICH"], [[*_blocker(blocker)] for blocker in blockers])
 
 
 def _blocker(blocker: Answer) -> tuple[str, str]:
@@ -67,6 +72,8 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
             return kind, f"{blocker['namespace']}/{blocker['name']} (priority {blocker['priority']})"
         case "member":
             return "group member", f"{blocker['namespace']}/{blocker['name']}"
+        case "node" if "pool" in blocker:
+            return kind, f"{blocker['node']}, which does not reach pool {blocker['driver']}/{blocker['pool']}"
         case "node":
             bound = ", ".join(f"{one['namespace']}/{one['name']}" for one in blocker.get("boundBy", ()))
             return kind, f"{blocker['node']}, where {bound} is" if bound else f"{blocker['node']} (devalloc.io/node)"
@@ -84,6 +91,18 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
                 "undefined resource",
                 f"{_pool(blocker)}: {blocker['resource']}, which {blocker['devices'][0]} requests",
             )
+        case "taint":
+            told = f"{blocker.get('key')}={blocker.get('value', '')}:{blocker.get('effect')}"
+            return kind, f"{told} of {_device(blocker)}"
+        case "counter":
+            which = f"{blocker['counterSet']}/{blocker['counter']} of pool {blocker['driver']}/{blocker['pool']}"
+            return kind, f"{which}: {blocker['missing']} too little"
+        case "device":
+            return "device in use", _device(blocker)
+        case "pool":
+            return kind, f"{blocker['driver']}/{blocker['pool']}, which is {blocker['state']}: {blocker['why']}"
+        case "feature":
+            return kind, f"{blocker['feature']}, which is off"
         case "config":
             which = f"{path}: {blocker['configKind']} {blocker['namespace']}/{blocker['name']}"
         case "amount":
@@ -93,14 +112,28 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
         case "matchAttribute":
             kind, which = "match attribute", f"{blocker['attribute']} in {path}"
         case _:
-            detail = next(
-                (blocker[field] for field in ("expression", "deviceClass", "deviceType") if field in blocker), ""
-            )
+            detail = next((blocker[field] for field in _CONTENT if field in blocker), "")
             which = f"{path}: {detail}" if detail else path
     if "didYouMean" in blocker:
         written = f" for {blocker['written']}" if "written" in blocker else ""
         which += f" (did you mean {blocker['didYouMean']}{written}?)"
     return kind, f"{blocker['claim']}: {which}" if "claim" in blocker else which
+
+
+_CONTENT = (
+    "expression",
+    "deviceClass",
+    "deviceType",
+    "matchAttribute",
+    "distinctAttribute",
+    "deviceClassName",
+    "requested",
+)
+"""What stands at the path of a blocker, by kind."""
+
+
+def _device(blocker: Answer) -> str:
+    return f"{blocker['driver']}/{blocker['pool']}/{blocker['device']}"
 
 
 def _pool(blocker: Answer) -> str:

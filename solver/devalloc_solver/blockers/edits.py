@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from devalloc_solver.blockers.question import Finder, Question
 
@@ -53,13 +53,23 @@ def fewest(question: Question, edits: Sequence[Edit], finder: Finder) -> list[Ed
 
     if not edits or not works(edits):
         return None
-    for chosen in islice(_sets(edits), TRIES):
+    for chosen in islice(sets_of(edits), TRIES):
         if len(chosen) == len(edits) or works(chosen):
             return narrowed(question, chosen, finder)
     return narrowed(question, needed(edits, works), finder)
 
 
-def _sets(edits: Sequence[Edit]) -> Iterator[Sequence[Edit]]:
+class Removable(Protocol):
+    """Something that can be taken away."""
+
+    @property
+    def alike(self) -> object | None: ...
+
+
+R = TypeVar("R", bound=Removable)
+
+
+def sets_of(edits: Sequence[R]) -> Iterator[Sequence[R]]:
     """All sets but the empty one, smaller ones first; of edits that are alike, the first so many stand for all."""
     before: dict[int, int] = {}
     last: dict[object, int] = {}
@@ -87,7 +97,7 @@ def _combinations(count: int, size: int, before: Mapping[int, int]) -> Iterator[
     return extend((), 0)
 
 
-def needed(edits: Sequence[Edit], works: Callable[[Sequence[Edit]], bool]) -> list[Edit]:
+def needed(edits: Sequence[R], works: Callable[[Sequence[R]], bool]) -> list[R]:
     """What is left of edits that work when each that is not needed is put back, the last ones first."""
     kept = list(edits)
     indispensable: set[object] = set()

@@ -2,7 +2,7 @@
 
 from devalloc_solver.dra.allocate import allocate
 from devalloc_solver.dra.errors import AllocationError
-from devalloc_solver.dra.funnel import explain
 from devalloc_solver.dra.joint import solve_manifests
+from devalloc_solver.dra.why import explain
 
 __all__ = ["AllocationError", "allocate", "explain", "solve_manifests"]

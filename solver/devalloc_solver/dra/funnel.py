@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from devalloc_solver.dra.allocate import Manifest, prepare
 from devalloc_solver.dra.candidates import Choice
 from devalloc_solver.dra.inventory import Offer
 from devalloc_solver.holdings import Ledger
@@ -13,40 +12,6 @@ from devalloc_solver.snapshot import Snapshot
 
 SHOWN = 3
 """Examples per step."""
-
-
-def explain(
-    node: Manifest | str,
-    claims: Iterable[Manifest],
-    classes: Iterable[Manifest],
-    slices: Iterable[Manifest],
-    *,
-    allocated: Manifest | None = None,
-    features: Iterable[str] | None = None,
-) -> dict[str, Any]:
-    """What ``allocate`` saw: the funnel of each request, pools that cannot be used, and slices that were left out.
-
-    Returns ``{"claims": [{namespace, name, requests: [funnel]}], "pools": [{name, state, why}], "ignored": [{name,
-    why}]}``; a funnel has ``request, devices, steps: [{what, count, devices, example?}], matching, inUse, free``.
-
-    Raises AllocationError as ``allocate`` does.
-    """
-    task = prepare(node, claims, classes, slices, allocated=allocated, features=features)
-    if task is None:
-        return {"claims": [], "pools": [], "ignored": []}
-    ledger = Ledger.of(task.snapshot, task.holdings)
-    return {
-        "claims": [
-            {
-                "namespace": demand.claim.claim.namespace,
-                "name": demand.claim.claim.name,
-                "requests": [funnel(slot.spec, task.offers, task.snapshot, ledger) for slot in demand.slots],
-            }
-            for demand in task.unit.demands
-        ],
-        "pools": [{"name": p.title, "state": p.state.value, "why": p.why} for p in task.pools if p.why],
-        "ignored": [{"name": ignored.name, "why": ignored.why} for ignored in task.ignored],
-    }
 
 
 def funnel(choice: Choice, offers: Sequence[Offer], snapshot: Snapshot, ledger: Ledger) -> dict[str, Any]:

@@ -44,9 +44,7 @@ class Inputs:
     def task(self) -> Task | None:
         """Everything known before the search; None when no claim waits. Raises AllocationError."""
         claims = [self._claim(i, claim) for i, claim in enumerate(self.claims) if i not in self.dropped_claims]
-        return prepare(
-            self.node, claims, self.classes, self.slices, allocated=self.allocated, features=self.features
-        )
+        return prepare(self.node, claims, self.classes, self.slices, allocated=self.allocated, features=self.features)
 
     def placements(self) -> Sequence[Placement] | None:
         """Where everything goes; None when it does not fit, or cannot be judged."""

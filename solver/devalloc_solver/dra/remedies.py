@@ -230,7 +230,9 @@ def _short_counters(inputs: Inputs) -> Sequence[Remedy]:
     for pool in [task.snapshot.pools[p] for p in sorted({d.pool for d in new if d.draws})]:
         offer = next(offer for offer in task.offers if offer.index == pool.devices[0].index)
         for name, resource in pool.resources.items():
-            drawn = ledger.drawn[pool.index][name] + sum(dict(d.draws).get(name, 0) for d in new if d.pool == pool.index)
+            drawn = ledger.drawn[pool.index][name] + sum(
+                dict(d.draws).get(name, 0) for d in new if d.pool == pool.index
+            )
             if drawn > resource.nano:
                 found.append(_counter((offer.pool.driver, offer.pool.name), name, drawn, drawn - resource.nano))
     return needed(found, lambda some: applied(inputs, some).fits())
@@ -265,7 +267,13 @@ def pools(inputs: Inputs) -> Iterator[Remedy]:
     for pool in task.pools if task is not None else ():
         if pool.state is State.INCOMPLETE:
             key = pool.driver, pool.name
-            entry = {"kind": "pool", "driver": pool.driver, "pool": pool.name, "state": pool.state.value, "why": pool.why}
+            entry = {
+                "kind": "pool",
+                "driver": pool.driver,
+                "pool": pool.name,
+                "state": pool.state.value,
+                "why": pool.why,
+            }
             words = f"once pool {pool.title} is complete"
             yield Remedy(entry, words, partial(_complete, key))
 

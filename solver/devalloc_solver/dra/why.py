@@ -2,19 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from devalloc_solver.blockers.edits import needed, sets_of
 from devalloc_solver.dra import remedies
+from devalloc_solver.dra.allocate import Manifest
 from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.features import read_features
+from devalloc_solver.dra.funnel import funnel
 from devalloc_solver.dra.inputs import Inputs
 from devalloc_solver.dra.remedies import Remedy, applied
+from devalloc_solver.holdings import Ledger
 from devalloc_solver.reasons import VERDICTS, Reason
 
 TRIES = 64
 """Questions that the search for a smallest set may ask."""
+
+
+def explain(
+    node: Manifest | str,
+    claims: Iterable[Manifest],
+    classes: Iterable[Manifest],
+    slices: Iterable[Manifest],
+    *,
+    allocated: Manifest | None = None,
+    features: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """What ``allocate`` saw, and where it returns None, why.
+
+    Returns ``{"reason", "message", "blockers": [{kind, ...}], "claims": [{namespace, name, requests: [funnel]}],
+    "pools": [{name, state, why}], "ignored": [{name, why}]}``. Without the blockers the claims fit, and not with any of
+    them. ``reason`` is None where they fit as it is, or where no claim waits. A funnel has ``request, devices, steps:
+    [{what, count, devices, example?}], matching, inUse, free``.
+
+    Raises AllocationError as ``allocate`` does.
+    """
+    gates = read_features(features)
+    inputs = Inputs(node, tuple(claims), tuple(classes), tuple(slices), dict(allocated or {}), gates)
+    task = inputs.task()
+    if task is None:
+        return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}
+    found = None if inputs.fits() else find_why(inputs)
+    ledger = Ledger.of(task.snapshot, task.holdings)
+    return {
+        "reason": None if found is None else str(found.reason),
+        "message": None if found is None else found.message,
+        "blockers": [] if found is None else [dict(blocker.entry) for blocker in found.blockers],
+        "claims": [
+            {
+                "namespace": demand.claim.claim.namespace,
+                "name": demand.claim.claim.name,
+                "requests": [funnel(slot.spec, task.offers, task.snapshot, ledger) for slot in demand.slots],
+            }
+            for demand in task.unit.demands
+        ],
+        "pools": [{"name": p.title, "state": p.state.value, "why": p.why} for p in task.pools if p.why],
+        "ignored": [{"name": ignored.name, "why": ignored.why} for ignored in task.ignored],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +162,3 @@ def _told(reason: Reason, blockers: Sequence[Remedy]) -> Why:
     verdict = VERDICTS[reason]
     words = " and ".join(remedy.words for remedy in blockers)
     return Why(reason, f"{verdict}: it fits {words}" if words else verdict, tuple(blockers))
-
-
-def read_inputs(
-    node: object, claims: object, classes: object, slices: object, allocated: object, features: object
-) -> Inputs:
-    raise NotImplementedError
-
-
-__all__ = ["Why", "find_why", "replace"]

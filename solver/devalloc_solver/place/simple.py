@@ -19,7 +19,7 @@ from devalloc_solver.snapshot import Device, Pool
 
 def simple_slot(unit: Unit) -> Slot | None:
     """The slot of a unit that is simple, or None."""
-    if len(unit.demands) > 1 or len(unit.demands[0].details) > 1 or len(unit.demands[0].details[0]) > 1:
+    if [len(demand.details) for demand in unit.demands] != [1] or len(unit.demands[0].details[0]) > 1:
         return None
     demand = unit.demands[0]
     slot = demand.details[0][0]
