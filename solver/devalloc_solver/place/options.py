@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -61,112 +60,140 @@ def options_of(
         count = min(shapes[0].size, max(n for n, g in zip(lanes.needs, use.gain, strict=True) if g))
         return [Option(tuple(g * count for g in use.gain), use.spend, 0, 0, ((0, 0, count),), ())]
     found: list[Option] = []
+    whole = _largest(partitions, counters)
     groups = {shape.group for shape in shapes if shape.group is not None}
     choices: list[int | None] = [*sorted(groups)] or [None]
     for group in choices:
-        usable = [shape.group is None or shape.group == group for shape in shapes]
-        maker = _Maker(lanes, shapes, usable, list(counters), partitions, steps)
-        found += [option for option in maker.make() if any(option.gain)]
+        usable = [number for number, shape in enumerate(shapes) if shape.group is None or shape.group == group]
+        for part in _parts(lanes, shapes, usable, tuple(counters), steps, exact=bool(partitions)):
+            if any(part.gain):
+                loss = whole**2 - _largest(partitions, part.counters) ** 2
+                found.append(Option(part.gain, part.spend, part.cost, part.wide, part.uses, part.looks, loss))
     if len(found) == 1:
         return found
-    return undominated(found, lambda o: ((*o.gain, *(-s for s in o.spend), -o.cost, -o.loss), o.wide))
+    return undominated(found, lambda o: ((*o.gain, *(-s for s in o.spend), -o.cost, -o.loss), o.wide), steps)
+
+
+def _largest(partitions: Sequence[Partition], counters: Sequence[int]) -> int:
+    """The size of the largest partition that is left."""
+    for size, draws in partitions:
+        if all(blocks <= counters[counter] for counter, blocks in draws):
+            return size
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One way to use the first stacks of a cell, and what it leaves to the others."""
+
+    gain: tuple[int, ...]
+    spend: tuple[int, ...]
+    counters: tuple[int, ...]
+    cost: int = 0
+    wide: int = 0
+    uses: tuple[tuple[int, int, int], ...] = ()
+    looks: tuple[tuple[int, int, int], ...] = ()
+
+
+def _parts(
+    lanes: Lanes,
+    shapes: Sequence[Shape],
+    usable: Sequence[int],
+    counters: tuple[int, ...],
+    steps: Steps,
+    *,
+    exact: bool,
+) -> list[_Part]:
+    """The ways to use a cell, stack by stack; what another does at least as well is left out after each stack."""
+    parts = [_Part((0,) * len(lanes.needs), (0,) * len(lanes.budgets), counters)]
+    for number in usable:
+        last = number == usable[-1] and not exact
+        grown = [new for part in parts for new in _Maker(lanes, number, shapes[number], part, steps, last=last).make()]
+        parts = grown
+        if len(usable) > 1 and len(grown) > 1:
+            parts = undominated(
+                grown, lambda p: ((*p.gain, *(-s for s in p.spend), *p.counters, -p.cost), p.wide), steps
+            )
+    return parts
 
 
 class _Maker:
-    """Depth first over (stack, use), then over the admin lanes of each stack."""
+    """Adds one stack to a part: depth first over its uses, then over the admin lanes that look at it."""
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        shapes: Sequence[Shape],
-        usable: Sequence[bool],
-        counters: list[int],
-        partitions: Sequence[Partition],
-        steps: Steps,
-    ) -> None:
-        self.lanes, self.shapes, self.counters, self.steps = lanes, shapes, counters, steps
-        self.partitions = partitions
-        self.whole = self._largest()
-        self.entries = [
-            (number, position)
-            for number, shape in enumerate(shapes)
-            if usable[number]
-            for position in range(len(shape.uses))
-        ]
-        self.looks = [(number, watcher) for number, shape in enumerate(shapes) for watcher in shape.watchers]
-        self.left = [shape.size for shape in shapes]
-        self.gain = [0] * len(lanes.needs)
-        self.spend = [0] * len(lanes.budgets)
-        self.plain = [_is_plain(shape) for shape in shapes]
-        self.counts: list[tuple[int, int, int]] = []
+    def __init__(self, lanes: Lanes, number: int, shape: Shape, part: _Part, steps: Steps, *, last: bool) -> None:
+        self.lanes, self.number, self.shape, self.part, self.steps = lanes, number, shape, part, steps
+        self.last = last
+        self.gain, self.spend, self.counters = [*part.gain], [*part.spend], [*part.counters]
+        self.left = shape.size
+        self.plain = _is_plain(shape)
+        self.counts: list[tuple[int, int]] = []
+        """(use, devices)"""
 
-    def make(self) -> Iterator[Option]:
+    def make(self) -> Iterator[_Part]:
         return self._use(0)
 
-    def _use(self, index: int) -> Iterator[Option]:
+    def _use(self, position: int) -> Iterator[_Part]:
         self.steps.spend()
-        if index == len(self.entries):
+        uses = self.shape.uses
+        if position == len(uses):
             yield from self._look(0, [])
             return
-        number, position = self.entries[index]
-        shape = self.shapes[number]
-        use, values, _ = shape.uses[position]
-        most = self._most(shape, use, values, self.left[number])
+        use, values, _ = uses[position]
+        most = self._most(use, values)
         least = 0
-        if self.plain[number]:
-            later = sum(self._missing(shape.uses[p][0]) for p in range(position + 1, len(shape.uses)))
-            least = max(0, min(most, self.left[number] - later))
-        elif index + 1 == len(self.entries) and not (
-            self.looks or self.partitions or values or use.cost or any(use.spend)
-        ):
-            least = most
+        if self.plain:
+            later = sum(self._missing(other) for other, _, _ in uses[position + 1 :])
+            least = max(0, min(most, self.left - later))
+        elif self.last and position + 1 == len(uses) and not (self.shape.watchers or values or use.cost):
+            least = 0 if any(use.spend) else most
         for count in range(most, least - 1, -1):
-            self._take(number, use, values, count)
+            self._take(use, values, count)
             if count:
-                self.counts.append((number, position, count))
-            yield from self._use(index + 1)
+                self.counts.append((position, count))
+            yield from self._use(position + 1)
             if count:
                 self.counts.pop()
-            self._take(number, use, values, -count)
+            self._take(use, values, -count)
 
     def _missing(self, use: Use) -> int:
         """Devices that the lanes of a use still want, at the most."""
         return max((-(-(n - h) // g) for n, h, g in zip(self.lanes.needs, self.gain, use.gain, strict=True) if g > 0))
 
-    def _most(self, shape: Shape, use: Use, values: Sequence[int], left: int) -> int:
-        most = min(left, max(0, self._missing(use)))
+    def _most(self, use: Use, values: Sequence[int]) -> int:
+        most = min(self.left, max(0, self._missing(use)))
         for budget, spent, each in zip(self.lanes.budgets, self.spend, use.spend, strict=True):
             if each:
                 most = min(most, (budget - spent) // each)
-        for counter, blocks in shape.draws:
+        for counter, blocks in self.shape.draws:
             most = min(most, self.counters[counter] // blocks)
         for counter in values:
             most = min(most, self.counters[counter])
         return most
 
-    def _take(self, number: int, use: Use, values: Sequence[int], count: int) -> None:
+    def _take(self, use: Use, values: Sequence[int], count: int) -> None:
         if not count:
             return
-        self.left[number] -= count
+        self.left -= count
         for position, gain in enumerate(use.gain):
             self.gain[position] += gain * count
         for position, spent in enumerate(use.spend):
             self.spend[position] += spent * count
-        for counter, blocks in self.shapes[number].draws:
+        for counter, blocks in self.shape.draws:
             self.counters[counter] -= blocks * count
         for counter in values:
             self.counters[counter] -= count
 
     # -- admin lanes -------------------------------------------------------------------------------------------------
 
-    def _look(self, index: int, counts: list[tuple[int, int, int]]) -> Iterator[Option]:
-        if index == len(self.looks):
-            yield self._option(counts)
+    def _look(self, index: int, looks: list[tuple[int, int]]) -> Iterator[_Part]:
+        """``looks``: (lane, devices)"""
+        if index == len(self.shape.watchers):
+            yield self._grown(looks)
             return
-        number, (lane, values, _) = self.looks[index]
-        most = min(self.shapes[number].size, self.lanes.needs[lane.first] - self.gain[lane.first])
-        if lane.demand is not None and not self.shapes[number].shareable:
-            most = min(most, self.shapes[number].size - self._of_demand(number, lane.demand, counts))
+        lane, values, _ = self.shape.watchers[index]
+        most = min(self.shape.size, self.lanes.needs[lane.first] - self.gain[lane.first])
+        if lane.demand is not None and not self.shape.shareable:
+            most = min(most, self.shape.size - self._of_demand(lane.demand, looks))
         for counter in values:
             most = min(most, self.counters[counter])
         for count in range(max(0, most), -1, -1):
@@ -174,56 +201,50 @@ class _Maker:
             self.gain[lane.first] += count
             for counter in values:
                 self.counters[counter] -= count
-            yield from self._look(index + 1, [*counts, (number, lane.number, count)] if count else counts)
+            yield from self._look(index + 1, [*looks, (lane.number, count)] if count else looks)
             self.gain[lane.first] -= count
             for counter in values:
                 self.counters[counter] += count
 
-    def _of_demand(self, number: int, demand: int, looks: Sequence[tuple[int, int, int]]) -> int:
-        """Devices of a stack that one claim has, in which no device may be twice."""
-        lanes = self.lanes.lanes
-        uses = self.shapes[number].uses
+    def _of_demand(self, demand: int, looks: Sequence[tuple[int, int]]) -> int:
+        """Devices of the stack that one claim has, in which no device may be twice."""
+        lanes, uses = self.lanes.lanes, self.shape.uses
         taken = sum(
             count
-            for stack, position, count in self.counts
-            if stack == number and any(lanes[lane].demand == demand for lane, _ in uses[position][0].takes)
+            for position, count in self.counts
+            if any(lanes[lane].demand == demand for lane, _ in uses[position][0].takes)
         )
-        return taken + sum(count for stack, lane, count in looks if stack == number and lanes[lane].demand == demand)
+        return taken + sum(count for lane, count in looks if lanes[lane].demand == demand)
 
-    def _option(self, looks: Sequence[tuple[int, int, int]]) -> Option:
-        wide = cost = 0
-        for number, position, _ in self.counts:
-            wide |= self.shapes[number].uses[position][2]
-        for number, lane, _ in looks:
-            wide |= sum(bits for watcher, _, bits in self.shapes[number].watchers if watcher.number == lane)
-        for number, shape in enumerate(self.shapes):
-            if not shape.watchers:
-                cost += sum(c * shape.uses[p][0].cost for stack, p, c in self.counts if stack == number)
-            elif not shape.seen:
-                cost += self._distinct(number, looks)
-        loss = self.whole**2 - self._largest() ** 2
-        return Option(tuple(self.gain), tuple(self.spend), cost, wide, tuple(self.counts), tuple(looks), loss)
+    def _grown(self, looks: Sequence[tuple[int, int]]) -> _Part:
+        part, shape = self.part, self.shape
+        wide = part.wide
+        for position, _ in self.counts:
+            wide |= shape.uses[position][2]
+        for lane, _ in looks:
+            wide |= sum(bits for watcher, _, bits in shape.watchers if watcher.number == lane)
+        return _Part(
+            tuple(self.gain),
+            tuple(self.spend),
+            tuple(self.counters),
+            part.cost + self._cost(looks),
+            wide,
+            part.uses + tuple((self.number, position, count) for position, count in self.counts),
+            part.looks + tuple((self.number, lane, count) for lane, count in looks),
+        )
 
-    def _largest(self) -> int:
-        """The size of the largest partition that is left."""
-        for size, draws in self.partitions:
-            if all(blocks <= self.counters[counter] for counter, blocks in draws):
-                return size
-        return 0
-
-    def _distinct(self, number: int, looks: Sequence[tuple[int, int, int]]) -> int:
-        """Admin asks look at devices in use first, but for those of a claim that may have no device twice."""
-        own: dict[int, int] = defaultdict(int)
-        most = sum(count for stack, _, count in self.counts if stack == number)
-        for stack, number_of_lane, count in looks:
-            if stack == number:
-                demand = self.lanes.lanes[number_of_lane].demand
-                if demand is None or self.shapes[number].shareable:
-                    most = max(most, count)
-                else:
-                    own[demand] += count
-        for demand in own:
-            most = max(most, self._of_demand(number, demand, looks))
+    def _cost(self, looks: Sequence[tuple[int, int]]) -> int:
+        """Distinct devices. Admins look at devices in use first, unless their claim may have no device twice."""
+        shape, lanes = self.shape, self.lanes.lanes
+        if not shape.watchers:
+            return sum(count * shape.uses[position][0].cost for position, count in self.counts)
+        if shape.seen:
+            return 0
+        most = sum(count for _, count in self.counts)
+        for lane, count in looks:
+            demand = lanes[lane].demand
+            alone = demand is None or shape.shareable
+            most = max(most, count if alone else self._of_demand(demand or 0, looks))
         return most
 
 

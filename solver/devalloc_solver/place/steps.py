@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEFAULT = 30_000
+DEFAULT = 50_000
 """Steps that placing one unit may take; a step is a few microseconds."""
 
 

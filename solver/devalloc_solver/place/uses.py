@@ -134,7 +134,7 @@ def _portion_uses(lanes: Lanes, portions: Sequence[Lane], lot: Lot, steps: Steps
             found.append(_use(lanes, lot, takes, given, used))
     bits: dict[Value, int] = {}
     masks = {use: sum(bits.setdefault(value, 1 << len(bits)) for value in use.values) for use in found}
-    return undominated(found, lambda use: ((*use.gain, *(-spent for spent in use.spend)), masks[use]))
+    return undominated(found, lambda use: ((*use.gain, *(-spent for spent in use.spend)), masks[use]), steps)
 
 
 def _cuts(
