@@ -57,8 +57,11 @@ def by_columns(documents: Sequence[Manifest], *, placement: str = "pack", ends: 
     return Batch(prepared, *found)
 
 
-def exact_counts(prepared: Prepared) -> list[int] | None:
-    """The most claims of each priority, highest first, by the exact model; None where it cannot prove them."""
+def exact_counts(prepared: Prepared) -> tuple[list[int], int] | None:
+    """The most claims of each priority, highest first, and the least sum of chosen alternatives with so many.
+
+    By the exact model; None where it cannot prove them.
+    """
     model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
     search = Search(model)
     counts = []
@@ -69,7 +72,9 @@ def exact_counts(prepared: Prepared) -> list[int] | None:
         if value != bound:
             return None
         counts.append(value)
-    return counts
+    terms = [(p.slot.alternative, p.chosen) for p in model.slots if p.slot.alternative]
+    ranks, bound = search.minimize(terms)
+    return (counts, ranks) if ranks == bound else None
 
 
 def _left_out(namespace: str, name: str) -> Manifest:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.assignment import Placement
-from devalloc_solver.columns.board import Board, set_up
+from devalloc_solver.columns.board import Board, Cache, set_up
 from devalloc_solver.columns.extent import fewest_devices, fewest_pools
 from devalloc_solver.columns.kinds import Kind, split_units
 from devalloc_solver.columns.levels import Decider
@@ -52,8 +52,9 @@ class _Batch:
     """priority -> claims that columns satisfy"""
     bounds: dict[int, int] = field(default_factory=dict)
     """priority -> an upper bound of these"""
-    ranks: int = 0
+    cache: Cache = field(default_factory=dict)
     least_ranks: int = 0
+    """a lower bound of the sum of chosen alternatives, where columns are all there is"""
     singles: Singles = field(init=False)
     kinds: list[Kind] = field(init=False)
 
@@ -62,7 +63,7 @@ class _Batch:
         ledger = Ledger.of(self.snapshot, self.holdings)
         self.singles = Singles(self.snapshot, self.holdings, ledger, self.placement, self.ends)
         kinds, others = split_units(self.snapshot, self.units)
-        board, refused = set_up(self.snapshot, ledger, kinds)
+        board, refused = set_up(self.snapshot, ledger, kinds, self.cache)
         self.kinds = board.kinds
         alone: dict[int, list[Unit]] = {}
         turn = {id(unit): position for position, unit in enumerate(self.units)}
@@ -94,7 +95,7 @@ class _Batch:
         if not kinds:
             return
         if board is None:
-            board, refused = set_up(self.snapshot, self.singles.ledger, kinds)
+            board, refused = set_up(self.snapshot, self.singles.ledger, kinds, self.cache)
             assert not refused, "a kind that fits the whole board fits a smaller one"
         decider = Decider(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
         decider.decide()
@@ -103,9 +104,23 @@ class _Batch:
         found = name_devices(self.snapshot, board, decider.best, busy, self.placement)
         self.satisfied |= decider.best.satisfied()
         self.bounds |= decider.bounds
-        self.ranks += decider.best.ranks()
+        self.least_ranks = decider.least_ranks
         self.placements += found
         self.singles.hold(found)
+        if len(board.network.stubs):
+            self.fill_up(board, found)
+
+    def fill_up(self, board: Board, found: Sequence[Placement]) -> None:
+        """Where not all states were looked at, more may fit."""
+        placed = {placement.demand.key for placement in found}
+        for kind in sorted(board.kinds, key=lambda kind: -kind.priority):
+            for unit in kind.units:
+                if unit.demands[0].key not in placed:
+                    more = self.singles.find(unit)
+                    if not more:
+                        break
+                    self.placements += more
+                    self.satisfied[kind.priority] += 1
 
     # -- levels ------------------------------------------------------------------------------------------------------
 
@@ -124,11 +139,11 @@ class _Batch:
         chosen = {(p.demand.key, e.slot.detail): e.slot.alternative for p in self.placements for e in p.entries}
         indexes = [alternative for alternative in chosen.values() if alternative is not None]
         if indexes:
-            proven = self.least_ranks if not alone.satisfied else 0
-            levels.append(Level("oneOf", sum(indexes), min(proven, sum(indexes))))
+            levels.append(Level("oneOf", sum(indexes), 0 if alone.satisfied else self.least_ranks))
         pools = {e.device.pool for p in self.placements for e in p.entries}
         devices = {e.device.index for p in self.placements for e in p.entries}
         reached = {level.priority: level.value for level in levels if level.priority is not None}
-        levels.append(Level("pools", len(pools), fewest_pools(self.snapshot, self.units, reached)))
+        before = Ledger.of(self.snapshot, self.holdings)
+        levels.append(Level("pools", len(pools), fewest_pools(self.snapshot, before, self.units, reached)))
         levels.append(Level("devices", len(devices), fewest_devices(self.units, reached)))
         return levels

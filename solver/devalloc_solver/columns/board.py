@@ -11,10 +11,19 @@ import numpy as np
 from devalloc_solver.columns.geometry import Geometry, Ground, Ints, Template, survey
 from devalloc_solver.columns.kinds import Kind
 from devalloc_solver.columns.network import Lattice, Network, Part, User, build_lattice, join
-from devalloc_solver.columns.patterns import LocalWay, Pattern, TooManyPatterns, find_patterns, localize
+from devalloc_solver.columns.patterns import LocalWay, Pattern, find_patterns, localize
 from devalloc_solver.columns.shapes import Bin, Shape, cut
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.snapshot import Snapshot
+
+MOST_PAIRS = 30_000_000
+"""Pairs of state and pattern that are looked at for all shapes together: about half a second."""
+
+MOST_PATTERNS = 60_000
+"""Patterns on all geometries together: a fleet where hardly two nodes are alike has no use for this encoding."""
+
+Cache = dict[object, list[Pattern] | None]
+"""(what attributes mean, geometry, way) -> its patterns, or None where there are too many"""
 
 Site = tuple[Template, int, Bin]
 """A bin in the world: the template, the number of the node among its nodes, and the bin of its geometry."""
@@ -57,13 +66,13 @@ class Board:
         return counts
 
 
-def set_up(snapshot: Snapshot, ledger: Ledger, kinds: Sequence[Kind]) -> tuple[Board, list[Kind]]:
+def set_up(snapshot: Snapshot, ledger: Ledger, kinds: Sequence[Kind], cache: Cache) -> tuple[Board, list[Kind]]:
     """The board of the kinds that can be encoded, and the kinds that cannot."""
     left = list(kinds)
     refused: list[Kind] = []
     while True:
         ground = survey(snapshot, ledger, left)
-        builder = _Builder(left, ground)
+        builder = _Builder(left, ground, cache)
         if not builder.too_free:
             return builder.build(), refused
         refused += [kind for number, kind in enumerate(left) if number in builder.too_free]
@@ -73,24 +82,29 @@ def set_up(snapshot: Snapshot, ledger: Ledger, kinds: Sequence[Kind]) -> tuple[B
 class _Builder:
     """Finds patterns first; kinds with too many are in ``too_free``."""
 
-    def __init__(self, kinds: list[Kind], ground: Ground) -> None:
+    def __init__(self, kinds: list[Kind], ground: Ground, cache: Cache) -> None:
         self.kinds, self.ground = kinds, ground
         self.patterns: dict[Geometry, dict[LocalWay, list[Pattern]]] = {}
         self.ways_there: dict[int, dict[User, LocalWay]] = {}
         self.too_free: set[int] = set()
-        refused: set[tuple[Geometry, LocalWay]] = set()
+        found_so_far = 0
         for template in ground.templates:
-            self.ways_there[id(template)] = {}
+            if found_so_far > MOST_PATTERNS:
+                self.too_free = {*range(len(kinds))}
+                return
+            there = self.ways_there[id(template)] = dict(self.ways_of(template))
             known = self.patterns.setdefault(template.geometry, {})
-            for user, way in self.ways_of(template):
-                if way not in known and (template.geometry, way) not in refused:
-                    try:
-                        known[way] = find_patterns(template.geometry, way)
-                    except TooManyPatterns:
-                        refused.add((template.geometry, way))
-                if (template.geometry, way) in refused:
-                    self.too_free.add(user[0])
-                self.ways_there[id(template)][user] = way
+            for user, way in there.items():
+                if way not in known:
+                    key = (ground.attributes, ground.resources, template.geometry, way)
+                    if key not in cache:
+                        cache[key] = find_patterns(template.geometry, way)
+                    found = cache[key]
+                    if found is None:
+                        self.too_free.add(user[0])
+                    else:
+                        known[way] = found
+                        found_so_far += len(found)
 
     def ways_of(self, template: Template) -> list[tuple[User, LocalWay]]:
         """What each way of each kind is on these nodes, where it is anything."""
@@ -110,12 +124,13 @@ class _Builder:
         found: list[tuple[Template, Bin, Ints]] = []
         all_bins: dict[Geometry, list[Bin]] = {}
         offset = 0
+        shares = MOST_PAIRS // max(1, len(by_geometry))
         for geometry, templates in by_geometry.items():
             rows = {id(template): np.array(template.states, dtype=np.int64) for template in templates}
             bins = all_bins[geometry] = cut(geometry, self.patterns[geometry], np.concatenate([*rows.values()]))
             full = np.array([*(cell.size for cell in geometry.cells), *geometry.counters], dtype=np.int64)
             states = {(id(t), id(b)): b.states(rows[id(t)], full) for t in templates for b in bins}
-            lattices = self.lattices(bins, templates, states)
+            lattices = self.lattices(bins, templates, states, shares)
             for template in templates:
                 users = self.users(template)
                 for shape, lattice in lattices:
@@ -144,7 +159,7 @@ class _Builder:
         return users
 
     def lattices(
-        self, bins: Sequence[Bin], templates: Sequence[Template], states: dict[tuple[int, int], Ints]
+        self, bins: Sequence[Bin], templates: Sequence[Template], states: dict[tuple[int, int], Ints], room: int
     ) -> list[tuple[Shape, Lattice]]:
         """One for each shape; those that are opened before those that open them."""
         shapes = {id(b.shape): b.shape for b in bins}
@@ -152,7 +167,7 @@ class _Builder:
         for shape in sorted(shapes.values(), key=lambda shape: bool(shape.opens)):
             starts = [states[id(t), id(b)] for t in templates for b in bins if b.shape is shape]
             starts += [np.array([shape.full], dtype=np.int64)] if shape.is_opened else []
-            found.append((shape, build_lattice(shape, np.concatenate(starts))))
+            found.append((shape, build_lattice(shape, np.concatenate(starts), room // len(shapes))))
         return found
 
     def sites(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.holdings import Ledger
 from devalloc_solver.snapshot import Snapshot
 
 
@@ -25,12 +26,15 @@ def _whole(slot: Slot) -> int:
     return slot.least if slot.mode is Mode.WHOLE and not slot.portions else 0
 
 
-def fewest_pools(snapshot: Snapshot, units: Sequence[Unit], satisfied: Mapping[int, int]) -> int:
-    """Pools that hold so many devices: counted for each driver, whose pools hold no other's devices."""
+def fewest_pools(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit], satisfied: Mapping[int, int]) -> int:
+    """Pools that hold so many free devices: counted for each driver, whose pools hold no other's devices.
+
+    ``ledger``: what was in use before the batch.
+    """
     drivers = sorted({pool.driver for pool in snapshot.pools})
     sizes: dict[str, list[int]] = {driver: [] for driver in drivers}
     for pool in snapshot.pools:
-        sizes[pool.driver].append(len(pool.devices))
+        sizes[pool.driver].append(sum(not ledger.in_use(device) for device in pool.devices))
     of_set: dict[int, frozenset[str]] = {}
     pools, devices = snapshot.pools, snapshot.devices
 

@@ -15,6 +15,7 @@ from devalloc_solver.columns.board import Board
 from devalloc_solver.columns.dive import dive
 from devalloc_solver.columns.geometry import Ints
 from devalloc_solver.columns.master import Pool, Program
+from devalloc_solver.columns.network import User
 from devalloc_solver.columns.packing import Choices, Packing, copies, fill, usefulness
 from devalloc_solver.columns.pieces import Pile, pick, repair
 from devalloc_solver.columns.pricing import Goal, Valuation
@@ -43,9 +44,12 @@ class Decider:
     best: Packing = field(init=False)
     bounds: dict[int, int] = field(default_factory=dict)
     """priority -> claims that can be satisfied at the most, those of higher ones being as many as they are"""
+    least_ranks: int = 0
+    """a lower bound of the sum of chosen alternatives, with as many claims"""
     _pool: Pool = field(init=False)
     _fits: Ints = field(init=False)
     _useful: Ints = field(init=False)
+    _choices: Choices = field(init=False)
     _first: list[Packing] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,10 +57,10 @@ class Decider:
         self._pool = Pool(self.board)
         self._fits = copies(self.board.network)
         self._useful = usefulness(self.board, self._fits, self.wanted)
-        choices = Choices.by_loss(self.board, self._useful)
+        self._choices = Choices.by_loss(self.board, self._useful)
         self._first = [Packing.empty(self.board, self.supply) for _ in range(2)]
         for packing, small_first in zip(self._first, (False, True), strict=True):
-            fill(packing, choices, self._order(small_first), self.wanted)
+            fill(packing, self._choices, self._order(small_first), self.wanted)
         self.best = max(self._first, key=_merit)
 
     def decide(self) -> None:
@@ -67,6 +71,34 @@ class Decider:
             if self._has_gap(priority) and not self._is_late():
                 self._improve(priority, floors)
             floors[priority] = self.best.satisfied()[priority]
+        self._prefer(floors)
+        self._draw_together()
+
+    def _prefer(self, floors: Mapping[int, int]) -> None:
+        """Better alternatives for as many claims (S17, goal 2): one program for a bound, one dive."""
+        if not self.best.ranks() or self._is_late():
+            return
+        worth = {
+            (kind, way): -self.board.kinds[kind].ways[way].rank
+            for users in self.board.network.users
+            for kind, way in users
+        }
+        program = self._program(worth, floors)
+        program.solve(enough=-self.best.ranks(), ends=self.ends)
+        if program.bound is not None:
+            self.least_ranks = max(0, -program.bound)
+        if self.least_ranks < self.best.ranks() and not self._is_late():
+            packing = self._completed(dive(program, part=PARTS[0], ends=self.ends), self._choices)
+            self.best = max(self.best, packing, key=_merit)
+
+    def _draw_together(self) -> None:
+        """The same claims in fewer bins, if it can be had at once (S17, goal 3)."""
+        packing = Packing.empty(self.board, self.supply)
+        kinds = self.board.kinds
+        large_first = sorted(range(len(kinds)), key=lambda k: (-kinds[k].fewest, k))
+        fill(packing, self._choices, large_first, self.best.counts(), compact=True)
+        if _merit(packing) >= _merit(self.best) and packing.gone.sum() < self.best.gone.sum():
+            self.best = packing
 
     def prove(self, satisfied: Mapping[int, int], floors: Mapping[int, int]) -> None:
         """Bounds alone, for solutions with no fewer claims of each priority than its floor.
@@ -78,14 +110,14 @@ class Decider:
             self.bounds[priority] = self._count(priority)
             if enough < self.bounds[priority] and not self._is_late():
                 higher = {p: max(0, floors.get(p, 0)) for p in self.board.priorities if p > priority}
-                program = self._program(priority, higher)
+                program = self._program(self._counting(priority), higher)
                 program.solve(enough=enough, ends=self.ends)
                 self._take_bound(priority, program)
 
     # -- one level ---------------------------------------------------------------------------------------------------
 
     def _improve(self, priority: int, floors: Mapping[int, int]) -> None:
-        program = self._program(priority, floors)
+        program = self._program(self._counting(priority), floors)
         program.solve(enough=self.best.satisfied()[priority], ends=self.ends)
         self._take_bound(priority, program)
         for number, part in enumerate(PARTS):
@@ -99,12 +131,13 @@ class Decider:
             assert valuation is not None, "the program was solved"
             packing = dive(program, part=part, ends=self.ends)
             # What still fits goes where it costs least, by two measures.
-            whole = [self._completed(packing.copy(), worth) for worth in (self._useful, valuation.worth)]
+            costs = (self._choices, Choices.by_loss(self.board, valuation.worth))
+            whole = [self._completed(packing.copy(), choices) for choices in costs]
             self.best = max(self.best, *whole, key=_merit)
             self._mend(max(whole, key=_merit), priority, valuation)
 
-    def _completed(self, packing: Packing, worth: Ints) -> Packing:
-        fill(packing, Choices.by_loss(self.board, worth), self._order(small_first=True), self.wanted)
+    def _completed(self, packing: Packing, choices: Choices) -> Packing:
+        fill(packing, choices, self._order(small_first=True), self.wanted)
         return packing
 
     def _mend(self, packing: Packing, priority: int, valuation: Valuation) -> None:
@@ -116,17 +149,20 @@ class Decider:
                 return
             chosen = pick(pile, valuation, PIECE, rng)
             if chosen and repair(pile, chosen, priority) > 0:
-                self.best = max(self.best, self._completed(pile.pack(self.supply), self._useful), key=_merit)
+                self.best = max(self.best, self._completed(pile.pack(self.supply), self._choices), key=_merit)
 
-    def _program(self, priority: int, floors: Mapping[int, int]) -> Program:
-        """As many of a priority as possible, and no fewer of higher ones than they are."""
+    def _counting(self, priority: int) -> dict[User, int]:
+        """One for each claim of a priority; those of higher ones take part."""
         kinds = self.board.kinds
-        worth = {
+        return {
             user: int(kinds[user[0]].priority == priority)
             for users in self.board.network.users
             for user in users
             if kinds[user[0]].priority >= priority
         }
+
+    def _program(self, worth: Mapping[User, int], floors: Mapping[int, int]) -> Program:
+        """As much worth as possible, and no fewer claims of a priority than its floor."""
         for packing in self._first:
             self._pool.add_all(packing, worth)
         return Program(self.board, self._pool, Goal(worth, floors), self.supply, self.wanted)

@@ -17,8 +17,6 @@ from devalloc_solver.columns.patterns import LocalWay
 from devalloc_solver.columns.shapes import Shape
 from devalloc_solver.columns.symmetry import MULTIPLIERS, canonical
 
-MOST_STATES = 12_000
-"""States of one shape; those beyond have no arcs, and an estimate for a bound."""
 _CHUNK = 400_000
 """Pairs of state and pattern that are looked at together."""
 
@@ -69,9 +67,15 @@ def normal(shape: Shape, rows: Ints) -> Ints:
     return canonical(rows, shape.symmetries)
 
 
-def build_lattice(shape: Shape, starts: Ints) -> Lattice:
-    """Everything that can be reached from these states. ``starts``: shape (states, columns)."""
-    return _Explorer(shape).explore(starts)
+def build_lattice(shape: Shape, starts: Ints, room: int) -> Lattice:
+    """What can be reached from these states.
+
+    Args:
+        shape: of the bins.
+        starts: states, in any form; shape (states, columns).
+        room: pairs of state and pattern to look at; states that are left over are ``stubs``.
+    """
+    return _Explorer(shape).explore(starts, room)
 
 
 class _Explorer:
@@ -103,21 +107,22 @@ class _Explorer:
                     keep[p, c] = 0
         return keep
 
-    def explore(self, starts: Ints) -> Lattice:
+    def explore(self, starts: Ints, room: int) -> Lattice:
         front, _ = self.intern(normal(self.shape, starts))
         empty = np.zeros(0, dtype=np.int64)
         arcs: list[tuple[Ints, Ints, Ints]] = [(empty, empty, empty)]
         first, stubs = 0, empty
         step = max(1, _CHUNK // max(1, len(self.takes)))
+        most = room // max(1, len(self.takes))
         while len(front):
-            room = MOST_STATES - first
+            left = max(0, most - first)
             reached: list[Ints] = []
-            for start in range(0, min(room, len(front)), step):
-                found, arc = self.expand(front[start : min(start + step, room)], first + start)
+            for start in range(0, min(left, len(front)), step):
+                found, arc = self.expand(front[start : min(start + step, left)], first + start)
                 reached.append(found)
                 arcs.append(arc)
-            if len(front) > room:
-                stubs = np.arange(MOST_STATES, len(self.by_hash))
+            if len(front) > left:
+                stubs = np.arange(first + left, len(self.by_hash))
                 break
             first += len(front)
             front = np.concatenate(reached)

@@ -27,22 +27,26 @@ class Packing:
     board: Board
     free: Ints
     """state -> bins that are in it now"""
+    gone: Ints
+    """state -> bins in it that have gone any way to get there"""
     paths: dict[int, list[Path]] = field(default_factory=dict)
     """state -> the paths of bins in it that have gone any"""
     taken: dict[User, int] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, board: Board, supply: Ints) -> Packing:
-        return cls(board, supply.copy())
+        return cls(board, supply.copy(), np.zeros_like(supply))
 
     def copy(self) -> Packing:
         paths = {state: list(found) for state, found in self.paths.items()}
-        return Packing(self.board, self.free.copy(), paths, dict(self.taken))
+        return Packing(self.board, self.free.copy(), self.gone.copy(), paths, dict(self.taken))
 
     def step(self, source: int, user: User | None, target: int) -> None:
         """Move one bin; the ones that have gone a way already go first."""
         waiting = self.paths.get(source)
         start, steps = waiting.pop() if waiting else (source, ())
+        self.gone[source] -= bool(steps)
+        self.gone[target] += 1
         self.free[source] -= 1
         self.free[target] += 1
         self.paths.setdefault(target, []).append((start, (*steps, (user, target))))
@@ -60,6 +64,7 @@ class Packing:
         end = steps[-1][1]
         self.free[start] -= count
         self.free[end] += count
+        self.gone[end] += count
         self.paths.setdefault(end, []).extend([path] * count)
         opens = self.board.opens
         before = start
@@ -104,6 +109,8 @@ class Choices:
     """state of the card to be opened first, or -1"""
     insides: dict[User, Ints]
     """and the state it is in after"""
+    roomy: dict[User, Ints]
+    """positions in these, with most room first"""
 
     @classmethod
     def by_loss(cls, board: Board, worth: Ints) -> Choices:
@@ -132,37 +139,41 @@ class Choices:
                 entries.append((loss[via] + loss[arc], network.source[via], network.target[via], *same))
             for user in users:
                 found.setdefault(user, []).extend(entries)
-        choices = cls({}, {}, {}, {})
+        choices = cls({}, {}, {}, {}, {})
         for user, entries in found.items():
             costs, sources, targets, cards, insides = (np.concatenate(column) for column in zip(*entries, strict=True))
             order = np.lexsort((sources, cards, network.weight[sources], costs))
             choices.sources[user], choices.targets[user] = sources[order], targets[order]
             choices.cards[user], choices.insides[user] = cards[order], insides[order]
+            choices.roomy[user] = np.argsort(-network.weight[sources[order]], kind="stable")
         return choices
 
 
-def fill(packing: Packing, choices: Choices, order: Iterable[int], wanted: Sequence[int]) -> None:
-    """Take in kind after kind, each where least is lost, until there are as many as wanted or none fits."""
+def fill(
+    packing: Packing, choices: Choices, order: Iterable[int], wanted: Sequence[int], *, compact: bool = False
+) -> None:
+    """Take in kind after kind, each where least is lost, until there are as many as wanted or none fits.
+
+    ``compact``: where something was taken in already, as long as there is room; then where there is most.
+    """
     have = packing.counts()
     for kind in order:
         left = wanted[kind] - have[kind]
         for way in range(len(packing.board.kinds[kind].ways)):
             if left <= 0:
                 break
-            left -= _fill(packing, choices, (kind, way), left)
+            left -= _fill(packing, choices, (kind, way), left, compact)
 
 
-def _fill(packing: Packing, choices: Choices, user: User, wanted: int) -> int:
+def _fill(packing: Packing, choices: Choices, user: User, wanted: int, compact: bool) -> int:
     """How many went in."""
     sources = choices.sources.get(user)
     if sources is None or not len(sources):
         return 0
     targets, cards, insides = choices.targets[user], choices.cards[user], choices.insides[user]
-    free = packing.free
     for done in range(wanted):
-        there = free[sources] > 0
-        first = int(there.argmax())
-        if not there[first]:
+        first = _first(packing, choices, user, sources, compact)
+        if first is None:
             return done
         source, target, card = int(sources[first]), int(targets[first]), int(cards[first])
         if card >= 0:
@@ -171,6 +182,22 @@ def _fill(packing: Packing, choices: Choices, user: User, wanted: int) -> int:
         else:
             packing.step(source, user, target)
     return wanted
+
+
+def _first(packing: Packing, choices: Choices, user: User, sources: Ints, compact: bool) -> int | None:
+    """The best choice that there is."""
+    if compact:
+        there = packing.gone[sources] > 0
+        first = int(there.argmax())
+        if there[first]:
+            return first
+        roomy = choices.roomy[user]
+        there = packing.free[sources[roomy]] > 0
+        first = int(there.argmax())
+        return int(roomy[first]) if there[first] else None
+    there = packing.free[sources] > 0
+    first = int(there.argmax())
+    return first if there[first] else None
 
 
 def copies(network: Network) -> Ints:

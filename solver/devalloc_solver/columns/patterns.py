@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from devalloc_solver.columns.geometry import Cell, Geometry, Ground, Template
 from devalloc_solver.columns.kinds import Way
 
-MOST_PATTERNS = 2_000
+MOST_PATTERNS = 1_000
 """Patterns that one way may have on one geometry."""
 
 Take = tuple[tuple[int, int], ...]
 """(cell, devices), for one slot"""
-
-
-class TooManyPatterns(Exception):
-    """A way is too free for this encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +84,8 @@ def localize(way: Way, template: Template, ground: Ground) -> LocalWay | None:
     return LocalWay(tuple(slots), match, relations, way.demand.most)
 
 
-def find_patterns(geometry: Geometry, way: LocalWay) -> list[Pattern]:
-    """All smallest patterns of a way.
-
-    Raises TooManyPatterns when there are more than MOST_PATTERNS.
-    """
+def find_patterns(geometry: Geometry, way: LocalWay) -> list[Pattern] | None:
+    """All smallest patterns of a way; None when there are too many to handle."""
     found: dict[tuple[int, ...], Pattern] = {}
     left = [cell.size for cell in geometry.cells]
     for match in _match_values(geometry.cells, _eligible(geometry, way), way.match):
@@ -103,7 +96,7 @@ def find_patterns(geometry: Geometry, way: LocalWay) -> list[Pattern]:
                     counts[cell] += count
                 found.setdefault(tuple(counts), Pattern(tuple(counts), tuple(takes)))
                 if len(found) > MOST_PATTERNS:
-                    raise TooManyPatterns
+                    return None
     return _smallest(list(found.values()))
 
 

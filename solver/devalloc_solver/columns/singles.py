@@ -47,8 +47,7 @@ class Singles:
         kind = unit.kind
         late = self.ends is not None and time.monotonic() > self.ends
         known = kind is not None and kind in self._denied
-        found = [] if late or known else self._place(unit)
-        self.hold(found)
+        found = [] if late or known else self.find(unit)
         fits = bool(found) or late or (self._denied[kind] if known else self._might_fit(unit))
         if not found and not late and kind is not None:
             self._denied[kind] = fits
@@ -56,6 +55,14 @@ class Singles:
             priority = demand.claim.priority
             self.satisfied[priority] = self.satisfied.get(priority, 0) + bool(found)
             self.possible[priority] = self.possible.get(priority, 0) + fits
+        return found
+
+    def find(self, unit: Unit) -> list[Placement]:
+        """The same, without counting the unit among those that are placed here."""
+        if self.ends is not None and time.monotonic() > self.ends:
+            return []
+        found = self._place(unit)
+        self.hold(found)
         return found
 
     def _place(self, unit: Unit) -> list[Placement]:

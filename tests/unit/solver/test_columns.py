@@ -18,15 +18,20 @@ GPU = device_class("gpu", driver="gpu")
 def judge(batch: Batch) -> None:
     """What holds of every answer to a small batch."""
     assert batch.violations() == []
-    exact = exact_counts(batch.prepared)
-    if exact is None:
+    optimum = exact_counts(batch.prepared)
+    if optimum is None:
         return
+    exact, least_ranks = optimum
     assert batch.satisfied <= exact, "more than there can be"
     for value, bound, best in zip(batch.satisfied, batch.bounds, exact, strict=True):
         assert value <= bound
         assert best <= bound, "the bound is wrong"
         if value < best:
-            break  # what follows is bound by less than the optimum is
+            return  # what follows is bound by less than the optimum is
+    one_of = next((level for level in batch.levels if level.goal == "oneOf"), None)
+    assert one_of is None or one_of.bound <= least_ranks <= one_of.value
+    for level in batch.levels:
+        assert level.goal == "satisfied" or level.bound <= level.value
 
 
 @pytest.mark.parametrize("seed", range(25))
