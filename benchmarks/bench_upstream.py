@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.harness import Row, benchmark, timed
 from devalloc_solver import dra
+from devalloc_solver.dra.fleet import ResourceFleet
 from tests.support import upstream
 from tests.support.dra_differential import allocated
-from tests.support.dra_hard import Hard, everyday, hard
+from tests.support.dra_hard import API, Hard, as_documents, everyday, hard
 from tests.support.dra_instances import Instance
 from tests.support.upstream import Peer
 
@@ -24,8 +26,9 @@ HARD_RUNS = 3
     "Kubernetes' own allocator and ours, on the same instances",
     method="Upstream (k8s.io/dynamic-resource-allocation/structured, built from a pinned module): `NewAllocator` and "
     f"`Allocate` on decoded objects with compiled CEL, {upstream.TIMEOUT:.0f} s limit as in kube-scheduler. Ours: one "
-    "`dra.allocate` from manifests to the checked answer; in the hard families with selectors never seen before. "
-    "Everyday work is some of the 8 GPUs of a node, by class and request selectors and a matchAttribute.",
+    "`dra.allocate` from manifests to the checked answer, in the hard families with selectors never seen before; or "
+    "one `allocate` of a warm fleet, which also chooses the node, checks and commits. Everyday work is some of the 8 "
+    "GPUs of a node, by class and request selectors and a matchAttribute.",
     packages=("ortools",),
 )
 def compare(runs: int) -> Iterator[Row]:
@@ -33,7 +36,11 @@ def compare(runs: int) -> Iterator[Row]:
         for nodes in (1, 100, 1000):
             for gpus in (1, 4, 8):
                 work = f"everyday: {gpus} of 8 GPUs, {nodes} {'node' if nodes == 1 else 'nodes'}"
-                yield from _rows(work, everyday(nodes, gpus), peer, runs, _warm)
+                instance = everyday(nodes, gpus)
+                yield from _rows(work, instance, peer, runs, _warm)
+                yield Row(_what(work, "devalloc, warm fleet", "allocated"), _fleet_seconds(instance, runs))
+        for nodes in (100, 1000):
+            yield from _last_free(nodes, peer, runs)
         for one in hard():
             yield from _rows(one.name, one.instance, peer, min(runs, HARD_RUNS), _cold, one)
 
@@ -53,7 +60,34 @@ def _rows(
     outcome = "not-allocated" if _allocate(instance) is None else "allocated"
     if outcome != told["outcome"] != "timeout" or (known and known.feasible is not (outcome == "allocated")):
         raise AssertionError(f"{work}: the answers differ: {outcome}, {told['outcome']}")
-    yield Row(_what(work, "devalloc", outcome), timed(caller(instance), runs))
+    yield Row(_what(work, "devalloc, from manifests", outcome), timed(caller(instance), runs))
+
+
+def _last_free(nodes: int, peer: Peer, runs: int) -> Iterator[Row]:
+    """All nodes but one are full: upstream asks them one after the other, the fleet knows."""
+    work = f"everyday: 1 GPU, all but one of {nodes} nodes full"
+    instance = everyday(nodes, 1, full=True)
+    names = [{"metadata": {"name": f"node-{number}"}} for number in range(nodes)]
+    told = peer.ask({**instance["input"], "node": None, "nodes": names}, instance["features"], runs=runs + 1)
+    pairs = zip(told["newAllocatorNanoseconds"], told["allocateNanoseconds"], strict=True)
+    seconds = tuple((made + took) / 1e9 for made, took in pairs)
+    yield Row(_what(work, f"upstream {upstream.version()}", told["outcome"]), seconds[1:])
+    yield Row(_what(work, "devalloc, warm fleet", "allocated"), _fleet_seconds(instance, runs))
+
+
+def _fleet_seconds(instance: Instance, runs: int) -> tuple[float, ...]:
+    """Seconds of each allocation of a warm fleet, after one that is not counted; the release is not measured."""
+    fleet = ResourceFleet.from_manifests(as_documents(instance))
+    [claim] = instance["input"]["claimsToAllocate"]
+    seconds = []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        answer = fleet.allocate({"apiVersion": API, "kind": "ResourceClaim", **claim})
+        seconds.append(time.perf_counter() - start)
+        if not answer["allocated"]:
+            raise AssertionError(f"the fleet has nothing: {answer['message']}")
+        fleet.release("default", claim["metadata"]["name"])
+    return tuple(seconds[1:])
 
 
 def _what(work: str, who: str, outcome: str) -> dict[str, str | int]:
