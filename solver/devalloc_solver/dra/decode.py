@@ -163,10 +163,17 @@ def _fault(kind: str, values: tuple[Any, ...]) -> str | None:
     if kind == "version":
         try:
             for value in values:
-                SemVer.parse(value)
+                _check_numbers(SemVer.parse(value))
         except SemVerError as error:
             return f"parse semantic version: {error}"
     return None
+
+
+def _check_numbers(version: SemVer) -> None:
+    """Raises SemVerError for a number that selectors cannot compare: one beyond 64 bits."""
+    numbers = version.text.partition("+")[0].replace("-", ".", 1).split(".")
+    if any(part.isdigit() and int(part) >= 2**64 for part in numbers):
+        raise SemVerError(f"has a number beyond 64 bits: {version.text[:60]!r}")
 
 
 def _capacity(content: object, path: str) -> Capacity:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from devalloc.api.semver import SemVer
-from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, Program, compile
+from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, ExhaustedError, Program, Read, compile
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import DEFAULT
 from devalloc_solver.dra.inventory import Offer
@@ -15,13 +15,21 @@ from devalloc_solver.dra.objects import Attribute
 compile("true", DEFAULT)  # loads the CEL runtime together with the dialect, so that no claim has to wait for it
 
 
+MOST_EXHAUSTED = 4
+"""Devices on which an expression may exceed its cost limit before it is not evaluated any more."""
+
+
 class Selectors:
-    """Judges devices by CEL expressions, under one set of feature gates."""
+    """Judges devices by CEL expressions, under one set of feature gates.
+
+    An expression is evaluated once for all devices that agree in what it reads.
+    """
 
     def __init__(self, gates: frozenset[str]) -> None:
         self._gates = gates
         self._programs: dict[str, Program] = {}
-        self._verdicts: dict[str, dict[int, bool | str]] = {}
+        self._verdicts: dict[str, dict[object, bool | str]] = {}
+        self._exhausted: dict[str, int] = {}
         self._devices: dict[int, CelDevice | str] = {}
 
     def check(self, expression: str, where: str) -> None:
@@ -32,25 +40,46 @@ class Selectors:
             self._programs[expression] = compile(expression, self._gates)
         except CompileError as error:
             raise AllocationError(f"{where}: CEL compile error: {error}; correct the expression") from None
-        self._verdicts[expression] = {}
+        self._verdicts[expression], self._exhausted[expression] = {}, 0
 
     def verdict(self, expression: str, offer: Offer) -> bool | str:
         """True, False, or why the expression cannot be evaluated on the device. It has passed ``check``."""
-        known = self._verdicts[expression]
-        if offer.index not in known:
-            known[offer.index] = self._evaluate(expression, offer)
-        return known[offer.index]
-
-    def _evaluate(self, expression: str, offer: Offer) -> bool | str:
         device = self._devices.get(offer.index)
         if device is None:
             device = self._devices[offer.index] = cel_device(offer)
         if isinstance(device, str):
             return device
+        program, known = self._programs[expression], self._verdicts[expression]
+        key = offer.index if program.reads is None else tuple(_part(device, read) for read in program.reads)
+        if key not in known:
+            known[key] = self._evaluate(expression, program, device)
+        return known[key]
+
+    def _evaluate(self, expression: str, program: Program, device: CelDevice) -> bool | str:
+        if self._exhausted[expression] >= MOST_EXHAUSTED:
+            return f"the expression was given up: it is too expensive on {MOST_EXHAUSTED} other devices"
         try:
-            return self._programs[expression].matches(device)
+            return program.matches(device)
+        except ExhaustedError as error:
+            self._exhausted[expression] += 1
+            return str(error)
         except EvaluationError as error:
             return str(error)
+
+
+def _part(device: CelDevice, read: Read) -> object:
+    """One part of a device, such that equal parts are of one type."""
+    match read.kind:
+        case "driver":
+            return device.driver
+        case "allow_multiple":
+            return device.allow_multiple
+        case "capacity":
+            amount = device.capacity.get(read.domain, {}).get(read.id)
+            return None if amount is None else (amount.nano, amount.format)
+    value = device.attributes.get(read.domain, {}).get(read.id)
+    members = value if isinstance(value, tuple) else (value,)
+    return type(value), tuple((type(member), member) for member in members)
 
 
 def cel_device(offer: Offer) -> CelDevice | str:
