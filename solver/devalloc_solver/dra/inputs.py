@@ -50,7 +50,9 @@ class Inputs:
         """Where everything goes; None when it does not fit, or cannot be judged."""
         try:
             task = self.task()
-            return () if task is None else find(task.snapshot, task.holdings, task.unit)
+            if task is None:
+                return None if self.dropped_claims else ()  # to ask for nothing at all is no way to get it
+            return find(task.snapshot, task.holdings, task.unit)
         except AllocationError:
             return None
 

@@ -97,7 +97,7 @@ def _tiers(inputs: Inputs) -> Iterator[tuple[Reason, Sequence[Remedy]]]:
     pools, requests = [*remedies.pools(inputs)], remedies.requests(inputs)
     gates, counts = [*remedies.gates(inputs)], [*remedies.counts(inputs)]
     selectors, classes = [*remedies.selectors(inputs)], [*remedies.classes(inputs)]
-    members, reaches = remedies.members(inputs), [*remedies.reaches(inputs)]
+    members, reaches = _leavers(inputs), [*remedies.reaches(inputs)]
     lacking = short is Reason.NO_MATCHING_DEVICES
     yield Reason.MATCH_ATTRIBUTES_CONFLICT, constraints
     yield Reason.POOL_RESOURCES_EXHAUSTED, counters
@@ -107,18 +107,23 @@ def _tiers(inputs: Inputs) -> Iterator[tuple[Reason, Sequence[Remedy]]]:
     yield short, pools
     yield short if lacking else Reason.INSUFFICIENT_CAPACITY, capacities
     yield short, gates
-    yield Reason.GROUP_UNSATISFIABLE, members
-    yield short, counts
-    if len(requests) > 1:
-        yield short, requests
-    yield short, selectors
-    yield Reason.NODE_UNAVAILABLE, reaches
-    yield short, classes
+    fewer = [(Reason.GROUP_UNSATISFIABLE, members), (short, counts), (short, requests if len(requests) > 1 else [])]
+    other = [(short, selectors), (Reason.NODE_UNAVAILABLE, reaches), (short, classes)]
+    # To ask for less helps where there is something to have.
+    yield from (*other, *fewer) if lacking else (*fewer, *other)
     rules = [*constraints, *counters, *taints, *pools, *capacities, *gates, *counts, *selectors]
     yield short, rules
     yield Reason.NODE_UNAVAILABLE, [*reaches, *rules]
     yield short, [*rules, *reaches, *classes]
-    yield short, [*rules, *reaches, *classes, *members, *requests]
+    yield short, [*rules, *reaches, *classes, *requests]
+
+
+def _leavers(inputs: Inputs) -> Sequence[Remedy]:
+    """The fewest claims without which the others fit; none when no part of them does."""
+    for some in islice(sets_of(remedies.members(inputs)), TRIES):
+        if applied(inputs, some).fits():
+            return some
+    return []
 
 
 def _fewest(inputs: Inputs, offered: Sequence[Remedy]) -> list[Remedy] | None:
