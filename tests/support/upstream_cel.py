@@ -106,7 +106,7 @@ def theirs(program: Path, expressions: Iterable[str], devices: Devices, folder: 
     path = folder / "devices.json"
     path.write_text(json.dumps(devices), encoding="utf-8")
     lines = "".join(json.dumps(expression) + "\n" for expression in expressions)
-    result = subprocess.run([program, path], input=lines, capture_output=True, text=True, check=True, timeout=300)
+    result = subprocess.run([program, path], input=lines, capture_output=True, text=True, check=True, timeout=60)
     return result.stdout.split()
 
 

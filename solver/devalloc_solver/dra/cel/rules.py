@@ -45,21 +45,8 @@ _NARROWER: dict[str, Callable[[Type], bool]] = {
 
 _FOR_ANY = frozenset(
     (
-        "_==_",
-        "_!=_",
-        "_?_:_",
-        "_?._",
-        "@in",
-        "dyn",
-        "type",
-        "includes",
-        "indexOf",
-        "lastIndexOf",
-        "or",
-        "orValue",
-        "optional.of",
-        "optional.ofNonZeroValue",
-        "cel.@mapInsert",
+        *("_==_", "_!=_", "_?_:_", "_?._", "@in", "dyn", "type", "includes", "indexOf", "lastIndexOf", "or", "orValue"),
+        *("optional.of", "optional.ofNonZeroValue", "cel.@mapInsert"),
     )
 )
 """Functions of values of any type, and so of the device as a whole."""
@@ -118,7 +105,11 @@ def _problem(types: Types, node: Node, gates: frozenset[str]) -> str | None:
             return _field_problem(node.field, gates)
         case Call(function="_?._", arguments=(Name(name="device"), Literal(value=str() as field))):
             return _field_problem(field, gates)
-        case Call(function="_[_]" | "_[?_]", arguments=(Name(name="device"), _)):
+        case (
+            Call(function="_[_]" | "_[?_]", arguments=(Name(name="device"), _))
+            | Call(function="@in", arguments=(_, Name(name="device")))
+            | Fold(range=Name(name="device"))
+        ):
             return "the device is no map: its parts are fields, such as device.driver"
         case Call() if node.function not in _FOR_ANY and any(map(_is_device, node.arguments)):
             return f"found no matching overload for '{node.function}' applied to the device"

@@ -71,7 +71,7 @@ class Timestamp:
 
     def local(self, zone: str | None) -> datetime:
         """The moment in a time zone: a name, an offset such as ``+02:00``, or None for UTC."""
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=self.nanoseconds // SECOND)
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self.nanoseconds // 1000)
         if zone is None or zone in ("", "UTC"):
             return moment
         try:

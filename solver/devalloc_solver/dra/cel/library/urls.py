@@ -15,7 +15,7 @@ from devalloc_solver.dra.cel.values import Frame
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):", re.ASCII)
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_HOST = re.compile(r"(?:[A-Za-z0-9\-_.~!$&'()*+,;=:\[\]<>\"]|[^\x00-\x7f]|%[89A-Fa-f][0-9A-Fa-f])*", re.ASCII)
+_HOST = re.compile(r"(?:[A-Za-z0-9\-_.~!$&'()*+,;=:<>\"]|[^\x00-\x7f]|%[89A-Fa-f][0-9A-Fa-f])*", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9\-._:~!$&'()*+,;=%@]*", re.ASCII)
 _PATH = re.compile(r"[A-Za-z0-9\-._~!$&'()*+,;=:@\[\]/%]*", re.ASCII)
 _PORT = re.compile(r"(?::[0-9]*)?", re.ASCII)
