@@ -28,7 +28,7 @@ HARD_RUNS = 3
     f"`Allocate` on decoded objects with compiled CEL, {upstream.TIMEOUT:.0f} s limit as in kube-scheduler. Ours: one "
     "`dra.allocate` from manifests to the checked answer, in the hard families with selectors never seen before; or "
     "one `allocate` of a warm fleet, which also chooses the node, checks and commits. Everyday work is some of the 8 "
-    "GPUs of a node, by class and request selectors and a matchAttribute.",
+    f"GPUs of a node, by class and request selectors and a matchAttribute. Hard families: {HARD_RUNS} runs.",
     packages=("ortools",),
 )
 def compare(runs: int) -> Iterator[Row]:
