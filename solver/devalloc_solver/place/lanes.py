@@ -12,7 +12,7 @@ from enum import Enum
 from devalloc_solver.demand import Mode
 from devalloc_solver.place.asks import Ask
 from devalloc_solver.place.site import fixed_size
-from devalloc_solver.place.steps import OutOfSteps
+from devalloc_solver.place.steps import SharesMeet
 from devalloc_solver.place.stock import Stock
 
 
@@ -78,24 +78,28 @@ class Lanes:
         return sum(self.needs[lane.first] for lane in plain)
 
 
-def make_lanes(stock: Stock, chosen: int) -> Lanes:
-    """Raises OutOfSteps where shares of several asks meet in a way that this search cannot split."""
+def make_lanes(stock: Stock, chosen: int, *, unsplit: bool = False) -> Lanes:
+    """The lanes of a choice. ``unsplit``: every share is to be of one device. Raises SharesMeet."""
     site = stock.site
     together: dict[object, list[Ask]] = {}
     spots: dict[int, int] = {}
+    kinds: dict[int, Kind] = {}
     watched = {ask.demand for ask in site.asks.of(chosen) if ask.slot.mode.is_admin}
     for ask in site.asks.of(chosen):
         if not ask.is_fixed:
-            spots[ask.number] = sum(1 << lot.number for lot in site.lots if stock.takers[lot.number] & ask.bit)
-            together.setdefault(_key(stock, ask, spots[ask.number], watched), []).append(ask)
+            kind = kinds[ask.number] = _kind(ask, unsplit)
+            lots = [lot for lot in site.lots if stock.takers[lot.number] & ask.bit]
+            if kind is Kind.COUNT and ask.slot.mode is Mode.SHARE:
+                lots = [lot for lot in lots if all(name in lot.one.resources for name in ask.slot.requests)]
+            spots[ask.number] = sum(1 << lot.number for lot in lots)
+            together.setdefault(_key(stock, ask, kind, spots[ask.number], watched), []).append(ask)
     needs: list[int] = []
     budgets: list[int] = []
     lanes: list[Lane] = []
     for asks in together.values():
-        kind = _kind(asks[0])
         lane = Lane(
             number=len(lanes),
-            kind=kind,
+            kind=kinds[asks[0].number],
             asks=tuple(asks),
             spots=spots[asks[0].number],
             first=len(needs),
@@ -125,10 +129,10 @@ def _entries(stock: Stock, chosen: int, demand: int) -> int:
     return sum(fixed_size(stock.site, ask) if ask.is_fixed else ask.need for ask in asks)
 
 
-def _kind(ask: Ask) -> Kind:
+def _kind(ask: Ask, unsplit: bool = False) -> Kind:
     if ask.slot.mode.is_admin:
         return Kind.ADMIN
-    if ask.is_counted:
+    if ask.is_counted or (unsplit and ask.slot.mode is Mode.SHARE):
         return Kind.COUNT
     return Kind.SHARE if ask.slot.mode is Mode.SHARE else Kind.TOTAL
 
@@ -142,9 +146,8 @@ def _distincts(stock: Stock, ask: Ask) -> tuple[int, ...]:
     return tuple(index for index, tie in enumerate(stock.site.asks.distincts) if tie.asks & ask.bit)
 
 
-def _key(stock: Stock, ask: Ask, spots: int, watched: set[int]) -> object:
+def _key(stock: Stock, ask: Ask, kind: Kind, spots: int, watched: set[int]) -> object:
     """Equal for asks that can be served as one."""
-    kind = _kind(ask)
     demand = ask.demand if _is_apart(stock, ask, watched) else None
     slot = ask.slot
     if kind is Kind.TOTAL or (kind is Kind.SHARE and slot.most is not None):
@@ -194,7 +197,7 @@ def _common_block(stock: Stock, lane: Lane, name: str) -> int:
         if lane.spots >> lot.number & 1 and name in lot.one.resources
     }
     if len(found) > 1:
-        raise OutOfSteps("several shares over blocks of different sizes")
+        raise SharesMeet("several shares over blocks of different sizes")
     return found.pop() if found else 1
 
 

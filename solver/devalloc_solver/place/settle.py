@@ -10,13 +10,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from devalloc_solver.demand import Mode
 from devalloc_solver.place.asks import Tie
 from devalloc_solver.place.cells import make_yards
 from devalloc_solver.place.cover import Cover, cover
 from devalloc_solver.place.lanes import Lanes, make_lanes
 from devalloc_solver.place.screen import Screen
-from devalloc_solver.place.steps import Steps
-from devalloc_solver.place.stock import take_stock
+from devalloc_solver.place.steps import SharesMeet, Steps
+from devalloc_solver.place.stock import Stock, take_stock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,15 +144,41 @@ class _Values:
         stock = take_stock(self.screen.site, takers, self.chosen)
         if stock is None:
             return
-        lanes = make_lanes(stock, self.chosen)
         most = None if self.best is None else self.best.size[0] - len(stock.opened)
         if most is not None and most < 0:
             return
-        found = cover(lanes, make_yards(lanes, self.steps), self.steps, most=most, any_will_do=self.any_will_do)
-        if found is None:
+        try:
+            settled = self._served(stock, self.chosen, most)
+        except SharesMeet:
+            settled = self._served_unsplit(stock, most)
+        if settled is None:
             return
-        settled = Settled(lanes, found, self.chosen)
         if self.best is None or settled.size < self.best.size:
             self.best = settled
         least = self.screen.is_constant(self.chosen) and self.best.size[0] <= self.screen.fewest_pools(self.chosen)
         self.done = self.any_will_do or least
+
+    def _served(self, stock: Stock, chosen: int, most: int | None, *, unsplit: bool = False) -> Settled | None:
+        lanes = make_lanes(stock, chosen, unsplit=unsplit)
+        found = cover(lanes, make_yards(lanes, self.steps), self.steps, most=most, any_will_do=self.any_will_do)
+        return None if found is None else Settled(lanes, found, chosen)
+
+    def _served_unsplit(self, stock: Stock, most: int | None) -> Settled | None:
+        """Shares that meet, each on one device: the best answer where a part of the question needs no less.
+
+        With one of the shares alone, which may be split, no fewer pools and devices will do than that needs.
+        """
+        shares = [ask for ask in self.screen.site.asks.of(self.chosen) if ask.slot.mode is Mode.SHARE]
+        bounds: list[tuple[int, int]] = []
+        for kept in shares:
+            others = sum(ask.bit for ask in shares if ask is not kept)
+            alone = self._served(stock, self.chosen & ~others, most)
+            if alone is None:
+                return None
+            bounds.append(alone.size)
+        if self.best is not None and max(bounds) >= self.best.size:
+            return None
+        found = self._served(stock, self.chosen, most, unsplit=True)
+        if found is None or (found.size not in bounds and not self.any_will_do):
+            raise SharesMeet("shares of several kinds meet, and splitting them might be better")
+        return found

@@ -12,6 +12,10 @@ class OutOfSteps(Exception):
     """The question is open: the budget is spent, or the unit has something that this search does not handle."""
 
 
+class SharesMeet(OutOfSteps):
+    """Shares of several asks meet in a way that this search cannot split."""
+
+
 @dataclass(slots=True)
 class Steps:
     """What is left of the budget."""

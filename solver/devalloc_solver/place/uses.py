@@ -10,7 +10,7 @@ from devalloc_solver.place.asks import Ask
 from devalloc_solver.place.lanes import Kind, Lane, Lanes, share_names
 from devalloc_solver.place.pareto import undominated
 from devalloc_solver.place.site import Lot
-from devalloc_solver.place.steps import OutOfSteps, Steps
+from devalloc_solver.place.steps import SharesMeet, Steps
 
 Amounts = tuple[tuple[str, int], ...]
 Value = tuple[int, object]
@@ -36,13 +36,13 @@ class Use:
 def uses_of(lanes: Lanes, lot: Lot, steps: Steps) -> tuple[Use, ...]:
     """The ways to use one device of a lot, admins aside.
 
-    Raises OutOfSteps where shares of several asks meet in a way that this search cannot split.
+    Raises SharesMeet.
     """
     mine = [lane for lane in lanes.lanes if lane.spots >> lot.number & 1 and lane.kind is not Kind.ADMIN]
     portions = [lane for lane in mine if _takes_portions(lane, lot)]
     shares = [lane for lane in mine if lane.kind is Kind.SHARE]
     if len(shares) > 1 or (shares and portions):
-        raise OutOfSteps("shares of several kinds meet on one device")
+        raise SharesMeet("shares of several kinds meet on one device")
     found: list[Use] = []
     for lane in mine:
         values = distinct_values(lanes, lane, lot)
