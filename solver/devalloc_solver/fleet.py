@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
-from devalloc.api.claim import DeviceClaim
-from devalloc_solver.index.devmgmt import Devmgmt
-from devalloc_solver.index.documents import Document, name_of, read
-from devalloc_solver.index.reader import ClaimReader
-from devalloc_solver.intake import Refused
+from devalloc.api.meta import DEVMGMT
+from devalloc_solver.index.warm import ClaimFleet
 from devalloc_solver.policy import PLACEMENTS
-from devalloc_solver.reasons import Reason
-from devalloc_solver.stages import AnswerRefused, _answer_refused, _answers, _solve, prepare
+
+Manifest = Mapping[str, Any]
+
+_OURS = DEVMGMT.partition("/")[0]
+_KUBERNETES = "resource.k8s.io"
+
+
+class Warm(Protocol):
+    """What each dialect does; see ``Fleet``."""
+
+    def allocate(self, claim: Manifest) -> dict[str, Any]: ...
+    def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]: ...
+    def release(self, namespace: str, name: str) -> None: ...
+    def update(self, document: Manifest) -> list[dict[str, Any]]: ...
+    def delete(self, document: Manifest) -> None: ...
 
 
 class Fleet:
@@ -22,67 +31,63 @@ class Fleet:
     Every answer is what ``solve_manifests`` would say of the same state, passes the same independent check, and is
     remembered: what was given is in use until it is released. The same calls in the same order give the same bytes.
 
+    A Fleet speaks one dialect: that of its manifests, DeviceClaims or resource.k8s.io.
+
     A Fleet is not thread-safe: call it from one thread at a time.
     """
 
-    def __init__(self, state: Devmgmt) -> None:
+    def __init__(self, warm: Warm, group: str) -> None:
         """Use ``from_manifests``."""
-        self._state = state
-        self._reader = ClaimReader()
+        self._warm = warm
+        self._group = group
+        """the API group of its dialect"""
 
     @classmethod
-    def from_manifests(cls, documents: Iterable[Mapping[str, Any]], *, placement: str = "pack") -> Fleet:
+    def from_manifests(cls, documents: Iterable[Manifest], *, placement: str = "pack") -> Fleet:
         """A fleet of what ``solve_manifests`` takes. Pending claims among it are kept, and not solved.
 
-        Content that is invalid is left out, as everywhere; see ``problems``.
+        Content that is invalid is left out, as everywhere. Without any manifest of resource.k8s.io the dialect is that
+        of DeviceClaims.
 
         Raises:
-            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, or ``documents`` is one document.
+            ValueError: when ``placement`` is neither ``pack`` nor ``spread``, ``documents`` is one document, or they
+                are of both dialects.
         """
         if placement not in PLACEMENTS:
             raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
         if isinstance(documents, Mapping):
             raise ValueError("documents must be several manifests, not one: put it into a list")
-        return cls(Devmgmt.load((read(document) for document in documents), placement))
+        documents = list(documents)
+        groups = {_group_of(document) for document in documents}
+        if {_OURS, _KUBERNETES} <= groups:
+            raise ValueError(f"documents are of {_OURS} and of {_KUBERNETES}: a Fleet speaks one dialect, make two")
+        if _KUBERNETES not in groups:
+            return cls(ClaimFleet.from_manifests(documents, placement=placement), _OURS)
+        from devalloc_solver.dra.fleet import ResourceFleet  # with its CEL runtime
+
+        return cls(ResourceFleet.from_manifests(documents, placement=placement), _KUBERNETES)
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, claim: Mapping[str, Any]) -> dict[str, Any]:
+    def allocate(self, claim: Manifest) -> dict[str, Any]:
         """Place one claim, have the answer checked, and keep what it got.
 
         Args:
-            claim: the manifest of a DeviceClaim; of one that is kept, ``{"kind": "DeviceClaim", "metadata":
-                {"namespace": …, "name": …}}`` will do. One that holds devices already is answered with these.
+            claim: the manifest of a claim; of one that is kept, ``{"kind": …, "metadata": {"namespace": …,
+                "name": …}}`` will do. One that holds devices already is answered with these.
 
         Returns:
             The dict of this claim as ``solve_manifests`` would have it, with the reason where nothing fits. A member of
             a group is never placed here: a group is answered as a whole, with ``allocate_all``.
 
         Raises:
-            ValueError: when it is no manifest of a DeviceClaim.
+            ValueError: when it is no manifest of a claim of this dialect.
             KeyError: when only the name is given and no such claim is kept.
         """
-        document, found, shape = self._read_claim(claim)
-        if found is None or found.is_allocated or found.key in self._state.kept:
-            return self._ask_stages([document])
-        if found.group is not None:
-            told = f"is a member of group {found.group}, which is answered as a whole: use allocate_all"
-            return _answer_refused(Refused(found.key, Reason.GROUP_UNSATISFIABLE, told, found.group)).to_dict()
-        state = self._state
-        ask = state.ask(found, shape)
-        if isinstance(ask, Refused):
-            return _answer_refused(ask).to_dict()
-        spot = state.index.find(ask, found.pinned_node)
-        if spot is None:
-            return self._ask_stages([document])
-        answer = state.answer(found, spot, [problem.message for problem in document.problems])
-        violations = state.judge.judge(found, answer)
-        if violations:
-            raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
-        state.grant(document, found, answer, spot)
-        return answer
+        self._refuse_foreign(claim)
+        return self._warm.allocate(claim)
 
-    def allocate_all(self, claims: Iterable[Mapping[str, Any]], deadline: float | None = None) -> dict[str, Any]:
+    def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]:
         """Place claims jointly, and keep what they got.
 
         Args:
@@ -98,16 +103,10 @@ class Fleet:
         """
         if isinstance(claims, Mapping):
             raise ValueError("claims must be several manifests, not one: use allocate")
-        started = time.monotonic()
-        documents = [self._read_claim(claim)[0] for claim in claims]
-        fresh = [d for d in documents if (d.name[1], d.name[2]) not in self._state.kept]
-        solution = _solve(self._state.everything(fresh), self._state.placement, deadline, started)
-        by_key: dict[tuple[str, str], Document] = {(d.name[1], d.name[2]): d for d in self._state.pending()}
-        by_key |= {(d.name[1], d.name[2]): d for d in fresh}
-        for answer in solution.claims:
-            if answer.allocated and answer.key not in self._state.kept and answer.key in by_key:
-                self._state.record(by_key[answer.key], answer.to_dict())
-        return solution.to_dict()
+        claims = list(claims)
+        for claim in claims:
+            self._refuse_foreign(claim)
+        return self._warm.allocate_all(claims, deadline)
 
     def release(self, namespace: str, name: str) -> None:
         """Take its devices from a claim; the claim itself is kept as pending.
@@ -115,12 +114,11 @@ class Fleet:
         Raises:
             KeyError: when no claim of that name holds devices.
         """
-        if not self._state.release((namespace, name)):
-            raise KeyError(f"no claim {namespace}/{name} holds devices")
+        self._warm.release(namespace, name)
 
     # -- objects -----------------------------------------------------------------------------------------------------
 
-    def update(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def update(self, document: Manifest) -> list[dict[str, Any]]:
         """Take in an object that is new or has changed: a pool, a class, a configuration object or a claim.
 
         It replaces the objects of its kind, namespace and name; a pool only that of its node, if there is one (S2).
@@ -131,51 +129,26 @@ class Fleet:
             What is wrong with it, as in ``problems`` of ``solve_manifests``. An invalid object counts as such.
 
         Raises:
-            ValueError: when it is no manifest, or has no kind and name.
+            ValueError: when it is no manifest, has no kind and name, or is of the other dialect.
         """
-        found = read(document)
-        if not isinstance(document, Mapping) or not found.name[0] or not found.name[2]:
-            raise ValueError("a manifest is a map that has at least kind and metadata.name")
-        self._state.replace(found)
-        return [problem.to_dict() for problem in found.problems]
+        self._refuse_foreign(document)
+        return self._warm.update(document)
 
-    def delete(self, document: Mapping[str, Any]) -> None:
+    def delete(self, document: Manifest) -> None:
         """Forget an object; of a claim also what it holds. Only kind, namespace and name are looked at.
 
         Raises:
             ValueError: when kind or name is missing.
             KeyError: when there is no such object.
         """
-        name = name_of(document) if isinstance(document, Mapping) else ("", "", "")
-        if not name[0] or not name[2]:
-            raise ValueError("to delete an object takes its kind and metadata.name, and the namespace where it has one")
-        if not self._state.remove(name):
-            raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
+        self._warm.delete(document)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    def _refuse_foreign(self, document: object) -> None:
+        group = _group_of(document)
+        if group != self._group and group in (_OURS, _KUBERNETES):
+            raise ValueError(f"a manifest of {group} has no place in a Fleet of {self._group}: it speaks one dialect")
 
-    def _read_claim(self, claim: Mapping[str, Any]) -> tuple[Document, DeviceClaim | None, object]:
-        """The document, the claim where it is valid, and its shape."""
-        if not isinstance(claim, Mapping) or claim.get("kind") != "DeviceClaim":
-            raise ValueError("claim must be the manifest of a DeviceClaim")
-        if "spec" not in claim:
-            kept = self._state.documents.by_name.get(name_of(claim), ())
-            if len(kept) != 1:
-                raise KeyError(f"no claim {'/'.join(name_of(claim)[1:])} is kept: give its whole manifest")
-            return self._reader.again(kept[0])
-        found = self._reader.read(claim)
-        if not found[0].name[2]:
-            raise ValueError("claim must have metadata.name")
-        return found
 
-    def _ask_stages(self, documents: Sequence[Document]) -> dict[str, Any]:
-        """The answer of the stages to a claim that gets nothing now: an echo, or the reason."""
-        (document,) = documents
-        key = document.name[1], document.name[2]
-        held = key in self._state.kept
-        prepared = prepare(self._state.everything([] if held else documents))
-        answers = _answers(prepared, [], True, None)
-        (answer,) = [a for a in answers if a.key == key]
-        if answer.allocated and not held:
-            self._state.replace(document)
-        return answer.to_dict()
+def _group_of(document: object) -> str:
+    version = document.get("apiVersion") if isinstance(document, Mapping) else None
+    return version.partition("/")[0] if isinstance(version, str) else ""

@@ -111,18 +111,17 @@ class Devmgmt:
 
     def release(self, key: Key) -> bool:
         """The claim keeps its spec and holds nothing any more; False when it held nothing."""
+        if key not in self.kept:
+            return False
         name = full_name("DeviceClaim", *key)
         pending = [
             Document(each.name, None, without_status(each.object), None, each.problems)
             for each in self.documents.by_name.get(name, ())
             if isinstance(each.object, DeviceClaim)
         ]
-        if key not in self.kept:
-            return False
         self._forget_claim(key)
         if pending:
             self.documents.by_name[name] = pending
-            self._read_claim(key)
         return True
 
     def _changed(self, name: Name) -> None:

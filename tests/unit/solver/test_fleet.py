@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests
+from devalloc_solver.index.devmgmt import Devmgmt
+from devalloc_solver.index.warm import ClaimFleet
 from tests.support.manifests import Manifest, claim, config, config_reference, device, device_class, entry, pool
 
 ROOT = Path(__file__).parents[3]
@@ -40,6 +42,12 @@ def wants(
 
 def devices_of(answer: dict[str, Any]) -> list[str]:
     return [f"{e['devicePoolName']}/{e['deviceName']}" for e in answer["allocations"]]
+
+
+def state_of(fleet: Fleet) -> Devmgmt:
+    warm = fleet._warm
+    assert isinstance(warm, ClaimFleet)
+    return warm._state
 
 
 def group(name: str) -> dict[str, str]:
@@ -125,7 +133,7 @@ def test_a_pin_is_kept() -> None:
 def test_equality_with_a_literal_finds_the_one_device() -> None:
     documents = [*(gpus(f"p{n}", f"n{n}", 2) for n in range(40)), device_class("gpu", driver="gpu")]
     fleet = Fleet.from_manifests(documents)
-    assert "uuid" in fleet._state.index.kinds.varied
+    assert "uuid" in state_of(fleet).index.kinds.varied
     for number, (text, found) in enumerate(
         [
             ("device.uuid == 'p17-1'", ["p17/g1"]),
@@ -146,7 +154,7 @@ def test_versions_and_amounts_are_found_by_what_they_mean() -> None:
         for n in range(40)
     ]
     fleet = Fleet.from_manifests([pool("p", "n", "gpu", devices=devices), device_class("gpu", driver="gpu")])
-    assert fleet._state.index.kinds.varied == {"fw", "size"}
+    assert state_of(fleet).index.kinds.varied == {"fw", "size"}
     assert devices_of(fleet.allocate(wants("a", constraints="device.fw == '1.0.7'"))) == ["p/d7"]
     assert devices_of(fleet.allocate(wants("b", constraints="device.size == '5120'"))) == ["p/d4"]
 
@@ -158,8 +166,8 @@ def test_match_attributes_of_values_that_differ_from_node_to_node() -> None:
         devices = [device(f"d{p}", attributes={"root": root, "serial": f"{n}-{p}"}) for p, root in enumerate(roots)]
         pools.append(pool(f"p{n}", f"n{n}", "gpu", devices=devices))
     fleet = Fleet.from_manifests([*pools, device_class("gpu", driver="gpu")])
-    assert fleet._state.index.kinds.varied == {"root", "serial"}
-    assert len({id(record.member_of) for record in fleet._state.index.records.values()}) == 1
+    assert state_of(fleet).index.kinds.varied == {"root", "serial"}
+    assert len({id(record.member_of) for record in state_of(fleet).index.records.values()}) == 1
     assert devices_of(fleet.allocate(wants("a", 1))) == ["p0/d0"]
     assert devices_of(fleet.allocate(wants("b", 2, match="root"))) == ["p0/d2", "p0/d3"]
     assert fleet.allocate(wants("c", 3, match="root"))["reason"] == "MatchAttributesConflict"
@@ -262,7 +270,7 @@ def test_more_values_than_before_do_not_disturb() -> None:
     fleet.allocate(wants("a", 3))
     for n in range(2, 40):
         fleet.update(gpus(f"p{n}", f"n{n}"))
-    assert "uuid" in fleet._state.index.kinds.varied
+    assert "uuid" in state_of(fleet).index.kinds.varied
     assert devices_of(fleet.allocate(wants("b"))) == ["p0/g3"]
     fleet.release("default", "a")
     assert devices_of(fleet.allocate(wants("c", 3))) == ["p0/g0", "p0/g1", "p0/g2"]
@@ -302,6 +310,47 @@ def test_wrong_arguments_are_told() -> None:
         fleet.delete({"kind": "DevicePool", "metadata": {"name": "px"}})
 
 
+RESOURCE = "resource.k8s.io/v1"
+
+
+def slice_of(node: str) -> Manifest:
+    spec = {
+        "driver": "gpu.example.com",
+        "nodeName": node,
+        "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "d0"}, {"name": "d1"}],
+    }
+    return {"apiVersion": RESOURCE, "kind": "ResourceSlice", "metadata": {"name": f"slice-{node}"}, "spec": spec}
+
+
+def resource_claim(name: str) -> Manifest:
+    requests = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
+    spec = {"devices": {"requests": requests}}
+    return {
+        "apiVersion": RESOURCE,
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": spec,
+    }
+
+
+def test_a_fleet_speaks_the_dialect_of_its_manifests() -> None:
+    kubernetes = [
+        slice_of("n0"),
+        {"apiVersion": RESOURCE, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}},
+    ]
+    fleet = Fleet.from_manifests(kubernetes)
+    assert [fleet.allocate(resource_claim(f"c{n}"))["allocated"] for n in range(3)] == [True, True, False]
+    fleet.release("default", "c0")
+    assert fleet.allocate_all([resource_claim("late")])["claims"][-1]["allocated"]
+    with pytest.raises(ValueError, match="speaks one dialect"):
+        fleet.allocate(wants("a"))
+    with pytest.raises(ValueError, match="speaks one dialect"):
+        Fleet.from_manifests(fleet_of(1)).update(kubernetes[0])
+    with pytest.raises(ValueError, match="make two"):
+        Fleet.from_manifests([*fleet_of(1), *kubernetes])
+
+
 def test_the_caller_may_do_with_manifests_and_answers_what_it_likes() -> None:
     documents = fleet_of(1)
     fleet = Fleet.from_manifests(documents)
@@ -321,7 +370,7 @@ def test_the_caller_may_do_with_manifests_and_answers_what_it_likes() -> None:
 def test_a_wrong_answer_is_never_returned_nor_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet.from_manifests(fleet_of(1))
     fleet.allocate(wants("a", 1))
-    good = fleet._state.answer
+    good = state_of(fleet).answer
 
     def twice(*arguments: Any) -> dict[str, Any]:
         answer = good(*arguments)
@@ -329,7 +378,7 @@ def test_a_wrong_answer_is_never_returned_nor_kept(monkeypatch: pytest.MonkeyPat
         return answer
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(fleet._state), "answer", lambda self, *arguments: twice(*arguments))
+        patch.setattr(type(state_of(fleet)), "answer", lambda self, *arguments: twice(*arguments))
         with pytest.raises(AnswerRefused, match="p0/g0 is used whole by default/a"):
             fleet.allocate(wants("b", 1))
     assert devices_of(fleet.allocate(wants("b", 3))) == ["p0/g1", "p0/g2", "p0/g3"]
@@ -380,5 +429,5 @@ def test_churn_leaves_nothing_behind() -> None:
     for name in live:
         fleet.release("default", name)
     assert json.dumps(fleet.allocate(wants("probe", 4))) == first
-    index = fleet._state.index
+    index = state_of(fleet).index
     assert sum(len(uses) for record in index.records.values() for uses in record.uses) == 4

@@ -18,6 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from devalloc.api.meta import GROUP
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.index import kinds
+from devalloc_solver.index.devmgmt import Devmgmt
+from devalloc_solver.index.warm import ClaimFleet
 from tests.support.manifests import Manifest
 from tests.support.random_fleets import documents
 
@@ -60,9 +62,15 @@ def goals(answer: dict[str, Any]) -> tuple[object, ...]:
     return answer["allocated"], answer["oneOf"], len(pools), len(devices), answer["reason"]
 
 
+def state_of(fleet: Fleet) -> Devmgmt:
+    warm = fleet._warm
+    assert isinstance(warm, ClaimFleet)
+    return warm._state
+
+
 def index_of(fleet: Fleet) -> object:
     """What the index holds, in a form that does not depend on how it came about."""
-    index = fleet._state.index
+    index = state_of(fleet).index
     records = [*index.records.values(), *([index.network] if index.network is not None else [])]
     uses = {
         (record.name, pool.name, pool.devices[position].name): (use.whole, use.shares, use.sharing)
@@ -83,10 +91,10 @@ def index_of(fleet: Fleet) -> object:
     order = [record.name for _, record in sorted(index.by_rank.items())]
     account = {
         str(pooled): sorted((use.user.split(":")[0], sorted(use.amounts.items())) for use in users)
-        for pool in fleet._state.judge._account._pools.values()
+        for pool in state_of(fleet).judge._account._pools.values()
         for pooled, users in pool.items()
     }
-    return uses, nodes, sorted(map(sorted, alike.values())), order, account, fleet._state.kept.keys()  # type: ignore[type-var, arg-type]
+    return uses, nodes, sorted(map(sorted, alike.values())), order, account, state_of(fleet).kept.keys()  # type: ignore[type-var, arg-type]
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -176,7 +184,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(random=st.randoms(use_true_random=False))
     def release(self, random: Random) -> None:
         held = sorted(name for name, same in self.state.items() if name[0] == "DeviceClaim" and is_held(same[0]))
-        held = [name for name in held if name[1:] in self.fleet._state.kept]
+        held = [name for name in held if name[1:] in state_of(self.fleet).kept]
         if not held:
             return
         name = random.choice(held)

@@ -1,0 +1,119 @@
+"""The warm solver of DeviceClaims: what ``Fleet`` does for this dialect, documented there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from devalloc.api.claim import DeviceClaim
+from devalloc_solver.index.devmgmt import Devmgmt
+from devalloc_solver.index.documents import Document, name_of, read
+from devalloc_solver.index.reader import ClaimReader
+from devalloc_solver.intake import Refused
+from devalloc_solver.reasons import Reason
+from devalloc_solver.stages import AnswerRefused, _answer_refused, _answers, _solve, prepare
+
+
+class ClaimFleet:
+    """Pools, classes and claims, kept and indexed. Not thread-safe."""
+
+    def __init__(self, state: Devmgmt) -> None:
+        """Use ``from_manifests``."""
+        self._state = state
+        self._reader = ClaimReader()
+
+    @classmethod
+    def from_manifests(cls, documents: Iterable[Mapping[str, Any]], *, placement: str) -> ClaimFleet:
+        """Read everything at once."""
+        return cls(Devmgmt.load((read(document) for document in documents), placement))
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    def allocate(self, claim: Mapping[str, Any]) -> dict[str, Any]:
+        """Place one claim, have the answer checked, and keep what it got."""
+        document, found, shape = self._read_claim(claim)
+        if found is None or found.is_allocated or found.key in self._state.kept:
+            return self._ask_stages([document])
+        if found.group is not None:
+            told = f"is a member of group {found.group}, which is answered as a whole: use allocate_all"
+            return _answer_refused(Refused(found.key, Reason.GROUP_UNSATISFIABLE, told, found.group)).to_dict()
+        state = self._state
+        ask = state.ask(found, shape)
+        if isinstance(ask, Refused):
+            return _answer_refused(ask).to_dict()
+        spot = state.index.find(ask, found.pinned_node)
+        if spot is None:
+            return self._ask_stages([document])
+        answer = state.answer(found, spot, [problem.message for problem in document.problems])
+        violations = state.judge.judge(found, answer)
+        if violations:
+            raise AnswerRefused("the check refuses this answer (please report it): " + "; ".join(violations[:10]))
+        state.grant(document, found, answer, spot)
+        return answer
+
+    def allocate_all(self, claims: Iterable[Mapping[str, Any]], deadline: float | None = None) -> dict[str, Any]:
+        """Place claims jointly, and keep what they got."""
+        if isinstance(claims, Mapping):
+            raise ValueError("claims must be several manifests, not one: use allocate")
+        started = time.monotonic()
+        documents = [self._read_claim(claim)[0] for claim in claims]
+        fresh = [d for d in documents if (d.name[1], d.name[2]) not in self._state.kept]
+        solution = _solve(self._state.everything(fresh), self._state.placement, deadline, started)
+        by_key: dict[tuple[str, str], Document] = {(d.name[1], d.name[2]): d for d in self._state.pending()}
+        by_key |= {(d.name[1], d.name[2]): d for d in fresh}
+        for answer in solution.claims:
+            if answer.allocated and answer.key not in self._state.kept and answer.key in by_key:
+                self._state.record(by_key[answer.key], answer.to_dict())
+        return solution.to_dict()
+
+    def release(self, namespace: str, name: str) -> None:
+        """Take its devices from a claim; the claim itself is kept as pending."""
+        if not self._state.release((namespace, name)):
+            raise KeyError(f"no claim {namespace}/{name} holds devices")
+
+    # -- objects -----------------------------------------------------------------------------------------------------
+
+    def update(self, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Take in an object that is new or has changed."""
+        found = read(document)
+        if not isinstance(document, Mapping) or not found.name[0] or not found.name[2]:
+            raise ValueError("a manifest is a map that has at least kind and metadata.name")
+        self._state.replace(found)
+        return [problem.to_dict() for problem in found.problems]
+
+    def delete(self, document: Mapping[str, Any]) -> None:
+        """Forget an object; of a claim also what it holds."""
+        name = name_of(document) if isinstance(document, Mapping) else ("", "", "")
+        if not name[0] or not name[2]:
+            raise ValueError("to delete an object takes its kind and metadata.name, and the namespace where it has one")
+        if not self._state.remove(name):
+            raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _read_claim(self, claim: Mapping[str, Any]) -> tuple[Document, DeviceClaim | None, object]:
+        """The document, the claim where it is valid, and its shape."""
+        if not isinstance(claim, Mapping) or claim.get("kind") != "DeviceClaim":
+            raise ValueError("claim must be the manifest of a DeviceClaim")
+        if "spec" not in claim:
+            kept = self._state.documents.by_name.get(name_of(claim), ())
+            if len(kept) != 1:
+                raise KeyError(f"no claim {'/'.join(name_of(claim)[1:])} is kept: give its whole manifest")
+            return self._reader.again(kept[0])
+        found = self._reader.read(claim)
+        if not found[0].name[2]:
+            raise ValueError("claim must have metadata.name")
+        return found
+
+    def _ask_stages(self, documents: Sequence[Document]) -> dict[str, Any]:
+        """The answer of the stages to a claim that gets nothing now: an echo, or the reason."""
+        (document,) = documents
+        key = document.name[1], document.name[2]
+        held = key in self._state.kept
+        prepared = prepare(self._state.everything([] if held else documents))
+        answers = _answers(prepared, [], True, None)
+        (answer,) = [a for a in answers if a.key == key]
+        if answer.allocated and not held:
+            self._state.replace(document)
+        return answer.to_dict()
