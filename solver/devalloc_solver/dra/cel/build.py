@@ -14,7 +14,7 @@ from devalloc_solver.dra.cel.access import Run
 from devalloc_solver.dra.cel.errors import CompileError, EvaluationError
 from devalloc_solver.dra.cel.library.registry import Function
 from devalloc_solver.dra.cel.library.table import FUNCTIONS
-from devalloc_solver.dra.cel.reads import path_of
+from devalloc_solver.dra.cel.reads import is_optional, path_of
 from devalloc_solver.dra.cel.tree import Call, Fold, ListOf, Literal, MapOf, Name, Node, Select
 from devalloc_solver.dra.cel.values import (
     Frame,
@@ -94,30 +94,16 @@ class _Builder:
 
     def _select(self, node: Select, scope: Scope) -> Run:
         name, test = node.field, node.test
-        direct = self._direct(node, scope)
-        if direct is not None and not test:
+        direct = _direct(node)
+        if direct is not None:
             return direct
         operand = self._operand(node.operand, scope)
         if test:
             return lambda frame: access.has(operand(frame), name)
         return lambda frame: access.get(operand(frame), name)
 
-    def _direct(self, node: Node, scope: Scope) -> Run | None:
-        """A place in the device that is read without going through its maps."""
-        if any(name.startswith("device") for name in scope.slots):
-            return None
-        path = path_of(node)
-        if path is None or (isinstance(node, Call) and node.function != "_[_]"):
-            return None
-        below: Node | None = node
-        while isinstance(below, (Select, Call)):
-            if isinstance(below, Call) and below.function != "_[_]":
-                return None  # an optional step on the way
-            below = below.operand if isinstance(below, Select) else below.arguments[0]
-        return access.at_path(path)
-
     def _operand(self, node: Node, scope: Scope) -> Run:
-        return self._direct(node, scope) or self.run(node, scope)
+        return _direct(node) or self.run(node, scope)
 
     def _list(self, node: ListOf, scope: Scope) -> Run:
         if all(isinstance(element, Literal) for element in node.elements) and not node.optional:
@@ -157,7 +143,7 @@ class _Builder:
 
     def _call(self, node: Call, scope: Scope) -> Run:
         if node.function == "_[_]":
-            direct = self._direct(node, scope)
+            direct = _direct(node)
             if direct is not None:
                 return direct
         arguments = [self.run(argument, scope) for argument in node.arguments]
@@ -175,6 +161,12 @@ class _Builder:
         if node.function in _PURE and all(isinstance(argument, Literal) for argument in node.arguments):
             return _once(called)
         return called
+
+
+def _direct(node: Node) -> Run | None:
+    """How to read a place in the device without going through its maps; None for anything else."""
+    path = path_of(node)
+    return None if path is None or is_optional(node) else access.at_path(path)
 
 
 def _called(function: Function, arguments: list[Run]) -> Run:

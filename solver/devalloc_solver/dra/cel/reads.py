@@ -163,7 +163,7 @@ def _equality(call: Call) -> Equality | None:
 
 def _demand(node: Node, values: tuple[object, ...]) -> Equality | None:
     path = path_of(node)
-    if path is None or path.kind != "attribute" or path.domain is None or path.id is None or _is_optional(node):
+    if path is None or path.kind != "attribute" or path.domain is None or path.id is None or is_optional(node):
         return None
     kinds = {type(value) for value in values}
     if len(kinds) != 1 or not kinds <= {str, int, bool}:
@@ -171,7 +171,8 @@ def _demand(node: Node, values: tuple[object, ...]) -> Equality | None:
     return Equality(path.domain, path.id, tuple(dict.fromkeys(values)))  # type: ignore[arg-type]
 
 
-def _is_optional(node: Node) -> bool:
+def is_optional(node: Node) -> bool:
+    """Whether a place is asked for in a way that takes its absence: ``has``, ``.?x`` or ``[?x]``."""
     while (step := _step(node)) is not None:
         if isinstance(node, Select) and node.test:
             return True

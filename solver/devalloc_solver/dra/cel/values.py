@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
-from devalloc.api.semver import SemVer
+from devalloc.api.semver import Precedence, SemVer
 from devalloc_solver.dra.cel.errors import CostExceeded, EvaluationError
 
 INT_MIN, INT_MAX, UINT_MAX = -(2**63), 2**63 - 1, 2**64 - 1
@@ -187,7 +188,13 @@ def equal(frame: Frame, left: Any, right: Any) -> bool:
 def _same_version(left: SemVer, right: Any) -> bool:
     if type(right) is not SemVer:
         raise no_overload("_==_", left, right)
-    return left.text == right.text or left.precedence == right.precedence
+    return left.text == right.text or precedence(left) == precedence(right)
+
+
+@lru_cache(maxsize=4096)
+def precedence(version: SemVer) -> Precedence:
+    """What orders versions; the same few come with every device."""
+    return version.precedence
 
 
 def equal_or_false(frame: Frame, left: Any, right: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from devalloc.api.semver import SemVer, SemVerError
 from devalloc_solver.dra.cel.errors import EvaluationError
 from devalloc_solver.dra.cel.library.registry import BOOL, STRING, Overload
-from devalloc_solver.dra.cel.values import UINT_MAX, Frame
+from devalloc_solver.dra.cel.values import UINT_MAX, Frame, precedence
 
 
 def parse(text: str) -> SemVer:
@@ -52,7 +52,7 @@ def _is_semver(frame: Frame, text: str, normalize: bool = False) -> bool:
 
 
 def _compare(_: Frame, left: SemVer, right: SemVer) -> int:
-    first, second = left.precedence, right.precedence
+    first, second = precedence(left), precedence(right)
     return (first > second) - (first < second)
 
 
@@ -68,10 +68,10 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("semver", (STRING, BOOL), _semver),
     ("isSemver", (STRING,), _is_semver),
     ("isSemver", (STRING, BOOL), _is_semver),
-    ("isGreaterThan", (SemVer, SemVer), lambda _, left, right: left.precedence > right.precedence),
-    ("isLessThan", (SemVer, SemVer), lambda _, left, right: left.precedence < right.precedence),
+    ("isGreaterThan", (SemVer, SemVer), lambda _, left, right: precedence(left) > precedence(right)),
+    ("isLessThan", (SemVer, SemVer), lambda _, left, right: precedence(left) < precedence(right)),
     ("compareTo", (SemVer, SemVer), _compare),
-    ("major", (SemVer,), lambda _, version: _int(version.precedence[0])),
-    ("minor", (SemVer,), lambda _, version: _int(version.precedence[1])),
-    ("patch", (SemVer,), lambda _, version: _int(version.precedence[2])),
+    ("major", (SemVer,), lambda _, version: _int(precedence(version)[0])),
+    ("minor", (SemVer,), lambda _, version: _int(precedence(version)[1])),
+    ("patch", (SemVer,), lambda _, version: _int(precedence(version)[2])),
 )
