@@ -5,11 +5,12 @@ An expression is evaluated once per distinct tuple of the attributes it reads, h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.pool import AttributeValue
 from devalloc_solver import cel
 from devalloc_solver.snapshot import Device, Snapshot
@@ -63,6 +64,7 @@ class Eligibility:
     _failed: dict[str, str] = field(default_factory=dict)
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
     _errors: dict[str, str | None] = field(default_factory=dict)
+    _groups: dict[tuple[frozenset[str], tuple[str, ...]], Sequence[Sequence[Device]]] = field(default_factory=dict)
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
@@ -110,9 +112,8 @@ class Eligibility:
 
     def _find_error(self, expression: str) -> str | None:
         try:
-            cel.compile(expression)
-            for device in self.snapshot.devices:
-                self.verdict(expression, device)
+            for alike in self._alike(cel.compile(expression).attributes, ()):
+                self.verdict(expression, alike[0])
         except cel.CompileError as error:
             return f"line {error.line}, column {error.column}: {error.message}"
         except ExpressionError as error:
@@ -162,23 +163,49 @@ class Eligibility:
     def _judge(self, detail: DeviceClaimDetail, match: tuple[str, ...]) -> Candidates:
         classes = self.classes_of(detail)
         admin = self.is_admin(detail)
-        accepted: dict[int, str | None] = {}
+        accepted: list[tuple[int, str | None]] = []
         fallen: dict[tuple[int, str], list[int]] = {}
         examples: dict[tuple[int, str], str] = {}
-        for device in self.snapshot.devices:
-            found = self._class_for(device, classes, detail)
+        for alike in self._alike(self._reads(detail, classes or ()), () if admin else match):
+            one = alike[0]
+            found = self._class_for(one, classes, detail)
             if not isinstance(found, _Fall):
-                found = self._objection(device, detail, match, admin) or found
+                found = self._objection(one, detail, match, admin) or found
             if not isinstance(found, _Fall):
-                accepted[device.index] = found
+                accepted += [(device.index, found) for device in alike]
                 continue
             step = (found.stage, found.what)
-            fallen.setdefault(step, []).append(device.index)
+            fallen.setdefault(step, []).extend(device.index for device in alike)
             if found.example and step not in examples:
-                examples[step] = f"{self._title(device)}: {found.example}"
+                examples[step] = f"{self._title(one)}: {found.example}"
         steps = sorted(fallen.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1]))
-        funnel = tuple(Step(key[1], tuple(devices), examples.get(key)) for key, devices in steps)
-        return Candidates(accepted, funnel)
+        funnel = tuple(Step(key[1], tuple(sorted(devices)), examples.get(key)) for key, devices in steps)
+        return Candidates(dict(sorted(accepted)), funnel)
+
+    def _reads(self, detail: DeviceClaimDetail, classes: Iterable[DeviceClass]) -> frozenset[str] | None:
+        """The attributes that decide about a device; None for all of them."""
+        expressions = [detail.constraints, *(c.spec.constraints for c in classes)]
+        read = [cel.compile(text).attributes for text in expressions if text and text.strip()]
+        return None if None in read else frozenset().union(*(names for names in read if names is not None))
+
+    def _alike(self, reads: frozenset[str] | None, present: tuple[str, ...]) -> Sequence[Sequence[Device]]:
+        """All devices, those together that no expression which reads these attributes can tell apart.
+
+        ``present`` are attributes that a device must have, whatever their value. In order of the first of each.
+        """
+        if reads is None:
+            return [[device] for device in self.snapshot.devices]
+        if (reads, present) not in self._groups:
+            groups: dict[object, list[Device]] = {}
+            names = sorted(reads | {UNAVAILABLE})
+            for pool in self.snapshot.pools:
+                for device in pool.devices:
+                    attributes = device.attributes
+                    has = tuple(name in attributes for name in present)
+                    key = (pool.driver, device.undefined, has, *map(attributes.get, names))
+                    groups.setdefault(key, []).append(device)
+            self._groups[reads, present] = list(groups.values())
+        return self._groups[reads, present]
 
     def _class_for(
         self, device: Device, classes: list[DeviceClass] | None, detail: DeviceClaimDetail
