@@ -9,7 +9,7 @@ from typing import Any
 from devalloc_solver.assignment import Placement
 from devalloc_solver.check import check
 from devalloc_solver.columns import allocate_batch
-from devalloc_solver.goals import Level, Search
+from devalloc_solver.goals import Level, Search, optimize
 from devalloc_solver.intake import read_documents
 from devalloc_solver.model import build_model
 from devalloc_solver.solution import answer_allocated, answer_placement
@@ -57,11 +57,8 @@ def by_columns(documents: Sequence[Manifest], *, placement: str = "pack", ends: 
     return Batch(prepared, *found)
 
 
-def exact_counts(prepared: Prepared) -> tuple[list[int], int] | None:
-    """The most claims of each priority, highest first, and the least sum of chosen alternatives with so many.
-
-    By the exact model; None where it cannot prove them.
-    """
+def exact_counts(prepared: Prepared) -> list[int] | None:
+    """The most claims of each priority, highest first, by the exact model; None where it cannot prove them."""
     model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
     search = Search(model)
     counts = []
@@ -72,9 +69,13 @@ def exact_counts(prepared: Prepared) -> tuple[list[int], int] | None:
         if value != bound:
             return None
         counts.append(value)
-    terms = [(p.slot.alternative, p.chosen) for p in model.slots if p.slot.alternative]
-    ranks, bound = search.minimize(terms)
-    return (counts, ranks) if ranks == bound else None
+    return counts
+
+
+def exact_levels(prepared: Prepared) -> list[Level]:
+    """What the exact model reaches, goal by goal."""
+    model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
+    return optimize(model, placement="pack", ends=None)[1]
 
 
 def _left_out(namespace: str, name: str) -> Manifest:

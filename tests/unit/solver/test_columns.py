@@ -8,7 +8,7 @@ import time
 import pytest
 
 from benchmarks.fleets import scenario
-from tests.support.batches import Batch, by_columns, exact_counts
+from tests.support.batches import Batch, by_columns, exact_counts, exact_levels
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
 
@@ -18,23 +18,24 @@ GPU = device_class("gpu", driver="gpu")
 def judge(batch: Batch) -> None:
     """What holds of every answer to a small batch."""
     assert batch.violations() == []
-    optimum = exact_counts(batch.prepared)
-    if optimum is None:
+    exact = exact_counts(batch.prepared)
+    if exact is None:
         return
-    exact, least_ranks = optimum
     assert batch.satisfied <= exact, "more than there can be"
     for value, bound, best in zip(batch.satisfied, batch.bounds, exact, strict=True):
         assert value <= bound
         assert best <= bound, "the bound is wrong"
         if value < best:
             return  # what follows is bound by less than the optimum is
-    one_of = next((level for level in batch.levels if level.goal == "oneOf"), None)
-    assert one_of is None or one_of.bound <= least_ranks <= one_of.value
+    best_levels = exact_levels(batch.prepared)
+    if [level.value for level in best_levels if level.goal == "satisfied"] != batch.satisfied:
+        return  # the exact model preferred earlier claims, at the cost of lower levels
+    reached = {level.goal: level.value for level in best_levels}
     for level in batch.levels:
-        assert level.goal == "satisfied" or level.bound <= level.value
+        assert level.bound <= reached.get(level.goal, 0) or level.goal == "satisfied", "the bound is wrong"
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(15))
 def test_a_small_fleet_at_work_is_answered_rightly(seed: int) -> None:
     rng = random.Random(seed)
     nodes, claims = rng.choice([1, 2, 3]), rng.choice([3, 5, 8])
@@ -42,7 +43,7 @@ def test_a_small_fleet_at_work_is_answered_rightly(seed: int) -> None:
     judge(by_columns(scenario(nodes, claims, seed=seed, fill=fill, partitioned=partitioned)))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(25))
 def test_every_rule_holds_and_every_bound_too(seed: int) -> None:
     """Shares, groups, network pools, admin details and the like are placed one by one between the columns."""
     batch = by_columns(documents(random.Random(seed)))
