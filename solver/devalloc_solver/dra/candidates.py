@@ -48,6 +48,8 @@ class Verdict:
     """devices that ``All`` must take and cannot have"""
     errors: list[str] = field(default_factory=list)
     """devices that could not be judged"""
+    binds: bool = False
+    """one of the accepted devices binds the claim to its node"""
     _candidates: Candidates | None = None
 
     def candidates(self, class_name: str) -> Candidates:
@@ -127,6 +129,7 @@ class Judge:
             barred = self._bar(verdict, ask, offer)
             if barred is None or ask.is_all:
                 verdict.accepted.append(offer.index)
+                verdict.binds = verdict.binds or offer.device.binds_to_node
             if barred is not None and ask.is_all:
                 verdict.blocked[offer.index] = barred
             elif barred is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from devalloc_solver.demand import Demand, Unit
 from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.documents import Intake, Key, Refused, pin_of, priority_of
 from devalloc_solver.dra.errors import AllocationError
-from devalloc_solver.dra.inventory import Offer
 from devalloc_solver.dra.objects import Claim
 from devalloc_solver.dra.translate import MOST_DEVICES, ClaimMeta, PendingClaim, make_demand
 from devalloc_solver.naming import claim_order
@@ -48,7 +47,7 @@ def build_units(intake: Intake, judge: Judge) -> tuple[list[Unit], list[Refused]
     for demand in demands:
         name = demand.claim.claim.annotations.get(GROUP)
         if name is None:
-            units.append(alone(demand, judge.offers))
+            units.append(alone(demand))
         elif (members := groups.pop((demand.claim.namespace, name), None)) is not None:
             found = _together((demand.claim.namespace, name), members, intake, refused)
             if isinstance(found, Unit):
@@ -86,9 +85,9 @@ def _shape(claim: Claim) -> str:
     return json.dumps(claim.spec, sort_keys=True, default=str)
 
 
-def alone(demand: Demand, offers: Sequence[Offer]) -> Unit:
+def alone(demand: Demand) -> Unit:
     """A claim of its own. One that may get a device which binds it to a node is told its node in any case."""
-    binds = any(offers[i].device.binds_to_node for slot in demand.slots for i in slot.candidates.accepted)
+    binds = any(slot.spec.verdict.binds for slot in demand.slots)
     return Unit((demand,), demand.claim.claim.title if binds else None, pin_of(demand.claim.claim))
 
 

@@ -110,7 +110,7 @@ class ResourceFleet:
         demand = make(pending(found, 0), world.intake, world.judge)
         if isinstance(demand, Refused):
             return refusal_answer(demand)
-        return self._place(world, manifest, found, alone(demand, world.offers))
+        return self._place(world, manifest, found, alone(demand))
 
     def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]:
         """Place claims jointly, with the kept members of their groups, and keep what they got.
