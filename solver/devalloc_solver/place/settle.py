@@ -57,7 +57,7 @@ class Settler:
             else:
                 ties.append(number)
         search = _Values(self.screen, self.steps, chosen, any_will_do)
-        search.go(ties, takers, {})
+        search.go(ties, takers)
         return search.best
 
     def _is_single(self, tie: Tie, chosen: int) -> bool:
@@ -77,7 +77,7 @@ class _Values:
     best: Settled | None = None
     done: bool = False
 
-    def go(self, ties: list[int], takers: list[int], agreed: dict[int, object]) -> None:
+    def go(self, ties: list[int], takers: list[int]) -> None:
         self.steps.spend(10 + len(takers))
         if not self.screen.may_fit(self.chosen, takers):
             return
@@ -92,7 +92,7 @@ class _Values:
             self.steps.spend()
             values = site.tie_values[number]
             left = [t if value in values[lot] else t & ~tie.asks for lot, t in enumerate(takers)]
-            self.go(rest, left, {**agreed, number: value})
+            self.go(rest, left)
             if self.done:
                 return
 
