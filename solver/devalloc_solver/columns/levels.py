@@ -174,6 +174,8 @@ class Decider:
     def _count(self, priority: int) -> int:
         """Claims that fit at the most, were each kind alone."""
         kinds = self.board.kinds
+        if len(self.board.network.stubs):
+            return sum(wanted for k, wanted in enumerate(self.wanted) if kinds[k].priority == priority)
         room = [0] * len(kinds)
         alone = self.supply @ self._fits[: self.board.network.states]
         # How many cards can be opened is for the program to say.

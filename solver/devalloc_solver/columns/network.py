@@ -193,6 +193,9 @@ class Network:
     weight: Ints
     """state -> devices that are free, which every arc makes fewer"""
     stubs: Ints
+    """states that were not looked at"""
+    room: Ints
+    """stub -> arcs that can follow at the most, those of cards that are opened included"""
     first: Ints
     """positions in the arcs where those of another source begin"""
     sources: Ints
@@ -216,7 +219,7 @@ class Network:
         """
         worth = np.zeros(self.states + 1, dtype=np.int64)
         if estimate and len(self.stubs):
-            worth[self.stubs] = estimate * self.weight[self.stubs]
+            worth[self.stubs] = estimate * self.room
         arcs = values[self.label]
         for low, high, start, end in self.sweep:
             arcs[start:end] += worth[self.target[start:end]] + worth[self.inner[start:end]]
@@ -241,6 +244,7 @@ def join(parts: Sequence[Part]) -> Network:
     numbers: dict[tuple[User, ...], int] = {}
     columns: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
     weights: list[Ints] = []
+    rooms: list[Ints] = []
     total = sum(len(part.lattice.rows) for part in parts)
     for part in parts:
         lattice = part.lattice
@@ -252,6 +256,7 @@ def join(parts: Sequence[Part]) -> Network:
         )
         weight = lattice.rows[:, : len(lattice.shape.cells)].sum(axis=1)
         weights.append(weight)
+        rooms.append(_room(lattice))
         if not len(lattice.source):
             continue
         kept = np.array(used)[lattice.label]
@@ -270,4 +275,15 @@ def join(parts: Sequence[Part]) -> Network:
     sweep = [(low, high, ends[low], ends[high]) for low, high in pairwise(cuts) if high > low]
     stubs = np.concatenate([empty, *(part.lattice.stubs + part.offset for part in parts)])
     weight = np.concatenate([empty, *weights])
-    return Network(total, [*numbers], source, target, labels, inner, weight, stubs, first, source[first], sweep)
+    room = np.concatenate([empty, *rooms])
+    return Network(total, [*numbers], source, target, labels, inner, weight, stubs, room, first, source[first], sweep)
+
+
+def _room(lattice: Lattice) -> Ints:
+    """Devices that are free in each stub, a card's own counted apart."""
+    shape = lattice.shape
+    sizes = np.ones(len(shape.cells), dtype=np.int64)
+    for cell, (card, _) in shape.opens.items():
+        sizes[cell] = 1 + sum(card.full[: len(card.cells)])
+    found: Ints = lattice.rows[lattice.stubs][:, : len(shape.cells)] @ sizes
+    return found

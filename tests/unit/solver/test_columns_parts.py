@@ -1,0 +1,239 @@
+"""What batches by columns rest on: patterns, symmetries, the arcs between states, and the bound at any prices."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+
+from benchmarks.fleets import scenario
+from devalloc_solver.columns import network as networks
+from devalloc_solver.columns.board import Board, set_up
+from devalloc_solver.columns.geometry import Cell, Geometry
+from devalloc_solver.columns.kinds import split_units
+from devalloc_solver.columns.levels import Decider
+from devalloc_solver.columns.network import HashCollision, build_lattice
+from devalloc_solver.columns.packing import Packing
+from devalloc_solver.columns.patterns import LocalSlot, LocalWay, find_patterns
+from devalloc_solver.columns.pieces import Pile
+from devalloc_solver.columns.pricing import GRID, Appraiser, Goal, Prices
+from devalloc_solver.columns.shapes import Shape
+from devalloc_solver.columns.symmetry import canonical, find_symmetries
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.intake import read_documents
+from devalloc_solver.stages import prepare
+
+
+def board_of(nodes: int, claims: int, seed: int) -> Board:
+    prepared = prepare(read_documents(scenario(nodes, claims, seed=seed, fill=0.4, partitioned=0.5)))
+    kinds, others = split_units(prepared.snapshot, prepared.units)
+    assert not others
+    board, refused = set_up(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), kinds, {})
+    assert not refused
+    return board
+
+
+def wanted(board: Board) -> list[int]:
+    return [len(kind.units) for kind in board.kinds]
+
+
+# -- patterns --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_patterns_are_all_smallest_sets_that_satisfy_a_way(seed: int) -> None:
+    """Compared with all choices of single devices."""
+    rng = random.Random(seed)
+    cells = tuple(
+        Cell(rng.randrange(2), rng.choice([1, 1, 2]), (value(rng), value(rng)), (), None)
+        for _ in range(rng.choice([2, 3, 4]))
+    )
+    geometry = Geometry(cells, (), ((0,), (0,)))
+    slots = tuple(
+        LocalSlot(rng.choice([(0,), (1,), (0, 1)]), count, count, rng.choice([(), (0,), (0, 1)]), (), ())
+        for count in rng.choice([(1,), (2,), (1, 1), (2, 1)])
+    )
+    relations = rng.choice([(), ((0, True, (0,)),), ((1, False, tuple(range(len(slots)))),)])
+    way = LocalWay(slots, rng.choice([(), (1,)]), relations, None)
+    found = find_patterns(geometry, way)
+    assert found is not None
+    assert {pattern.counts for pattern in found} == set(by_trial(geometry, way))
+    for pattern in found:
+        assert [sum(count for _, count in take) for take in pattern.takes] == [slot.least for slot in slots]
+
+
+def value(rng: random.Random) -> frozenset[int] | None:
+    return rng.choice([None, frozenset({0}), frozenset({1}), frozenset({0})])
+
+
+def by_trial(geometry: Geometry, way: LocalWay) -> list[tuple[int, ...]]:
+    devices = [c for c, cell in enumerate(geometry.cells) for _ in range(cell.size)]
+
+    def values(number: int, attribute: int) -> frozenset[int] | None:
+        return geometry.cells[devices[number]].values[attribute]
+
+    def agree(numbers: list[int], attribute: int) -> bool:
+        found = [values(n, attribute) for n in numbers]
+        return None not in found and len(set(found)) <= 1
+
+    def differ(numbers: list[int], attribute: int) -> bool:
+        found = [values(n, attribute) for n in numbers]
+        return None not in found and len(set(found)) == len(found)
+
+    def choose(left: list[int], number: int) -> list[list[list[int]]]:
+        if number == len(way.slots):
+            return [[]]
+        return [
+            [list(own), *rest]
+            for own in combinations(
+                [n for n in left if geometry.cells[devices[n]].color in way.slots[number].colors],
+                way.slots[number].least,
+            )
+            if all(agree(list(own), attribute) for attribute in way.slots[number].match)
+            for rest in choose([n for n in left if n not in own], number + 1)
+        ]
+
+    counts = []
+    for chosen in choose([*range(len(devices))], 0):
+        everything = [n for own in chosen for n in own]
+        related = all(
+            (differ if distinct else agree)([n for slot in slots for n in chosen[slot]], attribute)
+            for attribute, distinct, slots in way.relations
+        )
+        if related and all(agree(everything, attribute) for attribute in way.match):
+            counts.append(tuple(sum(devices[n] == c for n in everything) for c in range(len(geometry.cells))))
+    return counts
+
+
+# -- symmetries ------------------------------------------------------------------------------------------------------
+
+
+def roots(*free: tuple[int, int]) -> list[int]:
+    """GPUs and NICs that are free at each root, in columns."""
+    return [count for pair in free for count in pair]
+
+
+TREE = [
+    Cell(kind, 2, (frozenset({numa}), frozenset({10 + 2 * numa + root})), (), None)
+    for numa in range(2)
+    for root in range(2)
+    for kind in range(2)
+]
+"""Two NUMA nodes with two roots each, and GPUs (color 0) and NICs (color 1) at each root."""
+
+
+def test_roots_of_a_numa_node_and_numa_nodes_change_places_but_roots_do_not_move_between_them() -> None:
+    symmetries = find_symmetries(TREE, 0)
+    a, b, c, d = (2, 1), (1, 2), (0, 0), (2, 2)
+
+    def form(*free: tuple[int, int]) -> tuple[int, ...]:
+        return tuple(canonical(np.array([roots(*free)], dtype=np.int64), symmetries)[0].tolist())
+
+    alike = {
+        (0, 1, 2, 3),
+        (1, 0, 2, 3),
+        (0, 1, 3, 2),
+        (1, 0, 3, 2),
+        (2, 3, 0, 1),
+        (3, 2, 0, 1),
+        (2, 3, 1, 0),
+        (3, 2, 1, 0),
+    }
+    reference = form(a, b, c, d)
+    for order in permutations(range(4)):
+        moved = form(*((a, b, c, d)[n] for n in order))
+        assert (moved == reference) == (order in alike), order
+
+
+def test_cells_of_different_colors_or_sizes_stay_apart() -> None:
+    cells = [Cell(0, 2, (), (), None), Cell(0, 1, (), (), None), Cell(1, 2, (), (), None)]
+    assert find_symmetries(cells, 0) == []
+
+
+# -- states ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_arc_takes_one_pattern_and_leaves_what_is_left(seed: int) -> None:
+    """From each state, the targets are those of every pattern that fits: taken one by one, in plain Python."""
+    board = board_of(6, 40, seed)
+    for part in board.parts.values():
+        lattice, shape = part.lattice, part.lattice.shape
+        arcs = set(zip(lattice.source.tolist(), lattice.label.tolist(), lattice.target.tolist(), strict=True))
+        for state in random.Random(seed).sample(range(len(lattice.rows)), min(20, len(lattice.rows))):
+            row = lattice.rows[state]
+            expected = set()
+            for label, way in enumerate(lattice.ways):
+                patterns = shape.patterns[way] if isinstance(way, LocalWay) else shape.opens[way][1]
+                for pattern in np.concatenate([patterns, patterns @ shape.draws], axis=1):
+                    if all(a >= b for a, b in zip(row.tolist(), pattern.tolist(), strict=True)):
+                        expected.add((state, label, int(lattice.find((row - pattern)[None])[0])))
+            assert {arc for arc in arcs if arc[0] == state} == expected
+
+
+def test_two_states_of_one_hash_are_never_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "MULTIPLIERS", np.ones(64, dtype=np.int64))
+    way = LocalWay((LocalSlot((0, 1), 1, 1, (), (), ()),), (), (), None)
+    cells = (Cell(0, 2, (), (), None), Cell(1, 2, (), (), None))
+    shape = Shape(cells, 0, (2, 2), {way: np.array([[1, 0], [0, 1]], dtype=np.int64)})
+    with pytest.raises(HashCollision):
+        build_lattice(shape, np.array([[2, 2]], dtype=np.int64), 1000)
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_prices_give_a_bound_below_what_was_found(seed: int) -> None:
+    """The bound holds for any prices, not only for those of the linear program."""
+    board = board_of(5, 40, seed)
+    decider = Decider(board, board.supply(), wanted(board))
+    decider.decide()
+    found = decider.best.satisfied()
+    lowest = board.priorities[-1]
+    worth = {user: int(board.kinds[user[0]].priority == lowest) for users in board.network.users for user in users}
+    floors = {priority: found[priority] for priority in board.priorities if priority != lowest}
+    appraiser = Appraiser(board, Goal(worth, floors))
+    rng = random.Random(seed)
+    for _ in range(10):
+        prices = Prices(
+            {kind: rng.choice([0, rng.randrange(2 * GRID)]) for kind in range(len(board.kinds))},
+            {priority: rng.choice([0, rng.randrange(3 * GRID)]) for priority in floors},
+        )
+        bound = appraiser.bound(prices, appraiser.value(prices), board.supply(), wanted(board))
+        assert bound >= found[lowest]
+
+
+@pytest.mark.parametrize("room", [0, 200, 2000])
+def test_bounds_hold_where_not_all_states_were_looked_at(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = board_of(4, 40, 11)
+    best = Decider(whole, whole.supply(), wanted(whole))
+    best.decide()
+    monkeypatch.setattr("devalloc_solver.columns.board.MOST_PAIRS", room)
+    part = board_of(4, 40, 11)
+    less = Decider(part, part.supply(), wanted(part))
+    less.decide()
+    assert len(part.network.stubs) > 0
+    for priority in whole.priorities:
+        assert best.best.satisfied()[priority] <= less.bounds[priority]
+        if less.best.satisfied()[priority] < best.best.satisfied()[priority]:
+            break
+
+
+# -- packings --------------------------------------------------------------------------------------------------------
+
+
+def test_a_packing_taken_apart_can_be_put_together_again() -> None:
+    board = board_of(8, 60, 4)
+    supply = board.supply()
+    decider = Decider(board, supply, wanted(board))
+    packing = decider.best
+    pile = Pile.of(packing, supply, wanted(board))
+    again = pile.pack(supply)
+    assert isinstance(again, Packing)
+    assert (again.free == packing.free).all()
+    assert (again.gone == packing.gone).all()
+    assert again.taken == packing.taken
+    assert [a + b for a, b in zip(again.counts(), pile.left, strict=True)] == wanted(board)
