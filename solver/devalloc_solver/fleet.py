@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from devalloc.api.meta import DEVMGMT
+from devalloc_solver.collector import quiet_collector
 from devalloc_solver.index.warm import ClaimFleet
 from devalloc_solver.policy import PLACEMENTS
 
@@ -19,6 +20,7 @@ class Warm(Protocol):
     """What each dialect does; see ``Fleet``."""
 
     def allocate(self, claim: Manifest) -> dict[str, Any]: ...
+    @quiet_collector()
     def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]: ...
     def release(self, namespace: str, name: str) -> None: ...
     def update(self, document: Manifest) -> list[dict[str, Any]]: ...
@@ -43,6 +45,7 @@ class Fleet:
         """the API group of its dialect"""
 
     @classmethod
+    @quiet_collector()
     def from_manifests(cls, documents: Iterable[Manifest], *, placement: str = "pack") -> Fleet:
         """A fleet of what ``solve_manifests`` takes. Pending claims among it are kept, and not solved.
 

@@ -15,6 +15,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.assignment import Placement, name_devices
 from devalloc_solver.check import check
+from devalloc_solver.collector import quiet_collector
 from devalloc_solver.demand import Unit, build_units
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.explain import Explainer
@@ -35,6 +36,7 @@ class AnswerRefused(AssertionError):
     """The independent check found a violation in an answer: a bug of the solver. The answer is never returned."""
 
 
+@quiet_collector()
 def solve_manifests(
     documents: Iterable[Mapping[str, Any]], *, placement: str = "pack", deadline: float | None = None
 ) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def solve_manifests(
     return _solve(read_documents(documents), placement, deadline, started).to_dict()
 
 
+@quiet_collector()
 def solve(
     pools: Iterable[DevicePool],
     classes: Iterable[DeviceClass],
