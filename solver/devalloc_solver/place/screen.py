@@ -29,6 +29,8 @@ class Screen:
         self.takers = [lot.takers for lot in site.lots]
         self.families = families(site)
         self.ties = [self._tie_values(number) for number in range(len(site.asks.ties))]
+        self.distincts = [_value_masks(values) for values in site.distinct_values]
+        """per distinct, per lot: the values as bits"""
         self._kinds: list[object] | None = None
         self._pools: dict[int, int] = {}
 
@@ -100,7 +102,21 @@ class Screen:
                 )
         if any(total > family.total for total, family in zip(totals, self.families, strict=True)):
             return False
-        return fits(list(lanes.items()), sizes)
+        return fits(list(lanes.items()), sizes) and self._may_differ(allowed, takers)
+
+    def _may_differ(self, allowed: int, takers: Sequence[int]) -> bool:
+        """Whether there are values enough where devices must differ: each takes one for itself at the least."""
+        asks = self.site.asks
+        for tie, values in zip(asks.distincts, self.distincts, strict=True):
+            lanes: dict[int, int] = defaultdict(int)
+            for detail in asks.details:
+                mine = detail & allowed
+                if mine and not mine & ~tie.asks:
+                    reached = (mask for mask, lot in zip(values, takers, strict=True) if lot & mine)
+                    lanes[reduce(or_, reached, 0)] += min(ask.need for ask in asks.of(mine))
+            if lanes and not fits(list(lanes.items()), [1] * max(values, default=0).bit_length()):
+                return False
+        return True
 
     def _exclusive(self, ask: Ask, takers: Sequence[int]) -> int:
         """Devices that an ask must have for itself."""
@@ -196,6 +212,11 @@ class Screen:
             if not pools & used:
                 total, used = total + count, used | pools
         return total
+
+
+def _value_masks(values: Sequence[frozenset[object]]) -> list[int]:
+    bits: dict[object, int] = {}
+    return [sum(bits.setdefault(value, 1 << len(bits)) for value in found) for found in values]
 
 
 def _least(ask: Ask) -> int:
