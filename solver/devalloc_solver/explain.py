@@ -19,14 +19,14 @@ from devalloc_solver.blockers.offers import ClaimOffers
 from devalloc_solver.blockers.question import Finder, Question, Undecided
 from devalloc_solver.blockers.slips import Slips
 from devalloc_solver.blockers.structure import Offers, short_reason, unmatched_details, why_impossible
-from devalloc_solver.blockers.supply import shared_limits, shares_limits
+from devalloc_solver.blockers.supply import shared_limits, shares_limits, withheld_devices
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.funnel import Funnel, Funnels, shortage
 from devalloc_solver.holdings import Holding, Key, node_of
 from devalloc_solver.intake import Intake
 from devalloc_solver.reasons import VERDICTS, Reason
-from devalloc_solver.snapshot import Snapshot
+from devalloc_solver.snapshot import Device, Snapshot
 from devalloc_solver.solution import ClaimAnswer
 
 _IN_THE_WAY = (
@@ -74,6 +74,7 @@ class Explainer:
     funnels: Funnels = field(init=False)
     releases: Releases = field(init=False)
     slips: Slips = field(init=False)
+    held_back: Sequence[Device] | None = field(init=False, default=None)
     limits: Edit = field(init=False, default_factory=shared_limits)
 
     def __post_init__(self) -> None:
@@ -241,7 +242,9 @@ class Explainer:
         """What the unit offers to be taken away, or one member of it."""
         demands = tuple(d for d in unit.demands if member in (None, d.key))
         part = replace(unit, demands=demands)
-        return ClaimOffers(self.eligibility, self.snapshot, part, self.limits, self._bound_by(unit))
+        if self.held_back is None:
+            self.held_back = withheld_devices(self.snapshot)
+        return ClaimOffers(self.eligibility, part, self.held_back, self.limits, self._bound_by(unit))
 
     def _bound_by(self, unit: Unit) -> tuple[Key, ...]:
         """The members of a group that are on its node already, and so bind the others."""

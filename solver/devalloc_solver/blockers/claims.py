@@ -41,6 +41,7 @@ class Releases:
     """claims given their devices in this batch: of equal sets, the one with most of them is told"""
     _by_node: dict[Node, list[Holding]] = field(init=False)
     """what is held on each node; None: of the network"""
+    _near: dict[Node, Sequence[Holding]] = field(default_factory=dict, init=False)
     _with_new: set[Node] = field(init=False)
     """nodes where a new claim holds anything"""
 
@@ -104,13 +105,12 @@ class Releases:
         asked = replace(question, held=held)
         return finder.works(asked if node is None else asked.pinned(node))
 
-    def _around(self, node: Node) -> Iterator[Holding]:
+    def _around(self, node: Node) -> Sequence[Holding]:
         """Who holds anything that matters on a node, each once."""
-        seen = set()
-        for holding in (*self._by_node.get(node, ()), *(self._by_node.get(None, ()) if node is not None else ())):
-            if holding.claim not in seen:
-                seen.add(holding.claim)
-                yield holding
+        if node not in self._near:
+            mine, network = self._by_node.get(node, []), self._by_node.get(None, []) if node is not None else []
+            self._near[node] = [*{id(holding): holding for holding in (*mine, *network)}.values()] if network else mine
+        return self._near[node]
 
     def _holders(self, node: Node) -> list[Holding]:
         """The same in the order in which their release is thought of."""
@@ -183,9 +183,11 @@ def _freed(holding: Holding, name: str, slot: Slot, snapshot: Snapshot) -> int:
     for item in holding.items:
         resource = snapshot.devices[item.device].resources.get(name)
         if item.device in slot.candidates.accepted and resource is not None:
-            # Rounding down to blocks, a device may gain up to a block more than the share was.
-            share = resource.nano if item.amounts is None else dict(item.amounts).get(name, 0) + resource.block
-            total += min(share, resource.nano)
+            if item.amounts is None or slot.mode is Mode.WHOLE:
+                total += resource.nano  # whole, once everybody who has a share of it is gone
+            else:
+                # Rounding down to blocks, a device may gain up to a block more than the share was.
+                total += min(resource.nano, dict(item.amounts).get(name, 0) + resource.block)
     return total
 
 

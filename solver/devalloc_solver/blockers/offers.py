@@ -11,7 +11,7 @@ from devalloc_solver.blockers.edits import Edit
 from devalloc_solver.demand import Unit
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.holdings import Key
-from devalloc_solver.snapshot import Snapshot
+from devalloc_solver.snapshot import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,9 @@ class ClaimOffers:
     """The ``structure.Offers`` of the devmgmtproto dialect."""
 
     eligibility: Eligibility
-    snapshot: Snapshot
     unit: Unit
+    held_back: Sequence[Device]
+    """``supply.withheld_devices`` of the fleet"""
     limits_of_pools: Edit
     """``supply.shared_limits`` of the fleet"""
     bound_by: Sequence[Key] = ()
@@ -49,7 +50,7 @@ class ClaimOffers:
         return self._details.requests()
 
     def withheld(self) -> list[Edit]:
-        found = supply.withheld(self.snapshot, lambda slot, device: self.eligibility.accepts(slot.spec, device))
+        found = supply.withheld(self.held_back, lambda slot, device: self.eligibility.accepts(slot.spec, device))
         return [] if found is None else [found]
 
     def pins(self) -> list[Edit]:

@@ -124,12 +124,11 @@ class Slips:
             if (near := nearest(detail.device_type, types)) is not None:
                 words = f"no class has deviceType {detail.device_type!r}; did you mean {near!r}?"
                 yield Slip(f"{path}.deviceType", words, detail.device_type, near)
-        for device_class in classes or ():
-            drivers = ("", device_class.spec.driver)
-            every = [d for d in self.snapshot.devices if "" in drivers[1:] or self._driver(d) in drivers]
-            name = f"class {device_class.metadata.name}: spec.constraints"
-            if not self._accepted(detail):
-                yield from _in_expression(Survey(every), device_class.spec.constraints, name)
+        if classes and not self._accepted(detail):
+            for device_class in classes:
+                driver, name = device_class.spec.driver, f"class {device_class.metadata.name}: spec.constraints"
+                mine = [d for d in self.snapshot.devices if driver in ("", self._driver(d))]
+                yield from _in_expression(Survey(mine), device_class.spec.constraints, name)
 
     def _survey(self, detail: DeviceClaimDetail) -> Survey:
         """The devices of the detail's class and type; where there are none, all."""
@@ -141,7 +140,7 @@ class Slips:
 
     def _accepted(self, detail: DeviceClaimDetail) -> list[int]:
         bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
-        return list(self.eligibility.candidates(bare).accepted)
+        return [*self.eligibility.candidates(bare).accepted]
 
     def _driver(self, device: Device) -> str:
         return self.snapshot.pools[device.pool].driver

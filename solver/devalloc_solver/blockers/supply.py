@@ -139,15 +139,15 @@ def _mix(pool: Pool) -> Edit:
 # -- withheld devices ------------------------------------------------------------------------------------------------
 
 
-def withheld(snapshot: Snapshot, accepts: Accepts) -> Edit | None:
-    """All devices that are withheld, made available at once; narrowed to those that are needed. None: there are none.
+def withheld_devices(snapshot: Snapshot) -> list[Device]:
+    """Devices that are marked unavailable, and those that request what their pool does not define."""
+    return [d for d in snapshot.devices if UNAVAILABLE in d.attributes or d.undefined is not None]
 
-    Withheld are devices that are marked unavailable, and those that request what their pool does not define.
-    """
-    devices = [d for d in snapshot.devices if d.unavailable is not None or d.undefined is not None]
+
+def withheld(devices: Sequence[Device], accepts: Accepts) -> Edit | None:
+    """All of ``withheld_devices``, made available at once; narrowed to those that are needed. None: there are none."""
     if not devices:
         return None
-
     offered = partial(_offered, devices=devices, accepts=accepts, change=_freed)
 
     def narrow(question: Question, finder: Finder) -> Sequence[Edit]:

@@ -262,3 +262,17 @@ def test_of_claims_that_ask_for_the_same_on_many_nodes_a_smallest_set_is_named_h
     found = answer("c", GPU, *fleet, *holders, wanted)
     assert [b["name"] for b in found["blockers"]] == ["h217-0"]
     assert "cut short" not in found["message"]
+
+
+def test_who_shares_a_device_must_go_altogether_for_one_who_wants_it_whole() -> None:
+    card = pool("card", devices=[device("g0", resources={"memory": "8Gi/1Gi"})])
+    held = [
+        allocated(
+            claim(name, {"deviceClass": "gpu", "requests": {"memory": amount}}),
+            [entry("card", "g0", memory=amount)],
+            node="n1",
+        )
+        for name, amount in (("a", "1Gi"), ("b", "2Gi"))
+    ]
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 1, "memory": "4Gi"}})
+    assert [b["name"] for b in blockers(GPU, card, *held, wanted)] == ["a", "b"]
