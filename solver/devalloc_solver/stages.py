@@ -210,10 +210,11 @@ def _answers(
         if claim.is_allocated
     ]
     answers += [_answer_refused(refused) for refused in prepared.refused]
-    explainer = Explainer(prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, prepared.intake)
     placed = {p.demand.key for p in placements}
-    for unit in prepared.units:
-        if unit.demands[0].key not in placed:
+    left_out = [unit for unit in prepared.units if unit.demands[0].key not in placed]
+    if left_out:
+        explainer = Explainer(prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, intake)
+        for unit in left_out:
             answers += explainer.explain(unit, intake.warnings)
     return sorted(answers, key=lambda a: a.key)
 
