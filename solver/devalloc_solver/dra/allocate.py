@@ -16,7 +16,7 @@ from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import FieldError
 from devalloc_solver.dra.inventory import Offer, View, list_offers, make_snapshot, used_devices
 from devalloc_solver.dra.objects import Claim, Class, Node
-from devalloc_solver.dra.pools import Ignored, Pool, SliceBook, State
+from devalloc_solver.dra.pools import Ignored, Pool, SliceBook, State, name_of
 from devalloc_solver.dra.result import ShareIds, make_result
 from devalloc_solver.dra.search import find
 from devalloc_solver.dra.selectors import Selectors
@@ -90,8 +90,9 @@ def allocate(
         raise_failure(task)
         return None
     results = _results(task, placements)
+    named = [content for content in classes if name_of(content) in task.classes]
     mine = [result for result, claim in zip(results, task.claims, strict=True) if claim.allocation is None]
-    if violations := check_results(mine, node, claims, classes, task.slices, allocated=allocated, features=task.gates):
+    if violations := check_results(mine, node, claims, named, task.slices, allocated=allocated, features=task.gates):
         raise AnswerRefused(violations)
     return results
 
@@ -195,7 +196,7 @@ def _key(claim: Claim, position: int, claims: Sequence[Claim]) -> tuple[str, str
 
 def _read_classes(classes: Iterable[Manifest], claims: Sequence[Claim]) -> dict[str, Class]:
     """The classes that claims name. Raises AllocationError for one that does not exist or cannot be read."""
-    known = {(content.get("metadata") or {}).get("name"): content for content in classes}
+    known = {name_of(content): content for content in classes}
     found: dict[str, Class] = {}
     for claim in claims:
         for ask in (ask for request in claim.requests for ask in request.asks):

@@ -46,7 +46,6 @@ class Amount:
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise QuantityError(f"must be a quantity such as 2, '500m' or '10Gi', not {type_name(value)}")
         text = value if isinstance(value, str) else getattr(value, "text", None) or repr(value)
-        text = text.strip()
         match = _TEXT.fullmatch(text) if len(text) <= MAX_LENGTH else None
         if match is None:
             return cls.parse(str(Quantity.parse(text)))  # which says what is wrong with it

@@ -13,7 +13,7 @@ from typing import Any
 from devalloc.api.meta import GROUP, NODE, PRIORITY, parse_time
 from devalloc.api.problems import Problem
 from devalloc_solver.dra.decode import API_VERSION, check_version, read_claim, read_class, read_node, read_slice
-from devalloc_solver.dra.fields import FieldError
+from devalloc_solver.dra.fields import FieldError, Fields
 from devalloc_solver.dra.objects import Claim, Class, Node
 from devalloc_solver.reasons import Reason
 
@@ -62,18 +62,18 @@ def read_documents(documents: Iterable[object], gates: frozenset[str]) -> Intake
     """Sort manifests out. Every problem says which object it is about."""
     intake = Intake()
     objects = [content for document in documents for content in _flat(document)]
-    count = Counter((content.get("kind"), _key(content)) for content in objects if isinstance(content, Mapping))
+    count = Counter((str(content.get("kind")), _key(content)) for content in objects if isinstance(content, Mapping))
     for content in objects:
         if not isinstance(content, Mapping):
             intake.problems.append(Problem("is no object: a manifest is a map with apiVersion, kind and metadata"))
             continue
-        kind, key = content.get("kind"), _key(content)
+        kind, key = str(content.get("kind")), _key(content)
         twice = count[kind, key] > 1 and kind in KINDS
         try:
             _read(intake, content, gates, twice=twice)
         except FieldError as error:
             namespace = (key[0] or None) if kind == "ResourceClaim" else None
-            problem = Problem(error.message, error.path, kind=str(kind), namespace=namespace, name=key[1])
+            problem = Problem(error.message, error.path, kind=kind, namespace=namespace, name=key[1])
             if problem not in intake.problems:
                 intake.problems.append(problem)
     return intake
@@ -96,10 +96,10 @@ def _key(content: Manifest) -> Key:
 
 
 def _read(intake: Intake, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
-    kind, key = content.get("kind"), _key(content)
+    kind, key = str(content.get("kind")), _key(content)
     if kind not in KINDS:
         told = f"{kind!r} has no part in this: {', '.join(KINDS)} are read"
-        intake.problems.append(Problem(told, kind=str(kind), name=key[1], severity="warning"))
+        intake.problems.append(Problem(told, kind=kind, name=key[1], severity="warning"))
         return
     if kind == "ResourceClaim":
         _read_claim(intake, content, gates, twice=twice)
@@ -128,6 +128,7 @@ def _read_claim(intake: Intake, content: Manifest, gates: frozenset[str], *, twi
     filled = with_defaults(content)
     try:
         check_version(content)
+        Fields(content.get("metadata"), "metadata").needed("name")
         if twice:
             raise FieldError("metadata.name", "is the name of two claims of this namespace: rename one")
         claim = read_claim(filled, gates)

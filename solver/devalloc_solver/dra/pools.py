@@ -125,7 +125,7 @@ class SliceBook:
         return entry.found
 
     def _decode(self, content: Manifest) -> Slice | None:
-        name = str((content.get("metadata") or {}).get("name") or "without name")
+        name = name_of(content) or "without name"
         try:
             found = read_slice(content)
         except SelectorError as error:
@@ -205,13 +205,19 @@ class SliceBook:
         return False, total, hidden
 
 
+def name_of(content: Manifest) -> str:
+    """The name of an object; empty where it has none."""
+    metadata = content.get("metadata")
+    return str(metadata.get("name") or "") if isinstance(metadata, Mapping) else ""
+
+
 def _spec(content: Manifest) -> Mapping[str, Any]:
     spec = content.get("spec")
     return spec if isinstance(spec, Mapping) else {}
 
 
-def _pool_id(content: Manifest) -> tuple[Any, Any]:
-    return _spec(content).get("driver"), _pool_field(content, "name")
+def _pool_id(content: Manifest) -> tuple[str, str]:
+    return str(_spec(content).get("driver")), str(_pool_field(content, "name"))
 
 
 def _pool_field(content: Manifest, name: str) -> Any:
