@@ -37,6 +37,8 @@ _IN_THE_WAY = (
 )
 """Reasons of what would fit, were it not for others."""
 
+SHOWN = 6
+"""Things in the way that the sentence names; the blockers name all of them."""
 _CUT_SHORT = "the time did not suffice to find out what would have to change"
 
 
@@ -346,13 +348,16 @@ def _release(claims: Sequence[Key]) -> str:
 
 def _fix(edits: Sequence[Edit], claims: Sequence[Key]) -> str:
     """Such as "it fits without the pin to node n1 and once default/a is released"."""
-    words = [edit.words for edit in edits]
+    words = [edit.words for edit in edits[:SHOWN]]
     if not words:
         return ""
+    if len(edits) > SHOWN:
+        words.append(f"with {len(edits) - SHOWN} more changes")
     if claims:
         words.append(f"once {_names(claims)} {'is' if len(claims) == 1 else 'are'} released")
     return f"it fits {' and '.join(words)}"
 
 
 def _names(claims: Sequence[Key]) -> str:
-    return ", ".join(f"{namespace}/{name}" for namespace, name in claims)
+    names = ", ".join(f"{namespace}/{name}" for namespace, name in claims[:SHOWN])
+    return names if len(claims) <= SHOWN else f"{names} and {len(claims) - SHOWN} more claims"

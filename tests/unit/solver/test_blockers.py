@@ -276,3 +276,12 @@ def test_who_shares_a_device_must_go_altogether_for_one_who_wants_it_whole() -> 
     ]
     wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 1, "memory": "4Gi"}})
     assert [b["name"] for b in blockers(GPU, card, *held, wanted)] == ["a", "b"]
+
+
+def test_the_sentence_stays_short_and_the_blockers_are_complete() -> None:
+    holders = [
+        allocated(claim(f"h{i}", {"deviceClass": "gpu"}), [entry("n1-gpus", f"g{i}")], node="n1") for i in range(9)
+    ]
+    found = answer("c", GPU, gpus(9), *holders, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
+    assert len(found["blockers"]) == 9
+    assert "default/h5 and 3 more claims would make room" in found["message"]
