@@ -20,14 +20,14 @@ from devalloc_solver.columns.packing import Choices, Packing, copies, fill, usef
 from devalloc_solver.columns.pieces import Pile, pick, repair
 from devalloc_solver.columns.pricing import Goal, Valuation
 
-PARTS = (10, 4, 20)
+PARTS = (10, 4, 20, 7)
 """The dives that are tried while there is a gap: one in so many columns is rounded up in each round."""
 PIECE = 8
 """Bins that are repaired together."""
-MOST_PIECES = 8
-"""Repairs after each dive."""
+MOST_PIECES, LAST_PIECES = 10, 40
+"""Repairs of what the best of the dives leaves; and as long as the gap is wider than TOLERANCE."""
 TOLERANCE = 1
-"""A gap of so many claims is not worth a third dive."""
+"""Claims."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,11 +120,11 @@ class Decider:
         program = self._program(self._counting(priority), floors)
         program.solve(enough=self.best.satisfied()[priority], ends=self.ends)
         self._take_bound(priority, program)
-        for number, part in enumerate(PARTS):
-            gap = self.bounds[priority] - self.best.satisfied()[priority]
-            if gap <= (0 if number < 2 else TOLERANCE) or self._is_late():
+        nearest: tuple[Packing, Valuation] | None = None
+        for part in PARTS:
+            if not self._has_gap(priority) or self._is_late():
                 return
-            if number:
+            if nearest is not None:
                 program.restore()
                 program.solve(ends=self.ends)
             valuation = program.valuation
@@ -132,20 +132,24 @@ class Decider:
             packing = dive(program, part=part, ends=self.ends)
             # What still fits goes where it costs least, by two measures.
             costs = (self._choices, Choices.by_loss(self.board, valuation.worth))
-            whole = [self._completed(packing.copy(), choices) for choices in costs]
-            self.best = max(self.best, *whole, key=_merit)
-            self._mend(max(whole, key=_merit), priority, valuation)
+            whole = max((self._completed(packing.copy(), choices) for choices in costs), key=_merit)
+            self.best = max(self.best, whole, key=_merit)
+            if nearest is None or _merit(whole) > _merit(nearest[0]):
+                nearest = whole, valuation
+        if nearest is not None:
+            self._mend(*nearest, priority)
 
     def _completed(self, packing: Packing, choices: Choices) -> Packing:
         fill(packing, choices, self._order(small_first=True), self.wanted)
         return packing
 
-    def _mend(self, packing: Packing, priority: int, valuation: Valuation) -> None:
+    def _mend(self, packing: Packing, valuation: Valuation, priority: int) -> None:
         """Repair some bins after others, as long as there is a gap."""
         rng = random.Random(1)
         pile = Pile.of(packing, self.supply, self.wanted)
-        for _ in range(MOST_PIECES):
-            if not self._has_gap(priority) or self._is_late():
+        for turn in range(LAST_PIECES):
+            gap = self.bounds[priority] - self.best.satisfied()[priority]
+            if gap <= (0 if turn < MOST_PIECES else TOLERANCE) or self._is_late():
                 return
             chosen = pick(pile, valuation, PIECE, rng)
             if chosen and repair(pile, chosen, priority) > 0:

@@ -117,9 +117,12 @@ class Choices:
         """``worth``: state (and one more, of none) -> what it is still good for, in any unit."""
         network = board.network
         loss = worth[network.source] - worth[network.target] - worth[network.inner]
-        order = np.lexsort((network.target, loss, network.source, network.label))
-        keys = network.label[order] * (network.states + 1) + network.source[order]
-        best = order[np.flatnonzero(np.diff(keys, prepend=-1))]
+        # Arcs of one source and label stand together: of each such group the first with the least loss.
+        groups = np.flatnonzero(np.diff(network.source * len(network.users) + network.label, prepend=-1))
+        sizes = np.diff(groups, append=len(loss))
+        least = np.flatnonzero(loss == np.repeat(np.minimum.reduceat(loss, groups), sizes)) if len(loss) else groups
+        best = least[np.searchsorted(least, groups)]
+        best = best[np.argsort(network.label[best], kind="stable")]
         labels = network.label[best]
         bounds = np.searchsorted(labels, np.arange(len(network.users) + 1))
         opening: dict[int, list[int]] = {}

@@ -22,7 +22,7 @@ from devalloc_solver.columns.packing import Packing, Path, Step
 from devalloc_solver.columns.patterns import LocalWay
 from devalloc_solver.columns.pricing import GRID, Valuation
 
-EFFORT = 0.2
+EFFORT = 0.1
 """CP-SAT's deterministic time (roughly seconds) for one piece."""
 NEGLIGIBLE = GRID // 1000
 """Waste that is rounding."""
