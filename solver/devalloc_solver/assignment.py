@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from devalloc_solver.batch import BatchModel, Bin, Cell, Crowd, SlotVars, Target
+from devalloc_solver.batch import BatchModel, Bin, Cell, Crowd, Target
 from devalloc_solver.bunches import Place
 from devalloc_solver.demand import Demand, Mode, Slot
 from devalloc_solver.goals import Search
@@ -54,8 +54,8 @@ class _Taker:
     takes: dict[Target, int] = field(default_factory=dict)
     every: Sequence[int] = ()
     """bunches of which it gets all devices"""
-    parts: SlotVars | None = None
-    """of a unit on its own"""
+    blocks: dict[Bin, dict[str, int]] = field(default_factory=dict)
+    """blocks of each resource that its share has of a device"""
     entries: list[Entry] = field(default_factory=list)
 
     def give(self, device: Device) -> None:
@@ -97,7 +97,12 @@ def _singles(search: Search) -> tuple[list[_Taker], dict[int, Place]]:
     for parts in search.chosen():
         takes = {target: count for target, variable in parts.takes.items() if (count := search.value(variable))}
         every, _ = parts.every.get(places[parts.unit], ((), None))
-        takers.append(_Taker(parts.unit, parts.demand, parts.slot, takes, every, parts))
+        blocks = {
+            place: {name: search.total(terms) for name, terms in amounts.items()}
+            for place, (taken, amounts) in parts.shares.items()
+            if search.value(taken)
+        }
+        takers.append(_Taker(parts.unit, parts.demand, parts.slot, takes, every, blocks))
     return takers, places
 
 
@@ -148,7 +153,32 @@ def _deal(search: Search, cell: Cell, asking: Iterator[_Taker]) -> list[_Taker]:
         give(member, member.slot.least)
     for member in members:
         give(member, (member.slot.most or 0) - member.slot.least)
+    if members and members[0].slot.mode is Mode.SHARE:
+        _deal_shares(search, cell, members)
     return members
+
+
+def _deal_shares(search: Search, cell: Cell, members: Sequence[_Taker]) -> None:
+    """To the first members shares on one device each, to the others in parts, one device after the other."""
+    bunches = search.model.bunches
+    asking = iter(members)
+    for place, variable in cell.undivided.items():
+        resources = bunches[place[0]].one.resources
+        for _ in range(search.value(variable)):
+            member = next(asking)
+            member.blocks[place] = {
+                name: -(-amount // resources[name].block) for name, amount in member.slot.requests.items()
+            }
+    left = {(place, name): search.total(terms) for place, parts in cell.parts.items() for name, terms in parts.items()}
+    for member in asking:
+        for name, amount in member.slot.requests.items():
+            for place in (place for place, named in left if named == name):
+                size = bunches[place[0]].one.resources[name].block
+                count = min(left[place, name], -(-amount // size))
+                if count:
+                    member.blocks.setdefault(place, {})[name] = count
+                    left[place, name] -= count
+                    amount -= count * size
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -215,12 +245,7 @@ class _Names:
         return self.bins[place]
 
     def give_shares(self, taker: _Taker) -> None:
-        assert taker.parts is not None
-        slot, search = taker.slot, self.search
-        blocks: dict[Bin, dict[str, int]] = {}
-        for place, (taken, amounts) in taker.parts.shares.items():
-            if search.value(taken):
-                blocks[place] = {name: search.total(terms) for name, terms in amounts.items()}
+        slot, blocks = taker.slot, taker.blocks
         for name, request in slot.requests.items():
             _trim(self.model, blocks, name, request)
         for place, amounts_there in blocks.items():

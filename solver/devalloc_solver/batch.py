@@ -77,6 +77,12 @@ class Cell:
 
     members: Terms
     takes: dict[Target, IntVar] = field(default_factory=dict)
+    undivided: dict[Bin, IntVar] = field(default_factory=dict)
+    """members that have all of their share on this device"""
+    parts: dict[Bin, dict[str, Terms]] = field(default_factory=dict)
+    """blocks of each resource for the other shares, of all these members together"""
+    split: IntVar | None = None
+    """how many these are"""
 
 
 @dataclass(slots=True, eq=False)

@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING
 
+from devalloc_solver.amounts import Amounts
 from devalloc_solver.batch import Cell, Crowd, Site, Terms
 from devalloc_solver.bunches import Bunch, Place
 from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
 from devalloc_solver.draft import Draft, add_terms
 from devalloc_solver.naming import claim_order
+from devalloc_solver.shares import CountedShares, can_count_shares
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -61,20 +64,21 @@ def find_crowds(units: Sequence[Unit], bunches: Sequence[Bunch]) -> list[tuple[i
 
 
 def _can_be_counted(demand: Demand, bunches: Sequence[Bunch]) -> bool:
-    patterns = 1
-    entries = 0
-    for detail in demand.details:
-        if not all(_is_counted(slot) for slot in detail):
-            return False
-        patterns *= len(detail)
-        entries += max(slot.most or 0 for slot in detail)
-    if patterns > MOST_PATTERNS or (demand.most is not None and entries > demand.most):
+    if not all(_is_counted(slot, bunches) for slot in demand.slots):
         return False
+    if prod(len(detail) for detail in demand.details) > MOST_PATTERNS:
+        return False
+    if demand.most is not None:
+        entries = sum(max(slot.most or demand.most + 1 for slot in detail) for detail in demand.details)
+        if entries > demand.most:
+            return False
     return all(_is_simple(relation, demand, bunches) for relation in demand.relations)
 
 
-def _is_counted(slot: Slot) -> bool:
+def _is_counted(slot: Slot, bunches: Sequence[Bunch]) -> bool:
     """Whether members ask for a number of devices, and nothing that depends on which of them go together."""
+    if slot.mode is Mode.SHARE:
+        return can_count_shares(slot, bunches)
     together = slot.requests or slot.limits or slot.portions
     return slot.mode is Mode.WHOLE and slot.most is not None and (slot.most == 1 or not together)
 
@@ -87,12 +91,12 @@ def _is_simple(relation: Relation, demand: Demand, bunches: Sequence[Bunch]) -> 
     return all(len(bunch.one.values(relation.attribute)) <= 1 for bunch in bunches)
 
 
-def add_crowd(draft: Draft, numbers: tuple[int, ...], places: Sequence[Place]) -> None:
+def add_crowd(draft: Draft, amounts: Amounts, numbers: tuple[int, ...], places: Sequence[Place]) -> None:
     """Add equal units that may be at these places; ``model.satisfied`` has their literals already."""
     model = draft.model
     crowd = Crowd(numbers)
     model.crowds.append(crowd)
-    counting = _Counting(draft, model.units[numbers[0]].demands[0], len(numbers))
+    counting = _Counting(draft, amounts, model.units[numbers[0]].demands[0], len(numbers))
     for place in places:
         crowd.sites += counting.sites_at(place)
     members = [variable for site in crowd.sites for variable in site.patterns.values()]
@@ -103,7 +107,8 @@ def add_crowd(draft: Draft, numbers: tuple[int, ...], places: Sequence[Place]) -
 class _Counting:
     """Adds the sites of one crowd; lives only while the model is being built."""
 
-    def __init__(self, draft: Draft, demand: Demand, size: int) -> None:
+    def __init__(self, draft: Draft, amounts: Amounts, demand: Demand, size: int) -> None:
+        self.amounts = amounts
         self.draft, self.demand, self.size = draft, demand, size
         self.cp, self.bunches = draft.model.cp, draft.model.bunches
         labels = {slot.label for slot in demand.slots}
@@ -129,6 +134,8 @@ class _Counting:
 
     def suits(self, slot: Slot, bunch: Bunch) -> bool:
         """Whether one device alone meets the amounts asked for, where there is only one."""
+        if slot.mode is Mode.SHARE:
+            return True
         device = bunch.one
         if device.shareable:
             given = dict(slot.portions[device.index])
@@ -157,10 +164,11 @@ class _Counting:
 
     def room(self, slot: Slot, bunches: Sequence[int]) -> int:
         """How many members these devices are enough for, as far as counting tells."""
+        if slot.mode is Mode.SHARE:
+            return CountedShares(self.draft, self.amounts, slot, self.size).room(bunches)
         return sum(self.draft.room(slot, b, self.size) for b in bunches) // slot.least
 
     def new_cells(self, slot: Slot, by_own: dict[object, list[int]], members: Terms) -> list[Cell]:
-        assert slot.most is not None
         found = []
         for bunches in by_own.values():
             cell = Cell(members)
@@ -169,15 +177,22 @@ class _Counting:
                 if not room:
                     continue
                 cell = Cell([(1, self.draft.new_int(min(room, self.size)))])
-            for b in bunches:
-                cell.takes |= self.draft.new_takes(slot, b, self.size)
-            taken, here = sum(cell.takes.values()), add_terms(cell.members)
-            self.cp.add(taken >= slot.least * here)
-            self.cp.add(taken <= slot.most * here)
+            if slot.mode is Mode.SHARE:
+                CountedShares(self.draft, self.amounts, slot, self.size).add(cell, bunches)
+            else:
+                self.add_counts(cell, slot, bunches)
             found.append(cell)
         if len(by_own) > 1:
             self.cp.add(sum(add_terms(cell.members) for cell in found) == add_terms(members))
         return found
+
+    def add_counts(self, cell: Cell, slot: Slot, bunches: Sequence[int]) -> None:
+        assert slot.most is not None
+        for b in bunches:
+            cell.takes |= self.draft.new_takes(slot, b, self.size)
+        taken, here = sum(cell.takes.values()), add_terms(cell.members)
+        self.cp.add(taken >= slot.least * here)
+        self.cp.add(taken <= slot.most * here)
 
 
 def _values(bunch: Bunch, names: Sequence[str], scalars: Sequence[str]) -> tuple[object, ...] | None:

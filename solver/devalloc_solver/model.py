@@ -87,7 +87,7 @@ def build_model(
             cp.add_implication(satisfied[later], satisfied[earlier])
     crowds = find_crowds(units, bunches)
     for numbers in crowds:
-        add_crowd(draft, numbers, _places_of(draft, units[numbers[0]]))
+        add_crowd(draft, amounts, numbers, _places_of(draft, units[numbers[0]]))
     counted = {number for numbers in crowds for number in numbers}
     for number, unit in enumerate(units):
         if number not in counted:

@@ -21,6 +21,8 @@ def policy_cost(model: BatchModel, placement: str) -> Terms:
     nodes: Terms = [(sign, used) for node, used in model.nodes_used.items() if node not in busy_nodes]
     pools: Terms = [(sign, used) for pool, used in model.pools_used.items() if pool not in busy_pools]
     shares: Terms = [(1, taken) for parts in model.slots for taken, _ in parts.shares.values()]
+    cells = [cell for crowd in model.crowds for site in crowd.sites for found in site.cells.values() for cell in found]
+    shares += [(1, cell.split) for cell in cells if cell.split is not None]
     cost: Terms = _order_of_devices(model)
     weight = 1 + sum(w * model.bunches[b].size for (w, _), b in zip(cost, model.devices_used, strict=True))
     largest = _largest_left(model) if placement == "pack" else []

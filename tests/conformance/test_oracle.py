@@ -41,6 +41,11 @@ def test_goals_rules_and_reasons_agree_with_exhaustive_search(first: int) -> Non
     assert wrong == {}
 
 
+def test_shares_of_equal_claims_agree_with_exhaustive_search() -> None:
+    found = {seed: judge(random_fleets.equal_shares(Random(seed))) for seed in range(EXAMPLES // 3)}
+    assert {seed: wrong for seed, wrong in found.items() if wrong} == {}
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(documents=random_fleets.DOCUMENTS)
 def test_shrinkable_instances_agree_with_exhaustive_search(documents: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -60,9 +61,48 @@ def documents(random: Random) -> list[Manifest]:
     if _chance(random, 0.03):
         pending.append(_pending_claim(random, "c0", nodes, wanted, types))
     configs = [config("tuned")] if _chance(random, 0.7) else []
+    if _chance(random, 0.3):
+        _make_equal(random, pending)
     everything = pools + classes + held + pending + configs
     random.shuffle(everything)
     return everything
+
+
+def equal_shares(random: Random) -> list[Manifest]:
+    """Equal claims for shares of GPUs: such claims are counted together, and dealt out what they take together."""
+    nodes = ["n1", "n2"][: random.choice([1, 1, 2])]
+    pools = [_gpus(random, f"p{number}", random.choice([*nodes, *nodes, None])) for number in range(len(nodes))]
+    for content in pools:  # with more, the oracle takes minutes
+        del content["spec"]["devices"][2:]
+    held = _held_claims(random, pools, nodes) if _chance(random, 0.4) else []
+    requests = {"memory": random.choice(["1Gi", "2Gi", "3Gi", "5Gi", "7Gi", "2500Mi", "11Gi"])}
+    if _chance(random, 0.3):
+        requests["cores"] = random.choice(["1", "1500m", "2", "3"])
+    detail: Manifest = {"deviceClass": "any", "requests": requests}
+    if _chance(random, 0.2):
+        detail["limits"] = {"count": random.choice([1, 1, 2])}
+    if _chance(random, 0.2):
+        detail["matchAttributes"] = [random.choice(MATCHABLE)]
+    if _chance(random, 0.2):
+        detail = {
+            "oneOf": [detail, {"deviceClass": "any", "requests": random.choice([{"count": 1}, {"memory": "2Gi"}])}]
+        }
+    details = [detail] if _chance(random, 0.8) else [detail, {"deviceClass": "any", "requests": {"memory": "1Gi"}}]
+    pending = [claim(f"c{number}", *deepcopy(details)) for number in range(random.choice([2, 3, 3]))]
+    if _chance(random, 0.25):
+        pending.append(
+            claim("other", {"deviceClass": "any", "requests": random.choice([{"count": 1}, {"memory": "3Gi"}])})
+        )
+    everything = [*pools, *held, *pending, *_classes(random), device_class("any")]
+    random.shuffle(everything)
+    return everything
+
+
+def _make_equal(random: Random, claims: list[Manifest]) -> None:
+    """Most claims ask for what the first one does, since claims that ask for the same are counted together."""
+    for content in claims[1:]:
+        if _chance(random, 0.7):
+            content["spec"] = deepcopy(claims[0]["spec"])
 
 
 DOCUMENTS: st.SearchStrategy[list[Manifest]] = st.randoms(use_true_random=False).map(documents)
