@@ -231,6 +231,6 @@ def test_the_page_of_reasons_lists_every_code_with_its_advice() -> None:
     from devalloc.cli.explanation import ADVICE
 
     rows = [line.split(" | ") for line in (REPO / "docs" / "reasons.md").read_text().splitlines()]
-    listed = {row[0].strip("| `"): row[-1].removesuffix(" |") for row in rows if len(row) == 3 and "`" in row[0]}
+    listed = {row[0].strip("| `"): row[-1].removesuffix(" |") for row in rows if len(row) == 4 and "`" in row[0]}
 
     assert listed == ADVICE
