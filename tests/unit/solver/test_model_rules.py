@@ -241,10 +241,7 @@ def test_what_equal_claims_get_agrees_claim_by_claim() -> None:
 
 
 def test_a_device_without_the_value_goes_to_none_of_equal_claims() -> None:
-    gpus = fleet({"k": "a"}, {}, {"k": "b"})
-    pair = want(gpus, candidates=candidates([0, 1]))
-    units = [
-        claim(f"c{i}", pair, want(gpus, candidates=candidates([2])), relations=relation("k", "0"), shape="s")
-        for i in range(2)
-    ]
+    gpus = fleet({"k": "a"}, {}, {"k": "b"}, {"k": "b"})
+    first, second = (want(gpus, candidates=candidates(found)) for found in ([0, 1], [2, 3]))
+    units = [claim(f"c{i}", first, second, relations=relation("k", "0"), shape="s") for i in range(2)]
     assert [devices(placement) for placement in solved(gpus, *units)[0].values()] == [[0, 2]]
