@@ -17,9 +17,9 @@ from devalloc_solver.snapshot import Device, Pool, Snapshot
 
 FEW = 4
 """Nodes that are searched rather than compared."""
-PROBE = 3_000
+PROBE = 2_000
 """Steps of ``place`` that a probe may take; a step is a few microseconds."""
-FINDING = 4_500
+FINDING = 3_500
 """The same for all probes of a finding."""
 
 
@@ -134,6 +134,9 @@ class Finder:
         self._left = FINDING
 
     def _probe(self, question: Question, ask: Ask) -> Any:
+        if self._left <= 0:
+            self.is_cut_short = True
+            return None
         budget = Steps(min(PROBE, self._left))
         given = budget.left
         found, hard = self._look(question, budget, ask)
