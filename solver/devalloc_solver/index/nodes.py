@@ -22,6 +22,8 @@ Item = tuple[str | None, int, Amounts | None]
 
 MAX_SHAPES = 1_000
 """Shapes remembered; the one not asked for longest is forgotten first."""
+SPARE_CLASSES = 10_000
+"""Classes without nodes that are remembered, beside a few for each node; when there are more, all are forgotten."""
 STEP = 1 << 24
 """Room between the ranks of two nodes, for those to come."""
 
@@ -201,7 +203,7 @@ class NodeIndex:
         record.member_of = node
         self.classes.enter(node, record.rank, self.by_rank)
         self.log.add(record.rank, node)
-        if len(self.classes.by_index) > 4 * len(self.records) + 10_000:
+        if len(self.classes.by_index) > 4 * len(self.records) + SPARE_CLASSES:
             self.classes.forget_empty()
             self._forget_shapes()
 

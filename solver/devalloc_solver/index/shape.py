@@ -123,7 +123,7 @@ class Shape:
             self.network_version = index.network_version
         self.heap.clear()
         self.queued.clear()
-        for number, node in index.classes.by_index.items():
+        for number, node in list(index.classes.by_index.items()):  # hoping may bring in the class of unused nodes
             if node.count:
                 score = self._hope(node)
                 first = None if score is None else index.classes.first(node, index.by_rank)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
+from itertools import count
 
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.index.kinds import Kind
@@ -128,7 +129,7 @@ class NodeRecord:
     states: list[PoolState]
     member_of: NodeClass | None = None
     version: int = 0
-    """counts the changes"""
+    """no two states of any record have the same"""
     _names: dict[tuple[str, str], int] | None = None
 
     def find(self, pool: str, device: str) -> int | None:
@@ -169,6 +170,7 @@ class Classes:
         self._node_kinds: dict[tuple[int, ...], NodeKind] = {}
         self._node_classes: dict[tuple[int, ...], NodeClass] = {}
         self._numbers = 0
+        self._versions = count(1)
 
     def record(self, name: str | None, rank: int, snapshot: Snapshot, kinds: tuple[Kind, ...]) -> NodeRecord:
         """A node of which nothing is in use."""
@@ -180,13 +182,14 @@ class Classes:
         )
         starts = tuple(pool.devices[0].index if pool.devices else 0 for pool in snapshot.pools)
         uses: list[dict[int, Use]] = [{} for _ in pools]
-        return NodeRecord(name, rank, snapshot, kinds, pools, starts, uses, [self._state(kind, {}) for kind in pools])
+        states = [self._state(kind, {}) for kind in pools]
+        return NodeRecord(name, rank, snapshot, kinds, pools, starts, uses, states, version=next(self._versions))
 
     def renew(self, record: NodeRecord, pools: set[int]) -> None:
         """Bring the states of pools up to date with their uses."""
         for number in pools:
             record.states[number] = self._state(record.pools[number], record.uses[number])
-        record.version += 1
+        record.version = next(self._versions)
 
     def class_of(self, record: NodeRecord) -> NodeClass:
         key = tuple([state.index for state in record.states])

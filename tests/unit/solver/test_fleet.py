@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests
+from devalloc_solver.index import nodes as index_nodes
 from devalloc_solver.index.devmgmt import Devmgmt
 from devalloc_solver.index.warm import ClaimFleet
 from tests.support.manifests import Manifest, claim, config, config_reference, device, device_class, entry, pool
@@ -274,6 +275,51 @@ def test_more_values_than_before_do_not_disturb() -> None:
     assert devices_of(fleet.allocate(wants("b"))) == ["p0/g3"]
     fleet.release("default", "a")
     assert devices_of(fleet.allocate(wants("c", 3))) == ["p0/g0", "p0/g1", "p0/g2"]
+
+
+def test_what_was_known_of_a_node_ends_with_its_pools() -> None:
+    """The same shape is asked for again after a pool of equal form took the place of the old one, with other values."""
+    documents = [*(gpus(f"p{n}", f"n{n}", 2) for n in range(40)), device_class("gpu", driver="gpu")]
+    fleet = Fleet.from_manifests(documents)
+    wanted = "device.uuid == 'p5-0'"
+    assert devices_of(fleet.allocate(wants("a", constraints=wanted))) == ["p5/g0"]
+    fleet.release("default", "a")
+    renamed = gpus("p5", "n5", 2)
+    for each, uuid in zip(renamed["spec"]["devices"], ("p5-1", "p5-0"), strict=True):
+        each["attributes"][1]["stringValue"] = uuid
+    fleet.update(renamed)
+    assert devices_of(fleet.allocate(wants("a", constraints=wanted))) == ["p5/g1"]
+    pinned = {"annotations": {"devalloc.io/node": "n99"}}
+    starts = "device.uuid.startsWith('p')"
+    assert not fleet.allocate(wants("b", constraints=starts, **pinned))["allocated"]
+    fleet.update(gpus("p99", "n99", 2))
+    assert devices_of(fleet.allocate(wants("b", constraints=starts, **pinned))) == ["p99/g0"]
+
+
+def test_nodes_that_come_later_stand_in_natural_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when there is no room left between the ranks of their neighbours."""
+    monkeypatch.setattr(index_nodes, "STEP", 2)
+    fleet = Fleet.from_manifests([gpus("p1", "n1", 1), gpus("p20", "n20", 1), device_class("gpu", driver="gpu")])
+    assert fleet.allocate(wants("first"))["node"] == "n1"
+    for n in (10, 5, 3, 2, 4, 30, 0):
+        fleet.update(gpus(f"p{n}", f"n{n}", 1))
+    given = [fleet.allocate(wants(f"c{n}"))["node"] for n in range(8)]
+    assert given == ["n0", "n2", "n3", "n4", "n5", "n10", "n20", "n30"]
+
+
+def test_forgetting_what_no_node_is_like_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for spare in (10_000, -20):
+        monkeypatch.setattr(index_nodes, "SPARE_CLASSES", spare)
+        monkeypatch.setattr(index_nodes, "MAX_SHAPES", 2 if spare < 0 else 100)
+        fleet = Fleet.from_manifests(fleet_of(5))
+        answers = []
+        for n in range(40):
+            answers.append(fleet.allocate(wants(f"c{n}", 1 + n % 3, match="numa" if n % 4 == 1 else None)))
+            if n % 2 and answers[n - 1]["allocated"]:
+                fleet.release("default", f"c{n - 1}")
+        told.append(answers)
+    assert told[0] == told[1]
 
 
 def test_invalid_objects_are_told_and_left_out() -> None:
