@@ -28,7 +28,7 @@ from tests.support.normal_form import (
 )
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
-BUDGET = 20_000
+BUDGET = 4_000
 """Answers that the exhaustive search looks at; larger instances are left out."""
 
 
