@@ -20,11 +20,11 @@ from devalloc_solver.columns.packing import Choices, Packing, copies, fill, usef
 from devalloc_solver.columns.pieces import Pile, pick, repair
 from devalloc_solver.columns.pricing import Goal, Valuation
 
-PARTS = (10, 4, 20, 7)
+PARTS = (10, 4, 20, 7, 14)
 """The dives that are tried while there is a gap: one in so many columns is rounded up in each round."""
 PIECE = 8
 """Bins that are repaired together."""
-MOST_PIECES, LAST_PIECES = 10, 40
+MOST_PIECES, LAST_PIECES = 10, 16
 """Repairs of what the best of the dives leaves; and as long as the gap is wider than TOLERANCE."""
 TOLERANCE = 1
 """Claims."""
@@ -132,10 +132,11 @@ class Decider:
             packing = dive(program, part=part, ends=self.ends)
             # What still fits goes where it costs least, by two measures.
             costs = (self._choices, Choices.by_loss(self.board, valuation.worth))
-            whole = max((self._completed(packing.copy(), choices) for choices in costs), key=_merit)
-            self.best = max(self.best, whole, key=_merit)
-            if nearest is None or _merit(whole) > _merit(nearest[0]):
-                nearest = whole, valuation
+            for choices in costs:
+                whole = self._completed(packing.copy(), choices)
+                self.best = max(self.best, whole, key=_merit)
+                if nearest is None or self._total(whole, priority) > self._total(nearest[0], priority):
+                    nearest = whole, valuation
         if nearest is not None:
             self._mend(*nearest, priority)
 
@@ -188,6 +189,10 @@ class Decider:
             for kind, _ in users:
                 room[kind] += self.wanted[kind] if opened[label] else int(alone[label])
         return sum(min(room[k], wanted) for k, wanted in enumerate(self.wanted) if kinds[k].priority == priority)
+
+    def _total(self, packing: Packing, priority: int) -> tuple[int, object]:
+        """How near a packing comes: what it lacks of higher priorities can be mended at a small price."""
+        return sum(count for p, count in packing.satisfied().items() if p >= priority), _merit(packing)
 
     # -- small things ------------------------------------------------------------------------------------------------
 
