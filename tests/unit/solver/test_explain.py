@@ -35,7 +35,8 @@ def test_the_sentence_counts_every_step_and_names_the_holder() -> None:
     assert told["reason"] == "DevicesInUse"
     assert told["message"] == (
         "impossible now: 8 of 12 devices are of another driver, 2 fail device.model == 'b', "
-        "1 is used by default/train-1; no node has 2 free devices (at most 1); releasing default/train-1 would make room"
+        "1 is used by default/train-1; no node has 2 free devices (at most 1); "
+        "releasing default/train-1 would make room"
     )
     assert told["blockers"] == [{"kind": "claim", "namespace": "default", "name": "train-1", "priority": 0}]
 
@@ -46,7 +47,8 @@ def test_a_match_that_fails_is_named_with_its_attribute() -> None:
     assert told["reason"] == "MatchAttributesConflict"
     assert told["message"] == (
         "impossible even on an empty fleet: all 4 devices match; "
-        "no node has 3 devices with one `numa` value (at most 2); it fits without `numa` in spec.claims[0].matchAttributes"
+        "no node has 3 devices with one `numa` value (at most 2); "
+        "it fits without `numa` in spec.claims[0].matchAttributes"
     )
     (blocker,) = told["blockers"]
     assert (blocker["kind"], blocker["attribute"]) == ("matchAttribute", "numa")
