@@ -59,9 +59,9 @@ def check(
     catalogue = Catalogue(classes, Verdicts() if verdicts is None else verdicts)
 
     account = Account()
-    for claim in claims:
-        if claim.is_allocated:
-            account.add(held_uses(claim, fleet, catalogue))
+    for holder in claims:
+        if holder.is_allocated:
+            account.add(held_uses(holder, fleet, catalogue))
     for each in invalid:
         account.add(left_out_uses(each, fleet))
     uses: list[Use] = []
