@@ -56,7 +56,6 @@ class _Batch:
     least_ranks: int = 0
     """a lower bound of the sum of chosen alternatives, where columns are all there is"""
     singles: Singles = field(init=False)
-    kinds: list[Kind] = field(init=False)
 
     def run(self) -> None:
         """Level after level. Where a level has units that are no column's, they are placed before its columns."""
@@ -64,7 +63,6 @@ class _Batch:
         self.singles = Singles(self.snapshot, self.holdings, ledger, self.placement, self.ends)
         kinds, others = split_units(self.snapshot, self.units)
         board, refused = set_up(self.snapshot, ledger, kinds, self.cache)
-        self.kinds = board.kinds
         alone: dict[int, list[Unit]] = {}
         turn = {id(unit): position for position, unit in enumerate(self.units)}
         others += [unit for kind in refused for unit in kind.units]
@@ -94,9 +92,9 @@ class _Batch:
         """Satisfy these kinds on what is free by now. ``board``: where it is the one of what was free at first."""
         if not kinds:
             return
+        refused: list[Kind] = []
         if board is None:
             board, refused = set_up(self.snapshot, self.singles.ledger, kinds, self.cache)
-            assert not refused, "a kind that fits the whole board fits a smaller one"
         decider = Decider(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
         decider.decide()
         pools = self.singles.ledger.pools_in_use()
@@ -108,19 +106,20 @@ class _Batch:
         self.placements += found
         self.singles.hold(found)
         if len(board.network.stubs):
-            self.fill_up(board, found)
+            refused = kinds
+        self.fill_up(refused, found)
 
-    def fill_up(self, board: Board, found: Sequence[Placement]) -> None:
-        """Where not all states were looked at, more may fit."""
+    def fill_up(self, kinds: Sequence[Kind], found: Sequence[Placement]) -> None:
+        """One by one what columns cannot tell of, or where not all states were looked at: more may fit."""
         placed = {placement.demand.key for placement in found}
-        for kind in sorted(board.kinds, key=lambda kind: -kind.priority):
+        for kind in sorted(kinds, key=lambda kind: -kind.priority):
             for unit in kind.units:
                 if unit.demands[0].key not in placed:
                     more = self.singles.find(unit)
                     if not more:
                         break
                     self.placements += more
-                    self.satisfied[kind.priority] += 1
+                    self.satisfied[kind.priority] = self.satisfied.get(kind.priority, 0) + 1
 
     # -- levels ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from devalloc_solver.columns.board import Board
 from devalloc_solver.columns.geometry import Ints
-from devalloc_solver.columns.network import Part, User, normal
+from devalloc_solver.columns.network import Part, User
 from devalloc_solver.columns.packing import Packing, Path, Step
 from devalloc_solver.columns.patterns import LocalWay
 from devalloc_solver.columns.pricing import GRID, Valuation
@@ -205,7 +205,7 @@ class _Piece:
 
     def path(self, one: _Bin, serving: dict[tuple[int, LocalWay], list[User]]) -> Path | None:
         """The path of a bin as the solution has it."""
-        lattice, shape = one.part.lattice, one.part.lattice.shape
+        lattice = one.part.lattice
         row = one.row.copy()
         steps: list[Step] = []
 
@@ -224,7 +224,6 @@ class _Piece:
                 row = row - pattern
                 if (row < 0).any() or not step(serving[one.part.offset, way].pop()):
                     return None
-        assert (normal(shape, row[None]) >= 0).all()
         return one.start, tuple(steps)
 
 
