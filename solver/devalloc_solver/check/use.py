@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from devalloc.api.quantity import floor_blocks
@@ -62,7 +62,8 @@ def conflicts(account: Account, uses: Sequence[Use]) -> Iterator[str]:
             together = {pooled: list(users) for pooled, users in held.items()}
             for pooled, new in devices.items():
                 together.setdefault(pooled, []).extend(new)
-            yield from _pool_resources(together.values())
+            wanted = {name for pooled in devices for name in pooled.device.requests}
+            yield from _pool_resources(together.values(), wanted)
             yield from _compatibility(together.values())
 
 
@@ -94,11 +95,16 @@ def _shared_capacity(users: Sequence[Use]) -> Iterator[str]:
             yield f"{new.user}: device {pooled} gives more {name} than it has{shared} (S11)"
 
 
-def _pool_resources(devices: Iterable[Sequence[Use]]) -> Iterator[str]:
-    """What the allocated devices of a pool draw from it fits its capacity, each device once (S12)."""
+def _pool_resources(devices: Iterable[Sequence[Use]], wanted: Set[str]) -> Iterator[str]:
+    """What the allocated devices of a pool draw from it fits its capacity, each device once (S12).
+
+    Only resources that new devices draw on, the ``wanted`` ones, can be overdrawn by them.
+    """
     distinct = [(users[0].pooled, users) for users in devices]
     pool = distinct[0][0].pool
     for resource in pool.spec.resources:
+        if resource.name not in wanted:
+            continue
         drawn = sum(pooled.drawn_blocks(resource) for pooled, _ in distinct)
         if drawn <= floor_blocks(resource.capacity, resource.block):
             continue
