@@ -34,6 +34,7 @@ class ApiModel(BaseModel):
         populate_by_name=True,
         arbitrary_types_allowed=True,
         strict=True,
+        defer_build=True,  # the first object of a kind builds its validator, not the import
     )
 
     def to_manifest(self) -> dict[str, Any]:

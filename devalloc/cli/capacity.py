@@ -12,7 +12,7 @@ from devalloc.cli.options import files_option, namespace_option, output_option, 
 from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
-    from devalloc_solver.capacity import Capacity
+    from devalloc_solver.copies import Capacity
 
 Object = dict[str, Any]
 

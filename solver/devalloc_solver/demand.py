@@ -70,7 +70,7 @@ class Slot:
     match: tuple[str, ...]
     candidates: Candidates
     portions: Mapping[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)
-    """candidate that is ``shareable`` -> what a portion takes of it; a slot takes one portion of it at most, but several
+    """candidate that is ``shareable`` -> what a portion takes of it; a slot takes at most one portion of it, several
     slots may take one each"""
 
     @property

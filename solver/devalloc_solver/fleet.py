@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from devalloc.api.meta import DEVMGMT
 from devalloc_solver.collector import quiet_collector
+from devalloc_solver.dialects import DEVICE_CLAIMS, RESOURCE_CLAIMS, group_of
 from devalloc_solver.index.warm import ClaimFleet
 from devalloc_solver.policy import PLACEMENTS
 
 Manifest = Mapping[str, Any]
-
-_OURS = DEVMGMT.partition("/")[0]
-_KUBERNETES = "resource.k8s.io"
 
 
 class Warm(Protocol):
     """What each dialect does; see ``Fleet``."""
 
     def allocate(self, claim: Manifest) -> dict[str, Any]: ...
-    @quiet_collector()
     def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]: ...
     def release(self, namespace: str, name: str) -> None: ...
     def update(self, document: Manifest) -> list[dict[str, Any]]: ...
@@ -61,14 +57,15 @@ class Fleet:
         if isinstance(documents, Mapping):
             raise ValueError("documents must be several manifests, not one: put it into a list")
         documents = list(documents)
-        groups = {_group_of(document) for document in documents}
-        if {_OURS, _KUBERNETES} <= groups:
-            raise ValueError(f"documents are of {_OURS} and of {_KUBERNETES}: a Fleet speaks one dialect, make two")
-        if _KUBERNETES not in groups:
-            return cls(ClaimFleet.from_manifests(documents, placement=placement), _OURS)
+        groups = {group_of(document) for document in documents}
+        if {DEVICE_CLAIMS, RESOURCE_CLAIMS} <= groups:
+            told = f"documents are of {DEVICE_CLAIMS} and of {RESOURCE_CLAIMS}"
+            raise ValueError(f"{told}: a Fleet speaks one dialect, make two")
+        if RESOURCE_CLAIMS not in groups:
+            return cls(ClaimFleet.from_manifests(documents, placement=placement), DEVICE_CLAIMS)
         from devalloc_solver.dra.fleet import ResourceFleet  # with its CEL runtime
 
-        return cls(ResourceFleet.from_manifests(documents, placement=placement), _KUBERNETES)
+        return cls(ResourceFleet.from_manifests(documents, placement=placement), RESOURCE_CLAIMS)
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
@@ -90,6 +87,7 @@ class Fleet:
         self._refuse_foreign(claim)
         return self._warm.allocate(claim)
 
+    @quiet_collector()
     def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]:
         """Place claims jointly, and keep what they got.
 
@@ -147,11 +145,6 @@ class Fleet:
         self._warm.delete(document)
 
     def _refuse_foreign(self, document: object) -> None:
-        group = _group_of(document)
-        if group != self._group and group in (_OURS, _KUBERNETES):
+        group = group_of(document)
+        if group != self._group and group in (DEVICE_CLAIMS, RESOURCE_CLAIMS):
             raise ValueError(f"a manifest of {group} has no place in a Fleet of {self._group}: it speaks one dialect")
-
-
-def _group_of(document: object) -> str:
-    version = document.get("apiVersion") if isinstance(document, Mapping) else None
-    return version.partition("/")[0] if isinstance(version, str) else ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
@@ -13,23 +12,19 @@ from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.fields import ApiModel
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
-from devalloc_solver.assignment import Placement, name_devices
+from devalloc_solver.assignment import Placement
 from devalloc_solver.check import check
 from devalloc_solver.collector import quiet_collector
 from devalloc_solver.demand import Unit, build_units
+from devalloc_solver.dialects import speaks_kubernetes, strangers
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.explain import Explainer
-from devalloc_solver.goals import Level, optimize
-from devalloc_solver.holdings import Holding, Key, Ledger, Lost, read_holdings, salvage
+from devalloc_solver.holdings import Holding, Key, Lost, read_holdings, salvage
 from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
-from devalloc_solver.model import build_model, model_size
-from devalloc_solver.place import OutOfSteps, place
 from devalloc_solver.policy import PLACEMENTS
+from devalloc_solver.search import find_placements
 from devalloc_solver.snapshot import Snapshot, take_snapshot
 from devalloc_solver.solution import ClaimAnswer, Solution, answer_allocated, answer_placement
-
-EXACT_SIZE = 6_000
-"""Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns."""
 
 
 class AnswerRefused(AssertionError):
@@ -40,7 +35,9 @@ class AnswerRefused(AssertionError):
 def solve_manifests(
     documents: Iterable[Mapping[str, Any]], *, placement: str = "pack", deadline: float | None = None
 ) -> dict[str, Any]:
-    """Allocate the pending DeviceClaims among manifests (pools, classes, claims, configuration objects).
+    """Allocate the pending claims among manifests: pools, classes, claims, configuration objects.
+
+    Manifests of resource.k8s.io, without any DeviceClaim, are solved in that dialect; see ``dra.solve_manifests``.
 
     Never raises for content: what is invalid is reported in ``problems`` and answered with ``allocated: false``.
 
@@ -54,7 +51,14 @@ def solve_manifests(
         with claims ordered by namespace and name (settled L2).
     """
     started = time.monotonic()
-    return _solve(read_documents(documents), placement, deadline, started).to_dict()
+    documents = list(documents)
+    if speaks_kubernetes(documents):
+        from devalloc_solver import dra  # with its CEL runtime
+
+        return dra.solve_manifests(documents, placement=placement, deadline=deadline)
+    solution = _solve(read_documents(documents), placement, deadline, started)
+    problems = sorted((*solution.problems, *strangers(documents)), key=_order_of_problem)
+    return replace(solution, problems=tuple(problems)).to_dict()
 
 
 @quiet_collector()
@@ -151,52 +155,19 @@ def _solve(intake: Intake, placement: str, deadline: float | None, started: floa
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
     ends = None if deadline is None else started + deadline
     prepared = prepare(intake)
-    placements, levels, proven = _search(prepared, placement, ends)
+    placements, levels = find_placements(
+        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
+    )
+    proven = all(level.is_proven for level in levels if level.goal == "satisfied")
     answers = _answers(prepared, placements, proven, ends)
     _refuse_wrong(prepared, answers)
     return Solution(
         claims=tuple(answers),
         levels=tuple(levels),
-        optimal=all(level.is_proven for level in levels if level.goal == "satisfied"),
+        optimal=proven,
         seconds=time.monotonic() - started,
         problems=prepared.problems,
     )
-
-
-def _search(prepared: Prepared, placement: str, ends: float | None) -> tuple[list[Placement], list[Level], bool]:
-    """(placements, levels, whether the counts are proven)"""
-    if not prepared.units:
-        return [], [], True
-    snapshot, holdings, units = prepared.snapshot, prepared.holdings, prepared.units
-    if len(units) == 1 and (alone := _place_alone(prepared, placement)) is not None:
-        placements, levels = alone
-    elif model_size(snapshot, Ledger.of(snapshot, holdings), units, enough=EXACT_SIZE) > EXACT_SIZE:
-        from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
-
-        placements, levels = allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
-    else:
-        search, levels = optimize(build_model(snapshot, holdings, units), placement=placement, ends=ends)
-        placements = name_devices(search)
-    return placements, levels, all(level.is_proven for level in levels if level.goal == "satisfied")
-
-
-def _place_alone(prepared: Prepared, placement: str) -> tuple[list[Placement], list[Level]] | None:
-    """A single unit needs no general solver, and is proven in all goals; None where the question is too hard."""
-    unit = prepared.units[0]
-    try:
-        found = place(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), unit, placement=placement)
-    except OutOfSteps:
-        return None
-    members = Counter(demand.claim.priority for demand in unit.demands)
-    counts = {priority: members[priority] if found else 0 for priority in sorted(members, reverse=True)}
-    levels = [Level("satisfied", count, count, priority) for priority, count in counts.items()]
-    if found is None:
-        return [], [*levels, Level("pools", 0, 0), Level("devices", 0, 0)]
-    score = found.score
-    if score.one_of:
-        levels.append(Level("oneOf", sum(score.one_of), sum(score.one_of)))
-    levels += [Level("pools", score.pools, score.pools), Level("devices", score.devices, score.devices)]
-    return list(found.placements), levels
 
 
 def _answers(

@@ -8,6 +8,7 @@ from typing import Any
 
 from devalloc_solver.assignment import Placement
 from devalloc_solver.check.resource import check_results
+from devalloc_solver.collector import quiet_collector
 from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
 from devalloc_solver.dra.candidates import Choice, Judge
 from devalloc_solver.dra.decode import read_claim, read_class, read_node
@@ -56,6 +57,7 @@ class Task:
     """devices that could not be judged, in the order of claims, requests and devices"""
 
 
+@quiet_collector()
 def allocate(
     node: Manifest | str,
     claims: Iterable[Manifest],

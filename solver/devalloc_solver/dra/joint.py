@@ -10,6 +10,7 @@ from typing import Any
 
 from devalloc.api.problems import Problem
 from devalloc_solver.assignment import Placement
+from devalloc_solver.collector import quiet_collector
 from devalloc_solver.demand import Unit
 from devalloc_solver.dra.answers import answer_of, placed_answer, refusal_answer
 from devalloc_solver.dra.candidates import Judge
@@ -27,9 +28,9 @@ from devalloc_solver.dra.result import ShareIds, make_result
 from devalloc_solver.dra.selectors import Selectors
 from devalloc_solver.dra.translate import attributes_of
 from devalloc_solver.dra.usage import Usage, add_allocation
-from devalloc_solver.goals import Level
 from devalloc_solver.holdings import Holding
 from devalloc_solver.policy import PLACEMENTS
+from devalloc_solver.search import find_placements
 from devalloc_solver.snapshot import Snapshot
 
 
@@ -49,6 +50,7 @@ class Prepared:
     problems: tuple[Problem, ...]
 
 
+@quiet_collector()
 def solve_manifests(
     documents: Iterable[object],
     *,
@@ -83,7 +85,9 @@ def solve(
     """The same for objects that are read; ``started`` is a monotonic time."""
     ends = None if deadline is None else started + deadline
     prepared = prepare(intake, gates)
-    placements, levels = _search(prepared, placement, ends)
+    placements, levels = find_placements(
+        prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
+    )
     answers = _answers(prepared, placements, ends)
     return {
         "claims": sorted(answers, key=lambda a: (a["namespace"], a["name"])),
@@ -143,13 +147,6 @@ def _broken_pools(seen: Survey) -> Iterator[Problem]:
     for (title, state, why), node in sorted(told.items()):
         message = f"pool {title} is {state} as node {node} sees it: {why}"
         yield Problem(message, kind="ResourceSlice", severity="warning")
-
-
-def _search(prepared: Prepared, placement: str, ends: float | None) -> tuple[list[Placement], list[Level]]:
-    from devalloc_solver import stages
-
-    placements, levels, _ = stages._search(prepared, placement, ends)  # type: ignore[arg-type]
-    return placements, levels
 
 
 def seen_from(placement: Placement, offers: Sequence[Offer], seen: Survey) -> str:

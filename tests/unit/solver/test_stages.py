@@ -11,7 +11,7 @@ import pytest
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
-from devalloc_solver import AnswerRefused, capacity, solve, solve_manifests, stages
+from devalloc_solver import AnswerRefused, capacity, search, solve, solve_manifests, stages
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.goals import Search
 from devalloc_solver.intake import read_documents
@@ -154,7 +154,7 @@ def test_a_deadline_that_is_over_still_gives_a_checked_answer_and_says_so() -> N
 
 
 def test_an_answer_that_the_check_refuses_is_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "name_devices", lambda search: [])
+    monkeypatch.setattr(search, "name_devices", lambda search: [])
     monkeypatch.setattr(stages, "check", lambda *args, **kwargs: ["device given twice"])
     with pytest.raises(AnswerRefused, match="device given twice"):
         solve_manifests([GPU, *fleet(1), claim("c", {"deviceClass": "gpu"})])
@@ -181,7 +181,7 @@ def test_columns_are_right_and_their_bound_holds(seed: int) -> None:
 
 
 def test_large_batches_take_the_other_path_and_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "EXACT_SIZE", 0)
+    monkeypatch.setattr(search, "EXACT_SIZE", 0)
     answer = solve_manifests([GPU, *fleet(3), *claims(6)])
     assert sum(c["allocated"] for c in answer["claims"]) >= 3
 

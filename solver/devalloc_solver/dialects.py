@@ -1,0 +1,39 @@
+"""The two dialects, told apart by the API group of manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from devalloc.api.meta import DEVMGMT
+from devalloc.api.problems import Problem
+
+DEVICE_CLAIMS = DEVMGMT.partition("/")[0]
+"""our own: DevicePool, DeviceClass, DeviceClaim"""
+RESOURCE_CLAIMS = "resource.k8s.io"
+"""Kubernetes' own: ResourceSlice, DeviceClass, ResourceClaim"""
+
+
+def group_of(document: object) -> str:
+    """The API group of a manifest; empty where there is none."""
+    version = document.get("apiVersion") if isinstance(document, Mapping) else None
+    return version.partition("/")[0] if isinstance(version, str) else ""
+
+
+def speaks_kubernetes(documents: Iterable[object]) -> bool:
+    """Whether manifests are of resource.k8s.io, and none of our own dialect."""
+    groups = {group_of(document) for document in documents}
+    return RESOURCE_CLAIMS in groups and DEVICE_CLAIMS not in groups
+
+
+def strangers(documents: Iterable[object]) -> Iterator[Problem]:
+    """Manifests of resource.k8s.io among DeviceClaims, which one call does not solve together."""
+    for document in documents:
+        if isinstance(document, Mapping) and group_of(document) == RESOURCE_CLAIMS:
+            metadata = document.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, Mapping) else None
+            yield Problem(
+                "is of resource.k8s.io, and one call solves one dialect: solve manifests of that group on their own",
+                path="apiVersion",
+                kind=str(document.get("kind")),
+                name=name if isinstance(name, str) else None,
+            )
