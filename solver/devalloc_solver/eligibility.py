@@ -39,7 +39,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fall:
+class Fall:
     """A device falls at this stage of the funnel; stages are shown in order."""
 
     stage: int
@@ -156,9 +156,16 @@ class Eligibility:
         match = tuple(dict.fromkeys(detail.match_attributes))
         try:
             found = self._class_for(device, self.classes_of(detail), detail)
-            return not isinstance(found, _Fall) and not self._objection(device, detail, match, self.is_admin(detail))
+            return not isinstance(found, Fall) and not self._objection(device, detail, match, self.is_admin(detail))
         except ExpressionError:
             return False
+
+    def fall(self, detail: DeviceClaimDetail, device: Device) -> Fall | None:
+        """Where a device of the snapshot falls, or None for one that passes. The detail's classes must be valid."""
+        found = self._class_for(device, self.classes_of(detail), detail)
+        if isinstance(found, Fall):
+            return found
+        return self._objection(device, detail, tuple(dict.fromkeys(detail.match_attributes)), self.is_admin(detail))
 
     def _judge(self, detail: DeviceClaimDetail, match: tuple[str, ...]) -> Candidates:
         classes = self.classes_of(detail)
@@ -169,9 +176,9 @@ class Eligibility:
         for alike in self._alike(self._reads(detail, classes or ()), () if admin else match):
             one = alike[0]
             found = self._class_for(one, classes, detail)
-            if not isinstance(found, _Fall):
+            if not isinstance(found, Fall):
                 found = self._objection(one, detail, match, admin) or found
-            if not isinstance(found, _Fall):
+            if not isinstance(found, Fall):
                 accepted += [(device.index, found) for device in alike]
                 continue
             step = (found.stage, found.what)
@@ -209,18 +216,18 @@ class Eligibility:
 
     def _class_for(
         self, device: Device, classes: list[DeviceClass] | None, detail: DeviceClaimDetail
-    ) -> str | _Fall | None:
+    ) -> str | Fall | None:
         """The class that accepts the device, None where the detail asks for none, or the step at which it falls."""
         if classes is None:
             return None
         if not classes and detail.device_class:
-            return _Fall(0, f"class {detail.device_class} is not of type {detail.device_type}")
+            return Fall(0, f"class {detail.device_class} is not of type {detail.device_type}")
         if not classes:
-            return _Fall(0, f"no class has deviceType {detail.device_type!r}")
+            return Fall(0, f"no class has deviceType {detail.device_type!r}")
         driver = self.snapshot.pools[device.pool].driver
         of_driver = [c for c in classes if c.spec.driver in ("", driver)]
         if not of_driver:
-            return _Fall(1, "are of another driver", f"driver {driver}")
+            return Fall(1, "are of another driver", f"driver {driver}")
         error: str | None = None
         for device_class in of_driver:
             verdict = self.verdict(device_class.spec.constraints, device)
@@ -229,23 +236,21 @@ class Eligibility:
             error = error or (verdict if isinstance(verdict, str) else None)
         only = of_driver[0]
         if len(of_driver) == 1:
-            return _Fall(2, f"fail {only.spec.constraints} of class {only.metadata.name}", error)
-        return _Fall(2, f"fail the constraints of all classes of type {detail.device_type}", error)
+            return Fall(2, f"fail {only.spec.constraints} of class {only.metadata.name}", error)
+        return Fall(2, f"fail the constraints of all classes of type {detail.device_type}", error)
 
-    def _objection(
-        self, device: Device, detail: DeviceClaimDetail, match: tuple[str, ...], admin: bool
-    ) -> _Fall | None:
+    def _objection(self, device: Device, detail: DeviceClaimDetail, match: tuple[str, ...], admin: bool) -> Fall | None:
         """What speaks against a device of the right class."""
         verdict = self.verdict(detail.constraints, device)
         if verdict is not True:
-            return _Fall(3, f"fail {detail.constraints}", verdict if isinstance(verdict, str) else None)
+            return Fall(3, f"fail {detail.constraints}", verdict if isinstance(verdict, str) else None)
         if device.undefined is not None:
-            return _Fall(4, "can never be allocated", f"requests {device.undefined!r}, which its pool does not define")
+            return Fall(4, "can never be allocated", f"requests {device.undefined!r}, which its pool does not define")
         if not admin and device.unavailable is not None:
-            return _Fall(5, "are unavailable", device.unavailable)
+            return Fall(5, "are unavailable", device.unavailable)
         missing = [name for name in match if name not in device.attributes]
         if missing and not admin:
-            return _Fall(6, f"have no attribute {missing[0]}")
+            return Fall(6, f"have no attribute {missing[0]}")
         return None
 
     def _title(self, device: Device) -> str:

@@ -22,7 +22,7 @@ from devalloc_solver.blockers.structure import Offers, short_reason, unmatched_d
 from devalloc_solver.blockers.supply import shared_limits, shares_limits, withheld_devices
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.eligibility import Eligibility
-from devalloc_solver.funnel import Funnel, Funnels, shortage
+from devalloc_solver.funnel import Counts, Funnel, Funnels, shortage
 from devalloc_solver.holdings import Holding, Key, node_of
 from devalloc_solver.intake import Intake
 from devalloc_solver.reasons import VERDICTS, Reason
@@ -54,6 +54,14 @@ class Finding:
     """whose release makes room once the edits are made"""
 
 
+@dataclass(frozen=True, slots=True)
+class Fleetwide:
+    """What is counted on all devices of a fleet, by whoever can do so without going through them."""
+
+    funnels: Counts
+    slips: Slips
+
+
 @dataclass(slots=True)
 class Explainer:
     """Explains the units that a solution left out."""
@@ -66,6 +74,8 @@ class Explainer:
     ends: float | None
     eligibility: Eligibility
     intake: Intake
+    fleet: Fleetwide | None = None
+    """the numbers of the whole fleet, where the snapshot is but a part of it"""
     given: tuple[Holding, ...] = field(init=False)
     before: tuple[Holding, ...] = field(init=False)
     in_use: tuple[Holding, ...] = field(init=False)
@@ -73,7 +83,7 @@ class Explainer:
     known: dict[object, Finding] = field(init=False, default_factory=dict)
     """kind of a unit -> its reason, which is that of all its equals"""
     finder: Finder = field(init=False)
-    funnels: Funnels = field(init=False)
+    funnels: Counts = field(init=False)
     releases: Releases = field(init=False)
     slips: Slips = field(init=False)
     held_back: Sequence[Device] | None = field(init=False, default=None)
@@ -85,9 +95,9 @@ class Explainer:
         held = self.in_use
         self.priorities = {h.claim: h.priority for h in held}
         self.finder = Finder(self.snapshot, partial(_reads, self.eligibility), self.ends)
-        self.funnels = Funnels(self.snapshot, held)
         self.releases = Releases(self.snapshot, held, frozenset(h.claim for h in self.given))
-        self.slips = Slips(self.snapshot, self.eligibility)
+        self.funnels = self.fleet.funnels if self.fleet else Funnels(self.snapshot, held)
+        self.slips = self.fleet.slips if self.fleet else Slips(self.snapshot, self.eligibility)
 
     def explain(self, unit: Unit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
         """An answer for each claim of the unit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from devalloc.api.quantity import Quantity
 from devalloc_solver.blockers.counting import Counting, best_of, counts_devices, match_names
@@ -63,6 +63,12 @@ class Funnel:
         number, _, what = first.partition(" ")
         noun = "device" if self.total == 1 else "devices"
         return ", ".join([f"{number} of {self.total} {noun} {what}", *rest])
+
+
+class Counts(Protocol):
+    """Makes the funnels of a fleet."""
+
+    def make(self, slot: Slot) -> Funnel: ...
 
 
 @dataclass(slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.nearest import nearest
@@ -24,6 +25,7 @@ RARE = 0.01
 SHOWN = 3
 """Slips that one message tells."""
 
+_T = TypeVar("_T")
 _KINDS: dict[type, str] = {str: "text", int: "number", Quantity: "quantity", SemVer: "version"}
 _SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
@@ -45,30 +47,48 @@ class Survey:
     """What there is on some devices, counted when asked."""
 
     devices: Sequence[Device]
+    copies: Mapping[int, int] | None = None
+    """device -> how many it stands for; None: each for itself"""
     _names: Counter[str] | None = None
     _resources: Counter[str] | None = None
     _values: dict[str, Counter[object]] = field(default_factory=dict)
 
     @property
+    def total(self) -> int:
+        return sum(self._count(device) for device in self.devices)
+
+    @property
     def names(self) -> Counter[str]:
         """attribute -> devices that have it"""
         if self._names is None:
-            self._names = Counter(name for device in self.devices for name in device.attributes)
+            self._names = self._counted((device, device.attributes) for device in self.devices)
         return self._names
 
     @property
     def resources(self) -> Counter[str]:
         """resource -> devices that have it"""
         if self._resources is None:
-            self._resources = Counter(name for device in self.devices for name in device.resources)
+            self._resources = self._counted((device, device.resources) for device in self.devices)
         return self._resources
 
     def values(self, name: str) -> Counter[object]:
         """value of an attribute -> devices that have it"""
         if name not in self._values:
-            found = (device.attributes.get(name) for device in self.devices)
-            self._values[name] = Counter(value for value in found if value is not None)
+            having = ((d, value) for d in self.devices if (value := d.attributes.get(name)) is not None)
+            self._values[name] = self._counted((device, (value,)) for device, value in having)
         return self._values[name]
+
+    def _counted(self, marked: Iterable[tuple[Device, Iterable[_T]]]) -> Counter[_T]:
+        if self.copies is None:
+            return Counter(mark for _, marks in marked for mark in marks)
+        found: Counter[_T] = Counter()
+        for device, marks in marked:
+            for mark in marks:
+                found[mark] += self._count(device)
+        return found
+
+    def _count(self, device: Device) -> int:
+        return 1 if self.copies is None else self.copies[device.index]
 
 
 @dataclass(slots=True)
@@ -77,6 +97,8 @@ class Slips:
 
     snapshot: Snapshot
     eligibility: Eligibility
+    copies: Mapping[int, int] | None = None
+    """device -> how many of the fleet it stands for; None: each for itself"""
     _surveys: dict[object, Survey] = field(default_factory=dict)
     _known: dict[Demand, tuple[Slip, ...]] = field(default_factory=dict)
 
@@ -99,7 +121,7 @@ class Slips:
         """All slips of one claim, those of the spec's own matchAttributes first."""
         if demand not in self._known:
             surveys = {id(found): found for found in (self._survey(slot.spec) for slot in demand.slots)}
-            everything = Survey([device for survey in surveys.values() for device in survey.devices])
+            everything = Survey([d for survey in surveys.values() for d in survey.devices], self.copies)
             found = (_unknown_attribute(everything, name, "spec.matchAttributes") for name in demand.match)
             of_slots = (slip for slot in demand.slots for slip in self._of_slot(slot))
             self._known[demand] = (*(slip for slip in found if slip is not None), *of_slots)
@@ -128,14 +150,15 @@ class Slips:
             for device_class in classes:
                 driver, name = device_class.spec.driver, f"class {device_class.metadata.name}: spec.constraints"
                 mine = [d for d in self.snapshot.devices if driver in ("", self._driver(d))]
-                yield from _in_expression(Survey(mine), device_class.spec.constraints, name)
+                yield from _in_expression(Survey(mine, self.copies), device_class.spec.constraints, name)
 
     def _survey(self, detail: DeviceClaimDetail) -> Survey:
         """The devices of the detail's class and type; where there are none, all."""
         key = detail.device_class, detail.device_type
         if key not in self._surveys:
             found = self._accepted(detail)
-            self._surveys[key] = Survey([self.snapshot.devices[i] for i in found] or self.snapshot.devices)
+            devices = [self.snapshot.devices[i] for i in found] or self.snapshot.devices
+            self._surveys[key] = Survey(devices, self.copies)
         return self._surveys[key]
 
     def _accepted(self, detail: DeviceClaimDetail) -> list[int]:
@@ -207,11 +230,11 @@ def _comparisons(node: Node) -> Iterator[tuple[str, str, object]]:
 
 def _unknown_attribute(survey: Survey, name: str, path: str) -> Slip | None:
     """An attribute that next to no device has, while another name is near."""
-    return _unknown(survey.names, len(survey.devices), name, path)
+    return _unknown(survey.names, survey.total, name, path)
 
 
 def _unknown_resource(survey: Survey, name: str, path: str) -> Slip | None:
-    return None if name == COUNT else _unknown(survey.resources, len(survey.devices), name, path)
+    return None if name == COUNT else _unknown(survey.resources, survey.total, name, path)
 
 
 def _unknown(having: Counter[str], total: int, name: str, path: str) -> Slip | None:
@@ -258,7 +281,7 @@ def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -
     near = nearest(literal, [value for value in values if isinstance(value, str)])
     if near is None:
         return None
-    told = f"`{name}` is {literal!r} on 0 of {_devices(len(survey.devices))}; did you mean {near!r}?"
+    told = f"`{name}` is {literal!r} on 0 of {_devices(survey.total)}; did you mean {near!r}?"
     return Slip(path, told, repr(literal), repr(near))
 
 

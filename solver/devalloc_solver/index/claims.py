@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
-from devalloc_solver.demand import Slot, Unit
+from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.demand import _demand as make_demand
 from devalloc_solver.demand import _refusal as claim_refusal
 from devalloc_solver.eligibility import Eligibility
@@ -65,8 +65,11 @@ class ClaimAsk:
     rules: Rules
 
     def unit_on(self, snapshot: Snapshot) -> Unit:
-        demand = make_demand(self.claim, self.rules.on(snapshot))
-        return Unit((demand,), None, None)
+        return Unit((self.demand(self.rules.on(snapshot)),), None, None)
+
+    def demand(self, eligibility: Eligibility) -> Demand:
+        """In terms of the snapshot of a judge."""
+        return make_demand(self.claim, eligibility)
 
     def reads(self, slot: Slot) -> frozenset[str] | None:
         found: frozenset[str] = frozenset()

@@ -15,6 +15,7 @@ from devalloc_solver.index.answers import accept, noted, with_status
 from devalloc_solver.index.claims import ClaimAsk, Rules
 from devalloc_solver.index.documents import Document, Documents, Name, full_name, pools_of, sort_out
 from devalloc_solver.index.nodes import Item, NodeIndex
+from devalloc_solver.index.refusal import Refusals
 from devalloc_solver.index.seams import Spot
 from devalloc_solver.intake import Intake, Refused
 from devalloc_solver.snapshot import Snapshot, _without_clashes, take_snapshot
@@ -52,6 +53,7 @@ class Devmgmt:
     index: NodeIndex = field(init=False)
     rules: Rules = field(init=False)
     judge: Judge = field(init=False)
+    refusals: Refusals = field(init=False)
     _by_pool: dict[str, set[Key]] = field(default_factory=lambda: defaultdict(set))
     """name of a pool -> claims that name it in what they hold"""
     _on_node: dict[str | None, set[Key]] = field(default_factory=lambda: defaultdict(set))
@@ -73,6 +75,7 @@ class Devmgmt:
         state.index = NodeIndex(placement)
         state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
         state.rules = Rules(state.index.kinds, sort_out(state.documents.others()))
+        state.refusals = Refusals(state.index, state._on_node, state._priority)
         state.judge.set_classes(state.rules.intake.classes.values())
         for key in sorted({(name[1], name[2]) for name in state.documents.by_name if name[0] == "DeviceClaim"}):
             state._read_claim(key)
@@ -267,6 +270,13 @@ class Devmgmt:
             return [n for n in (node, None) if pool in self.pools.get(n, ())][:1]
         same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, pool), ()))
         return [p.spec.node_name for p in _valid_together(same)]
+
+    def _priority(self, key: Key) -> int:
+        """Of a claim that holds something; 0 where it is invalid, or there are several of the name (S13)."""
+        if key in self.granted:
+            return self.granted[key][0].priority
+        same = [d.object for d in self.documents.by_name.get(full_name("DeviceClaim", *key), ())]
+        return same[0].priority if len(same) == 1 and isinstance(same[0], DeviceClaim) else 0
 
     # -- claims ------------------------------------------------------------------------------------------------------
 

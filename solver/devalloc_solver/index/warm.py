@@ -44,7 +44,7 @@ class ClaimFleet:
             return _answer_refused(ask).to_dict()
         spot = state.index.find(ask, found.pinned_node)
         if spot is None:
-            return self._ask_stages([document])
+            return state.refusals.explain(ask, [problem.message for problem in document.problems])
         answer = state.answer(found, spot, [problem.message for problem in document.problems])
         violations = state.judge.judge(found, answer)
         if violations:

@@ -1,0 +1,163 @@
+"""The funnels of a whole fleet from the counts of its kinds, for slots that no device of a kind is special to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+
+from devalloc_solver.demand import Mode, Slot
+from devalloc_solver.eligibility import Eligibility
+from devalloc_solver.funnel import MOST_USERS, SHOWN, Funnel, may_have
+from devalloc_solver.holdings import Key, Ledger
+from devalloc_solver.index.census import Census, Place
+from devalloc_solver.index.kinds import Kind
+from devalloc_solver.index.states import NodeRecord, PoolState
+
+Step = tuple[int, str]
+"""(stage, what)"""
+
+
+@dataclass(slots=True)
+class KindCounts:
+    """Makes funnels; see ``funnel.Counts``. For one state of the fleet."""
+
+    census: Census
+    eligibility: Eligibility
+    """judges one device of each kind, as ``Kinds.sample`` has them"""
+
+    def make(self, slot: Slot) -> Funnel:
+        """The funnel of a slot of any part of the fleet."""
+        sample = self.eligibility.snapshot
+        sizes, firsts = self.census.sizes(), self.census.firsts()
+        fallen: dict[Step, list[Kind]] = defaultdict(list)
+        telling: dict[Step, list[Place]] = defaultdict(list)
+        accepted: set[int] = set()
+        without: list[Kind] = []
+        nothing = Ledger(sample)
+        for kind in self.census.index.kinds.kinds:
+            if not sizes.get(kind.index):
+                continue
+            fall = self.eligibility.fall(slot.spec, sample.devices[kind.index])
+            if fall is not None:
+                fallen[fall.stage, fall.what].append(kind)
+                if fall.example:
+                    telling[fall.stage, fall.what].append(firsts[kind.index][0])
+            elif may_have(slot, sample, kind.index, nothing):
+                accepted.add(kind.index)
+            else:
+                without.append(kind)
+        steps = []
+        for (stage, what), kinds in sorted(fallen.items(), key=lambda item: _order(item[0], item[1], sizes)):
+            example = self._example(slot, telling[stage, what])
+            steps.append((what, sum(sizes[k.index] for k in kinds), self._names(kinds), example))
+        if without:
+            count = sum(sizes[kind.index] for kind in without)
+            steps.append((f"have no {' or '.join(sorted(slot.requests))} to share", count, self._names(without), None))
+        matching = sum(sizes[kind] for kind in accepted)
+        taken = 0 if slot.mode.is_admin else self._taken(slot, accepted)
+        holders = self._holders(slot, accepted) if taken else ()
+        return Funnel(slot, sum(sizes.values()), tuple(steps), matching, holders, taken, matching - taken)
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def _names(self, kinds: Sequence[Kind]) -> tuple[str, ...]:
+        """The first devices of these kinds."""
+        firsts = self.census.firsts()
+        return tuple(self._title(place) for place in islice(merge(*(firsts[kind.index] for kind in kinds)), SHOWN))
+
+    def _title(self, place: Place) -> str:
+        record = self.census.record(place[0])
+        device = record.snapshot.devices[place[1]]
+        return f"{record.snapshot.pools[device.pool].name}/{device.name}"
+
+    def _example(self, slot: Slot, places: Sequence[Place]) -> str | None:
+        """Why the first device fell, in its own values."""
+        if not places:
+            return None
+        first = min(places)
+        record = self.census.record(first[0])
+        device = record.snapshot.devices[first[1]]
+        sample = self.eligibility.snapshot.devices[first[2]]
+        same = type(device)(
+            sample.index, sample.pool, device.name, device.attributes, device.resources, device.draws, device.undefined
+        )
+        fall = self.eligibility.fall(slot.spec, same)
+        return None if fall is None or not fall.example else f"{self._title(first)}: {fall.example}"
+
+    # -- in use ------------------------------------------------------------------------------------------------------
+
+    def _taken(self, slot: Slot, accepted: set[int]) -> int:
+        """Devices of these kinds of which the slot can have nothing now."""
+        shares = slot.mode is Mode.SHARE
+        total = 0
+        for state, count in self.census.states():
+            for group, (kind, size, free) in enumerate(
+                zip(state.kind.kinds, state.kind.sizes, state.free, strict=True)
+            ):
+                if free < size and kind.index in accepted:
+                    total += count * (size - free - (_with_room(slot, state, group, kind) if shares else 0))
+        return total
+
+    def _holders(self, slot: Slot, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
+        """Who holds them: the first ones, and as many nameless ones as there are more."""
+        if slot.mode is Mode.SHARE:
+            return self._holders_of_shared(slot, accepted)
+        by_count: dict[int, list[Sequence[Key]]] = defaultdict(list)
+        users = 0
+        for holds, claims in self.census.claims.items():
+            count = sum(number for kind, number in holds if kind in accepted)
+            if count and claims.keys:
+                by_count[count].append(claims.in_order())
+                users += len(claims.keys)
+        ranked = ((key, count) for count in sorted(by_count, reverse=True) for key in merge(*by_count[count]))
+        listed = [*islice(ranked, MOST_USERS)]
+        return (*listed, *((_NOBODY,) * (users - len(listed))))
+
+    def _holders_of_shared(self, slot: Slot, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
+        index = self.census.index
+        taken: dict[tuple[str | None, int], bool] = {}
+        users: dict[Key, int] = defaultdict(int)
+        for key, items in index.held.items():
+            for node, device, _ in items:
+                record = index.network if node is None else index.records[node]
+                assert record is not None
+                if record.kinds[device].index not in accepted:
+                    continue
+                if (node, device) not in taken:
+                    taken[node, device] = not _has_room(slot, record, device)
+                if taken[node, device]:
+                    users[key] += 1  # type: ignore[index]
+        return tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _order(step: Step, kinds: Sequence[Kind], sizes: Mapping[int, int]) -> tuple[int, int, str]:
+    return step[0], -sum(sizes[kind.index] for kind in kinds), step[1]
+
+
+_NOBODY: tuple[Key, int] = (("", ""), 0)
+
+
+def _with_room(slot: Slot, state: PoolState, group: int, kind: Kind) -> int:
+    """Devices of a group that are in use, and have something left for a slot that shares."""
+    found = 0
+    for number, (whole, amounts) in state.shared:
+        if number == group and not whole:
+            found += _leaves_room(slot, kind, dict(amounts))
+    return found
+
+
+def _has_room(slot: Slot, record: NodeRecord, device: int) -> bool:
+    pool = record.snapshot.devices[device].pool
+    use = record.uses[pool][device - record.starts[pool]]
+    return not use.whole and _leaves_room(slot, record.kinds[device], use.amounts)
+
+
+def _leaves_room(slot: Slot, kind: Kind, used: Mapping[str, int]) -> bool:
+    for name in slot.requests:
+        resource = kind.one.resources.get(name)
+        if resource is not None and (resource.nano - used.get(name, 0)) // resource.block > 0:
+            return True
+    return False

@@ -1,0 +1,183 @@
+"""Which nodes an explanation has to look at: one of each kind, and those where the fewest claims are in the way."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+
+from devalloc_solver.blockers.claims import NEVER
+from devalloc_solver.blockers.claims import _fewest as fewest
+from devalloc_solver.blockers.counting import match_names
+from devalloc_solver.demand import Demand, Mode, Slot
+from devalloc_solver.index.census import Census, Holds, Sort
+from devalloc_solver.index.kinds import ALONE
+from devalloc_solver.index.states import NodeClass, NodeKind, PoolKind, PoolState
+
+MOST_KINDS = 64
+"""Kinds of nodes that are all looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Nodes to look at."""
+
+    ranks: tuple[int, ...]
+    """ascending"""
+    left: int
+    """on every other node at least so many claims are in the way; NEVER when that goes for any number"""
+
+
+@dataclass(slots=True)
+class Screen:
+    """Chooses nodes for one demand, whose slots ask for whole devices and have kinds as candidates."""
+
+    census: Census
+    demand: Demand
+    _slots: list[list[tuple[int, Slot, tuple[str, ...], frozenset[int]]]] = field(init=False)
+    """per detail: (number, slot, match attributes, kinds)"""
+    _wanted: frozenset[int] = field(init=False)
+    _relevant: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """kind of node -> its pools with candidates"""
+    _best: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    """states of the relevant pools -> for each slot the most devices that can be had together"""
+    _empty: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """the same for each kind of node when nothing is in use"""
+    _bounds: dict[tuple[int, tuple[int, ...], tuple[Holds, ...]], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._slots = []
+        number = 0
+        for detail in self.demand.details:
+            mine = []
+            for slot in detail:
+                kinds = frozenset(slot.candidates.accepted)
+                mine.append((number, slot, match_names(self.demand, slot), kinds))
+                number += 1
+            self._slots.append(mine)
+        self._wanted = frozenset().union(*(kinds for detail in self._slots for *_, kinds in detail))
+
+    def choose(self, most: int, of_each: int) -> Choice | None:
+        """The ``most`` nodes with the fewest claims in the way, and of each kind so many where the least is in use.
+
+        None when there are too many kinds.
+        """
+        by_kind: dict[int, list[tuple[int, int, Sort]]] = defaultdict(list)
+        ranked: list[tuple[int, int, Sort]] = []
+        best_now: dict[int, tuple[int, int, Sort]] = {}
+        for sort in self.census.sorts.values():
+            kind = sort.node.kind
+            first = min(sort.ranks) if len(sort.ranks) < 8 else next(iter(sort.ranks))
+            used = sum(len(state.kind.group_of) - sum(state.free) for state in sort.node.states)
+            by_kind[kind.index].append((used, first, sort))
+            now = self._now(sort.node)
+            if now is None:
+                continue
+            for number, count in enumerate(now):
+                if number not in best_now or (-count, first) < best_now[number][:2]:
+                    best_now[number] = -count, first, sort
+            bound = self._bound(sort, now)
+            if bound < NEVER:
+                ranked.append((bound, first, sort))
+        if len(by_kind) > MOST_KINDS:
+            return None
+        ranked_first = nsmallest(most + 1, ranked, key=lambda each: each[:2])
+        emptiest = [nsmallest(of_each, sorts, key=lambda each: each[:2]) for sorts in by_kind.values()]
+        chosen = {min(sort.ranks) for sorts in emptiest for *_, sort in sorts}
+        chosen |= {min(sort.ranks) for *_, sort in best_now.values()}
+        chosen |= {min(sort.ranks) for *_, sort in ranked_first[:most]}
+        left = ranked_first[most][0] if len(ranked_first) > most else NEVER
+        self._add_enough(chosen)
+        return Choice(tuple(sorted(chosen)), left)
+
+    def _add_enough(self, chosen: set[int]) -> None:
+        """As many candidates as any slot wants, where the fleet has so many."""
+        sizes = self.census.sizes()
+        for detail in self._slots:
+            for _, slot, _, kinds in detail:
+                missing = min(slot.least, sum(sizes.get(kind, 0) for kind in kinds))
+                missing -= sum(self._size(self.census.record(rank).pools, kinds) for rank in chosen)
+                if missing <= 0:
+                    continue
+                for record in self.census.in_order():
+                    if record.name is not None and record.rank not in chosen and missing > 0:
+                        size = self._size(record.pools, kinds)
+                        if size:
+                            chosen.add(record.rank)
+                            missing -= size
+
+    def _size(self, pools: Sequence[PoolKind], kinds: frozenset[int]) -> int:
+        return sum(
+            size for pool in pools for kind, size in zip(pool.kinds, pool.sizes, strict=True) if kind.index in kinds
+        )
+
+    # -- the bound ---------------------------------------------------------------------------------------------------
+
+    def _bound(self, sort: Sort, now: tuple[int, ...]) -> int:
+        """How many claims must go at least, by counting; NEVER where the demand does not fit an empty node."""
+        kind = sort.node.kind
+        key = kind.index, now, sort.tenants
+        if key not in self._bounds:
+            self._bounds[key] = self._find_bound(kind, now, sort.tenants)
+        return self._bounds[key]
+
+    def _find_bound(self, kind: NodeKind, now: tuple[int, ...], tenants: tuple[Holds, ...]) -> int:
+        empty = self._on_empty(kind)
+        bound = 1
+        for detail in self._slots:
+            least = NEVER
+            for number, slot, _, kinds in detail:
+                if slot.mode.is_admin:
+                    least = 0 if empty[number] or slot.mode is Mode.ADMIN_ALL else least
+                elif empty[number] >= slot.least:
+                    missing = slot.least - now[number]
+                    parts = [sum(n for held, n in holds if held in kinds) for holds in tenants] if missing > 0 else ()
+                    least = min(least, fewest(missing, parts))
+            bound = max(bound, least)
+        return bound
+
+    def _on_empty(self, kind: NodeKind) -> tuple[int, ...]:
+        if kind.index not in self._empty:
+            relevant = self._relevant_of(kind)
+            self._empty[kind.index] = self._most([(kind.pools[n], kind.pools[n].sizes) for n in relevant])
+        return self._empty[kind.index]
+
+    def _now(self, node: NodeClass) -> tuple[int, ...] | None:
+        """For each slot the most free devices that go together; None for nodes without any candidate."""
+        relevant = self._relevant_of(node.kind)
+        if not relevant:
+            return None
+        states: list[PoolState] = [node.states[n] for n in relevant]
+        key = tuple([state.index for state in states])
+        found = self._best.get(key)
+        if found is None:
+            found = self._best[key] = self._most([(state.kind, state.free) for state in states])
+        return found
+
+    def _relevant_of(self, kind: NodeKind) -> tuple[int, ...]:
+        if kind.index not in self._relevant:
+            wanted = self._wanted
+            self._relevant[kind.index] = tuple(
+                n for n, pool in enumerate(kind.pools) if any(each.index in wanted for each in pool.kinds)
+            )
+        return self._relevant[kind.index]
+
+    def _most(self, pools: Sequence[tuple[PoolKind, Sequence[int]]]) -> tuple[int, ...]:
+        found = []
+        for detail in self._slots:
+            for _, slot, names, kinds in detail:
+                together: dict[object, int] = defaultdict(int)
+                alone = 0
+                for pool, free in pools:
+                    sizes: Sequence[int] = pool.sizes if slot.mode.is_admin else free
+                    for kind, count in zip(pool.kinds, sizes, strict=True):
+                        if not count or kind.index not in kinds:
+                            continue
+                        values = tuple(kind.value(name) for name in names)
+                        if (ALONE,) in values:
+                            alone = 1
+                        elif None not in values:
+                            together[values] += count
+                found.append(max(alone, max(together.values(), default=0)))
+        return tuple(found)
