@@ -38,6 +38,8 @@ class Level:
     value: int
     bound: int
     priority: int | None = None
+    choice: bool = False
+    """of satisfied claims: those chosen among equal counts are the earliest ones, for certain (S17)"""
 
     @property
     def is_proven(self) -> bool:
@@ -52,7 +54,10 @@ class Level:
         shown: dict[str, Any] = {"goal": self.goal}
         if self.priority is not None:
             shown["priority"] = self.priority
-        return shown | {"value": self.value, "bound": self.bound, "gap": self.gap}
+        shown |= {"value": self.value, "bound": self.bound, "gap": self.gap}
+        if self.priority is not None:
+            shown["choice"] = "exact" if self.choice else "best effort"
+        return shown
 
 
 @dataclass(slots=True)
@@ -205,18 +210,19 @@ def _satisfy(search: Search) -> list[Level]:
     model = search.model
     members = _in_order(model)
     priorities = sorted({-order[0] for order, _, _ in members}, reverse=True)
-    levels = []
+    levels: list[Level] = []
     settled: set[int] = set()
     denied: set[object] = set()
     for priority in priorities:
         mine = [number for order, number, _ in members if -order[0] == priority]
         terms = [(mine.count(number), model.satisfied[number]) for number in dict.fromkeys(mine)]
         value, bound = search.maximize(terms, best=len(mine))
-        levels.append(Level("satisfied", value, bound, priority))
+        certain = value == bound and all(level.choice for level in levels)
         for number in dict.fromkeys(mine):
             if number not in settled:
                 settled.add(number)
-                _prefer(search, number, denied)
+                certain &= _prefer(search, number, denied)
+        levels.append(Level("satisfied", value, bound, priority, choice=certain))
     return levels
 
 
@@ -226,17 +232,20 @@ def _in_order(model: BatchModel) -> list[tuple[ClaimOrder, int, Demand]]:
     return sorted(found, key=lambda item: item[:2])
 
 
-def _prefer(search: Search, number: int, denied: set[object]) -> None:
-    """Satisfy this unit if the counts allow it, whatever becomes of later ones.
+def _prefer(search: Search, number: int, denied: set[object]) -> bool:
+    """Satisfy this unit if the counts allow it, whatever becomes of later ones. False when that remains open.
 
     Where an equal claim before it was denied, so is this one: the two could change places.
     """
     literal, wish = search.model.satisfied[number], wish_of(search.model.units[number])
+    certain = True
     if not search.value(literal) and (wish is None or wish not in denied):
-        search.maximize([(1, literal)], best=1, limit=search.choice_limit)
+        value, bound = search.maximize([(1, literal)], best=1, limit=search.choice_limit)
+        certain = value == bound
     if not search.value(literal):
         denied.add(wish)
     search.fix(literal, search.value(literal))
+    return certain
 
 
 def _alternatives(search: Search) -> list[Level]:

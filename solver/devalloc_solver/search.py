@@ -13,7 +13,7 @@ from devalloc_solver.model import build_model, model_size
 from devalloc_solver.place import OutOfSteps, place
 from devalloc_solver.snapshot import Snapshot
 
-EXACT_SIZE = 6_000
+EXACT_SIZE = 4_000
 """Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns."""
 
 
@@ -49,7 +49,7 @@ def _place_alone(
         return None
     members = Counter(demand.claim.priority for demand in unit.demands)
     counts = {priority: members[priority] if found else 0 for priority in sorted(members, reverse=True)}
-    levels = [Level("satisfied", count, count, priority) for priority, count in counts.items()]
+    levels = [Level("satisfied", count, count, priority, choice=True) for priority, count in counts.items()]
     if found is None:
         return [], [*levels, Level("pools", 0, 0), Level("devices", 0, 0)]
     score = found.score

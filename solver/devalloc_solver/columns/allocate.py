@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -125,16 +126,14 @@ class _Batch:
 
     def levels(self) -> list[Level]:
         alone = self.singles
-        priorities = {demand.claim.priority for unit in self.units for demand in unit.demands}
-        levels = [
-            Level(
-                "satisfied",
-                self.satisfied.get(priority, 0) + alone.satisfied.get(priority, 0),
-                self.bounds.get(priority, 0) + alone.possible.get(priority, 0),
-                priority,
-            )
-            for priority in sorted(priorities, reverse=True)
-        ]
+        asked = Counter(demand.claim.priority for unit in self.units for demand in unit.demands)
+        levels: list[Level] = []
+        for priority in sorted(asked, reverse=True):
+            value = self.satisfied.get(priority, 0) + alone.satisfied.get(priority, 0)
+            bound = self.bounds.get(priority, 0) + alone.possible.get(priority, 0)
+            # Which ones of several kinds are left out is best effort; all or none of them is no choice.
+            certain = (value == asked[priority] or bound == 0) and all(level.choice for level in levels)
+            levels.append(Level("satisfied", value, bound, priority, choice=certain))
         chosen = {(p.demand.key, e.slot.detail): e.slot.alternative for p in self.placements for e in p.entries}
         indexes = [alternative for alternative in chosen.values() if alternative is not None]
         if indexes:

@@ -1,0 +1,83 @@
+"""A plain first fit: what is measured beside the solver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from devalloc_solver.demand import Mode, Slot, Unit
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.snapshot import Device, Pool, Snapshot
+from devalloc_solver.stages import Prepared
+
+
+def first_fit(prepared: Prepared) -> dict[int, int]:
+    """priority -> claims that the first node has room for, claim by claim: no score, nothing is moved.
+
+    Within a node the first devices that fit are taken, the values to match in being tried in turn. Only for what
+    `scenario` asks: whole devices, and attributes to match.
+    """
+    snapshot = prepared.snapshot
+    ledger = Ledger.of(snapshot, prepared.holdings)
+    free = {device.index for device in snapshot.devices if not ledger.in_use(device)}
+    satisfied = {demand.claim.priority: 0 for unit in prepared.units for demand in unit.demands}
+    for unit in prepared.units:
+        chosen = next((found for node in snapshot.nodes if (found := _fit(snapshot, ledger, free, unit, node))), None)
+        if chosen is None:
+            continue
+        for device in chosen:
+            free.discard(device.index)
+            ledger.whole.add(device.index)
+            for name, blocks in device.draws:
+                ledger.drawn[device.pool][name] += blocks
+        satisfied[unit.demands[0].claim.priority] += 1
+    return satisfied
+
+
+def _fit(snapshot: Snapshot, ledger: Ledger, free: set[int], unit: Unit, node: str) -> list[Device] | None:
+    demand = unit.demands[0]
+    pools = snapshot.pools_by_node[node]
+    values: list[object] = [None]
+    if demand.match:
+        values = list(dict.fromkeys(d.attributes.get(demand.match[0]) for pool in pools for d in pool.devices))
+    for value in values:
+        taken: list[Device] = []
+        for alternatives in demand.details:
+            for slot in alternatives:
+                found = _take(ledger, free, pools, slot, demand.match[0] if demand.match else None, value, taken)
+                if found:
+                    taken += found
+                    break
+            else:
+                break
+        else:
+            return taken
+    return None
+
+
+def _take(
+    ledger: Ledger,
+    free: set[int],
+    pools: Sequence[Pool],
+    slot: Slot,
+    match: str | None,
+    value: object,
+    taken: Sequence[Device],
+) -> list[Device] | None:
+    assert slot.mode is Mode.WHOLE
+    names = {device.index for device in taken}
+    fitting: dict[object, list[Device]] = {}
+    drawn = Counter({(d.pool, name): blocks for d in taken for name, blocks in d.draws})
+    for pool in pools:
+        for device in pool.devices:
+            if device.index not in free or device.index in names or device.index not in slot.candidates.accepted:
+                continue
+            if match is not None and device.attributes.get(match) != value:
+                continue
+            if any(drawn[device.pool, n] + b > ledger.free_pool_blocks(device.pool, n) for n, b in device.draws):
+                continue
+            group = fitting.setdefault(device.attributes.get(slot.match[0]) if slot.match else None, [])
+            group.append(device)
+            if len(group) == slot.least:
+                return group
+    return None
