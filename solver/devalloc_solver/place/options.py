@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from devalloc_solver.place.lanes import Lane, Lanes
+from devalloc_solver.place.order import counter_by_counter
 from devalloc_solver.place.pareto import undominated
 from devalloc_solver.place.steps import Steps
 from devalloc_solver.place.uses import Use
@@ -65,12 +66,13 @@ def options_of(
     choices: list[int | None] = [*sorted(groups)] or [None]
     for group in choices:
         usable = [number for number, shape in enumerate(shapes) if shape.group is None or shape.group == group]
-        for part in _parts(lanes, shapes, usable, tuple(counters), steps, exact=bool(partitions)):
+        for part in _parts(lanes, shapes, usable, tuple(counters), partitions, steps):
             if any(part.gain):
-                loss = whole**2 - _largest(partitions, part.counters) ** 2
+                loss = whole**2 - part.kept**2
                 found.append(Option(part.gain, part.spend, part.cost, part.wide, part.uses, part.looks, loss))
     if len(found) == 1:
         return found
+    found.sort(key=lambda option: _offset(option.uses))
     return undominated(found, lambda o: ((*o.gain, *(-s for s in o.spend), -o.cost, -o.loss), o.wide), steps)
 
 
@@ -93,6 +95,8 @@ class _Part:
     wide: int = 0
     uses: tuple[tuple[int, int, int], ...] = ()
     looks: tuple[tuple[int, int, int], ...] = ()
+    kept: int = 0
+    """size of the partition that is kept whole"""
 
 
 def _parts(
@@ -100,21 +104,64 @@ def _parts(
     shapes: Sequence[Shape],
     usable: Sequence[int],
     counters: tuple[int, ...],
+    partitions: Sequence[Partition],
     steps: Steps,
-    *,
-    exact: bool,
 ) -> list[_Part]:
-    """The ways to use a cell, stack by stack; what another does at least as well is left out after each stack."""
+    """The ways to use a cell, stack by stack; what another does at least as well is left out after each stack.
+
+    To keep a partition whole is a step like taking a stack: it draws what the partition draws. What is left of a
+    counter matters only as long as some step to come draws on it, so the steps go counter by counter.
+    """
+    touched = [_touched(shapes[number]) for number in usable]
+    touched += [frozenset(counter for counter, _ in draws) for _, draws in partitions]
     parts = [_Part((0,) * len(lanes.needs), (0,) * len(lanes.budgets), counters)]
-    for number in usable:
-        last = number == usable[-1] and not exact
-        grown = [new for part in parts for new in _Maker(lanes, number, shapes[number], part, steps, last=last).make()]
+    order = counter_by_counter(touched)
+    for place, position in enumerate(order):
+        if position < len(usable):
+            number = usable[position]
+            last = place + 1 == len(order)
+            grown = [p for part in parts for p in _Maker(lanes, number, shapes[number], part, steps, last=last).make()]
+        else:
+            grown = [*parts, *_keeping(parts, partitions[position - len(usable)], steps)]
         parts = grown
-        if len(usable) > 1 and len(grown) > 1:
-            parts = undominated(
-                grown, lambda p: ((*p.gain, *(-s for s in p.spend), *p.counters, -p.cost), p.wide), steps
-            )
+        if len(order) > 1 and len(grown) > 1:
+            live = frozenset[int]().union(*(touched[later] for later in order[place + 1 :]))
+            parts = _worthwhile(grown, sorted(live), steps)
     return parts
+
+
+def _touched(shape: Shape) -> frozenset[int]:
+    """The counters that a stack takes from."""
+    values = [counter for _, values, _ in (*shape.uses, *shape.watchers) for counter in values]
+    return frozenset((*values, *(counter for counter, _ in shape.draws)))
+
+
+def _worthwhile(parts: Iterable[_Part], live: Sequence[int], steps: Steps) -> list[_Part]:
+    """What no other part does at least as well, where only the ``live`` counters are still drawn on."""
+
+    def worth(part: _Part) -> tuple[tuple[int, ...], int]:
+        left = [part.counters[counter] for counter in live]
+        return (*part.gain, *[-amount for amount in part.spend], *left, -part.cost, part.kept), part.wide
+
+    return undominated(sorted(parts, key=lambda part: _offset(part.uses)), worth, steps)
+
+
+def _offset(uses: Sequence[tuple[int, int, int]]) -> int:
+    """The natural order prefers the first devices: less is better."""
+    return sum(number * count for number, _, count in uses)
+
+
+def _keeping(parts: Sequence[_Part], partition: Partition, steps: Steps) -> Iterator[_Part]:
+    """The parts that can keep the partition and keep no other, keeping it."""
+    size, draws = partition
+    for part in parts:
+        if part.kept or any(part.counters[counter] < blocks for counter, blocks in draws):
+            continue
+        steps.spend()
+        counters = [*part.counters]
+        for counter, blocks in draws:
+            counters[counter] -= blocks
+        yield replace(part, counters=tuple(counters), kept=size)
 
 
 class _Maker:
@@ -231,6 +278,7 @@ class _Maker:
             wide,
             part.uses + tuple((self.number, position, count) for position, count in self.counts),
             part.looks + tuple((self.number, lane, count) for lane, count in looks),
+            part.kept,
         )
 
     def _cost(self, looks: Sequence[tuple[int, int]]) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from operator import ge
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from devalloc_solver.place.steps import Steps
 
 T = TypeVar("T")
-_COMPARED = 32
+_COMPARED = 128
 """Comparisons that cost as much as a step."""
 
 
@@ -18,13 +17,35 @@ def undominated(things: Iterable[T], rank: Callable[[T], tuple[tuple[int, ...], 
 
     ``rank`` gives (numbers of which more is better, mask of what is used up).
     """
-    ranked = sorted(((*rank(thing), thing) for thing in things), key=lambda row: -sum(row[0]))
-    kept: list[tuple[tuple[int, ...], int, T]] = []
-    for numbers, used, thing in ranked:
+    first: dict[tuple[tuple[int, ...], int], T] = {}
+    for thing in things:
+        first.setdefault(rank(thing), thing)
+    ranked = sorted(first.items(), key=lambda row: -sum(row[0][0]))
+    packed, guards = _packed([numbers for (numbers, _), _ in ranked])
+    kept: list[tuple[int, int]] = []
+    """(numbers with their guards, what is used up)"""
+    found: list[T] = []
+    for ((_, used), thing), numbers in zip(ranked, packed, strict=True):
         steps.spend(1 + len(kept) // _COMPARED)
-        for others, theirs, _ in kept:
-            if not theirs & ~used and all(map(ge, others, numbers)):
+        for others, theirs in kept:
+            # A guard survives where the number beside it is no less than the one subtracted.
+            if not theirs & ~used and (others - numbers) & guards == guards:
                 break
         else:
-            kept.append((numbers, used, thing))
-    return [thing for _, _, thing in kept]
+            kept.append((numbers | guards, used))
+            found.append(thing)
+    return found
+
+
+def _packed(rows: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
+    """Each row as one integer, and the guard bits above its numbers: rows compare in all numbers at once."""
+    packed, guards, shift = [0] * len(rows), 0, 0
+    for column in zip(*rows, strict=True):
+        least, most = min(column), max(column)
+        if least == most:
+            continue
+        packed = [row | (number - least) << shift for row, number in zip(packed, column, strict=True)]
+        shift += (most - least).bit_length()
+        guards |= 1 << shift
+        shift += 1
+    return packed, guards
