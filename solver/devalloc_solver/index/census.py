@@ -28,6 +28,8 @@ class Sort:
 
     node: NodeClass
     tenants: tuple[Holds, ...]
+    used: int
+    """devices in use"""
     ranks: set[int] = field(default_factory=set)
 
 
@@ -93,15 +95,18 @@ class Census:
         if self._kinds is not self.index.kinds:
             self._restart()
         records = self._records()
-        if len(self._nodes) > len(records) or any(node not in records for node in self._nodes):
-            for node in [node for node in self._nodes if node not in records]:
-                self._forget(self._nodes.pop(node))
-                self.layout += 1
-        changed = [r for r in records.values() if (s := self._nodes.get(r.name)) is None or s.version != r.version]
-        if not changed:
-            return
-        self.stamp += 1
+        get = self._nodes.get
+        changed = [r for n, r in records.items() if (seen := get(n)) is None or seen.version != r.version]
         gone: set[Hashable] = set()
+        if len(self._nodes) + sum(r.name not in self._nodes for r in changed) > len(records):
+            for node in [node for node in self._nodes if node not in records]:
+                left = self._nodes.pop(node)
+                gone.update(left.keys)
+                self._forget(left)
+                self.layout += 1
+                self.stamp += 1
+        if changed:
+            self.stamp += 1
         for record in changed:
             old = self._nodes.get(record.name)
             if old is None or old.record is not record:
@@ -150,7 +155,7 @@ class Census:
             key = record.member_of.index, tenants
             sort = self.sorts.get(key)
             if sort is None or sort.node is not record.member_of:
-                sort = self.sorts[key] = Sort(record.member_of, tenants)
+                sort = self.sorts[key] = Sort(record.member_of, tenants, sum(map(len, record.uses)))
             sort.ranks.add(record.rank)
         return _Seen(record, record.version, states, keys, sort)
 

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from devalloc_solver.index.states import NodeClass
+from devalloc_solver.index.states import NodeClass, NodeRecord
 
 KEPT = 50_000
 """Changes kept at least; who is further behind starts afresh."""
 
 
 class Log:
-    """Entries (rank of a node, the class that it joined), numbered from the first ever."""
+    """Entries (a node, the class that it joined), numbered from the first ever."""
 
     def __init__(self) -> None:
         self.start = 0
-        self._entries: list[tuple[int, NodeClass]] = []
+        self._entries: list[tuple[NodeRecord, NodeClass]] = []
 
     @property
     def end(self) -> int:
         return self.start + len(self._entries)
 
-    def add(self, rank: int, node: NodeClass) -> None:
-        self._entries.append((rank, node))
+    def add(self, record: NodeRecord, node: NodeClass) -> None:
+        self._entries.append((record, node))
         if len(self._entries) > 2 * KEPT:
             del self._entries[:KEPT]
             self.start += KEPT
 
-    def since(self, position: int) -> Sequence[tuple[int, NodeClass]]:
+    def since(self, position: int) -> Sequence[tuple[NodeRecord, NodeClass]]:
         return self._entries[position - self.start :]
 
     def restart(self) -> None:

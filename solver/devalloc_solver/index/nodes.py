@@ -202,7 +202,7 @@ class NodeIndex:
             record.member_of.count -= 1
         record.member_of = node
         self.classes.enter(node, record.rank, self.by_rank)
-        self.log.add(record.rank, node)
+        self.log.add(record, node)
         if len(self.classes.by_index) > 4 * len(self.records) + SPARE_CLASSES:
             self.classes.forget_empty()
             self._forget_shapes()

@@ -69,6 +69,8 @@ class Plain:
     several: bool = field(init=False)
     _groups: dict[tuple[int, int], list[tuple[int, Values, Values]] | None] = field(default_factory=dict)
     _offers: dict[tuple[int, int], dict[Values, dict[Values, Offer]]] = field(default_factory=dict)
+    _choices: dict[tuple[int, ...], dict[Values, Choice]] = field(default_factory=dict)
+    """slot, kind of node and states of the pools with candidates -> what the slot can have there"""
     _pools: dict[int, dict[int, tuple[int, ...]] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -143,23 +145,22 @@ class Plain:
     ) -> tuple[Choice, ...] | None:
         by_slot: list[dict[Values, Choice]] = []
         for slot in slots:
-            options = self._options(slot, node.states, pools[id(slot)])
+            mine = pools[id(slot)]
+            key = (id(slot), node.kind.index, *[node.states[number].index for number in mine])
+            options = self._choices.get(key)
+            if options is None:
+                options = self._choices[key] = self._options(slot, node.states, mine)
             if not options:
                 return None
             by_slot.append(options)
-        best: tuple[tuple[object, ...], tuple[Choice, ...]] | None = None
-        for values in by_slot[0]:
-            if all(values in options for options in by_slot[1:]):
-                choices = tuple(options[values] for options in by_slot)
-                rank = (
-                    sum(c.pools for c in choices),
-                    sum(c.idle for c in choices),
-                    sum(c.loss for c in choices),
-                    tuple(c.places for c in choices),
-                )
-                if best is None or rank < best[0]:
-                    best = rank, choices
-        return None if best is None else best[1]
+        if len(by_slot) == 1:
+            return (min(by_slot[0].values(), key=_rank),)
+        rivals = [
+            tuple([options[values] for options in by_slot])
+            for values in by_slot[0]
+            if all([values in options for options in by_slot[1:]])
+        ]
+        return min(rivals, key=_rank_of_all, default=None)
 
     def _options(self, slot: Slot, states: Sequence[PoolState], pools: tuple[int, ...]) -> dict[Values, Choice]:
         """What the slot can have at each value of the claim's match attributes."""
@@ -273,6 +274,15 @@ class Plain:
 
 def _rank(choice: Choice) -> tuple[object, ...]:
     return choice.pools, choice.idle, choice.loss, choice.places
+
+
+def _rank_of_all(choices: tuple[Choice, ...]) -> tuple[object, ...]:
+    pools = idle = loss = 0
+    for choice in choices:
+        pools += choice.pools
+        idle += choice.idle
+        loss += choice.loss
+    return pools, idle, loss, [choice.places for choice in choices]
 
 
 def _fits(state: PoolState, kind: Kind) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
+from devalloc_solver.blockers.edits import Edit, applied
+from devalloc_solver.blockers.question import Question
 from devalloc_solver.blockers.slips import Slips
 from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.eligibility import Eligibility
@@ -28,8 +30,6 @@ from devalloc_solver.solution import ClaimAnswer
 
 FEW, MANY = 16, 128
 """Nodes with the fewest claims in the way that are looked at, first and where that does not prove the answer."""
-SPARE = 32
-"""Nodes of each kind that are looked at where something else has to change besides."""
 MEMO = 1_000
 """Answers remembered; when there are more, all are forgotten."""
 EXCERPTS = 16
@@ -47,7 +47,8 @@ class Refusals:
     _rules: Rules | None = None
     _answers: dict[object, tuple[int, ClaimAnswer]] = field(default_factory=dict)
     _excerpts: dict[tuple[NodeRecord, ...], tuple[Excerpt, Eligibility]] = field(default_factory=dict)
-    _sample: tuple[int, Eligibility, Slips] | None = None
+    _sample: Eligibility | None = None
+    _slips: Slips | None = None
     _screens: dict[object, Screen] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class Refusals:
             self._answers.clear()
             self._excerpts.clear()
             self._screens.clear()
-            self._sample = None
+            self._sample = self._slips = None
         key = ask.shape, claim.pinned_node, claim.priority
         known = self._answers.get(key)
         if known is None or known[0] != self.census.stamp:
@@ -75,30 +76,44 @@ class Refusals:
     def _find(self, ask: ClaimAsk, claim: DeviceClaim) -> ClaimAnswer:
         shape = self.index._shape(ask)
         if isinstance(shape, Shape) and not shape.wide and all(s.mode is not Mode.SHARE for s in shape.demand.slots):
-            screen = self._screens.setdefault(ask.shape, Screen(self.census, shape.demand))
-            for most, of_each in ((FEW, 1), (MANY, SPARE)):
-                choice = screen.choose(most, of_each)
-                if choice is None:
-                    break
-                ranks = {*choice.ranks, *self._pinned(claim)}
-                records = [self.census.record(rank) for rank in sorted(ranks)]
-                answer = self._answer(ask, claim, records, everywhere=False)
-                kinds = [blocker["kind"] for blocker in answer.blockers]
-                released = kinds.count("claim")
-                settled = released == len(kinds) and (released <= choice.left or claim.pinned_node is not None)
-                if not released or settled:
-                    break
-            if choice is not None:
-                return answer
-        return self._answer(ask, claim, self.census.in_order(), everywhere=True)
+            found = self._find_in_part(ask, claim, shape)
+            if found is not None:
+                return found
+        return self._answer(ask, claim, self.census.in_order(), everywhere=True)[0]
 
-    def _pinned(self, claim: DeviceClaim) -> list[int]:
-        record = self.index.records.get(claim.pinned_node or "")
-        return [] if record is None else [record.rank]
+    def _find_in_part(self, ask: ClaimAsk, claim: DeviceClaim, shape: Shape) -> ClaimAnswer | None:
+        """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""
+        screen = self._screens.setdefault(ask.shape, Screen(self.census, shape.demand))
+        choice = screen.choose(FEW)
+        if choice is None:
+            return None
+        pinned = self.index.records.get(claim.pinned_node or "")
+        ranks = {*choice.ranks, *(() if pinned is None else (pinned.rank,))}
+        answer, edits = self._answer_from(ask, claim, ranks)
+        released = sum(blocker["kind"] == "claim" for blocker in answer.blockers)
+        if edits and released:
+            # Once these are made, other nodes may be those where the fewest claims are in the way.
+            choice = self._edited(ask, edits).choose(FEW)
+        elif released <= choice.left or pinned is not None:
+            return answer
+        else:
+            choice = screen.choose(MANY)
+        assert choice is not None
+        return self._answer_from(ask, claim, ranks.union(choice.ranks))[0]
+
+    def _edited(self, ask: ClaimAsk, edits: Sequence[Edit]) -> Screen:
+        """For what the claim asks for once its spec is edited."""
+        judge = self._judge_of_kinds()
+        question = Question(judge.snapshot, Unit((ask.demand(judge),), None, None))
+        return Screen(self.census, applied(question, [e for e in edits if not e.order]).unit.demands[0], least=0)
+
+    def _answer_from(self, ask: ClaimAsk, claim: DeviceClaim, ranks: set[int]) -> tuple[ClaimAnswer, Sequence[Edit]]:
+        return self._answer(ask, claim, [self.census.record(rank) for rank in sorted(ranks)], everywhere=False)
 
     def _answer(
         self, ask: ClaimAsk, claim: DeviceClaim, records: Sequence[NodeRecord], *, everywhere: bool
-    ) -> ClaimAnswer:
+    ) -> tuple[ClaimAnswer, Sequence[Edit]]:
+        """The answer, and what would have to change besides what claims hold."""
         if not everywhere and self.index.network is not None:
             records = [self.census.record(NETWORK), *records]
         excerpt, eligibility = self._excerpt(tuple(records))
@@ -114,8 +129,10 @@ class Refusals:
             ask.rules.intake,
             None if everywhere else self._fleetwide(),
         )
-        (answer,) = explainer.explain(Unit((demand,), None, claim.pinned_node), {})
-        return answer
+        unit = Unit((demand,), None, claim.pinned_node)
+        (answer,) = explainer.explain(unit, {})
+        finding = explainer.known.get(unit.kind)
+        return answer, () if finding is None else finding.edits
 
     def _excerpt(self, records: tuple[NodeRecord, ...]) -> tuple[Excerpt, Eligibility]:
         if records not in self._excerpts:
@@ -127,14 +144,18 @@ class Refusals:
         return self._excerpts[records]
 
     def _fleetwide(self) -> Fleetwide:
+        if self._slips is None:
+            judge, sizes = self._judge_of_kinds(), self.census.sizes()
+            copies = {kind.index: sizes.get(kind.index, 0) for kind in self.index.kinds.kinds}
+            self._slips = Slips(judge.snapshot, judge, copies)
+        return Fleetwide(KindCounts(self.census, self._slips.eligibility), self._slips)
+
+    def _judge_of_kinds(self) -> Eligibility:
+        """Judges one device of each kind."""
         assert self._rules is not None
         if self._sample is None:
-            sample = self.index.kinds.sample()
-            eligibility = self._rules.on(sample)
-            sizes = self.census.sizes()
-            copies = {kind.index: sizes.get(kind.index, 0) for kind in self.index.kinds.kinds}
-            self._sample = self.census.layout, eligibility, Slips(sample, eligibility, copies)
-        return Fleetwide(KindCounts(self.census, self._sample[1]), self._sample[2])
+            self._sample = self._rules.on(self.index.kinds.sample())
+        return self._sample
 
 
 def _named(claim: DeviceClaim, warnings: Sequence[str]) -> dict[str, Any]:

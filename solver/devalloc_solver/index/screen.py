@@ -35,6 +35,8 @@ class Screen:
 
     census: Census
     demand: Demand
+    least: int = 1
+    """claims that are in the way everywhere, for certain"""
     _slots: list[list[tuple[int, Slot, tuple[str, ...], frozenset[int]]]] = field(init=False)
     """per detail: (number, slot, match attributes, kinds)"""
     _wanted: frozenset[int] = field(init=False)
@@ -58,19 +60,19 @@ class Screen:
             self._slots.append(mine)
         self._wanted = frozenset().union(*(kinds for detail in self._slots for *_, kinds in detail))
 
-    def choose(self, most: int, of_each: int) -> Choice | None:
-        """The ``most`` nodes with the fewest claims in the way, and of each kind so many where the least is in use.
+    def choose(self, most: int) -> Choice | None:
+        """The ``most`` nodes with the fewest claims in the way, and of each kind the one where the least is in use.
 
         None when there are too many kinds.
         """
-        by_kind: dict[int, list[tuple[int, int, Sort]]] = defaultdict(list)
+        emptiest: dict[int, tuple[tuple[int, int], Sort]] = {}
         ranked: list[tuple[int, int, Sort]] = []
         best_now: dict[int, tuple[int, int, Sort]] = {}
         for sort in self.census.sorts.values():
             kind = sort.node.kind
             first = min(sort.ranks) if len(sort.ranks) < 8 else next(iter(sort.ranks))
-            used = sum(len(state.kind.group_of) - sum(state.free) for state in sort.node.states)
-            by_kind[kind.index].append((used, first, sort))
+            if kind.index not in emptiest or (sort.used, first) < emptiest[kind.index][0]:
+                emptiest[kind.index] = (sort.used, first), sort
             now = self._now(sort.node)
             if now is None:
                 continue
@@ -80,11 +82,10 @@ class Screen:
             bound = self._bound(sort, now)
             if bound < NEVER:
                 ranked.append((bound, first, sort))
-        if len(by_kind) > MOST_KINDS:
+        if len(emptiest) > MOST_KINDS:
             return None
         ranked_first = nsmallest(most + 1, ranked, key=lambda each: each[:2])
-        emptiest = [nsmallest(of_each, sorts, key=lambda each: each[:2]) for sorts in by_kind.values()]
-        chosen = {min(sort.ranks) for sorts in emptiest for *_, sort in sorts}
+        chosen = {min(sort.ranks) for _, sort in emptiest.values()}
         chosen |= {min(sort.ranks) for *_, sort in best_now.values()}
         chosen |= {min(sort.ranks) for *_, sort in ranked_first[:most]}
         left = ranked_first[most][0] if len(ranked_first) > most else NEVER
@@ -124,7 +125,7 @@ class Screen:
 
     def _find_bound(self, kind: NodeKind, now: tuple[int, ...], tenants: tuple[Holds, ...]) -> int:
         empty = self._on_empty(kind)
-        bound = 1
+        bound = self.least
         for detail in self._slots:
             least = NEVER
             for number, slot, _, kinds in detail:

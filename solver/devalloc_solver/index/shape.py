@@ -56,6 +56,10 @@ class Shape:
     """state of a pool -> whether it might have all that is asked for"""
     relevant: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """kind of node -> pools with candidates"""
+    unfit: set[int] = field(default_factory=set)
+    """classes where it does not fit"""
+    plainly: dict[tuple[object, ...], Recipe | None] = field(default_factory=dict)
+    """the best where all that a plain claim looks at is equal: kind of node, whether it is in use, relevant pools"""
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
@@ -85,6 +89,7 @@ class Shape:
             else:
                 recipe = self.recipe(node, index.by_rank[rank])
                 if recipe is None:
+                    self.unfit.add(number)
                     heappop(heap)
                     del queued[number]
                 elif recipe.score != score:
@@ -107,10 +112,12 @@ class Shape:
         if self.seen is None or self.seen < log.start:
             self._start()
         else:
-            records, queued = self.index.by_rank, self.queued
-            for rank, node in log.since(self.seen):
-                record = records.get(rank)
-                if record is not None and record.member_of is node and queued.get(node.index, rank + 1) > rank:
+            queued, unfit = self.queued, self.unfit
+            for record, node in log.since(self.seen):
+                if node.index in unfit or record.member_of is not node:
+                    continue
+                rank = record.rank
+                if queued.get(node.index, rank + 1) > rank:
                     self._enter(rank, node)
         self.seen = log.end
 
@@ -120,6 +127,7 @@ class Shape:
         if self.wide and self.network_version != index.network_version:
             self.recipes.clear()
             self.best_of.clear()
+            self.unfit.clear()
             self.network_version = index.network_version
         self.heap.clear()
         self.queued.clear()
@@ -134,7 +142,9 @@ class Shape:
 
     def _enter(self, rank: int, node: NodeClass) -> None:
         score = self._hope(node)
-        if score is not None:
+        if score is None:
+            self.unfit.add(node.index)
+        else:
             self.queued[node.index] = rank
             heappush(self.heap, (score, rank, node.index))
 
@@ -148,18 +158,20 @@ class Shape:
 
     def _solve(self, node: NodeClass, record: NodeRecord) -> Recipe | None:
         pools = self.plain.pools_of(node.kind) if self.plain is not None else None
-        if self.plain is not None and pools is not None:
-            return self.plain.solve(node, pools)
-        return self.exactly(record)
+        if self.plain is None or pools is None:
+            return self.exactly(record)
+        states = node.states
+        key = (node.kind.index, node.in_use, *[states[number].index for number in self._relevant(node.kind)])
+        if key not in self.plainly:
+            self.plainly[key] = self.plain.solve(node, pools)
+        return self.plainly[key]
 
     def _hope(self, node: NodeClass) -> Score | None:
         """The score that nodes of a class have, or one that they cannot beat; None when it cannot fit there."""
         if node.index in self.recipes:
             known = self.recipes[node.index]
             return None if known is None else known.score
-        relevant = self.relevant.get(node.kind.index)
-        if relevant is None:
-            relevant = self._find_relevant(node.kind)
+        relevant = self._relevant(node.kind)
         if not relevant and not self.wide:
             return None
         if not self._may_fit(node, relevant):
@@ -222,6 +234,10 @@ class Shape:
                 return False
             position += len(detail)
         return True
+
+    def _relevant(self, kind: NodeKind) -> tuple[int, ...]:
+        known = self.relevant.get(kind.index)
+        return self._find_relevant(kind) if known is None else known
 
     def _find_relevant(self, kind: NodeKind) -> tuple[int, ...]:
         wanted = {number for slot in self.demand.slots for number in slot.candidates.accepted}
