@@ -90,14 +90,16 @@ class Refusals:
         pinned = self.index.records.get(claim.pinned_node or "")
         ranks = {*choice.ranks, *(() if pinned is None else (pinned.rank,))}
         answer, edits = self._answer_from(ask, claim, ranks)
-        released = sum(blocker["kind"] == "claim" for blocker in answer.blockers)
-        if edits and released:
+        if edits and _released(answer):
             # Once these are made, other nodes may be those where the fewest claims are in the way.
-            choice = self._edited(ask, edits).choose(FEW)
-        elif released <= choice.left or pinned is not None:
+            screen = self._edited(ask, edits)
+            choice = screen.choose(FEW)
+            assert choice is not None
+            ranks = ranks.union(choice.ranks)
+            answer, _ = self._answer_from(ask, claim, ranks)
+        if _released(answer) <= choice.left or pinned is not None:
             return answer
-        else:
-            choice = screen.choose(MANY)
+        choice = screen.choose(MANY)
         assert choice is not None
         return self._answer_from(ask, claim, ranks.union(choice.ranks))[0]
 
@@ -156,6 +158,11 @@ class Refusals:
         if self._sample is None:
             self._sample = self._rules.on(self.index.kinds.sample())
         return self._sample
+
+
+def _released(answer: ClaimAnswer) -> int:
+    """Claims that would have to go."""
+    return sum(blocker["kind"] == "claim" for blocker in answer.blockers)
 
 
 def _named(claim: DeviceClaim, warnings: Sequence[str]) -> dict[str, Any]:
