@@ -21,6 +21,7 @@ from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
+from devalloc_solver.check.asked import Specs
 from devalloc_solver.check.catalogue import Catalogue
 from devalloc_solver.check.claim import new_uses
 from devalloc_solver.check.fleet import Fleet
@@ -57,6 +58,7 @@ def check(
     invalid = [claim for claim in left_out if claim.key not in valid]
     fleet = Fleet(pools)
     catalogue = Catalogue(classes, Verdicts() if verdicts is None else verdicts)
+    specs = Specs(catalogue)
 
     account = Account()
     for holder in claims:
@@ -80,7 +82,7 @@ def check(
             found.append("is being deleted, and has been allocated (S18)")
         else:
             allocated[key] = answer
-            taken, found = new_uses(claim, answer, fleet, catalogue)
+            taken, found = new_uses(claim, answer, fleet, specs)
             uses += taken
         violations += [f"{'/'.join(key)}: {sentence}" for sentence in found]
     times = Counter(answer.key for answer in given)

@@ -29,7 +29,7 @@ class Grant(NamedTuple):
     amounts: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What the solver says of one claim."""
 
@@ -45,7 +45,7 @@ class Answer:
     def key(self) -> tuple[str, str]:
         return self.namespace, self.name
 
-    def details(self) -> list[DetailIndex]:
+    def details(self) -> tuple[DetailIndex, ...]:
         """The detail that each grant belongs to, from the annotation (S18). Raises MalformedAnswer."""
         text = self.annotations.get(meta.ALLOCATION_DETAILS)
         if text is None:
@@ -53,7 +53,7 @@ class Answer:
         indexes = _detail_indexes(text)
         if len(indexes) != len(self.grants):
             raise MalformedAnswer(f"the annotation {meta.ALLOCATION_DETAILS} has not one index per allocation (S18)")
-        return list(indexes)
+        return indexes
 
 
 def read_answer(content: object) -> Answer:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from devalloc.api import meta
-from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
+from devalloc.api.claim import DeviceClaim, DeviceClaimDetail, DeviceClaimSpec
 from devalloc.api.deviceclass import DeviceClass
 from devalloc_solver.check.fleet import PooledDevice
 from devalloc_solver.check.verdicts import Verdicts
@@ -36,9 +36,9 @@ class Catalogue:
     def is_all_admin(self, claim: DeviceClaim) -> bool:
         return all(self.is_admin(detail) for instance in claim.spec.claims for detail in instance.alternatives)
 
-    def invalid(self, claim: DeviceClaim) -> str | None:
-        """Why the claim can have nothing: a class it names (S5) or an expression (S6), in any alternative (S16)."""
-        for instance in claim.spec.claims:
+    def flaw(self, spec: DeviceClaimSpec) -> str | None:
+        """Why nobody can have it: a class that it names (S5) or an expression (S6), in any alternative (S16)."""
+        for instance in spec.claims:
             for detail in instance.alternatives:
                 if error := self._verdicts.compile_error(detail.constraints or ""):
                     return f"the expression {detail.constraints!r} is invalid: {error} (S6)"
@@ -68,11 +68,11 @@ class Catalogue:
         key = (self._serial, detail.device_class, detail.device_type, detail.constraints)
         for pooled in devices:
             known = pooled.refusals
-            if key not in known:
+            refusal = known.get(key, "")
+            if refusal == "":
                 if known and next(iter(known))[0] != self._serial:
                     known.clear()
-                known[key] = self._find_refusal(detail, pooled)
-            refusal = known[key]
+                refusal = known[key] = self._find_refusal(detail, pooled)
             if refusal is not None:
                 yield pooled, refusal
 

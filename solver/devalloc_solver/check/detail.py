@@ -7,31 +7,38 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import NANO, ONE, Quantity
+from devalloc_solver.check.asked import Term
 from devalloc_solver.check.catalogue import Catalogue
 from devalloc_solver.check.fleet import Fleet, PooledDevice
 from devalloc_solver.check.use import Use
 
 
 def detail_violations(
-    detail: DeviceClaimDetail, uses: Sequence[Use], node: str | None, fleet: Fleet, catalogue: Catalogue
+    term: Term, uses: Sequence[Use], node: str | None, fleet: Fleet, catalogue: Catalogue
 ) -> Iterator[str]:
     """What is wrong with the devices of a detail, as sentences without their subject. Raises BudgetExceeded."""
+    detail = term.detail
     if not uses:
         yield "has no device (S8)"
         return
-    if len({use.pooled for use in uses}) < len(uses):
-        for pooled, times in Counter(use.pooled for use in uses).items():
+    devices = [use.pooled for use in uses]
+    count = len(devices) if len(devices) == 1 else len({*devices})
+    if count < len(devices):
+        for pooled, times in Counter(devices).items():
             if times > 1:
                 yield f"has {times} entries for device {pooled} (S18)"
-    for pooled, refusal in catalogue.refusals(detail, [use.pooled for use in uses]):
+    for pooled, refusal in catalogue.refusals(detail, devices):
         yield f"device {pooled} {refusal}"
-    if catalogue.is_admin(detail):
+    if term.number is not None and term.number[0] <= count <= term.number[1]:
+        yield from _no_amounts(uses)
+    elif term.is_admin:
         yield from _admin(detail, uses, node, fleet, catalogue)
     elif COUNT in detail.requests or not detail.requests:
         yield from _whole(detail, uses)
     else:
         yield from _shares(detail, uses)
-    yield from disagreements(detail.match_attributes, [use.pooled for use in uses])
+    if detail.match_attributes:
+        yield from disagreements(detail.match_attributes, devices)
 
 
 def disagreements(names: Iterable[str], devices: Sequence[PooledDevice]) -> Iterator[str]:

@@ -13,11 +13,12 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.answer import Answer, MalformedAnswer, read_answer, recorded_grants
+from devalloc_solver.check.asked import Specs
 from devalloc_solver.check.catalogue import Catalogue
 from devalloc_solver.check.claim import new_uses
 from devalloc_solver.check.fleet import Fleet
 from devalloc_solver.check.held import LeftOut, held_uses, left_out_uses
-from devalloc_solver.check.use import Account, Use, conflicts
+from devalloc_solver.check.use import Account, Use, are_apart, conflicts
 from devalloc_solver.check.verdicts import Verdicts
 
 Key = tuple[str, str]
@@ -34,6 +35,7 @@ class Judge:
         self._verdicts = Verdicts() if verdicts is None else verdicts
         self._fleet = Fleet(())
         self._catalogue = Catalogue((), self._verdicts)
+        self._specs = Specs(self._catalogue)
         self._holders: dict[Key, list[_Holder]] = {}
         self._uses: dict[Key, list[Use]] = {}
         self._account = Account()
@@ -57,6 +59,7 @@ class Judge:
         """These are all classes now."""
         before = self._catalogue.admin_classes()
         self._catalogue = Catalogue(classes, self._verdicts)
+        self._specs = Specs(self._catalogue)
         if self._catalogue.admin_classes() != before:
             for key in sorted(self._holders):
                 self._take_out(key)
@@ -81,8 +84,9 @@ class Judge:
         self._holders[key] = [(claim, given)]
         self._uses[key] = held = [Use(use.pooled, use.user, use.amounts, True) for use in uses]
         self._account.add(held)
-        for name in {grant.pool for grant in given.grants}:
-            self._naming[name].add(key)
+        naming = self._naming
+        for grant in given.grants:
+            naming[grant.pool].add(key)
 
     def release(self, key: Key) -> None:
         """The claim holds nothing any more."""
@@ -114,10 +118,11 @@ class Judge:
             wrong.append("is being deleted, and has been allocated (S18)")
         if claim.group is not None:
             wrong.append(f"is allocated without the others of group {claim.group} (S7)")
-        taken, found = new_uses(claim, given, self._fleet, self._catalogue)
+        taken, found = new_uses(claim, given, self._fleet, self._specs)
         wrong += found
         violations = [f"{name}: {sentence}" for sentence in wrong]
-        violations += conflicts(self._account, taken)
+        if not are_apart(self._account, taken):
+            violations += conflicts(self._account, taken)
         if not violations:
             self._judged = key, answer, given, taken
         return violations

@@ -21,6 +21,9 @@ class Use(NamedTuple):
     """Whether the claim came in with it. Too much held is nobody's fault now, and nothing left (S18)."""
 
 
+_NOBODY: Mapping[PooledDevice, Sequence[Use]] = {}
+
+
 class Account:
     """The uses of all devices that are in use, by pool and device."""
 
@@ -41,7 +44,24 @@ class Account:
                 del pool[use.pooled]
 
     def of_pool(self, key: PoolKey) -> Mapping[PooledDevice, Sequence[Use]]:
-        return self._pools.get(key, {})
+        return self._pools.get(key, _NOBODY)
+
+
+def are_apart(account: Account, uses: Sequence[Use]) -> bool:
+    """Whether the new uses are of whole devices, one each, that nobody uses and whose pools bind them by nothing.
+
+    Then there are no conflicts, which is quickly seen of most claims.
+    """
+    for use in uses:
+        pooled = use.pooled
+        if (
+            use.amounts
+            or pooled in account.of_pool(pooled.pool_key)
+            or pooled.pool.spec.resources
+            or pooled.compatibility_group
+        ):
+            return False
+    return len(uses) == 1 or len({use.pooled for use in uses}) == len(uses)
 
 
 def conflicts(account: Account, uses: Sequence[Use]) -> Iterator[str]:

@@ -158,7 +158,7 @@ class Plain:
         rivals = [
             tuple([options[values] for options in by_slot])
             for values in by_slot[0]
-            if all([values in options for options in by_slot[1:]])
+            if all(values in options for options in by_slot[1:])
         ]
         return min(rivals, key=_rank_of_all, default=None)
 
