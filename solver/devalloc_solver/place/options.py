@@ -14,6 +14,8 @@ from devalloc_solver.place.uses import Use
 Partition = tuple[int, tuple[tuple[int, int], ...]]
 """(size, what it draws: counter and blocks), as packing cares for; large ones first"""
 
+_MANY = 3
+"""So many times as many parts as were left at the last comparison are compared again."""
 
 Watcher = tuple[Lane, tuple[int, ...], int]
 """(admin lane, counters of the distinct values that it uses up, mask of those that other pools have as well)"""
@@ -114,20 +116,23 @@ def _parts(
     """
     touched = [_touched(shapes[number]) for number in usable]
     touched += [frozenset(counter for counter, _ in draws) for _, draws in partitions]
-    parts = [_Part((0,) * len(lanes.needs), (0,) * len(lanes.budgets), counters)]
     order = counter_by_counter(touched)
-    for place, position in enumerate(order):
+    parts = [_Part((0,) * len(lanes.needs), (0,) * len(lanes.budgets), counters)]
+    live, compared = frozenset(range(len(counters))), len(parts)
+    for place, position in enumerate(order, 1):
         if position < len(usable):
             number = usable[position]
-            last = place + 1 == len(order)
             make = _by_number if _is_simple(shapes[number]) else _in_all_ways
-            grown = [new for part in parts for new in make(lanes, number, shapes[number], part, steps, last=last)]
+            last = place == len(order)
+            parts = [new for part in parts for new in make(lanes, number, shapes[number], part, steps, last=last)]
         else:
-            grown = [*parts, *_keeping(parts, partitions[position - len(usable)], steps)]
-        parts = grown
-        if len(order) > 1 and len(grown) > 1:
-            live = frozenset[int]().union(*(touched[later] for later in order[place + 1 :]))
-            parts = _worthwhile(grown, sorted(live), steps)
+            parts += _keeping(parts, partitions[position - len(usable)], steps)
+        still = frozenset[int]().union(*(touched[later] for later in order[place:]))
+        # Comparing pays where a counter is finished, or there is much to compare; who asked compares what comes last.
+        if place < len(order) and (still != live or len(parts) > _MANY * compared):
+            live = still
+            parts = _worthwhile(parts, sorted(live), steps)
+            compared = len(parts)
     return parts
 
 
@@ -152,9 +157,10 @@ def _offset(uses: Sequence[tuple[int, int, int]]) -> int:
     return sum(number * count for number, _, count in uses)
 
 
-def _keeping(parts: Sequence[_Part], partition: Partition, steps: Steps) -> Iterator[_Part]:
+def _keeping(parts: Sequence[_Part], partition: Partition, steps: Steps) -> list[_Part]:
     """The parts that can keep the partition and keep no other, keeping it."""
     size, draws = partition
+    keeping = []
     for part in parts:
         if part.kept or any(part.counters[counter] < blocks for counter, blocks in draws):
             continue
@@ -162,7 +168,8 @@ def _keeping(parts: Sequence[_Part], partition: Partition, steps: Steps) -> Iter
         counters = [*part.counters]
         for counter, blocks in draws:
             counters[counter] -= blocks
-        yield replace(part, counters=tuple(counters), kept=size)
+        keeping.append(replace(part, counters=tuple(counters), kept=size))
+    return keeping
 
 
 def _is_simple(shape: Shape) -> bool:
