@@ -25,6 +25,7 @@ MODELS = ("a100", "h100", "l4")
 OPERATIONS = 6_000
 USED = 0.6
 """The part of all GPUs that is in use while claims come and go."""
+REFUSALS = 5
 PROFILES = {"1g": 1, "2g": 2, "3g": 4}
 """Slices of a MIG profile, of 8; it starts at a multiple of its size."""
 
@@ -35,7 +36,8 @@ PROFILES = {"1g": 1, "2g": 2, "3g": 4}
     method="A Fleet of nodes with 8 GPUs and 8 NICs each (six attributes a device, two of them unique) or, every "
     "eighth node, 8 partitioned GPUs (14 MIG devices each). Claims come and go at 60 % use: 1, 2, 4 or 8 GPUs, on one "
     "NUMA node where there are several, a GPU and a NIC on one PCIe root, a model, MIG profiles. Each is one call, "
-    "its answer checked and committed; a new shape is the first claim of its kind. The garbage collector is as it is. "
+    "its answer checked and committed; a new shape is the first claim of its kind. A refused claim gets its reason, "
+    "with other claims coming and going in between. The garbage collector is as it is. "
     "Runs are calls here, one each for loads and new shapes, and",
     packages=("pydantic",),
 )
@@ -61,6 +63,10 @@ def _rows(nodes: int) -> Iterator[Row]:
         yield Row({**what, "what": name, "p99": f"{slow * 1000:.3f}"}, tuple(times[name]))
     for name, spec in shapes:
         yield Row({**what, "what": name, "p99": ""}, (_once(warm, spec),))
+    for name, spec in refused():
+        first, *again = _refusals(warm, spec)
+        yield Row({**what, "what": f"refused, new shape: {name}", "p99": ""}, (first,))
+        yield Row({**what, "what": f"refused, known shape: {name}", "p99": ""}, tuple(again))
 
 
 def _once(warm: Fleet, spec: Manifest) -> float:
@@ -69,6 +75,20 @@ def _once(warm: Fleet, spec: Manifest) -> float:
     if not answer["allocated"]:
         raise RuntimeError(f"nothing fits {spec}: {answer['message']}")
     warm.delete(asked)
+    return seconds
+
+
+def _refusals(warm: Fleet, spec: Manifest) -> list[float]:
+    """The first time is that of a new shape. Another claim comes or goes before each, so that no answer is at hand."""
+    seconds = []
+    for number in range(1 + REFUSALS):
+        other = claim(f"other-{number}", next(mix()))
+        warm.allocate(other)
+        took, answer = _timed(lambda: warm.allocate(claim("refused", spec)))
+        if answer["allocated"]:
+            raise RuntimeError(f"there is room for {spec}")
+        seconds.append(took)
+        warm.delete(other)
     return seconds
 
 
@@ -157,6 +177,14 @@ def unseen(nodes: int) -> Iterator[tuple[str, Manifest]]:
         "three partitions of one card",
         _spec(*(_detail("mig", 1, f"device.profile == '{profile}'") for profile in PROFILES), match=["card"]),
     )
+
+
+def refused() -> Iterator[tuple[str, Manifest]]:
+    """What no node of the fleet has, in use or not."""
+    yield "a model that is nowhere", _spec(_detail("gpu", 1, "device.model == 'h10O'"))
+    yield "one GPU too many", _spec(_detail("gpu", DEVICES + 1))
+    yield "three GPUs on one PCIe root", _spec(_detail("gpu", 3, match=["pcieRoot"]))
+    yield "a whole node and a partition", _spec(_detail("gpu", 8), _detail("nic", 8), _detail("mig"))
 
 
 def claim(name: str, spec: Manifest) -> Manifest:

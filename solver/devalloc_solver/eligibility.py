@@ -120,6 +120,11 @@ class Eligibility:
             return str(error)
         return None
 
+    @property
+    def known(self) -> int:
+        """Different requests whose candidates are kept."""
+        return len(self._candidates)
+
     # -- candidates --------------------------------------------------------------------------------------------------
 
     def is_admin(self, detail: DeviceClaimDetail) -> bool:

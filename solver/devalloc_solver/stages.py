@@ -23,8 +23,9 @@ from devalloc_solver.holdings import Holding, Key, Lost, read_holdings, salvage
 from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
 from devalloc_solver.policy import PLACEMENTS
 from devalloc_solver.search import find_placements
-from devalloc_solver.snapshot import Snapshot, take_snapshot
+from devalloc_solver.snapshot import Snapshot
 from devalloc_solver.solution import ClaimAnswer, Solution, answer_allocated, answer_placement
+from devalloc_solver.standing import Standing
 
 
 class AnswerRefused(AssertionError):
@@ -90,10 +91,9 @@ class Prepared:
     problems: tuple[Problem, ...]
 
 
-def prepare(intake: Intake) -> Prepared:
-    """All stages before the search."""
-    snapshot, problems = take_snapshot(intake.pools)
-    eligibility = Eligibility(snapshot, intake.classes, intake.invalid_classes)
+def prepare(intake: Intake, standing: Standing | None = None) -> Prepared:
+    """All stages before the search. ``standing`` is what the caller keeps from one solve to the next."""
+    snapshot, problems, eligibility = (standing or Standing()).take(intake)
     allocated = [claim for claim in intake.claims if claim.is_allocated]
     holdings, lost, unclear = read_holdings(snapshot, allocated, intake.classes)
     holdings += [salvage(snapshot, r.key, r.node, r.status.allocations) for r in intake.refused if r.status is not None]
@@ -150,11 +150,13 @@ def _missing_classes(claim: DeviceClaim, intake: Intake) -> Iterator[Problem]:
             )
 
 
-def _solve(intake: Intake, placement: str, deadline: float | None, started: float) -> Solution:
+def _solve(
+    intake: Intake, placement: str, deadline: float | None, started: float, standing: Standing | None = None
+) -> Solution:
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
     ends = None if deadline is None else started + deadline
-    prepared = prepare(intake)
+    prepared = prepare(intake, standing)
     placements, levels = find_placements(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
     )

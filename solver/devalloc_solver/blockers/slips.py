@@ -22,6 +22,8 @@ from devalloc_solver.snapshot import Device, Snapshot
 
 RARE = 0.01
 """The part of the devices that may have an attribute and it still be a slip of the pen."""
+MOST_VALUES = 1_000
+"""Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
 SHOWN = 3
 """Slips that one message tells."""
 
@@ -276,7 +278,7 @@ def _odd_value(survey: Survey, operator: str, name: str, literal: object, path: 
 
 def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -> Slip | None:
     values = survey.values(name)
-    if operator != "==" or values[literal]:
+    if operator != "==" or values[literal] or len(values) > MOST_VALUES:
         return None
     near = nearest(literal, [value for value in values if isinstance(value, str)])
     if near is None:

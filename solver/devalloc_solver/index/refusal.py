@@ -14,6 +14,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc_solver.blockers.edits import Edit, applied
 from devalloc_solver.blockers.question import Question
 from devalloc_solver.blockers.slips import Slips
+from devalloc_solver.collector import quiet_collector
 from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.explain import Explainer, Fleetwide
@@ -79,7 +80,8 @@ class Refusals:
             found = self._find_in_part(ask, claim, shape)
             if found is not None:
                 return found
-        return self._answer(ask, claim, self.census.in_order(), everywhere=True)[0]
+        with quiet_collector():
+            return self._answer(ask, claim, self.census.in_order(), everywhere=True)[0]
 
     def _find_in_part(self, ask: ClaimAsk, claim: DeviceClaim, shape: Shape) -> ClaimAnswer | None:
         """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""

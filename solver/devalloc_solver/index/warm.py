@@ -13,6 +13,7 @@ from devalloc_solver.index.reader import ClaimReader
 from devalloc_solver.intake import Refused
 from devalloc_solver.reasons import Reason
 from devalloc_solver.stages import AnswerRefused, _answer_refused, _answers, _solve, prepare
+from devalloc_solver.standing import Standing
 
 
 class ClaimFleet:
@@ -22,6 +23,7 @@ class ClaimFleet:
         """Use ``from_manifests``."""
         self._state = state
         self._reader = ClaimReader()
+        self._standing = Standing()
 
     @classmethod
     def from_manifests(cls, documents: Iterable[Mapping[str, Any]], *, placement: str) -> ClaimFleet:
@@ -59,7 +61,7 @@ class ClaimFleet:
         started = time.monotonic()
         documents = [self._read_claim(claim)[0] for claim in claims]
         fresh = [d for d in documents if (d.name[1], d.name[2]) not in self._state.kept]
-        solution = _solve(self._state.everything(fresh), self._state.placement, deadline, started)
+        solution = _solve(self._state.everything(fresh), self._state.placement, deadline, started, self._standing)
         by_key: dict[tuple[str, str], Document] = {(d.name[1], d.name[2]): d for d in self._state.pending()}
         by_key |= {(d.name[1], d.name[2]): d for d in fresh}
         for answer in solution.claims:
@@ -111,7 +113,7 @@ class ClaimFleet:
         (document,) = documents
         key = document.name[1], document.name[2]
         held = key in self._state.kept
-        prepared = prepare(self._state.everything([] if held else documents))
+        prepared = prepare(self._state.everything([] if held else documents), self._standing)
         answers = _answers(prepared, [], True, None)
         (answer,) = [a for a in answers if a.key == key]
         if answer.allocated and not held:
