@@ -22,6 +22,15 @@ GPU, NIC, PART = "gpu", "nic", "part"
 MIG = {"1g": (1, 1), "2g": (2, 2), "3g": (3, 4), "4g": (4, 4), "7g": (7, 8)}
 """profile -> (compute slices of 7, memory slices of 8)"""
 EIGHTHS = {"1": (1, 1), "2": (2, 2), "4": (4, 4), "8": (8, 8)}
+PLACES = {
+    "1g": [(i, 1) for i in range(7)],
+    "1g.10gb": [(i, 2) for i in (0, 2, 4, 6)],
+    "2g": [(i, 2) for i in (0, 2, 4)],
+    "3g": [(0, 4), (4, 4)],
+    "4g": [(0, 4)],
+    "7g": [(0, 8)],
+}
+"""profile -> (first memory slice, memory slices) of each place that it may have on a card"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ def questions() -> Iterator[Question]:
     yield from one_too_many()
     yield from one_root()
     yield from partitions()
+    yield from placed_partitions()
     yield from singles()
     yield from two_levels()
     yield from many_alternatives()
@@ -115,6 +125,25 @@ def partitions() -> Iterator[Question]:
             unequal = {"7g": third, "4g": third, "3g": third, "2g": 2 * third, "1g": third}
             if third:
                 yield _parts("MIG: unequal", name, True, MIG, gpus, together, unequal)
+
+
+def placed_partitions() -> Iterator[Question]:
+    """Partitions that name the memory slices they take, as the NVIDIA DRA driver publishes them: no two are alike."""
+    eighths = {p: [(i, size) for i in range(0, 8, size)] for p, (_, size) in EIGHTHS.items()}
+    for gpus in range(1, 9):
+        full = {"1": 2 * gpus, "2": gpus, "4": gpus}
+        name = f"{gpus} GPUs"
+        yield _placed("Positions: 2, 1, 1 of 1/8, 1/4, 1/2 a GPU", name, True, eighths, gpus, full)
+        yield _placed("Positions: that and 1/8 more", name, False, eighths, gpus, full | {"1": 2 * gpus + 1})
+        mix = {"3g": gpus, "2g": gpus, "1g": gpus, "1g.10gb": gpus // 2}
+        yield _placed("Positions, MIG: 3g, 2g, 1g a GPU, 1g.10gb on half", name, True, PLACES, gpus, mix)
+        yield _placed(
+            "Positions, MIG: 3g, 2g, 1g.10gb a GPU", name, True, PLACES, gpus, mix | {"1g": 0, "1g.10gb": gpus}
+        )
+        wide = {"4g": gpus, "2g": gpus, "1g.10gb": gpus + 1}
+        yield _placed("Positions, MIG: 4g, 2g a GPU, 1g.10gb too many", name, False, PLACES, gpus, wide)
+        some = {"7g": gpus // 4, "4g": gpus // 4, "2g": gpus // 2, "1g.10gb": gpus // 2, "1g": gpus}
+        yield _placed("Positions, MIG: half of all", name, True, PLACES, gpus, some)
 
 
 def singles() -> Iterator[Question]:
@@ -208,6 +237,33 @@ def _parts(
     if together:
         cards = [([d for devices, _ in cards for d in devices], [r for _, resources in cards for r in resources])]
     pools = [_pool(f"n1-card{number}", PART, devices, resources) for number, (devices, resources) in enumerate(cards)]
+    return Question(family, name, fits, (*pools, *_classes(), _claim(details, ())))
+
+
+def _placed(
+    family: str,
+    name: str,
+    fits: bool,
+    profiles: Mapping[str, Sequence[tuple[int, int]]],
+    gpus: int,
+    wanted: Mapping[str, int],
+) -> Question:
+    """Partitions by profile and place, a request with a count for each profile; a pool for each card."""
+    slices = {**{p: compute for p, (compute, _) in (MIG | EIGHTHS).items()}, "1g.10gb": 1}
+    devices = [
+        _device(f"{profile}-{first}", profile=profile)
+        | {"requests": {"compute": str(slices[profile])} | {f"m{i}": "1" for i in range(first, first + size)}}
+        for profile, places in profiles.items()
+        for first, size in places
+    ]
+    compute = max(slices[profile] for profile in profiles)
+    resources = [("compute", compute), *((f"m{i}", 1) for i in range(8))]
+    details = [
+        {"deviceClass": PART, "constraints": f"device.profile == '{profile}'", "requests": {"count": count}}
+        for profile, count in wanted.items()
+        if count
+    ]
+    pools = [_pool(f"n1-card{number}", PART, devices, resources) for number in range(gpus)]
     return Question(family, name, fits, (*pools, *_classes(), _claim(details, ())))
 
 
