@@ -54,6 +54,8 @@ class Devmgmt:
     rules: Rules = field(init=False)
     judge: Judge = field(init=False)
     refusals: Refusals = field(init=False)
+    _written: dict[Key, tuple[object, Document]] = field(default_factory=dict)
+    """claims with their answers written on them, as far as anybody asked for these"""
     _by_pool: dict[str, set[Key]] = field(default_factory=lambda: defaultdict(set))
     """name of a pool -> claims that name it in what they hold"""
     _on_node: dict[str | None, set[Key]] = field(default_factory=lambda: defaultdict(set))
@@ -254,6 +256,7 @@ class Devmgmt:
         """It holds nothing here any more."""
         self._forget_holding(key)
         self.granted.pop(key, None)
+        self._written.pop(key, None)
         self.judge.release(key)
 
     def _items(self, kept: Kept) -> Iterator[Item]:
@@ -301,9 +304,17 @@ class Devmgmt:
         for name, same in self.documents.by_name.items():
             if name[0] == "DeviceClaim" and name not in wanted and (name[1], name[2]) not in self.granted:
                 found += [d for d in same if _counts(d, groups)]
-        for claim, answer in self.granted.values():
-            found.append(Document(full_name("DeviceClaim", *claim.key), None, with_status(claim, answer), None, ()))
+        found += [self._written_on(key) for key in self.granted]
         return sort_out([*found, *claims])
+
+    def _written_on(self, key: Key) -> Document:
+        """A claim that was allocated here, as it is with its answer written on it."""
+        granted = self.granted[key]
+        known = self._written.get(key)
+        if known is None or known[0] is not granted:
+            known = granted, Document(full_name("DeviceClaim", *key), None, with_status(*granted), None, ())
+            self._written[key] = known
+        return known[1]
 
 
 def without_status(claim: DeviceClaim) -> DeviceClaim:
