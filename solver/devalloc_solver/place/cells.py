@@ -11,9 +11,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from devalloc_solver.demand import Mode
 from devalloc_solver.place.lanes import Kind, Lane, Lanes
 from devalloc_solver.place.options import Option, Shape, options_of
 from devalloc_solver.place.partitions import Draws, partitions
+from devalloc_solver.place.site import Lot
 from devalloc_solver.place.steps import Steps
 from devalloc_solver.place.uses import Use, Value, distinct_values, uses_of
 from devalloc_solver.snapshot import Device
@@ -93,6 +95,7 @@ def _stacks(lanes: Lanes, steps: Steps) -> list[tuple[int, Stack]]:
     alike: dict[object, list[Device]] = {}
     parts: dict[object, tuple[int, Stack]] = {}
     admins = [lane for lane in lanes.lanes if lane.kind is Kind.ADMIN]
+    known: dict[object, tuple[Use, ...]] = {}
     for lot in stock.site.lots:
         watchers = tuple(
             (lane, values)
@@ -104,7 +107,13 @@ def _stacks(lanes: Lanes, steps: Steps) -> list[tuple[int, Stack]]:
         uses: tuple[Use, ...] = ()
         barred = group is not None and stock.groups[lot.pool] - {group}
         if not barred and all(blocks <= stock.free[lot.pool][str(name)] for name, blocks in draws):
-            uses = uses_of(lanes, lot, steps)
+            counting = _merely_counting(lanes, lot)
+            if counting is None:
+                uses = uses_of(lanes, lot, steps)
+            elif (found_before := known.get(counting)) is not None:
+                uses = found_before
+            else:
+                uses = known[counting] = uses_of(lanes, lot, steps)
         if not uses and not watchers:
             continue
         if not uses:
@@ -119,6 +128,15 @@ def _stacks(lanes: Lanes, steps: Steps) -> list[tuple[int, Stack]]:
         whole = Stack(ordered, stack.uses, stack.watchers, stack.draws, stack.group, stack.seen)
         found.append((pool, whole))
     return found
+
+
+def _merely_counting(lanes: Lanes, lot: Lot) -> object | None:
+    """Equal for lots of the same uses: whole devices which lanes count, whatever they are. None for any others."""
+    takers = [lane for lane in lanes.lanes if lane.spots >> lot.number & 1]
+    plain = all(lane.kind is Kind.COUNT and lane.ask.slot.mode is Mode.WHOLE and not lane.distincts for lane in takers)
+    if lot.one.shareable or not plain:
+        return None
+    return tuple(lane.number for lane in takers), lot.number in lanes.stock.seen
 
 
 def _values(stack: Stack) -> dict[Value, None]:
