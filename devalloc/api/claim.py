@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -198,6 +199,13 @@ class DeviceClaimStatus(ApiModel):
     pod_names: list[str] = Field(default_factory=list)
 
 
+def check_annotations(annotations: Mapping[str, str]) -> None:
+    """Raises ValidationError for what a claim may not be annotated with."""
+    text = annotations.get(meta.PRIORITY)
+    if text is not None and (_INTEGER.fullmatch(text) is None or abs(int(text)) > INT64_MAX):
+        refuse([(("metadata", "annotations", meta.PRIORITY), f"must be an integer, not {shown(text)}")])
+
+
 class DeviceClaim(ApiModel):
     """A request for devices. Namespaced."""
 
@@ -209,9 +217,7 @@ class DeviceClaim(ApiModel):
 
     @model_validator(mode="after")
     def _annotations(self) -> DeviceClaim:
-        text = self.metadata.annotations.get(meta.PRIORITY)
-        if text is not None and (_INTEGER.fullmatch(text) is None or abs(int(text)) > INT64_MAX):
-            refuse([(("metadata", "annotations", meta.PRIORITY), f"must be an integer, not {shown(text)}")])
+        check_annotations(self.metadata.annotations)
         return self
 
     @property

@@ -49,7 +49,7 @@ _IDENTITY = (("api_version", "apiVersion"), ("kind", "kind"))
 """Written even where they are the model's defaults: content without them could not be read back."""
 
 
-def _subdomain(value: object) -> object:
+def subdomain_name(value: object) -> object:
     if not isinstance(value, str) or len(value) > 253 or _SUBDOMAIN.fullmatch(value) is None:
         raise ValueError(
             f"must be a DNS name (lower-case letters, digits, '-' and '.', at most 253), not {shown(value)}"
@@ -57,7 +57,7 @@ def _subdomain(value: object) -> object:
     return value
 
 
-def _label(value: object) -> object:
+def label_name(value: object) -> object:
     if not isinstance(value, str) or len(value) > 63 or _LABEL.fullmatch(value) is None:
         raise ValueError(f"must be a DNS label (lower-case letters, digits and '-', at most 63), not {shown(value)}")
     return value
@@ -130,10 +130,12 @@ SemVerField = Annotated[
 ]
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 SubdomainName = Annotated[
-    str, BeforeValidator(_subdomain), WithJsonSchema({"type": "string", "maxLength": 253, "pattern": SUBDOMAIN_PATTERN})
+    str,
+    BeforeValidator(subdomain_name),
+    WithJsonSchema({"type": "string", "maxLength": 253, "pattern": SUBDOMAIN_PATTERN}),
 ]
 LabelName = Annotated[
-    str, BeforeValidator(_label), WithJsonSchema({"type": "string", "maxLength": 63, "pattern": f"^{_DNS_LABEL}$"})
+    str, BeforeValidator(label_name), WithJsonSchema({"type": "string", "maxLength": 63, "pattern": f"^{_DNS_LABEL}$"})
 ]
 PlainName = Annotated[
     str,

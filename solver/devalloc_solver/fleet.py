@@ -41,7 +41,7 @@ class Fleet:
         """the API group of its dialect"""
 
     @classmethod
-    @quiet_collector()
+    @quiet_collector(settle=True)
     def from_manifests(cls, documents: Iterable[Manifest], *, placement: str = "pack") -> Fleet:
         """A fleet of what ``solve_manifests`` takes. Pending claims among it are kept, and not solved.
 

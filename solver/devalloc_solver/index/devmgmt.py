@@ -199,11 +199,9 @@ class Devmgmt:
             if not slot.mode.is_admin:
                 entries.append(Recorded(pool.name, device.name, amounts or None))
                 items.append((pool.node, device.index, amounts or None))
+                self._by_pool[pool.name].add(key)
+                self._on_node[pool.node].add(key)
         self.kept[key] = Kept(spot.node, tuple(entries))
-        for name in {entry.pool for entry in entries}:
-            self._by_pool[name].add(key)
-        for node in {item[0] for item in items}:
-            self._on_node[node].add(key)
         self.index.hold(key, items)
         self.judge.grant(claim, answer)
 

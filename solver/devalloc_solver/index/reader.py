@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from devalloc.api.claim import DeviceClaim, DeviceClaimSpec
+from devalloc.api.claim import DeviceClaim, check_annotations
+from devalloc.api.fields import label_name, subdomain_name
 from devalloc.api.meta import DEVMGMT, ObjectMeta
 from devalloc.api.problems import Problem
 from devalloc_solver.index.documents import Document, read
@@ -19,22 +18,35 @@ MAX_SPECS = 4_096
 Read = tuple[Document, DeviceClaim | None, str | None]
 """The document, the claim where it is valid, and its shape: equal for claims that ask for the same"""
 
+
+class _Known(NamedTuple):
+    """A spec that was read before."""
+
+    claim: DeviceClaim
+    """has it, and is otherwise as plain as claims are"""
+    shape: str
+    told: tuple[tuple[str, str], ...]
+    """(message, path) of each warning"""
+
+
 _FIELDS = {"apiVersion", "kind", "metadata", "spec"}
 _NAMING = {"name", "namespace", "annotations", "labels", "uid", "creationTimestamp", "resourceVersion", "generation"}
+_PLAIN_NAMING = {"name", "namespace", "annotations"}
+_NAMELESS = ObjectMeta(name="x")
 
 
 class ClaimReader:
     """Remembers the specs it has read."""
 
     def __init__(self) -> None:
-        self._specs: dict[bytes, tuple[DeviceClaimSpec, str, tuple[tuple[str, str], ...]]] = {}
+        self._specs: dict[bytes, _Known] = {}
 
     def read(self, manifest: Mapping[str, Any]) -> Read:
         """Read a manifest, valid or not."""
         key = _spec_key(manifest)
         known = None if key is None else self._specs.get(key)
         if known is not None:
-            found = _with_known_spec(manifest, *known)
+            found = _with_known_spec(manifest, known)
             if found is not None:
                 return found
         document = read(manifest)
@@ -45,7 +57,8 @@ class ClaimReader:
                 self._specs.clear()
             if all(problem.path.startswith("spec.") for problem in document.problems):
                 told = tuple((p.message, p.path) for p in document.problems)
-                self._specs[key] = document.object.spec, shape, told
+                plain = DeviceClaim(metadata=_NAMELESS, spec=document.object.spec)
+                self._specs[key] = _Known(plain, shape, told)
         return found
 
     def again(self, document: Document) -> Read:
@@ -64,21 +77,38 @@ def _spec_key(manifest: Mapping[str, Any]) -> bytes | None:
         return None
 
 
-def _with_known_spec(manifest: Mapping[str, Any], spec: DeviceClaimSpec, shape: str, told: Any) -> Read | None:
+def _with_known_spec(manifest: Mapping[str, Any], known: _Known) -> Read | None:
     """A claim whose spec is known: only its metadata are read. None when these are not of the common form."""
     metadata = manifest.get("metadata")
     if type(metadata) is not dict or not metadata.keys() <= _NAMING or not _is_ascii(metadata):
         return None
     try:
-        claim = DeviceClaim(metadata=ObjectMeta.model_validate(metadata, by_alias=True, by_name=False), spec=spec)
-    except ValidationError:
+        claim = known.claim.model_copy(update={"metadata": _read_metadata(metadata)})
+        check_annotations(claim.metadata.annotations)
+    except ValueError:  # pydantic's own error among them
         return None
     namespace, name = claim.key
     problems = tuple(
-        Problem(message, path, "DeviceClaim", metadata.get("namespace"), name, severity="warning")
-        for message, path in told
+        [
+            Problem(message, path, "DeviceClaim", metadata.get("namespace"), name, severity="warning")
+            for message, path in known.told
+        ]
     )
-    return Document(("DeviceClaim", namespace, name), None, claim, None, problems), claim, shape
+    return Document(("DeviceClaim", namespace, name), None, claim, None, problems), claim, known.shape
+
+
+def _read_metadata(content: dict[str, Any]) -> ObjectMeta:
+    """Plain ones are copied, which is validation's own answer to them. Raises ValueError."""
+    name, annotations = content.get("name"), content.get("annotations", {})
+    if not content.keys() <= _PLAIN_NAMING or type(annotations) is not dict:
+        return ObjectMeta.model_validate(content, by_alias=True, by_name=False)
+    subdomain_name(name)
+    if "namespace" in content:
+        label_name(content["namespace"])
+    if not all(type(value) is str for value in annotations.values()):
+        raise ValueError("annotations are texts")
+    own = {**content, "annotations": {**annotations}} if "annotations" in content else content
+    return _NAMELESS.model_copy(update=own)
 
 
 def _is_ascii(content: dict[str, Any]) -> bool:
