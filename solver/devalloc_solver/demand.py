@@ -133,9 +133,9 @@ def build_units(intake: Intake, eligibility: Eligibility) -> tuple[list[Unit], l
     refused: list[Refused] = []
     demands: list[Demand] = []
     for claim in sorted((c for c in intake.claims if not c.is_allocated), key=claim_order):
-        refusal = _refusal(claim, intake, eligibility)
+        refusal = find_refusal(claim, intake, eligibility)
         if refusal is None:
-            demands.append(_demand(claim, eligibility))
+            demands.append(make_demand(claim, eligibility))
         else:
             refused.append(refusal)
     groups: dict[tuple[str, str], list[Demand]] = defaultdict(list)
@@ -189,7 +189,7 @@ def _group_unit(
     return Unit(tuple(members), name, next(iter(pins), None))
 
 
-def _refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -> Refused | None:
+def find_refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -> Refused | None:
     if claim.is_deleting:
         return Refused(claim.key, Reason.DELETING, "the claim is being deleted", group=claim.group)
     found: list[_Fault] = []
@@ -259,7 +259,7 @@ def _meant(entry: dict[str, Any]) -> str:
     return f"; did you mean {entry['didYouMean']!r}?" if "didYouMean" in entry else ""
 
 
-def _demand(claim: DeviceClaim, eligibility: Eligibility) -> Demand:
+def make_demand(claim: DeviceClaim, eligibility: Eligibility) -> Demand:
     details = []
     for index, entry in enumerate(claim.spec.claims):
         numbers: list[int | None] = [*range(len(entry.one_of))] if entry.one_of else [None]

@@ -73,8 +73,8 @@ def read_documents(documents: Iterable[object]) -> Intake:
         problems += decoded.problems
         errors = [p for p in decoded.problems if p.severity == "error"]
         if decoded.object is None and isinstance(document, Mapping):
-            _note_invalid(document, errors, invalid_classes, refused)
-    return _without_duplicates(objects, problems, invalid_classes, refused, warnings)
+            note_invalid(document, errors, invalid_classes, refused)
+    return without_duplicates(objects, problems, invalid_classes, refused, warnings)
 
 
 def read_objects(
@@ -89,10 +89,10 @@ def read_objects(
         found = config if isinstance(config, ApiModel) else decode(config).object
         if found is not None:
             objects.append(found)
-    return _without_duplicates(objects, [], {}, [], {})
+    return without_duplicates(objects, [], {}, [], {})
 
 
-def _note_invalid(
+def note_invalid(
     document: Mapping[Any, Any], errors: Sequence[Problem], classes: dict[str, str], refused: list[Refused]
 ) -> None:
     """Remember an invalid class or claim by name, so that whoever names it gets a true answer."""
@@ -134,7 +134,7 @@ def _salvaged_status(content: object) -> DeviceClaimStatus | None:
         return None
 
 
-def _without_duplicates(
+def without_duplicates(
     objects: Sequence[ApiModel],
     problems: list[Problem],
     invalid_classes: dict[str, str],

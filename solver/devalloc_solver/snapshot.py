@@ -106,7 +106,7 @@ class Snapshot:
 
 def take_snapshot(pools: Iterable[DevicePool]) -> tuple[Snapshot, list[Problem]]:
     """Intern valid pools; report those that share a name on one node (S2)."""
-    kept, problems = _without_clashes(list(pools))
+    kept, problems = without_clashes(list(pools))
     kept.sort(key=lambda p: (p.spec.node_name is not None, natural(p.spec.node_name or ""), natural(p.metadata.name)))
     views: list[Pool] = []
     devices: list[Device] = []
@@ -163,7 +163,7 @@ def _undefined_draws(pool: Pool) -> Iterator[Problem]:
         )
 
 
-def _without_clashes(pools: list[DevicePool]) -> tuple[list[DevicePool], list[Problem]]:
+def without_clashes(pools: list[DevicePool]) -> tuple[list[DevicePool], list[Problem]]:
     by_name: dict[str, list[DevicePool]] = defaultdict(list)
     for pool in pools:
         by_name[pool.metadata.name].append(pool)

@@ -57,7 +57,7 @@ def solve_manifests(
         from devalloc_solver import dra  # with its CEL runtime
 
         return dra.solve_manifests(documents, placement=placement, deadline=deadline)
-    solution = _solve(read_documents(documents), placement, deadline, started)
+    solution = solve_intake(read_documents(documents), placement, deadline, started)
     problems = sorted((*solution.problems, *strangers(documents)), key=_order_of_problem)
     return replace(solution, problems=tuple(problems)).to_dict()
 
@@ -74,7 +74,7 @@ def solve(
 ) -> Solution:
     """The same for typed objects; see ``solve_manifests``."""
     started = time.monotonic()
-    return _solve(read_objects(pools, classes, claims, configs), placement, deadline, started)
+    return solve_intake(read_objects(pools, classes, claims, configs), placement, deadline, started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _missing_classes(claim: DeviceClaim, intake: Intake) -> Iterator[Problem]:
             )
 
 
-def _solve(
+def solve_intake(
     intake: Intake, placement: str, deadline: float | None, started: float, standing: Standing | None = None
 ) -> Solution:
     if placement not in PLACEMENTS:
@@ -161,7 +161,7 @@ def _solve(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
     )
     proven = all(level.is_proven for level in levels if level.goal == "satisfied")
-    answers = _answers(prepared, placements, proven, ends)
+    answers = answer_all(prepared, placements, proven, ends)
     _refuse_wrong(prepared, answers)
     return Solution(
         claims=tuple(answers),
@@ -172,7 +172,7 @@ def _solve(
     )
 
 
-def _answers(
+def answer_all(
     prepared: Prepared, placements: Sequence[Placement], proven: bool, ends: float | None
 ) -> list[ClaimAnswer]:
     intake = prepared.intake
@@ -182,7 +182,7 @@ def _answers(
         for claim in intake.claims
         if claim.is_allocated
     ]
-    answers += [_answer_refused(refused) for refused in prepared.refused]
+    answers += [answer_refused(refused) for refused in prepared.refused]
     placed = {p.demand.key for p in placements}
     left_out = [unit for unit in prepared.units if unit.demands[0].key not in placed]
     if left_out:
@@ -192,7 +192,7 @@ def _answers(
     return sorted(answers, key=lambda a: a.key)
 
 
-def _answer_refused(refused: Refused) -> ClaimAnswer:
+def answer_refused(refused: Refused) -> ClaimAnswer:
     held = refused.status is not None
     return ClaimAnswer(
         namespace=refused.key[0],

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
-from devalloc_solver.demand import Demand, Slot, Unit
-from devalloc_solver.demand import _demand as make_demand
-from devalloc_solver.demand import _refusal as claim_refusal
+from devalloc_solver.demand import Demand, Slot, Unit, find_refusal, make_demand
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.index.kinds import Kinds
 from devalloc_solver.index.literals import literals, reads
@@ -48,10 +46,10 @@ class Rules:
     def refusal(self, claim: DeviceClaim, shape: object) -> Refused | None:
         """Why a claim is not solved, whatever is free (S5, S6, S16)."""
         if claim.is_deleting:
-            return claim_refusal(claim, self.intake, self._shared)
+            return find_refusal(claim, self.intake, self._shared)
         key = (shape, claim.namespace)
         if key not in self._refusals:
-            self._refusals[key] = claim_refusal(claim, self.intake, self._shared)
+            self._refusals[key] = find_refusal(claim, self.intake, self._shared)
         known = self._refusals[key]
         return None if known is None else replace(known, key=claim.key, group=claim.group)
 

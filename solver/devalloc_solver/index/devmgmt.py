@@ -18,7 +18,7 @@ from devalloc_solver.index.nodes import Item, NodeIndex
 from devalloc_solver.index.refusal import Refusals
 from devalloc_solver.index.seams import Spot
 from devalloc_solver.intake import Intake, Refused
-from devalloc_solver.snapshot import Snapshot, _without_clashes, take_snapshot
+from devalloc_solver.snapshot import Snapshot, take_snapshot, without_clashes
 
 
 class Recorded(NamedTuple):
@@ -333,7 +333,7 @@ def _counts(document: Document, groups: set[tuple[str, str | None]]) -> bool:
 def _valid_together(pools: Sequence[DevicePool]) -> list[DevicePool]:
     if len(pools) == 1:
         return list(pools)
-    return _without_clashes(list(pools))[0]
+    return without_clashes(list(pools))[0]
 
 
 def _admin_classes(intake: Intake) -> set[str]:

@@ -13,7 +13,7 @@ from devalloc.api.fields import ApiModel
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.holdings import Key
-from devalloc_solver.intake import Intake, Refused, _note_invalid, _without_duplicates
+from devalloc_solver.intake import Intake, Refused, note_invalid, without_duplicates
 
 Name = tuple[str, str, str]
 """(kind, namespace, name); the namespace is "" for kinds that have none"""
@@ -121,8 +121,8 @@ def sort_out(documents: Iterable[Document]) -> Intake:
         problems += document.problems
         if document.manifest is not None:
             errors = [p for p in document.problems if p.severity == "error"]
-            _note_invalid(document.manifest, errors, invalid_classes, refused)
-    return _without_duplicates(objects, problems, invalid_classes, refused, warnings)
+            note_invalid(document.manifest, errors, invalid_classes, refused)
+    return without_duplicates(objects, problems, invalid_classes, refused, warnings)
 
 
 def pools_of(documents: Iterable[Document]) -> list[DevicePool]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.holdings import Held, Holding, Key
-from devalloc_solver.index.kinds import _renumbered as renumbered
+from devalloc_solver.index.kinds import renumbered
 from devalloc_solver.index.nodes import Item
 from devalloc_solver.index.states import NodeRecord
 from devalloc_solver.snapshot import Device, Pool, Snapshot

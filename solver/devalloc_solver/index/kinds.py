@@ -160,7 +160,7 @@ class Kinds:
         """One device of each kind, its index being that of the kind, in pools that have their driver only."""
         drivers = self.drivers()
         number = {driver: position for position, driver in enumerate(drivers)}
-        devices = tuple(_renumbered(kind.one, kind.index, number[kind.driver]) for kind in self.kinds)
+        devices = tuple(renumbered(kind.one, kind.index, number[kind.driver]) for kind in self.kinds)
         pools = tuple(
             Pool(position, "", f"of driver {driver}", driver, {}, tuple(d for d in devices if d.pool == position))
             for position, driver in enumerate(drivers)
@@ -168,7 +168,7 @@ class Kinds:
         return Snapshot(pools, devices, ("",), {"": pools}, {pool.name: (pool,) for pool in pools})
 
 
-def _renumbered(device: Device, index: int, pool: int) -> Device:
+def renumbered(device: Device, index: int, pool: int) -> Device:
     return Device(
         index,
         pool,
@@ -189,7 +189,7 @@ def joined(own: Snapshot | None, network: Snapshot, node: str | None) -> Snapsho
     for part in (network, own):
         for pool in part.pools if part is not None else ():
             members = tuple(
-                _renumbered(device, len(devices) + position, len(pools)) for position, device in enumerate(pool.devices)
+                renumbered(device, len(devices) + position, len(pools)) for position, device in enumerate(pool.devices)
             )
             pools.append(Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, members))
             devices += members

@@ -12,7 +12,7 @@ from devalloc_solver.index.documents import Document, name_of, read
 from devalloc_solver.index.reader import ClaimReader
 from devalloc_solver.intake import Refused
 from devalloc_solver.reasons import Reason
-from devalloc_solver.stages import AnswerRefused, _answer_refused, _answers, _solve, prepare
+from devalloc_solver.stages import AnswerRefused, answer_all, answer_refused, prepare, solve_intake
 from devalloc_solver.standing import Standing
 
 
@@ -39,11 +39,11 @@ class ClaimFleet:
             return self._ask_stages([document])
         if found.group is not None:
             told = f"is a member of group {found.group}, which is answered as a whole: use allocate_all"
-            return _answer_refused(Refused(found.key, Reason.GROUP_UNSATISFIABLE, told, found.group)).to_dict()
+            return answer_refused(Refused(found.key, Reason.GROUP_UNSATISFIABLE, told, found.group)).to_dict()
         state = self._state
         ask = state.ask(found, shape)
         if isinstance(ask, Refused):
-            return _answer_refused(ask).to_dict()
+            return answer_refused(ask).to_dict()
         spot = state.index.find(ask, found.pinned_node)
         if spot is None:
             return state.refusals.explain(ask, [problem.message for problem in document.problems])
@@ -61,7 +61,7 @@ class ClaimFleet:
         started = time.monotonic()
         documents = [self._read_claim(claim)[0] for claim in claims]
         fresh = [d for d in documents if (d.name[1], d.name[2]) not in self._state.kept]
-        solution = _solve(self._state.everything(fresh), self._state.placement, deadline, started, self._standing)
+        solution = solve_intake(self._state.everything(fresh), self._state.placement, deadline, started, self._standing)
         by_key: dict[tuple[str, str], Document] = {(d.name[1], d.name[2]): d for d in self._state.pending()}
         by_key |= {(d.name[1], d.name[2]): d for d in fresh}
         for answer in solution.claims:
@@ -114,7 +114,7 @@ class ClaimFleet:
         key = document.name[1], document.name[2]
         held = key in self._state.kept
         prepared = prepare(self._state.everything([] if held else documents), self._standing)
-        answers = _answers(prepared, [], True, None)
+        answers = answer_all(prepared, [], True, None)
         (answer,) = [a for a in answers if a.key == key]
         if answer.allocated and not held:
             self._state.replace(document)
