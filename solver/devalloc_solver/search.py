@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from devalloc_solver.assignment import Placement, name_devices
 from devalloc_solver.demand import Unit
 from devalloc_solver.goals import Level, optimize
+from devalloc_solver.greedy import place_greedily
 from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.model import build_model, model_size
 from devalloc_solver.place import OutOfSteps, place
@@ -15,6 +18,9 @@ from devalloc_solver.snapshot import Snapshot
 
 EXACT_SIZE = 4_000
 """Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns."""
+
+GRACE = 0.1
+"""Seconds in which a first answer is sought even where the deadline is over."""
 
 
 def find_placements(
@@ -31,12 +37,41 @@ def find_placements(
         return [], []
     if len(units) == 1 and (alone := _place_alone(snapshot, holdings, units[0], placement)) is not None:
         return alone
+    if ends is None:
+        return _place_jointly(snapshot, holdings, units, placement, None)
+    # A short time may be over before the search has found anything, so something is found first.
+    until = max(ends, time.monotonic() + GRACE)
+    first = place_greedily(snapshot, holdings, units, placement=placement, ends=until)
+    placements, levels = _place_jointly(snapshot, holdings, units, placement, ends)
+    counts = Counter(placed.demand.claim.priority for placed in first)
+    reached = [(level.value, counts[level.priority]) for level in levels if level.priority is not None]
+    if [value for value, _ in reached] >= [count for _, count in reached]:
+        return placements, levels
+    return first, _levels_of(first, levels)
+
+
+def _place_jointly(
+    snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], placement: str, ends: float | None
+) -> tuple[list[Placement], list[Level]]:
     if model_size(snapshot, Ledger.of(snapshot, holdings), units, enough=EXACT_SIZE) > EXACT_SIZE:
         from devalloc_solver.columns import allocate_batch  # brings numpy: for large batches only
 
         return allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
     search, levels = optimize(build_model(snapshot, holdings, units), placement=placement, ends=ends)
     return name_devices(search), levels
+
+
+def _levels_of(placements: Sequence[Placement], bounds: Sequence[Level]) -> list[Level]:
+    """The levels of a first answer, with the bounds that the search came to for the counts."""
+    counts = Counter(placed.demand.claim.priority for placed in placements)
+    levels = [replace(b, value=counts[b.priority], choice=False) for b in bounds if b.priority is not None]
+    chosen = {(p.demand.key, e.slot.detail): e.slot.alternative for p in placements for e in p.entries}
+    indexes = [alternative for alternative in chosen.values() if alternative is not None]
+    if indexes:
+        levels.append(Level("oneOf", sum(indexes), 0))
+    entries = [entry for placed in placements for entry in placed.entries]
+    levels.append(Level("pools", len({entry.device.pool for entry in entries}), 1))
+    return [*levels, Level("devices", len({entry.device.index for entry in entries}), 1)]
 
 
 def _place_alone(
