@@ -24,8 +24,6 @@ class Amounts:
     """Makes the variables of shares."""
 
     draft: Draft
-    held: list[tuple[tuple[str, int], ...]]
-    """nano units of what releasable claims hold"""
     _measures: dict[str, int] = field(default_factory=dict)
 
     def new(self, b: int, name: str, amount: int, taken: cp_model.IntVar) -> Terms:
@@ -56,7 +54,6 @@ class Amounts:
             model = self.draft.model
             slots = (slot for unit in model.units for demand in unit.demands for slot in demand.slots)
             amounts = {slot.requests[name] for slot in slots if slot.mode is Mode.SHARE and name in slot.requests}
-            amounts |= {a for items in self.held for resource, a in items if resource == name}
             blocks = set()
             for bunch in model.bunches:
                 if (resource := bunch.one.resources.get(name)) is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from devalloc_solver.bunches import Bunch, Place
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
-from devalloc_solver.holdings import Key, Ledger
+from devalloc_solver.holdings import Ledger
 from devalloc_solver.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -22,37 +22,6 @@ Bin = tuple[int, int]
 """(bunch, number): one device of a bunch, whichever it will be."""
 Target = int | Bin
 """What a take is of: any device of a bunch, or one that others share."""
-
-
-@dataclass(frozen=True, slots=True)
-class Relax:
-    """Rules to leave out when looking for the reason of a refusal (S19)."""
-
-    match: bool = False
-    """all match attributes and relations"""
-    attributes: frozenset[str] = frozenset()
-    """match attributes and relations of these names"""
-    pool_resources: bool = False
-    """all pool resources, and compatibility groups too"""
-    counters: frozenset[tuple[int, str]] = frozenset()
-    """these pool resources: (pool, resource)"""
-    groups: bool = False
-    """compatibility groups (S12a)"""
-    limits: bool = False
-    """limits of resources, and of count where there is no count to reach"""
-    most: bool = False
-    """the limit of entries of a claim"""
-
-    def drops(self, attribute: str) -> bool:
-        """Whether devices need not be compared by an attribute."""
-        return self.match or attribute in self.attributes
-
-    def kept(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The attributes that devices must still agree on."""
-        return tuple(name for name in names if not self.drops(name))
-
-
-NOTHING = Relax()
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +84,6 @@ class BatchModel:
     nodes: Sequence[str]
     """nodes worth considering"""
     cp: cp_model.CpModel
-    kept: dict[Key, IntVar]
-    """releasable claim -> whether it keeps its devices"""
     satisfied: list[IntVar] = field(default_factory=list)
     """one for each unit"""
     places: dict[int, dict[Place, IntVar]] = field(default_factory=dict)

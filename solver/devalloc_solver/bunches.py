@@ -55,14 +55,9 @@ class Bunch:
         return tuple(attributes[name] for name in names)
 
 
-def make_bunches(
-    snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit], *, apart: frozenset[int] = frozenset()
-) -> tuple[list[Bunch], list[str]]:
-    """Bunches of all devices that some slot may take, and the nodes that are worth considering, in natural order.
-
-    Devices in ``apart`` stay single.
-    """
-    view = _View.of(snapshot, ledger, units, apart)
+def make_bunches(snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit]) -> tuple[list[Bunch], list[str]]:
+    """Bunches of all devices that some slot may take, and the nodes that are worth considering, in natural order."""
+    view = _View.of(ledger, units)
     nodes = _representatives(view, units)
     bunches: list[Bunch] = []
     for pool in snapshot.pools:
@@ -71,9 +66,8 @@ def make_bunches(
         alike: dict[object, list[Device]] = defaultdict(list)
         for device in pool.devices:
             if device.index in view.masks:
-                single = device.index if device.index in apart else None
                 values = tuple(device.attributes.get(name) for name in view.attributes)
-                alike[view.state(device), values, device.reach, single].append(device)
+                alike[view.state(device), values, device.reach].append(device)
         for devices in alike.values():
             held = devices[0].index in ledger.shared
             bunches.append(Bunch(pool.index, pool.node, tuple(devices), held))
@@ -114,10 +108,9 @@ class _View:
     attributes: Sequence[str]
     resources: Sequence[str]
     portions: Sequence[Mapping[int, Portion]]
-    apart: frozenset[int]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, ledger: Ledger, units: Sequence[Unit], apart: frozenset[int]) -> _View:
+    def of(cls, ledger: Ledger, units: Sequence[Unit]) -> _View:
         demands = [demand for unit in units for demand in unit.demands]
         slots = [slot for demand in demands for slot in demand.slots]
         masks: dict[int, int] = defaultdict(int)
@@ -130,7 +123,6 @@ class _View:
             sorted({name for demand in demands for name in attributes_of(demand)}),
             sorted({name for slot in slots for name in (*slot.requests, *slot.limits)}),
             [*{id(slot.portions): slot.portions for slot in slots if slot.portions}.values()],
-            apart,
         )
 
     def state(self, device: Device) -> tuple[object, ...]:
@@ -201,9 +193,7 @@ def _look(view: _View, pool: Pool, renamed: dict[object, int], kept_values: set[
     ledger = view.ledger
     free = tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources))
     groups = tuple(sorted(map(repr, ledger.groups.get(pool.index, ()))))
-    # A device that nobody here may take still counts: while it is held, it draws on its pool.
-    apart = tuple(device.index for device in pool.devices if device.index in view.apart)
-    return tuple(members), free, groups, in_use, apart
+    return tuple(members), free, groups, in_use
 
 
 def _ordered(values: frozenset[object]) -> Iterable[object]:

@@ -112,15 +112,14 @@ class _Counting:
         self.draft, self.demand, self.size = draft, demand, size
         self.cp, self.bunches = draft.model.cp, draft.model.bunches
         labels = {slot.label for slot in demand.slots}
-        relations = [relation for relation in demand.relations if not draft.relax.drops(relation.attribute)]
-        self.shared = draft.relax.kept(demand.match), [r.attribute for r in relations if labels <= r.labels]
-        self.partial = [r for r in relations if not labels <= r.labels]
+        self.shared = demand.match, [r.attribute for r in demand.relations if labels <= r.labels]
+        self.partial = [r for r in demand.relations if not labels <= r.labels]
 
     def sites_at(self, place: Place) -> list[Site]:
         """The sites of a place where at least one member has room."""
         by_value: dict[object, dict[SlotKey, dict[object, list[int]]]] = defaultdict(dict)
         for key, slot in self.slots():
-            own = self.draft.relax.kept(slot.match), [r.attribute for r in self.partial if slot.label in r.labels]
+            own = slot.match, [r.attribute for r in self.partial if slot.label in r.labels]
             for b in self.draft.eligible(slot):
                 bunch = self.bunches[b]
                 shared, mine = _values(bunch, *self.shared), _values(bunch, *own)
@@ -142,7 +141,7 @@ class _Counting:
         else:
             given = {name: resource.nano for name, resource in device.resources.items()}
         enough = all(given.get(name, 0) >= amount for name, amount in slot.requests.items())
-        limited = not self.draft.relax.limits and any(given.get(name, 0) > most for name, most in slot.limits.items())
+        limited = any(given.get(name, 0) > most for name, most in slot.limits.items())
         return enough and not limited
 
     def new_site(self, place: Place, cells: dict[SlotKey, dict[object, list[int]]]) -> Site | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from devalloc_solver.batch import BatchModel, Bin, Relax, Target, Terms, bin_count, sharing_slots
+from devalloc_solver.batch import BatchModel, Bin, Target, Terms, bin_count, sharing_slots
 from devalloc_solver.bunches import Portion, may_take
 from devalloc_solver.demand import Slot
 
@@ -26,9 +26,6 @@ class Draft:
     """The model so far."""
 
     model: BatchModel
-    relax: Relax
-    apart: frozenset[int]
-    """devices that releasable claims hold"""
     uppers: dict[int, int] = field(default_factory=dict)
     """variable index -> upper bound, where it is not 1"""
     takers: dict[int, Terms] = field(default_factory=_lists)
@@ -78,8 +75,6 @@ class Draft:
     def portions_are_alike(self, b: int) -> bool:
         """Whether everybody takes the same portion of a bunch: then its devices need not be told apart."""
         device = self.model.bunches[b].one
-        if device.index in self.apart:
-            return False
         if b not in self._distinct_portions:
             asked = (slot.portions.get(device.index) for slot in self.sharing)
             self._distinct_portions[b] = {portion for portion in asked if portion is not None}

@@ -1,8 +1,7 @@
 """The exact model of a batch: every rule of claim-semantics S5 to S16 as CP-SAT constraints.
 
 One model holds some units, the devices they may take (as bunches of interchangeable ones) and what is in use. Devices
-are counted, not named, and so are equal claims: names are given afterwards (assignment.py). Claims in ``releasable``
-keep their devices only while a literal says so, which is how the reasons find who is in the way.
+are counted, not named, and so are equal claims: names are given afterwards (assignment.py).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from devalloc_solver.amounts import Amounts
-from devalloc_solver.batch import NOTHING, BatchModel, Relax, bin_count, sharing_slots
+from devalloc_solver.batch import BatchModel, bin_count, sharing_slots
 from devalloc_solver.bunches import Place, make_bunches
 from devalloc_solver.crowd import add_crowd, equal_units, find_crowds
 from devalloc_solver.demand import Mode, Unit
@@ -62,26 +61,17 @@ def _least_size(snapshot: Snapshot, units: Sequence[Unit]) -> int:
     return total
 
 
-def build_model(
-    snapshot: Snapshot,
-    holdings: Iterable[Holding],
-    units: Sequence[Unit],
-    *,
-    releasable: Sequence[Holding] = (),
-    relax: Relax = NOTHING,
-) -> BatchModel:
-    """Build the model of a batch. ``holdings`` are in use for good, ``releasable`` ones may give way."""
+def build_model(snapshot: Snapshot, holdings: Iterable[Holding], units: Sequence[Unit]) -> BatchModel:
+    """Build the model of a batch. ``holdings`` are what is in use, and stays so."""
     from ortools.sat.python import cp_model
 
     ledger = Ledger.of(snapshot, holdings)
-    apart = frozenset(item.device for holding in releasable for item in holding.items)
-    bunches, nodes = make_bunches(snapshot, ledger, units, apart=apart)
+    bunches, nodes = make_bunches(snapshot, ledger, units)
     cp = cp_model.CpModel()
-    kept = {holding.claim: cp.new_bool_var("") for holding in releasable}
     satisfied = [cp.new_bool_var("") for _ in units]
-    model = BatchModel(snapshot, ledger, units, bunches, nodes, cp, kept, satisfied)
-    draft = Draft(model, relax, apart)
-    amounts = Amounts(draft, [item.amounts or () for holding in releasable for item in holding.items])
+    model = BatchModel(snapshot, ledger, units, bunches, nodes, cp, satisfied)
+    draft = Draft(model)
+    amounts = Amounts(draft)
     for numbers in equal_units(units):
         for earlier, later in pairwise(numbers):
             cp.add_implication(satisfied[later], satisfied[earlier])
@@ -92,7 +82,7 @@ def build_model(
     for number, unit in enumerate(units):
         if number not in counted:
             add_unit(draft, amounts, number, unit, _places_of(draft, unit))
-    add_supply(draft, releasable)
+    add_supply(draft)
     _add_nodes(draft)
     return model
 

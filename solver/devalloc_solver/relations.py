@@ -23,11 +23,9 @@ Values = Callable[[Bunch], frozenset[object]]
 def add_relations(draft: Draft, demand: Demand, slots: Sequence[SlotVars], satisfied: IntVar) -> None:
     """All rules on the attributes of the devices of one claim, whose slots these are."""
     for parts in slots:
-        _add_common(draft, [parts], _values_of(draft.relax.kept(parts.slot.match)), parts.chosen)
-    _add_common(draft, slots, _values_of(draft.relax.kept(demand.match)), satisfied)
+        _add_common(draft, [parts], _values_of(parts.slot.match), parts.chosen)
+    _add_common(draft, slots, _values_of(demand.match), satisfied)
     for relation in demand.relations:
-        if draft.relax.drops(relation.attribute):
-            continue
         bound = [parts for parts in slots if parts.slot.label in relation.labels]
         if relation.distinct:
             _add_distinct(draft, bound, _members_of(relation.attribute))

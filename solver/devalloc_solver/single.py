@@ -35,7 +35,7 @@ class _Asked:
 
     def __init__(self, draft: Draft, amounts: Amounts, number: int, places: Mapping[Place, IntVar]) -> None:
         self.draft, self.amounts, self.number, self.places = draft, amounts, number, places
-        self.model, self.cp, self.relax = draft.model, draft.model.cp, draft.relax
+        self.model, self.cp = draft.model, draft.model.cp
         self.satisfied = self.model.satisfied[number]
 
     def add_demand(self, demand: Demand) -> None:
@@ -47,7 +47,7 @@ class _Asked:
                 self.cp.add(sum(chosen) == self.satisfied)
             found += [self.add_slot(demand, slot, literal) for slot, literal in zip(alternatives, chosen, strict=True)]
         add_relations(self.draft, demand, found, self.satisfied)
-        if demand.most is not None and not self.relax.most:
+        if demand.most is not None:
             self.cp.add(add_terms([term for parts in found for term in self.entries(parts)]) <= demand.most)
         if demand.once and any(parts.slot.mode.is_admin for parts in found):
             self.add_once(found)
@@ -96,7 +96,7 @@ class _Asked:
         cp.add(total <= cap * parts.chosen)
         for name, amount in slot.requests.items():
             add_at_least(cp, [*parts.takes.values()], self.capacities(parts, name), amount, parts.chosen)
-        for name, amount in slot.limits.items() if not self.relax.limits else ():
+        for name, amount in slot.limits.items():
             add_at_most(cp, [*parts.takes.values()], self.capacities(parts, name), amount)
 
     def capacities(self, parts: SlotVars, name: str) -> list[int]:
@@ -131,7 +131,7 @@ class _Asked:
                     supply[name][1].extend(resources[name].block * weight for weight, _ in terms)
         for name, amount in slot.requests.items():
             add_at_least(cp, *supply[name], amount, parts.chosen)
-        if slot.most is not None and parts.shares and not self.relax.limits:
+        if slot.most is not None and parts.shares:
             cp.add(sum(taken for taken, _ in parts.shares.values()) <= min(slot.most, len(parts.shares)))
 
     # -- all devices -------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class _Asked:
         for place, literal in self.places.items():
             mine = [b for b in self.draft.accepted(slot) if self.model.bunches[b].is_reached_from(place)]
             count = sum(self.model.bunches[b].size for b in mine)
-            too_many = slot.most is not None and count > slot.most and not self.relax.limits
+            too_many = slot.most is not None and count > slot.most
             if not mine or too_many or not eligible.issuperset(mine):
                 self.cp.add_bool_or(literal.negated(), parts.chosen.negated())
                 continue

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from devalloc_solver.batch import Bin, Terms
 from devalloc_solver.bunches import Bunch
 from devalloc_solver.draft import Draft, add_terms
-from devalloc_solver.holdings import Holding
 from devalloc_solver.linear import add_at_most
 
 if TYPE_CHECKING:
@@ -17,71 +16,32 @@ if TYPE_CHECKING:
 
     IntVar = cp_model.IntVar
 
-_Kept = Sequence[tuple["IntVar", dict[str, int]]]
-"""The shares of a device that releasable claims keep: (whether it is kept, nano units of each resource)."""
 
-
-def add_supply(draft: Draft, releasable: Sequence[Holding]) -> None:
+def add_supply(draft: Draft) -> None:
     """Add the rules that bind all slots together, once all of them have said what they take."""
-    _Supply(draft).add_bunches(releasable)
+    _Supply(draft).add_bunches()
 
 
 class _Supply:
     """Adds the rules bunch by bunch, then pool by pool."""
 
     def __init__(self, draft: Draft) -> None:
-        self.draft, self.model, self.cp, self.relax = draft, draft.model, draft.model.cp, draft.relax
+        self.draft, self.model, self.cp = draft, draft.model, draft.model.cp
 
-    def add_bunches(self, releasable: Sequence[Holding]) -> None:
-        holders: dict[int, list[IntVar]] = defaultdict(list)
-        shares: dict[int, list[tuple[IntVar, dict[str, int]]]] = defaultdict(list)
-        for holding in releasable:
-            kept = self.model.kept[holding.claim]
-            for item in holding.items:
-                holders[item.device].append(kept)
-                if item.amounts is not None:
-                    shares[item.device].append((kept, dict(item.amounts)))
-        anyone = {device: self.any_of(keeping) for device, keeping in holders.items()}
-        newly: dict[int, Terms] = {}
-        for b, bunch in enumerate(self.model.bunches):
-            device = bunch.one.index
-            newly[b] = self.add_bunch(b, bunch, holders.get(device, []), shares.get(device, []))
-        self.add_pools(newly, anyone)
-
-    def any_of(self, literals: Sequence[IntVar]) -> IntVar:
-        """A literal that each of these implies."""
-        if len(literals) == 1:
-            return literals[0]
-        one = self.cp.new_bool_var("")
-        for literal in literals:
-            self.cp.add_implication(literal, one)
-        return one
+    def add_bunches(self) -> None:
+        self.add_pools([self.add_bunch(b, bunch) for b, bunch in enumerate(self.model.bunches)])
 
     # -- bunches -----------------------------------------------------------------------------------------------------
 
-    def add_bunch(self, b: int, bunch: Bunch, holders: Sequence[IntVar], shares: _Kept) -> Terms:
-        """Exclusive use, capacities, and the number of distinct devices.
-
-        Returns the uses that draw on the pool: not those of a device that somebody keeps a share of.
-        """
-        cp = self.cp
-        used_bins = self.add_bins(b, bunch, shares)
-        users: Terms = [*self.draft.takers[b], *used_bins, *self.add_portions(b, bunch)]
+    def add_bunch(self, b: int, bunch: Bunch) -> Terms:
+        """Exclusive use, capacities, and the number of distinct devices. Returns the uses that draw on the pool."""
+        users: Terms = [*self.draft.takers[b], *self.add_bins(b, bunch), *self.add_portions(b, bunch)]
         if users:
-            cp.add(add_terms(users) <= bunch.size)
+            self.cp.add(add_terms(users) <= bunch.size)
         self.count_devices(b, bunch, users)
-        if not holders:
-            return users
-        sharing = {kept.index: kept for kept, _ in shares}
-        for kept in holders:  # the bunch is a single device: while a holder keeps it, nobody else has it whole
-            for _, variable in self.draft.takers[b] if kept.index in sharing else users:
-                cp.add_implication(kept, variable.negated())
-        first = cp.new_bool_var("")
-        for _, variable in users:
-            cp.add_bool_or(variable.negated(), first, *sharing.values())
-        return [(1, first)]
+        return users
 
-    def add_bins(self, b: int, bunch: Bunch, shares: _Kept) -> Terms:
+    def add_bins(self, b: int, bunch: Bunch) -> Terms:
         """Devices that are modelled one by one: whether each is in use, and that its capacity holds."""
         used_bins: list[IntVar] = []
         for number in range(bunch.size):
@@ -93,29 +53,26 @@ class _Supply:
             if used_bins:
                 self.cp.add_implication(used, used_bins[-1])
             used_bins.append(used)
-            self.add_blocks((b, number), bunch, shares)
-            self.add_amounts((b, number), bunch, shares)
+            self.add_blocks((b, number), bunch)
+            self.add_amounts((b, number), bunch)
         return [(1, used) for used in used_bins]
 
-    def add_blocks(self, place: Bin, bunch: Bunch, shares: _Kept) -> None:
+    def add_blocks(self, place: Bin, bunch: Bunch) -> None:
         """Shares keep within the free blocks of a device (S11)."""
         for name, resource in bunch.one.resources.items():
             blocks = self.draft.bin_blocks.get((*place, name))
-            if not blocks:
-                continue
-            free = self.model.ledger.free_blocks(bunch.one, name) * resource.block
-            held = [(amounts[name], kept) for kept, amounts in shares if name in amounts]
-            self.add_capacity([(resource.block * weight, v) for weight, v in blocks], held, free)
+            if blocks:
+                free = self.model.ledger.free_blocks(bunch.one, name) * resource.block
+                self.add_capacity([(resource.block * weight, v) for weight, v in blocks], free)
 
-    def add_amounts(self, place: Bin, bunch: Bunch, shares: _Kept) -> None:
+    def add_amounts(self, place: Bin, bunch: Bunch) -> None:
         """Portions keep within what is free of a device."""
         taken: dict[str, Terms] = defaultdict(list)
         for portion, variable in self.draft.bin_portions.get(place, ()):
             for name, amount in portion:
                 taken[name].append((amount, variable))
         for name, terms in taken.items():
-            held = [(amounts[name], kept) for kept, amounts in shares if name in amounts]
-            self.add_capacity(terms, held, self.model.ledger.free_nano(bunch.one, name))
+            self.add_capacity(terms, self.model.ledger.free_nano(bunch.one, name))
 
     def add_portions(self, b: int, bunch: Bunch) -> Terms:
         """Devices of which everybody takes the same portion: as many as the number of portions needs.
@@ -139,19 +96,7 @@ class _Supply:
             self.cp.add(used >= bunch.size * here)
         return [(1, used)]
 
-    def add_capacity(self, new: Terms, held: Terms, bound: int) -> None:
-        """new + held <= bound, but more held than there is means nothing is left and no contradiction (S18)."""
-        if sum(amount for amount, _ in held) > bound:
-            some = self.cp.new_bool_var("")
-            for _, variable in new:
-                self.draft.imply_positive(variable, some)
-            counted: Terms = []
-            for amount, kept in held:
-                both = self.cp.new_bool_var("")
-                self.cp.add_bool_or(kept.negated(), some.negated(), both)
-                counted.append((amount, both))
-            held = counted
-        terms = [*new, *held]
+    def add_capacity(self, terms: Terms, bound: int) -> None:
         add_at_most(self.cp, [v for _, v in terms], [a for a, _ in terms], bound)
 
     def count_devices(self, b: int, bunch: Bunch, mine: Terms) -> None:
@@ -171,37 +116,25 @@ class _Supply:
 
     # -- pools -------------------------------------------------------------------------------------------------------
 
-    def add_pools(self, newly: Mapping[int, Terms], anyone: Mapping[int, IntVar]) -> None:
-        """Pool resources and compatibility groups (S12, S12a). ``anyone``: device -> whether a holder keeps it."""
-        if self.relax.pool_resources:
-            return
+    def add_pools(self, newly: Sequence[Terms]) -> None:
+        """Pool resources and compatibility groups (S12, S12a). ``newly``: per bunch, the uses that draw on its pool."""
         draws: dict[tuple[int, str], Terms] = defaultdict(list)
-        held_draws: dict[tuple[int, str], Terms] = defaultdict(list)
         groups: dict[int, dict[object, Terms]] = defaultdict(lambda: defaultdict(list))
-        held_groups: dict[int, dict[object, Terms]] = defaultdict(lambda: defaultdict(list))
-        for b, bunch in enumerate(self.model.bunches):
+        for bunch, uses in zip(self.model.bunches, newly, strict=True):
             if bunch.held_share:
                 continue
             for name, blocks in bunch.one.draws:
-                draws[bunch.pool, name] += [(blocks * weight, v) for weight, v in newly[b]]
+                draws[bunch.pool, name] += [(blocks * weight, v) for weight, v in uses]
             if bunch.one.compatibility is not None:
-                groups[bunch.pool][bunch.one.compatibility] += newly[b]
-        for index, kept in anyone.items():
-            device = self.model.snapshot.devices[index]
-            for name, blocks in device.draws:
-                held_draws[device.pool, name].append((blocks, kept))
-            if device.compatibility is not None:
-                held_groups[device.pool][device.compatibility].append((1, kept))
+                groups[bunch.pool][bunch.one.compatibility] += uses
         self.model.draws = draws
         for (pool, name), terms in draws.items():
-            if (pool, name) not in self.relax.counters:
-                free = self.model.ledger.free_pool_blocks(pool, name)
-                self.add_capacity(terms, held_draws[pool, name], free)
-        for pool, by_value in groups.items() if not self.relax.groups else ():
-            self.add_groups(by_value, held_groups[pool], self.model.ledger.groups.get(pool, set()))
+            self.add_capacity(terms, self.model.ledger.free_pool_blocks(pool, name))
+        for pool, by_value in groups.items():
+            self.add_groups(by_value, self.model.ledger.groups.get(pool, set()))
 
-    def add_groups(self, new: Mapping[object, Terms], kept: Mapping[object, Terms], held: set[object]) -> None:
-        """New devices are of one group, and of that of all devices in use: for good (``held``) or as long as kept."""
+    def add_groups(self, new: Mapping[object, Terms], held: set[object]) -> None:
+        """New devices are of one group, and of that of all devices in use (``held``)."""
         literals = []
         for value, terms in new.items():
             active = self.cp.new_bool_var("")
@@ -209,8 +142,6 @@ class _Supply:
                 self.draft.imply_positive(variable, active)
             if held - {value}:
                 self.cp.add(active == 0)
-            for _, keeping in (term for other, terms in kept.items() if other != value for term in terms):
-                self.cp.add_implication(active, keeping.negated())
             literals.append(active)
         if len(literals) > 1:
             self.cp.add_at_most_one(literals)
