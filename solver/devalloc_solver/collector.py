@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MUCH = 1_000_000
-"""Blocks of memory, about 100 MB: what takes the collector long enough to be noticed."""
+MUCH = 200_000
+"""Blocks of memory, about 20 MB: what takes the collector long enough to be noticed."""
 
 
 @contextmanager

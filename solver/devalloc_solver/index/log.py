@@ -11,23 +11,23 @@ KEPT = 50_000
 
 
 class Log:
-    """Entries (a node, the class that it joined), numbered from the first ever."""
+    """Entries (number of a class, a node that joined it, the class), numbered from the first ever."""
 
     def __init__(self) -> None:
         self.start = 0
-        self._entries: list[tuple[NodeRecord, NodeClass]] = []
+        self._entries: list[tuple[int, NodeRecord, NodeClass]] = []
 
     @property
     def end(self) -> int:
         return self.start + len(self._entries)
 
     def add(self, record: NodeRecord, node: NodeClass) -> None:
-        self._entries.append((record, node))
+        self._entries.append((node.index, record, node))
         if len(self._entries) > 2 * KEPT:
             del self._entries[:KEPT]
             self.start += KEPT
 
-    def since(self, position: int) -> Sequence[tuple[NodeRecord, NodeClass]]:
+    def since(self, position: int) -> Sequence[tuple[int, NodeRecord, NodeClass]]:
         return self._entries[position - self.start :]
 
     def restart(self) -> None:

@@ -113,11 +113,11 @@ class Shape:
             self._start()
         else:
             queued, unfit = self.queued, self.unfit
-            for record, node in log.since(self.seen):
-                if node.index in unfit or record.member_of is not node:
+            for number, record, node in log.since(self.seen):
+                if number in unfit or record.member_of is not node:
                     continue
                 rank = record.rank
-                if queued.get(node.index, rank + 1) > rank:
+                if queued.get(number, rank + 1) > rank:
                     self._enter(rank, node)
         self.seen = log.end
 
