@@ -9,7 +9,8 @@ from functools import lru_cache
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.meta import parse_time
 
-_DIGITS = re.compile(r"(\d+)")
+_DIGITS = re.compile(r"(\d{1,1000})")
+"""Longer numbers are read in parts: no text of more than 4300 digits becomes an int."""
 
 NaturalKey = tuple[tuple[int, int, str], ...]
 ClaimOrder = tuple[int, datetime, str, str]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from devalloc.api.quantity import type_name
 from devalloc_solver.assignment import Placement
 from devalloc_solver.check.resource import check_results
 from devalloc_solver.collector import quiet_collector
@@ -14,7 +15,7 @@ from devalloc_solver.dra.candidates import Choice, Judge
 from devalloc_solver.dra.decode import read_claim, read_class, read_node
 from devalloc_solver.dra.errors import AllocationError, AnswerRefused
 from devalloc_solver.dra.features import read_features
-from devalloc_solver.dra.fields import FieldError
+from devalloc_solver.dra.fields import FieldError, shown
 from devalloc_solver.dra.inventory import Offer, View, list_offers, make_snapshot, used_devices
 from devalloc_solver.dra.objects import Claim, Class, Node
 from devalloc_solver.dra.pools import Ignored, Pool, SliceBook, State, name_of
@@ -83,7 +84,7 @@ def allocate(
 
     Raises AllocationError for input that cannot be judged. ``node_local`` when only this node is at fault.
     """
-    claims, classes = list(claims), list(classes)
+    claims, classes, slices = objects(claims, "claims"), objects(classes, "classes"), objects(slices, "slices")
     task = prepare(node, claims, classes, slices, allocated=allocated, features=features)
     if task is None:
         return None
@@ -156,6 +157,17 @@ def prepare(
 # -- input ---------------------------------------------------------------------------------------------------------
 
 
+def objects(given: object, what: str) -> list[Manifest]:
+    """What a caller gave as manifests. Raises AllocationError where it is something else."""
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise AllocationError(f"{what}: must be a list of objects, not {type_name(given)}")
+    found = list(given)
+    for number, one in enumerate(found):
+        if not isinstance(one, Mapping):
+            raise AllocationError(f"{what}[{number}]: must be an object, not {type_name(one)}")
+    return found
+
+
 def _read_node(content: Manifest | str) -> Node:
     try:
         return read_node(content)
@@ -165,12 +177,26 @@ def _read_node(content: Manifest | str) -> Node:
 
 def _read_claim(content: Manifest, position: int, gates: frozenset[str]) -> Claim:
     try:
-        return read_claim(content, gates)
+        claim = read_claim(content, gates)
+        _refuse_twins(claim)
+        return claim
     except FieldError as error:
         metadata = content.get("metadata")
         told = metadata if isinstance(metadata, Mapping) else {}
-        title = "/".join(str(told[part]) for part in ("namespace", "name") if told.get(part))
+        title = "/".join(shown(told[part]) for part in ("namespace", "name") if told.get(part))
         raise AllocationError(f"claim {title or f'#{position}'}: {_told(content, error)}") from None
+
+
+def _refuse_twins(claim: Claim) -> None:
+    """Raises FieldError for requests of one name whose devices nobody could tell apart in the result.
+
+    Requests that ask by count are told apart by their order, as upstream's allocator leaves it.
+    """
+    for number, request in enumerate(claim.requests):
+        same = [other for other in claim.requests if other.name == request.name]
+        if len(same) > 1 and any(other.is_list or other.asks[0].is_all for other in same):
+            told = f"is the name of {len(same)} requests, and not all of them ask by count; rename one"
+            raise FieldError(f"spec.devices.requests[{number}].name", told)
 
 
 def _told(content: Manifest, error: FieldError) -> str:
@@ -178,7 +204,7 @@ def _told(content: Manifest, error: FieldError) -> str:
     try:
         requests = content["spec"]["devices"]["requests"]
         number = int(error.path.removeprefix("spec.devices.requests[").partition("]")[0])
-        return f"request {requests[number]['name']}: {error}"
+        return f"request {shown(requests[number]['name'])}: {error}"
     except (KeyError, IndexError, TypeError, ValueError):
         return str(error)
 

@@ -9,6 +9,7 @@ from typing import Any
 from devalloc_solver.check.resource import Verdicts, check_results
 from devalloc_solver.dra.documents import Intake, Key
 from devalloc_solver.dra.objects import Node
+from devalloc_solver.dra.usage import readable
 
 Manifest = Mapping[str, Any]
 PoolId = tuple[str, str]
@@ -36,12 +37,13 @@ class Checker:
 
     def hold(self, key: Key, allocation: Manifest) -> None:
         """A claim has an allocation."""
-        for pool in _pools_of(allocation):
-            self._held[pool][key] = {"status": {"allocation": allocation}}
+        sound = readable(allocation)
+        for pool in _pools_of(sound):
+            self._held[pool][key] = {"status": {"allocation": sound}}
 
     def free(self, key: Key, allocation: Manifest) -> None:
         """A claim has it no more."""
-        for pool in _pools_of(allocation):
+        for pool in _pools_of(readable(allocation)):
             self._held[pool].pop(key, None)
 
     def wrong(self, node: str, answers: Sequence[tuple[Key, Manifest, Manifest]]) -> list[str]:
@@ -79,5 +81,4 @@ def _pool(one: Manifest) -> PoolId:
 
 
 def _pools_of(allocation: Manifest) -> set[PoolId]:
-    results = (allocation.get("devices") or {}).get("results") or ()
-    return {(one.get("driver"), one.get("pool")) for one in results}
+    return {(one["driver"], one["pool"]) for one in allocation["devices"]["results"]}

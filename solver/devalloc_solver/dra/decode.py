@@ -13,7 +13,7 @@ from devalloc.api.quantity import type_name
 from devalloc.api.semver import SemVer, SemVerError
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.amounts import MAX_INT64, Amount
-from devalloc_solver.dra.fields import FieldError, Fields, read_amount
+from devalloc_solver.dra.fields import FieldError, Fields, read_amount, shown
 from devalloc_solver.dra.nodes import read_selector
 from devalloc_solver.dra.objects import (
     Ask,
@@ -45,15 +45,15 @@ def check_version(content: Mapping[str, Any]) -> None:
     """Raises FieldError for another version of the API: its fields are shaped differently."""
     version = content.get("apiVersion")
     if version not in (None, API_VERSION):
-        raise FieldError("apiVersion", f"{version!r} is not supported; convert the object to {API_VERSION}")
+        raise FieldError("apiVersion", f"{shown(version)!r} is not supported; convert the object to {API_VERSION}")
 
 
 def read_node(content: Mapping[str, Any] | str) -> Node:
     """A Node object, or the name of one without labels."""
     if isinstance(content, str):
         return Node(content)
-    metadata = Fields(content.get("metadata"), "metadata")
-    labels = {key: str(value) for key, value, _ in metadata.pairs("labels")}
+    metadata = Fields(content, "").within("metadata")
+    labels = {key: shown(value) for key, value, _ in metadata.pairs("labels")}
     return Node(metadata.needed("name"), labels)
 
 
@@ -145,7 +145,7 @@ def read_attribute(content: object, path: str) -> Attribute:
     fields = Fields(content, path)
     named = [name for name in fields.content if fields.content[name] is not None]
     if len(named) != 1 or (named[0] not in _SCALARS and named[0] not in _LISTS):
-        told = f" ({', '.join(map(str, sorted(named)))})" if named else ""
+        told = f" ({', '.join(sorted(map(shown, named)))})" if named else ""
         return Attribute("none", (), fault=f"unsupported attribute value{told}")
     name = named[0]
     kind = _LISTS.get(name, name)
@@ -238,7 +238,16 @@ def _selectors(fields: Fields) -> tuple[str, ...]:
 
 
 def _configs(fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    return tuple(Fields(item, path).content for item, path in fields.items("config"))
+    """Configurations of a class, which are for every request of it."""
+    return tuple(_config(item, path) for item, path in fields.items("config"))
+
+
+def _config(content: object, path: str) -> Mapping[str, Any]:
+    fields = Fields(content, path)
+    fields.texts("requests")
+    fields.within("opaque")
+    fields.finish()
+    return fields.content
 
 
 def read_claim(content: Mapping[str, Any], gates: frozenset[str]) -> Claim:
@@ -254,9 +263,9 @@ def read_claim(content: Mapping[str, Any], gates: frozenset[str]) -> Claim:
         uid=metadata.text("uid"),
         requests=requests,
         constraints=tuple(_constraint(item, path, requests, gates) for item, path in devices.items("constraints")),
-        config=_configs(devices),
-        allocation=Fields(content.get("status"), "status").content.get("allocation") or None,
-        annotations={key: str(value) for key, value, _ in metadata.pairs("annotations")},
+        config=tuple(_config(item, path) for item, path in devices.items("config")),
+        allocation=Fields(content.get("status"), "status").within("allocation").content or None,
+        annotations={key: shown(value) for key, value, _ in metadata.pairs("annotations")},
         created=metadata.optional("creationTimestamp"),
         is_deleting=metadata.has("deletionTimestamp"),
         spec=spec.content,
@@ -302,6 +311,10 @@ def _ask(fields: Fields, name: str, gates: frozenset[str]) -> Ask:
         raise FieldError(
             fields.at("allocationMode"), f"has the unsupported count mode {mode!r}; write ExactCount or All"
         )
+    if mode == "ExactCount" and not fields.has("count"):
+        raise FieldError(
+            fields.at("count"), "is missing: the API server writes 1 where nothing is said; write count: 1"
+        )
     tolerations = list(fields.items("tolerations"))
     capacity = fields.within("capacity")
     found = Ask(
@@ -332,7 +345,7 @@ def _toleration(content: object, path: str) -> Toleration:
     found = Toleration(
         fields.text("key"), fields.text("operator") or "Equal", fields.text("value"), fields.text("effect")
     )
-    fields.skip("tolerationSeconds")
+    fields.number("tolerationSeconds", 0)
     fields.finish()
     if found.operator not in ("Equal", "Exists"):
         raise FieldError(fields.at("operator"), f"{found.operator!r} is not known here; use Equal or Exists")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,6 +12,8 @@ from devalloc_solver.demand import Demand, Unit
 from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.documents import Intake, Key, Refused, pin_of, priority_of
 from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.fields import FieldError, Fields
+from devalloc_solver.dra.nodes import read_selector
 from devalloc_solver.dra.objects import Claim
 from devalloc_solver.dra.translate import MOST_DEVICES, ClaimMeta, PendingClaim, make_demand
 from devalloc_solver.naming import claim_order
@@ -82,7 +83,10 @@ def make(one: PendingClaim, intake: Intake, judge: Judge) -> Demand | Refused:
 
 def _shape(claim: Claim) -> str:
     """Equal for claims that ask for the same."""
-    return json.dumps(claim.spec, sort_keys=True, default=str)
+    asked = [[ask.to_key() for ask in request.asks] for request in claim.requests]
+    told = [(one.attribute, one.distinct, sorted(one.requests)) for one in claim.constraints]
+    names = [request.name for request in claim.requests]
+    return repr((names, asked, told))
 
 
 def alone(demand: Demand) -> Unit:
@@ -127,10 +131,11 @@ def node_of(claim: Claim) -> str | None:
 
 def selected_node(allocation: Mapping[str, Any]) -> str | None:
     """The only node that the selector of an allocation selects by name."""
-    terms: list[Mapping[str, Any]] = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
-    if len(terms) == 1:
-        for line in terms[0].get("matchFields") or ():
-            values = line.get("values") or []
-            if line.get("key") == "metadata.name" and line.get("operator") == "In" and len(values) == 1:
-                return str(values[0])
+    try:
+        selector = Fields(allocation, "").given("nodeSelector", read_selector) or ()
+    except FieldError:
+        return None
+    for line in selector[0].fields if len(selector) == 1 else ():
+        if line.key == "metadata.name" and line.operator == "In":
+            return line.values[0]
     return None

@@ -12,8 +12,10 @@ from typing import Any
 
 from devalloc.api.meta import GROUP, NODE, PRIORITY, parse_time
 from devalloc.api.problems import Problem
+from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.decode import API_VERSION, check_version, read_claim, read_class, read_node, read_slice
-from devalloc_solver.dra.fields import FieldError, Fields
+from devalloc_solver.dra.fields import FieldError, Fields, shown
+from devalloc_solver.dra.limits import check_claim, check_class, check_slice
 from devalloc_solver.dra.objects import Claim, Class, Node
 from devalloc_solver.reasons import Reason
 
@@ -55,19 +57,20 @@ class Intake:
 
 def is_dialect(document: object) -> bool:
     """Whether a manifest is of resource.k8s.io, whatever its version."""
-    return isinstance(document, Mapping) and str(document.get("apiVersion", "")).partition("/")[0] == "resource.k8s.io"
+    version = document.get("apiVersion") if isinstance(document, Mapping) else None
+    return isinstance(version, str) and version.partition("/")[0] == "resource.k8s.io"
 
 
 def read_documents(documents: Iterable[object], gates: frozenset[str]) -> Intake:
     """Sort manifests out. Every problem says which object it is about."""
     intake = Intake()
     objects = [content for document in documents for content in _flat(document)]
-    count = Counter((str(content.get("kind")), _key(content)) for content in objects if isinstance(content, Mapping))
+    count = Counter((_kind(content), key_of(content)) for content in objects if isinstance(content, Mapping))
     for content in objects:
         if not isinstance(content, Mapping):
             intake.problems.append(Problem("is no object: a manifest is a map with apiVersion, kind and metadata"))
             continue
-        kind, key = str(content.get("kind")), _key(content)
+        kind, key = _kind(content), key_of(content)
         twice = count[kind, key] > 1 and kind in KINDS
         try:
             _read(intake, content, gates, twice=twice)
@@ -81,22 +84,27 @@ def read_documents(documents: Iterable[object], gates: frozenset[str]) -> Intake
 
 def _flat(document: object) -> Iterator[Any]:
     """The objects of a list, or the object itself."""
-    if isinstance(document, Mapping) and isinstance(document.get("items"), list):
+    if isinstance(document, Mapping) and document.get("kind") not in KINDS and isinstance(document.get("items"), list):
         for item in document["items"]:
             yield from _flat(item)
     else:
         yield document
 
 
-def _key(content: Manifest) -> Key:
+def _kind(content: Manifest) -> str:
+    return shown(content.get("kind"))
+
+
+def key_of(content: Manifest) -> Key:
+    """(namespace, name), as well as they can be told."""
     metadata = content.get("metadata")
     told = metadata if isinstance(metadata, Mapping) else {}
-    namespace = str(told.get("namespace") or "default") if content.get("kind") == "ResourceClaim" else ""
-    return namespace, str(told.get("name") or "")
+    namespace = shown(told.get("namespace") or "default") if content.get("kind") == "ResourceClaim" else ""
+    return namespace, shown(told.get("name") or "")
 
 
 def _read(intake: Intake, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
-    kind, key = str(content.get("kind")), _key(content)
+    kind, key = _kind(content), key_of(content)
     if kind not in KINDS:
         told = f"{kind!r} has no part in this: {', '.join(KINDS)} are read"
         intake.problems.append(Problem(told, kind=kind, name=key[1], severity="warning"))
@@ -114,17 +122,30 @@ def _read(intake: Intake, content: Manifest, gates: frozenset[str], *, twice: bo
     elif kind == "DeviceClass":
         try:
             found = read_class(content)
+            check_class(found)
         except FieldError as error:
             intake.broken_classes[key[1]] = str(error)
             raise
         intake.classes[found.name], intake.class_manifests[found.name] = found, content
     else:
-        read_slice(content)
-        intake.slices.append(content)
+        _read_slice(intake, content, gates)
+
+
+def _read_slice(intake: Intake, content: Manifest, gates: frozenset[str]) -> None:
+    found = read_slice(content)
+    if gate.COMPATIBILITY_GROUPS in gates and any(device.uses_groups for device in found.devices):
+        told = f"has compatibilityGroups, an alpha feature ({gate.COMPATIBILITY_GROUPS}) that is not supported"
+        raise FieldError("spec.devices.consumesCounters", told)
+    intake.slices.append(content)
+    try:
+        check_slice(found)
+    except FieldError as error:
+        told = f"{error.message} (it is read all the same)"
+        intake.problems.append(Problem(told, error.path, kind="ResourceSlice", name=found.name, severity="warning"))
 
 
 def _read_claim(intake: Intake, content: Manifest, gates: frozenset[str], *, twice: bool) -> None:
-    key = _key(content)
+    key = key_of(content)
     filled = with_defaults(content)
     try:
         check_version(content)
@@ -133,6 +154,8 @@ def _read_claim(intake: Intake, content: Manifest, gates: frozenset[str], *, twi
             raise FieldError("metadata.name", "is the name of two claims of this namespace: rename one")
         claim = read_claim(filled, gates)
         _marks(claim)
+        if claim.allocation is None:
+            check_claim(claim)
     except FieldError as error:
         metadata, status = content.get("metadata"), content.get("status")
         marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
@@ -140,7 +163,9 @@ def _read_claim(intake: Intake, content: Manifest, gates: frozenset[str], *, twi
         allocation = status.get("allocation") if isinstance(status, Mapping) else None
         known = allocation if isinstance(allocation, Mapping) else None
         if not any(refused.key == key for refused in intake.refused):
-            intake.refused.append(Refused(key, Reason.CLAIM_INVALID, str(error), str(group) if group else None, known))
+            intake.refused.append(
+                Refused(key, Reason.CLAIM_INVALID, str(error), shown(group) if group else None, known)
+            )
         raise
     intake.manifests[key] = filled
     if claim.is_deleting and claim.allocation is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from devalloc.api.quantity import type_name
 from devalloc_solver.dra.errors import AllocationError
 
 ADMIN_ACCESS = "DRAAdminAccess"
@@ -69,10 +70,14 @@ def read_features(names: Iterable[str] | None) -> frozenset[str]:
     """
     if names is None:
         return DEFAULT
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise AllocationError(f"features: must be a list of feature gates, not {type_name(names)}")
     found = set()
     for name in names:
+        if not isinstance(name, str):
+            raise AllocationError(f"features: a feature gate is a text, not {type_name(name)}")
         if name not in _NAMES:
-            near = get_close_matches(str(name), _NAMES, 1)
+            near = get_close_matches(name, _NAMES, 1)
             advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(DEFAULT))}"
             raise AllocationError(f"features: no feature gate is named {name!r}; {advice}")
         found.add(_NAMES[name])

@@ -10,6 +10,9 @@ from devalloc_solver.dra.amounts import Amount
 
 T = TypeVar("T")
 
+BEYOND = 2**64
+"""The first whole number that no field can be."""
+
 _KINDS: dict[type, str] = {str: "a text", bool: "a boolean", int: "a whole number", Mapping: "a map", list: "a list"}
 
 
@@ -20,6 +23,15 @@ class FieldError(ValueError):
         super().__init__(f"{path} {message}" if path else message)
         self.path = path
         self.message = message
+
+
+def shown(value: object) -> str:
+    """A value of any kind as short text, whatever its size and depth."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < BEYOND):
+        return str(value)
+    return type_name(value)
 
 
 class Fields:
@@ -49,6 +61,8 @@ class Fields:
             return None
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise FieldError(self.at(name), f"must be {_KINDS[kind]}, not {type_name(value)}")
+        if isinstance(value, int) and abs(value) >= BEYOND:
+            raise FieldError(self.at(name), "must be a whole number within 64 bits")
         return value
 
     def text(self, name: str, default: str = "") -> str:
@@ -87,12 +101,19 @@ class Fields:
 
     def items(self, name: str) -> Iterator[tuple[Any, str]]:
         """The members of a list, each with its path."""
-        return ((item, f"{self.at(name)}[{i}]") for i, item in enumerate(self._value(name, list) or ()))
+        found = self._value(name, list) or ()
+        for index, item in enumerate(found):
+            if item is None:
+                raise FieldError(f"{self.at(name)}[{index}]", "must not be null")
+        return ((item, f"{self.at(name)}[{i}]") for i, item in enumerate(found))
 
     def pairs(self, name: str) -> Iterator[tuple[str, Any, str]]:
         """The entries of a map, each with its path."""
         found = self._value(name, Mapping) or {}
-        return ((str(key), value, f"{self.at(name)}[{str(key)!r}]") for key, value in found.items())
+        for key in found:
+            if not isinstance(key, str):
+                raise FieldError(self.at(name), f"has the key {shown(key)}, which must be a text: write it in quotes")
+        return ((key, value, f"{self.at(name)}[{key!r}]") for key, value in found.items())
 
     def amounts(self, name: str) -> dict[str, Amount]:
         return {key: read_amount(value, path) for key, value, path in self.pairs(name)}
@@ -112,7 +133,7 @@ class Fields:
 
     def unknown(self) -> str | None:
         """The path of a field that nobody reads, or None."""
-        return next((self.at(str(name)) for name in self.content if name not in self.seen), None)
+        return next((self.at(shown(name)) for name in self.content if name not in self.seen), None)
 
     def finish(self) -> None:
         """Raises FieldError when something is left that no release up to 1.37 has."""
@@ -121,6 +142,8 @@ class Fields:
 
 
 def read_amount(value: object, path: str) -> Amount:
+    if isinstance(value, int) and abs(value) >= 10**30:
+        raise FieldError(path, "is too large for a quantity")
     try:
         return Amount.parse(value)
     except QuantityError as error:

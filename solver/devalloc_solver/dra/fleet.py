@@ -14,9 +14,10 @@ from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.checked import Checker, make_checker
 from devalloc_solver.dra.cluster import Survey, survey
 from devalloc_solver.dra.demands import alone, make, node_of, pending
-from devalloc_solver.dra.documents import Intake, Key, Refused, read_documents, with_defaults
+from devalloc_solver.dra.documents import Intake, Key, Refused, key_of, read_documents, with_defaults
 from devalloc_solver.dra.errors import AnswerRefused
 from devalloc_solver.dra.features import read_features
+from devalloc_solver.dra.fields import shown
 from devalloc_solver.dra.inventory import Offer, list_offers, make_snapshot, used_devices
 from devalloc_solver.dra.joint import held_usage, seen_from, solve
 from devalloc_solver.dra.objects import Claim
@@ -25,7 +26,7 @@ from devalloc_solver.dra.reasons import Explainer
 from devalloc_solver.dra.result import ShareIds, make_result
 from devalloc_solver.dra.search import find
 from devalloc_solver.dra.selectors import Selectors
-from devalloc_solver.dra.usage import Usage, add_allocation
+from devalloc_solver.dra.usage import Usage, add_allocation, readable
 from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.policy import PLACEMENTS
 from devalloc_solver.reasons import Reason
@@ -257,16 +258,12 @@ class ResourceFleet:
         for same in self._objects.values():
             for one in same:
                 if _is_held(one):
-                    add_allocation(usage, one["status"]["allocation"], "status.allocation")
+                    add_allocation(usage, readable(one["status"]["allocation"]), "status.allocation")
         return usage
 
 
 def _name(document: Manifest) -> Name:
-    metadata = document.get("metadata")
-    told = metadata if isinstance(metadata, Mapping) else {}
-    kind = str(document.get("kind") or "")
-    namespace = str(told.get("namespace") or "default") if kind == "ResourceClaim" else ""
-    return kind, namespace, str(told.get("name") or "")
+    return (shown(document.get("kind") or ""), *key_of(document))
 
 
 def _checked_name(document: Manifest) -> Name:
@@ -290,7 +287,7 @@ def _group(document: Manifest) -> tuple[str, str] | None:
     metadata = document.get("metadata")
     marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
     group = marks.get(GROUP) if isinstance(marks, Mapping) else None
-    return (_name(document)[1], str(group)) if group and document.get("kind") == "ResourceClaim" else None
+    return (_name(document)[1], shown(group)) if group and document.get("kind") == "ResourceClaim" else None
 
 
 def _full_names(offer: Offer) -> Iterable[str]:

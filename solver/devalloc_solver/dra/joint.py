@@ -11,9 +11,9 @@ from typing import Any
 from devalloc.api.problems import Problem
 from devalloc_solver.assignment import Placement
 from devalloc_solver.collector import quiet_collector
-from devalloc_solver.demand import Unit
+from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.dra.answers import answer_of, placed_answer, refusal_answer
-from devalloc_solver.dra.candidates import Judge
+from devalloc_solver.dra.candidates import Judge, Verdict
 from devalloc_solver.dra.checked import make_checker
 from devalloc_solver.dra.cluster import Survey, survey
 from devalloc_solver.dra.demands import build_units, node_of
@@ -154,7 +154,25 @@ def seen_from(placement: Placement, offers: Sequence[Offer], seen: Survey) -> st
     if placement.node is not None:
         return placement.node
     reached = [offers[entry.device.index].nodes for entry in placement.entries]
-    return min(frozenset.intersection(*reached)) if reached else next(iter(seen.nodes), "")
+    if not reached:
+        return next(iter(seen.nodes), "")
+    names = sorted(frozenset.intersection(*reached))
+    return next((name for name in names if _is_all_there(placement, offers, name)), names[0])
+
+
+def _is_all_there(placement: Placement, offers: Sequence[Offer], node: str) -> bool:
+    """Whether a request for all devices has all that this node reaches; others may reach more."""
+    taken: dict[int, set[int]] = defaultdict(set)
+    verdicts: dict[int, Verdict] = {}
+    for entry in placement.entries:
+        if entry.slot.mode in (Mode.EVERY, Mode.ADMIN_ALL):
+            taken[entry.slot.detail].add(entry.device.index)
+            verdicts[entry.slot.detail] = entry.slot.spec.verdict
+    return all(
+        node not in verdicts[detail].broken
+        and {index for index in verdicts[detail].accepted if node in offers[index].nodes} == indices
+        for detail, indices in taken.items()
+    )
 
 
 # -- answers -------------------------------------------------------------------------------------------------------

@@ -181,6 +181,11 @@ class Ask:
     path: str
     """of the field in the claim"""
 
+    def to_key(self) -> tuple[object, ...]:
+        """Equal for what asks for the same under the same name."""
+        what = (self.name, self.class_name, self.selectors, self.is_all, self.count, self.admin, self.tolerations)
+        return (*what, sorted((name, amount.nano) for name, amount in self.capacity.items()))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:

@@ -15,7 +15,7 @@ from typing import Any
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.decode import read_slice
 from devalloc_solver.dra.errors import AllocationError
-from devalloc_solver.dra.fields import FieldError
+from devalloc_solver.dra.fields import FieldError, shown
 from devalloc_solver.dra.nodes import SelectorError, reaches
 from devalloc_solver.dra.objects import Node, Slice
 
@@ -98,10 +98,10 @@ class SliceBook:
         return tuple(sorted(self._ignored, key=lambda i: (i.name, i.why)))
 
     def seen(self, pools: Iterable[Pool]) -> list[Manifest]:
-        """The manifests of these pools, without those that were left out."""
+        """The manifests of these pools, without those that were left out; of one that nobody read, where it is."""
         known = {(pool.driver, pool.name) for pool in pools}
         return [
-            entry.content
+            entry.content if entry.is_read else _place_of(entry.content)
             for entry in self._entries
             if (entry.found is not None or not entry.is_read) and _pool_id(entry.content) in known
         ]
@@ -191,9 +191,10 @@ class SliceBook:
         known = {id(found) for found in mine}
         total, hidden = 0, []
         for entry in self._by_pool[key]:
-            told = _pool_field(entry.content, "generation") or 0
+            told = _pool_field(entry.content, "generation")
+            told = told if isinstance(told, int) else 0
             if told != generation:
-                if isinstance(told, int) and told > generation:
+                if told > generation:
                     return True, 0, []
                 continue
             if not entry.is_read and not _counts(entry.content):
@@ -208,7 +209,7 @@ class SliceBook:
 def name_of(content: Manifest) -> str:
     """The name of an object; empty where it has none."""
     metadata = content.get("metadata")
-    return str(metadata.get("name") or "") if isinstance(metadata, Mapping) else ""
+    return shown(metadata.get("name") or "") if isinstance(metadata, Mapping) else ""
 
 
 def _spec(content: Manifest) -> Mapping[str, Any]:
@@ -216,8 +217,16 @@ def _spec(content: Manifest) -> Mapping[str, Any]:
     return spec if isinstance(spec, Mapping) else {}
 
 
+def _place_of(content: Manifest) -> Manifest:
+    """A slice of another node without what is in it, which nobody has looked into."""
+    spec, generation = _spec(content), _pool_field(content, "generation")
+    number = generation if isinstance(generation, int) else 0
+    pool = {"name": _pool_field(content, "name"), "generation": number}
+    return {"spec": {"driver": spec.get("driver"), "nodeName": spec.get("nodeName"), "pool": pool}}
+
+
 def _pool_id(content: Manifest) -> tuple[str, str]:
-    return str(_spec(content).get("driver")), str(_pool_field(content, "name"))
+    return shown(_spec(content).get("driver")), shown(_pool_field(content, "name"))
 
 
 def _pool_field(content: Manifest, name: str) -> Any:
@@ -232,7 +241,8 @@ def _with_devices(slices: Iterable[Slice]) -> tuple[Slice, ...]:
 def _counts(content: Manifest) -> bool:
     """Whether a slice has a say in counters."""
     spec = _spec(content)
-    devices = spec.get("devices") or ()
+    devices = spec.get("devices")
+    devices = devices if isinstance(devices, list) else ()
     return bool(spec.get("sharedCounters")) or any(
         isinstance(device, Mapping) and device.get("consumesCounters") for device in devices
     )

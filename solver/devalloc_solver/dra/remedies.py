@@ -239,17 +239,24 @@ def _short_counters(inputs: Inputs) -> Sequence[Remedy]:
 
 
 def _counter(pool: tuple[str, str], name: str, wanted: int, missing: int) -> Remedy:
-    counter_set, _, counter = name.rpartition("/")
-    shown = [str(Amount(nano, _form(nano))) for nano in (wanted, missing)]
-    entry = {"kind": "counter", "driver": pool[0], "pool": pool[1], "counterSet": counter_set, "counter": counter}
+    entry, words = counter_entry(pool, name, wanted, missing)
+    counter_set, counter = entry["counterSet"], entry["counter"]
 
     def change(spec: Body) -> Body:
         if (spec["driver"], spec["pool"]["name"]) != pool:
             return spec
-        return _counted(spec, lambda s, n, old: shown[0] if (s, n) == (counter_set, counter) else old)
+        return _counted(spec, lambda s, n, old: entry["needed"] if (s, n) == (counter_set, counter) else old)
 
+    return Remedy(entry, words, lambda i: i.with_slices(change))
+
+
+def counter_entry(pool: tuple[str, str], name: str, wanted: int, missing: int) -> tuple[Body, str]:
+    """The blocker for a counter that falls short, and the words. ``name`` is "set/counter"; amounts are in nano."""
+    counter_set, _, counter = name.rpartition("/")
+    shown = [str(Amount(nano, _form(nano))) for nano in (wanted, missing)]
+    entry = {"kind": "counter", "driver": pool[0], "pool": pool[1], "counterSet": counter_set, "counter": counter}
     words = f"with {shown[1]} more of counter {name} in pool {'/'.join(pool)}"
-    return Remedy({**entry, "needed": shown[0], "missing": shown[1]}, words, lambda i: i.with_slices(change))
+    return {**entry, "needed": shown[0], "missing": shown[1]}, words
 
 
 def _form(nano: int) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from devalloc_solver.dra.fields import Fields
+from devalloc_solver.dra.fields import FieldError, Fields
 from devalloc_solver.dra.objects import Claim
 
 DeviceId = tuple[str, str, str]
@@ -45,7 +45,7 @@ def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[Claim]) -> 
         usage.whole.add(_device_id(Fields(item, path)))
     for item, path in told.items("shares"):
         fields = Fields(item, path)
-        usage.add_share(_device_id(fields), fields.text("shareID"), {})
+        usage.add_share(_device_id(fields), fields.needed("shareID"), {})
     for item, path in told.items("consumedCapacity"):
         fields = Fields(item, path)
         usage.add_share(_device_id(fields), None, _consumed(fields))
@@ -57,17 +57,41 @@ def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[Claim]) -> 
 
 
 def add_allocation(usage: Usage, allocation: Mapping[str, Any], path: str) -> None:
-    """Add what a claim's ``status.allocation`` holds. Raises FieldError; what comes before the error is added."""
-    devices = Fields(allocation, path).within("devices")
-    for item, at in devices.items("results"):
-        result = Fields(item, at)
-        if result.flag("adminAccess"):
-            continue
-        share = result.optional("shareID")
-        if share is None:
-            usage.whole.add(_device_id(result))
-        else:
-            usage.add_share(_device_id(result), share, _consumed(result))
+    """Add what a claim's ``status.allocation`` holds. Raises FieldError; all that can be read is added before."""
+    faults = []
+    for item, at in Fields(allocation, path).within("devices").items("results"):
+        try:
+            _add_result(usage, Fields(item, at))
+        except FieldError as error:
+            faults.append(error)
+    if faults:
+        raise faults[0]
+
+
+def _add_result(usage: Usage, result: Fields) -> None:
+    device, is_admin = _device_id(result), result.flag("adminAccess")
+    share, consumed = result.text("shareID"), _consumed(result)
+    if is_admin:
+        return
+    if share:
+        usage.add_share(device, share, consumed)
+    else:
+        usage.whole.add(device)
+
+
+def readable(allocation: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``add_allocation`` adds of an allocation, as an allocation."""
+    results = []
+    try:
+        for item, at in Fields(allocation, "").within("devices").items("results"):
+            try:
+                _add_result(Usage(), Fields(item, at))
+            except FieldError:
+                continue
+            results.append(item)
+    except FieldError:
+        pass
+    return {"devices": {"results": results}}
 
 
 def _device_id(fields: Fields) -> DeviceId:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from devalloc.api.quantity import type_name
 from devalloc_solver.blockers.edits import needed, sets_of
 from devalloc_solver.dra import remedies
-from devalloc_solver.dra.allocate import Manifest
+from devalloc_solver.dra.allocate import Manifest, objects
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.funnel import funnel
@@ -41,6 +42,9 @@ def explain(
     Raises AllocationError as ``allocate`` does.
     """
     gates = read_features(features)
+    claims, classes, slices = objects(claims, "claims"), objects(classes, "classes"), objects(slices, "slices")
+    if allocated is not None and not isinstance(allocated, Mapping):
+        raise AllocationError(f"allocated: must be a map, not {type_name(allocated)}")
     inputs = Inputs(node, tuple(claims), tuple(classes), tuple(slices), dict(allocated or {}), gates)
     task = inputs.task()
     if task is None:

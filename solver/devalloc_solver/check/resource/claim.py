@@ -85,10 +85,8 @@ def read_claim(number: int, claim: Manifest, result: Manifest, offer: Offer) -> 
         elif not chosen and all(option.spec.get("count", 1) for option in options):
             violations.append(f"request {spec['name']} is given none of its alternatives")
         requests += chosen
-    known = {request.name: request for request in requests}
     found: list[Taken] = []
-    for entry in entries:
-        request = known.get(entry["request"])
+    for entry, request in _matched(entries, requests):
         pool = offer.pool(entry["driver"], entry["pool"])
         device = None if pool is None else pool.devices.get(entry["device"])
         where = "/".join((entry["driver"], entry["pool"], entry["device"]))
@@ -103,6 +101,21 @@ def read_claim(number: int, claim: Manifest, result: Manifest, offer: Offer) -> 
     if len(entries) > LIMIT:
         violations.append(f"has {len(entries)} devices, more than {LIMIT}")
     return Answered(number, claim, result, tuple(requests), tuple(found)), violations
+
+
+def _matched(entries: list[Manifest], requests: list[Request]) -> Iterator[tuple[Manifest, Request | None]]:
+    """Entries with the request that they are for; requests of one name have theirs one after the other."""
+    known: dict[str, list[Request]] = {}
+    for request in requests:
+        known.setdefault(request.name, []).append(request)
+    given: Counter[str] = Counter()
+    for entry in entries:
+        same = known.get(entry["request"])
+        if same is not None and len(same) > 1 and given[entry["request"]] == same[0].spec.get("count", 1):
+            del same[0]
+            given[entry["request"]] = 0
+        given[entry["request"]] += 1
+        yield entry, same[0] if same else None
 
 
 def request_violations(

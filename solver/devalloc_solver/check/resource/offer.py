@@ -109,7 +109,7 @@ class Offer:
         newest = max(_generation(spec) for spec in relevant)
         current = [spec for spec in specs if _generation(spec) == newest]
         seen = [spec for spec in relevant if _generation(spec) == newest]
-        wanted = seen[0]["pool"].get("resourceSliceCount", 0)
+        wanted = seen[0]["pool"].get("resourceSliceCount") or 0
         if len(seen) == wanted:
             current = seen
         elif any(_generation(spec) > newest for spec in specs):
@@ -147,7 +147,7 @@ class Offer:
         if len(known) != len(sets):
             pool.problem = "is invalid: it has a counter set twice"
         for one in sets:
-            for counter, amount in one["counters"].items():
+            for counter, amount in (one.get("counters") or {}).items():
                 pool.counters[driver, name, one["name"], counter] = nano(amount["value"])
         for device in pool.every:
             entries = device.manifest.get("consumesCounters") or ()
@@ -158,7 +158,7 @@ class Offer:
 
 
 def _generation(spec: Manifest) -> int:
-    return int(spec["pool"].get("generation", 0))
+    return int(spec["pool"].get("generation") or 0)
 
 
 def _has_groups(spec: Manifest) -> bool:

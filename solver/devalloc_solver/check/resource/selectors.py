@@ -77,8 +77,10 @@ def _name(name: str, driver: str) -> tuple[str, str]:
     return domain or driver, short
 
 
-def _value(content: dict[str, Any]) -> Value:
-    for kind, value in content.items():
+def _value(content: dict[str, Any] | None) -> Value:
+    for kind, value in (content or {}).items():
+        if value is None:
+            continue
         if kind in ("int", "bool", "string"):
             scalar: Value = value
             return scalar

@@ -129,7 +129,7 @@ class _Builder:
         def entries(frame: Frame) -> dict[Any, Any]:
             found: dict[Any, Any] = {}
             for key_of, value_of, optional in parts:
-                key, value = map_key(key_of(frame)), value_of(frame)
+                key, value = map_key(frame.look_up(key_of(frame))), value_of(frame)
                 if optional:
                     if not _maybe(value).present:
                         continue
@@ -306,11 +306,11 @@ def _not_strictly_false(operand: Run) -> Run:
 
 
 def _index(container: Run, key: Run) -> Run:
-    return lambda frame: access.get(container(frame), key(frame))
+    return lambda frame: access.get(container(frame), frame.look_up(key(frame)))
 
 
 def _optional_index(container: Run, key: Run) -> Run:
-    return lambda frame: access.get_optional(container(frame), key(frame))
+    return lambda frame: access.get_optional(container(frame), frame.look_up(key(frame)))
 
 
 def _or_optional(left: Run, right: Run) -> Run:

@@ -218,7 +218,7 @@ def _insertion(node: Fold, step: Node, scope: Scope, build: Build, accumulator: 
         else:
             raise no_overload("cel.@mapInsert", entries, values[0])
         for key, value in added.items():
-            if key in entries:
+            if frame.look_up(key) in entries:
                 raise EvaluationError(f"insert failed: key {from_key(key)} already exists")
             entries[key] = value
         return entries

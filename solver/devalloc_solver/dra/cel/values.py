@@ -26,6 +26,13 @@ CHARACTERS_PER_UNIT = 10
 """Characters (or list elements) that one unit of cost lets an operation pass over, as in Kubernetes."""
 
 
+PARSING_COST = 10
+"""What it costs to read a value of a type of its own (address, URL, version, ...) out of a text, besides its length."""
+
+LONG = 64
+"""Texts up to this length are compared for nothing; longer ones cost a unit per so many characters."""
+
+
 class Frame:
     """The state of one evaluation: the device, the cost that is left, and the variables of comprehensions."""
 
@@ -41,6 +48,12 @@ class Frame:
         self.left -= cost
         if self.left < 0:
             raise CostExceeded
+
+    def look_up(self, key: Any) -> Any:
+        """``key`` as it is, with what it costs to compare it to the same key of a map spent."""
+        if type(key) is str and len(key) > LONG:
+            self.spend(len(key) // LONG)
+        return key
 
     def pass_over(self, size: int) -> None:
         """Spend what it costs to read or write ``size`` characters or elements."""
@@ -163,6 +176,8 @@ def equal(frame: Frame, left: Any, right: Any) -> bool:
     """
     kind, other = type(left), type(right)
     if kind is other and kind in _PLAIN:
+        if kind is not bool and len(left) > LONG:
+            frame.spend(len(left) // LONG)
         return bool(left == right)
     if kind in _NUMBERS:
         if other not in _NUMBERS:
@@ -172,7 +187,7 @@ def equal(frame: Frame, left: Any, right: Any) -> bool:
         return left is right
     if kind in _NAMES:
         if kind is SemVer:
-            return _same_version(left, right)
+            return _same_version(frame, left, right)
         if kind in LISTS:
             return other in LISTS and _equal_lists(frame, left, right)
         return kind in MAPS and other in MAPS and _equal_maps(frame, left, right)
@@ -185,9 +200,10 @@ def equal(frame: Frame, left: Any, right: Any) -> bool:
     return kind is other and bool(left == right)
 
 
-def _same_version(left: SemVer, right: Any) -> bool:
+def _same_version(frame: Frame, left: SemVer, right: Any) -> bool:
     if type(right) is not SemVer:
         raise no_overload("_==_", left, right)
+    frame.pass_over(len(left.text) + len(right.text))
     return left.text == right.text or precedence(left) == precedence(right)
 
 
@@ -216,7 +232,7 @@ def _equal_maps(frame: Frame, left: dict[Any, Any], right: dict[Any, Any]) -> bo
     if len(left) != len(right):
         return False
     frame.spend(len(left))
-    return all(key in right and equal_or_false(frame, value, right[key]) for key, value in left.items())
+    return all(frame.look_up(key) in right and equal_or_false(frame, value, right[key]) for key, value in left.items())
 
 
 def contains(frame: Frame, items: Iterable[Any], value: Any) -> bool:

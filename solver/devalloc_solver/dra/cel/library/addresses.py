@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from devalloc_solver.dra.cel.errors import EvaluationError
 from devalloc_solver.dra.cel.library.registry import STRING, Overload
-from devalloc_solver.dra.cel.values import Frame
+from devalloc_solver.dra.cel.values import CHARACTERS_PER_UNIT, PARSING_COST, Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ def parse_cidr(text: str) -> CIDR:
 
 
 def _ip(frame: Frame, text: str) -> IP:
-    frame.pass_over(len(text))
+    frame.spend(PARSING_COST + len(text) // CHARACTERS_PER_UNIT)
     return parse_ip(text)
 
 
 def _cidr(frame: Frame, text: str) -> CIDR:
-    frame.pass_over(len(text))
+    frame.spend(PARSING_COST + len(text) // CHARACTERS_PER_UNIT)
     return parse_cidr(text)
 
 

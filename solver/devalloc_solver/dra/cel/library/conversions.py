@@ -10,6 +10,8 @@ from devalloc_solver.dra.cel.errors import EvaluationError
 from devalloc_solver.dra.cel.library.registry import ANY, BOOL, BYTES, DOUBLE, INT, STRING, UINT, Overload
 from devalloc_solver.dra.cel.times import SECOND, Duration, Timestamp, parse_duration, parse_timestamp
 from devalloc_solver.dra.cel.values import (
+    CHARACTERS_PER_UNIT,
+    PARSING_COST,
     Frame,
     TypeValue,
     UInt,
@@ -136,6 +138,16 @@ def to_string(frame: Frame, value: Any) -> str:
     raise no_overload("string", value)
 
 
+def _text_to_duration(frame: Frame, text: str) -> Duration:
+    frame.spend(PARSING_COST + len(text))
+    return parse_duration(text)
+
+
+def _text_to_timestamp(frame: Frame, text: str) -> Timestamp:
+    frame.spend(PARSING_COST + len(text) // CHARACTERS_PER_UNIT)
+    return parse_timestamp(text)
+
+
 def _same(_: Frame, value: Any) -> Any:
     return value
 
@@ -162,10 +174,10 @@ FUNCTIONS: tuple[Overload, ...] = (
     *(("string", (kind,), to_string) for kind in (STRING, BOOL, INT, UINT, DOUBLE, BYTES, Duration, Timestamp)),
     ("duration", (Duration,), _same),
     ("duration", (INT,), lambda _, value: Duration(value)),
-    ("duration", (STRING,), lambda _, text: parse_duration(text)),
+    ("duration", (STRING,), _text_to_duration),
     ("timestamp", (Timestamp,), _same),
     ("timestamp", (INT,), lambda _, seconds: Timestamp(seconds * SECOND)),
-    ("timestamp", (STRING,), lambda _, text: parse_timestamp(text)),
+    ("timestamp", (STRING,), _text_to_timestamp),
     ("dyn", (ANY,), _same),
     ("type", (ANY,), lambda _, value: TypeValue(type_name(value))),
 )

@@ -12,6 +12,7 @@ from devalloc_solver.dra.cel.library.registry import ANY, INT, LIST, Implementat
 from devalloc_solver.dra.cel.times import Duration
 from devalloc_solver.dra.cel.values import (
     LISTS,
+    LONG,
     MAPS,
     NOTHING,
     Frame,
@@ -27,8 +28,13 @@ from devalloc_solver.dra.cel.values import (
 )
 
 
+def _comparing(items: list[Any]) -> int:
+    """What it costs to compare each of ``items`` once to another one."""
+    return len(items) + sum(len(item) // LONG for item in items if type(item) is str or type(item) is bytes)
+
+
 def _is_sorted(frame: Frame, items: list[Any]) -> bool:
-    frame.spend(len(items))
+    frame.spend(_comparing(items))
     return all(compare("isSorted", a, b) <= 0 for a, b in pairwise(items))
 
 
@@ -36,7 +42,7 @@ def _best(name: str, sign: int) -> Implementation:
     def best(frame: Frame, items: list[Any]) -> Any:
         if not items:
             raise EvaluationError(f"{name} called on empty list")
-        frame.spend(len(items))
+        frame.spend(_comparing(items))
         found = items[0]
         for item in items[1:]:
             if sign * compare(name, item, found) > 0:
@@ -105,7 +111,7 @@ def _sorted_by(frame: Frame, items: list[Any], keys: list[Any]) -> list[Any]:
         raise EvaluationError("sortBy: as many keys as elements are needed")
     if any(type(key) is not type(keys[0]) for key in keys):
         raise EvaluationError("list elements must have the same type")
-    frame.spend(2 * len(items) * len(items).bit_length())
+    frame.spend(2 * _comparing(keys) * len(items).bit_length())
     pairs: list[tuple[Any, Any]] = list(zip(keys, items, strict=True))
     pairs.sort(key=cmp_to_key(_by_key))
     return [item for _key, item in pairs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from devalloc_solver.dra.cel.errors import EvaluationError
@@ -22,6 +23,7 @@ from devalloc_solver.dra.cel.library.registry import (
 )
 from devalloc_solver.dra.cel.times import SECOND, Duration, Timestamp
 from devalloc_solver.dra.cel.values import (
+    PARSING_COST,
     Frame,
     checked_int,
     checked_uint,
@@ -92,9 +94,9 @@ def _order(name: str, holds: Callable[[int, int], bool]) -> Overload:
     return name, (ANY, ANY), ordered
 
 
-def _in_map(_: Frame, key: Any, entries: dict[Any, Any]) -> bool:
+def _in_map(frame: Frame, key: Any, entries: dict[Any, Any]) -> bool:
     try:
-        return map_key(key) in entries
+        return map_key(frame.look_up(key)) in entries
     except EvaluationError:
         return False
 
@@ -103,10 +105,15 @@ def _size(_: Frame, value: Any) -> int:
     return len(value)
 
 
+def _local(frame: Frame, moment: Timestamp, zone: str) -> datetime:
+    frame.spend(PARSING_COST)  # reads the zone's file when it is not kept
+    return moment.local(zone)
+
+
 def _date_part(name: str, part: Callable[[Any], int]) -> tuple[Overload, Overload]:
     return (
         (name, (Timestamp,), lambda _, moment: part(moment.local(None))),
-        (name, (Timestamp, STRING), lambda _, moment, zone: part(moment.local(zone))),
+        (name, (Timestamp, STRING), lambda frame, moment, zone: part(_local(frame, moment, zone))),
     )
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from devalloc_solver.dra.cel.errors import EvaluationError
 from devalloc_solver.dra.cel.library.registry import INT, STRING, Overload
-from devalloc_solver.dra.cel.values import INT_MAX, INT_MIN, Frame
+from devalloc_solver.dra.cel.values import CHARACTERS_PER_UNIT, INT_MAX, INT_MIN, PARSING_COST, Frame
 
 NANO = 10**9
 
@@ -56,12 +56,12 @@ def parse(text: str) -> Amount:
 
 
 def _quantity(frame: Frame, text: str) -> Amount:
-    frame.pass_over(len(text))
+    frame.spend(PARSING_COST + len(text) // CHARACTERS_PER_UNIT)
     return parse(text)
 
 
 def _is_quantity(frame: Frame, text: str) -> bool:
-    frame.pass_over(len(text))
+    frame.spend(PARSING_COST + len(text) // CHARACTERS_PER_UNIT)
     try:
         parse(text)
     except EvaluationError:

@@ -30,45 +30,67 @@ _QUOTED = str.maketrans(
 )
 
 
+_PATTERN_MEMORY = 8 << 20
+"""Bytes for one compiled pattern; one that needs more is an error of the evaluation."""
+
+_PATTERN_COST = 25
+"""What a pattern costs besides its instructions, kept or not: the cost must not depend on what a cache holds."""
+
+_TOO_LARGE_COST = 40_000
+"""What it costs to find out that a pattern needs too much memory."""
+
+_MATCH_COST = 10
+
+
 @lru_cache(maxsize=256)
 def pattern(text: str) -> Any:
     """A compiled regular expression (RE2: linear time). Raises EvaluationError."""
     re2: Any = import_module("re2")
     options = re2.Options()
     options.log_errors = False
+    options.max_mem = _PATTERN_MEMORY
     try:
         return re2.compile(text, options)
     except re2.error as error:
         raise EvaluationError(f"invalid regular expression {text[:60]!r}: {error}") from None
 
 
-def _spend_on_match(frame: Frame, text: str, expression: str) -> None:
-    frame.spend((1 + (1 + len(text)) // CHARACTERS_PER_UNIT) * (1 + len(expression) // 4))
+def _paid(frame: Frame, text: str, expression: str) -> Any:
+    """The pattern, with what it costs to compile it and to pass it over ``text`` spent: both grow with its program."""
+    frame.spend(_PATTERN_COST + len(expression) // CHARACTERS_PER_UNIT)
+    try:
+        compiled = pattern(expression)
+    except EvaluationError as error:
+        if "too large" in str(error):
+            frame.spend(_TOO_LARGE_COST)
+        raise
+    size = compiled.programsize
+    passes = 1 + (1 + len(text)) // CHARACTERS_PER_UNIT
+    frame.spend(size + passes * (1 + max(len(expression), size) // 4))
+    return compiled
 
 
 def _matches(frame: Frame, text: str, expression: str) -> bool:
-    _spend_on_match(frame, text, expression)
-    return pattern(expression).search(text) is not None
+    return _paid(frame, text, expression).search(text) is not None
 
 
 def _find(frame: Frame, text: str, expression: str) -> str:
-    _spend_on_match(frame, text, expression)
-    match = pattern(expression).search(text)
+    match = _paid(frame, text, expression).search(text)
     return match.group(0) if match else ""
 
 
 def _find_all(frame: Frame, text: str, expression: str, limit: int = -1) -> list[str]:
-    _spend_on_match(frame, text, expression)
+    compiled = _paid(frame, text, expression)
     found: list[str] = []
     last = -1
-    for match in pattern(expression).finditer(text):
+    for match in compiled.finditer(text):
         if len(found) == limit:
             break
         start, end = match.span()
         if start == end == last:  # no empty match right after another
             continue
         last = end
-        frame.spend(1)
+        frame.spend(_MATCH_COST)
         found.append(match.group(0))
     return found
 
@@ -93,9 +115,17 @@ def _index_of(frame: Frame, text: str, part: str, offset: int = 0) -> int:
     return text.find(part, offset)
 
 
+def rightmost(text: str, part: str) -> int:
+    """``text.rfind(part)`` in linear time: Python searches forwards in linear time, but not backwards."""
+    if len(part) < 8 or len(part) > len(text):
+        return text.rfind(part)
+    at = text[::-1].find(part[::-1])
+    return at if at < 0 else len(text) - at - len(part)
+
+
 def _last_index_of(frame: Frame, text: str, part: str) -> int:
-    frame.pass_over(len(text))
-    return text.rfind(part)
+    frame.pass_over(2 * len(text))
+    return rightmost(text, part)
 
 
 def _last_index_of_from(frame: Frame, text: str, part: str, offset: int) -> int:
@@ -104,7 +134,7 @@ def _last_index_of_from(frame: Frame, text: str, part: str, offset: int) -> int:
         raise EvaluationError(f"index out of range: {offset}")
     if not part:
         return min(offset, len(text))
-    return -1 if offset >= len(text) else text.rfind(part, 0, offset + len(part))
+    return -1 if offset >= len(text) else rightmost(text[: offset + len(part)], part)
 
 
 def _replace(frame: Frame, text: str, old: str, new: str, limit: int = -1) -> str:

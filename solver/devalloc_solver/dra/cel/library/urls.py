@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 from devalloc_solver.dra.cel.errors import EvaluationError
 from devalloc_solver.dra.cel.library.registry import STRING, Overload
-from devalloc_solver.dra.cel.values import Frame
+from devalloc_solver.dra.cel.values import PARSING_COST, Frame
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):", re.ASCII)
@@ -103,19 +103,22 @@ def _escaped_path(path: str) -> str:
     return "".join(chr(byte) if byte in _KEPT_IN_PATH else f"%{byte:02X}" for byte in plain)
 
 
-def _hostname(_: Frame, url: URL) -> str:
+def _hostname(frame: Frame, url: URL) -> str:
+    frame.pass_over(len(url.host))
     host = url.host
     if host.startswith("[") and "]" in host:
         return host[1 : host.index("]")]
     return host.rpartition(":")[0] if ":" in host else host
 
 
-def _port(_: Frame, url: URL) -> str:
+def _port(frame: Frame, url: URL) -> str:
+    frame.pass_over(len(url.host))
     _host, colon, port = url.host.rpartition("]")[2].rpartition(":")
     return port if colon else ""
 
 
-def _query(_: Frame, url: URL) -> dict[str, list[str]]:
+def _query(frame: Frame, url: URL) -> dict[str, list[str]]:
+    frame.spend(1 + len(url.query))
     found: dict[str, list[str]] = {}
     for pair in url.query.split("&"):
         if not pair or ";" in pair:
@@ -132,13 +135,13 @@ def _unescaped(text: str) -> str:
 
 
 def _url(frame: Frame, text: str) -> URL:
-    frame.pass_over(len(text))
+    frame.spend(2 * PARSING_COST + len(text))
     parse(text, request=True)
     return parse(text)
 
 
 def _is_url(frame: Frame, text: str) -> bool:
-    frame.pass_over(len(text))
+    frame.spend(2 * PARSING_COST + len(text))
     return is_request(text)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from devalloc.api.semver import SemVer, SemVerError
 from devalloc_solver.dra.cel.errors import EvaluationError
-from devalloc_solver.dra.cel.library.registry import BOOL, STRING, Overload
-from devalloc_solver.dra.cel.values import UINT_MAX, Frame, precedence
+from devalloc_solver.dra.cel.library.registry import BOOL, STRING, Implementation, Overload
+from devalloc_solver.dra.cel.values import CHARACTERS_PER_UNIT, PARSING_COST, UINT_MAX, Frame, precedence
 
 
 def parse(text: str) -> SemVer:
@@ -39,7 +39,7 @@ def normalized(text: str) -> str:
 
 
 def _semver(frame: Frame, text: str, normalize: bool = False) -> SemVer:
-    frame.pass_over(len(text))
+    frame.spend(PARSING_COST + len(text) // CHARACTERS_PER_UNIT)
     return parse(normalized(text) if normalize else text)
 
 
@@ -51,7 +51,8 @@ def _is_semver(frame: Frame, text: str, normalize: bool = False) -> bool:
     return True
 
 
-def _compare(_: Frame, left: SemVer, right: SemVer) -> int:
+def _compare(frame: Frame, left: SemVer, right: SemVer) -> int:
+    frame.pass_over(len(left.text) + len(right.text))
     first, second = precedence(left), precedence(right)
     return (first > second) - (first < second)
 
@@ -63,15 +64,23 @@ def _int(number: int) -> int:
     return number
 
 
+def _part(index: int) -> Implementation:
+    def part(frame: Frame, version: SemVer) -> int:
+        frame.pass_over(len(version.text))
+        return _int(int(precedence(version)[index]))  # type: ignore[call-overload]
+
+    return part
+
+
 FUNCTIONS: tuple[Overload, ...] = (
     ("semver", (STRING,), _semver),
     ("semver", (STRING, BOOL), _semver),
     ("isSemver", (STRING,), _is_semver),
     ("isSemver", (STRING, BOOL), _is_semver),
-    ("isGreaterThan", (SemVer, SemVer), lambda _, left, right: precedence(left) > precedence(right)),
-    ("isLessThan", (SemVer, SemVer), lambda _, left, right: precedence(left) < precedence(right)),
+    ("isGreaterThan", (SemVer, SemVer), lambda frame, left, right: _compare(frame, left, right) > 0),
+    ("isLessThan", (SemVer, SemVer), lambda frame, left, right: _compare(frame, left, right) < 0),
     ("compareTo", (SemVer, SemVer), _compare),
-    ("major", (SemVer,), lambda _, version: _int(precedence(version)[0])),
-    ("minor", (SemVer,), lambda _, version: _int(precedence(version)[1])),
-    ("patch", (SemVer,), lambda _, version: _int(precedence(version)[2])),
+    ("major", (SemVer,), _part(0)),
+    ("minor", (SemVer,), _part(1)),
+    ("patch", (SemVer,), _part(2)),
 )

@@ -1,0 +1,96 @@
+"""What the API server refuses and an allocator would take: sizes of lists, and names that mean two things.
+
+``allocate`` answers such objects as upstream's allocator does. Whoever plans for a cluster is told, since the object
+would never get there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from devalloc_solver.dra.fields import FieldError
+from devalloc_solver.dra.objects import Claim, Class, Request, Slice
+
+MOST_REQUESTS = 32
+MOST_CONSTRAINTS = 32
+MOST_CONFIGS = 32
+MOST_SELECTORS = 32
+MOST_CHOICES = 8
+MOST_TOLERATIONS = 16
+MOST_TAINTS = 16
+MOST_DEVICES = 128
+MOST_PROPERTIES = 32
+"""attributes and capacities of a device together"""
+MOST_COUNTER_SETS = 8
+MOST_COUNTERS = 32
+MOST_CONSUMPTIONS = 2
+MOST_EXPRESSION = 10 * 1024
+"""characters of a selector"""
+
+
+def check_claim(claim: Claim) -> None:
+    """Raises FieldError for a claim that the API server refuses."""
+    path = "spec.devices"
+    _at_most(claim.requests, MOST_REQUESTS, f"{path}.requests")
+    _at_most(claim.constraints, MOST_CONSTRAINTS, f"{path}.constraints")
+    _at_most(claim.config, MOST_CONFIGS, f"{path}.config")
+    _once([request.name for request in claim.requests], f"{path}.requests", "requests")
+    for number, request in enumerate(claim.requests):
+        _check_request(request, f"{path}.requests[{number}]")
+    names = {name for request in claim.requests for name in (request.name, *(ask.name for ask in request.asks))}
+    for number, config in enumerate(claim.config):
+        _check_config(config, names, f"{path}.config[{number}].requests")
+
+
+def _check_request(request: Request, path: str) -> None:
+    if request.is_list:
+        _at_most(request.asks, MOST_CHOICES, f"{path}.firstAvailable")
+        _once([ask.name for ask in request.asks], f"{path}.firstAvailable", "subrequests")
+    for ask in request.asks:
+        _check_selectors(ask.selectors, ask.path)
+        _at_most(ask.tolerations, MOST_TOLERATIONS, f"{ask.path}.tolerations")
+
+
+def _check_config(config: Mapping[str, Any], names: Iterable[str], path: str) -> None:
+    missing = next((name for name in config.get("requests") or () if name not in names), None)
+    if missing is not None:
+        raise FieldError(path, f"names {missing!r}, which is no request of this claim")
+
+
+def check_class(found: Class) -> None:
+    """Raises FieldError for a class that the API server refuses."""
+    _check_selectors(found.selectors, "spec")
+    _at_most(found.config, MOST_CONFIGS, "spec.config")
+
+
+def _check_selectors(selectors: Sequence[str], path: str) -> None:
+    _at_most(selectors, MOST_SELECTORS, f"{path}.selectors")
+    for number, expression in enumerate(selectors):
+        if len(expression) > MOST_EXPRESSION:
+            told = f"has {len(expression)} characters, and the API server takes at most {MOST_EXPRESSION}; shorten it"
+            raise FieldError(f"{path}.selectors[{number}].cel.expression", told)
+
+
+def check_slice(found: Slice) -> None:
+    """Raises FieldError for a slice that the API server refuses."""
+    _at_most(found.devices, MOST_DEVICES, "spec.devices")
+    _at_most(found.counter_sets, MOST_COUNTER_SETS, "spec.sharedCounters")
+    for number, (_, counters) in enumerate(found.counter_sets):
+        _at_most(counters, MOST_COUNTERS, f"spec.sharedCounters[{number}].counters")
+    for number, device in enumerate(found.devices):
+        path = f"spec.devices[{number}]"
+        _at_most([*device.attributes, *device.capacity], MOST_PROPERTIES, f"{path}.attributes and capacity")
+        _at_most(device.taints, MOST_TAINTS, f"{path}.taints")
+        _at_most(device.consumes, MOST_CONSUMPTIONS, f"{path}.consumesCounters")
+
+
+def _at_most(found: Sequence[object] | Mapping[str, object], most: int, path: str) -> None:
+    if len(found) > most:
+        raise FieldError(path, f"has {len(found)} entries, and the API server takes at most {most}; split it")
+
+
+def _once(names: Sequence[str], path: str, what: str) -> None:
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice is not None:
+        raise FieldError(path, f"has two {what} named {twice.rpartition('/')[2]!r}; rename one")

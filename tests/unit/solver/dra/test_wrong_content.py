@@ -1,0 +1,255 @@
+"""Content of any type and size: an error that says what is wrong with it, and every other claim is answered."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from devalloc_solver.dra import AllocationError, allocate, explain, solve_manifests
+from devalloc_solver.dra.fleet import ResourceFleet
+from tests.support.dra import answer, ask, claim, counter_slice, device, devices, first_of, given, request, slice_
+from tests.support.mutate import places
+
+API = "resource.k8s.io/v1"
+DEEP: Any = []
+for _ in range(5000):
+    DEEP = [DEEP]
+JUNK: tuple[Any, ...] = (
+    *(None, 1.5, float("nan"), "", "x", [], {}, True, False, 0, -1, 2**63, 2**70, 10**5000, -(10**5000)),
+    *([None], [[]], [{}], [1], ["x"], {"a": None}, {1: "x", "a": 2}, {"a": {1: {}}}, "x" * 20_000, "(" * 5000),
+    *(DEEP, {"a": DEEP}, "\u0000", "9" * 5000, "1e999", "1.2.3-" + "9" * 5000),
+)
+"""What is put in the place of every value."""
+
+CONFIG = {"opaque": {"driver": "gpu.io", "parameters": {"mode": "x"}}}
+CLASS = {"metadata": {"name": "any"}, "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.io'"}}]}}
+NODE = {"metadata": {"name": "n1", "labels": {"zone": "a"}}}
+GOOD = claim(
+    request("r", 1, "device.attributes['gpu.io'].size > 1", tolerations=[{"key": "t", "operator": "Exists"}]),
+    first_of("f", ask(1, amounts={"memory": "1Gi"}), ask(1)),
+    constraints=[{"matchAttribute": "gpu.io/root", "requests": ["r"]}],
+    config=[{"requests": ["r"], **CONFIG}],
+)
+GOOD["metadata"]["annotations"] = {"devalloc.io/priority": "1"}
+OTHER = claim(request("r", 1), name="other")
+POLICY = {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2Gi", "step": "1Gi"}}
+SLICE = slice_(
+    "s",
+    [
+        device(
+            "a",
+            {"size": 2, "root": "x", "version": {"version": "1.2.3"}},
+            counters={"set": {"c": "1"}},
+            capacity={"memory": {"value": "2Gi", "requestPolicy": POLICY}},
+            taints=[{"key": "t", "effect": "NoSchedule"}],
+            bindingConditions=["ready"],
+            shared=True,
+        ),
+        device("b", {"size": 3, "root": "x"}),
+        device("c", {"size": 3}),
+    ],
+    count=2,
+)
+COUNTERS = counter_slice("t", {"set": {"c": "4"}}, count=2)
+FAR = slice_("far", [device("z", {"size": 1})], pool="far", nodeName="n2")
+PLENTY = slice_("plenty", devices("d", "e", "f"), pool="plenty")
+TERM = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+WIDE = slice_("wide", devices("w"), pool="wide", nodeSelector={"nodeSelectorTerms": [TERM]})
+SPREAD = [
+    slice_("u1", devices("u"), pool="u", count=2),
+    slice_("u2", devices("v"), pool="u", count=2, nodeName="n2"),
+]
+HELD = claim(request("r", 1), name="held")
+HELD["status"] = {
+    "allocation": {
+        "devices": {"results": [{"request": "r", "driver": "gpu.io", "pool": "plenty", "device": "f"}]},
+        "nodeSelector": {
+            "nodeSelectorTerms": [
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]},
+            ]
+        },
+    }
+}
+WORLD: dict[str, Any] = {
+    "node": NODE,
+    "claims": [GOOD, HELD, OTHER],
+    "classes": [CLASS],
+    "slices": [SLICE, COUNTERS, FAR, PLENTY, WIDE, *SPREAD],
+    "allocated": {"devices": [{"driver": "gpu.io", "pool": "p", "device": "c"}], "shares": [], "consumedCapacity": []},
+}
+SEEDS = range(6)
+
+
+def broken(seed: int, rounds: int) -> list[dict[str, Any]]:
+    """The same world with another value in one of its places, for so many of all the places and values."""
+    rng = random.Random(seed)
+    wholes = len(places(WORLD))
+    found = []
+    for _ in range(rounds):
+        world = deepcopy(WORLD)
+        container, key = places(world)[rng.randrange(wholes)]
+        container[key] = rng.choice(JUNK)
+        found.append(world)
+    return found
+
+
+def documents(world: dict[str, Any]) -> list[Any]:
+    kinds = (("Node", [world["node"]]), ("DeviceClass", world["classes"]), ("ResourceSlice", world["slices"]))
+    found: list[Any] = []
+    for kind, objects in (*kinds, ("ResourceClaim", world["claims"])):
+        for one in objects if isinstance(objects, list) else [objects]:
+            version = "v1" if kind == "Node" else API
+            found.append({"apiVersion": version, "kind": kind, **one} if isinstance(one, dict) else one)
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_but_an_allocation_error_comes_out_of_allocate(seed: int) -> None:
+    for world in broken(seed, 30):
+        with suppress(AllocationError):
+            found = allocate(**world)
+
+            assert found is None or len(found) == len(world["claims"])
+
+
+def test_nothing_but_an_allocation_error_comes_out_of_explain() -> None:
+    for world in broken(7, 12):
+        with suppress(AllocationError):
+            explain(**world)
+
+
+UNTOUCHED = documents({"node": [], "classes": [CLASS], "slices": [PLENTY], "claims": [OTHER]})[1:]
+"""What the other claim needs."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_other_claim_of_a_cluster_is_answered(seed: int) -> None:
+    for world in broken(100 + seed, 12):
+        cluster = documents(world)
+
+        answers = {one["name"]: one for one in solve_manifests(cluster)["claims"]}
+
+        if all(one in cluster for one in UNTOUCHED):
+            assert answers["other"]["allocated"]
+        fleet = ResourceFleet.from_manifests(cluster)
+        for one in cluster:
+            if isinstance(one, dict) and one.get("kind") == "ResourceClaim":
+                fleet.allocate(one)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"node": None}, "node: metadata.name is missing"),
+        ({"node": 5}, "node: must be a map"),
+        ({"claims": None}, "claims: must be a list of objects, not null"),
+        ({"claims": [1]}, r"claims\[0\]: must be an object, not a number"),
+        ({"classes": [None]}, r"classes\[0\]: must be an object"),
+        ({"slices": {}}, "slices: must be a list"),
+        ({"slices": ["x"]}, r"slices\[0\]: must be an object, not a text"),
+        ({"allocated": []}, "allocated must be a map"),
+        ({"features": "AdminAccess"}, "features: must be a list of feature gates"),
+        ({"features": [None]}, "features: a feature gate is a text"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(AllocationError, match=told):
+        allocate(**{**WORLD, **changed})
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def solved(*claims: dict[str, Any], slices: Any = (), classes: Any = ()) -> tuple[dict[str, Any], list[Any]]:
+    world = {"node": NODE, "classes": [CLASS, *classes], "claims": [*claims], "slices": [PLENTY, *slices]}
+    answer = solve_manifests(documents(world))
+    return {one["name"]: one for one in answer["claims"]}, answer["problems"]
+
+
+def test_requests_of_one_name_are_allocated_one_after_the_other_as_upstream_does() -> None:
+    wanted = claim(request("r", 1, "device.driver == 'gpu.io'"), request("r", 2))
+
+    assert given(answer(wanted, PLENTY)) == [[("r", "d"), ("r", "e"), ("r", "f")]]
+
+
+@pytest.mark.parametrize("second", [request("r", None), first_of("r", ask(1))])
+def test_requests_of_one_name_that_nobody_could_tell_apart_are_an_error(second: Any) -> None:
+    with pytest.raises(AllocationError, match=r"requests\[0\]\.name is the name of 2 requests"):
+        answer(claim(request("r", 1), second), PLENTY)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (claim(request(), request()), "spec.devices.requests has two requests named 'r'"),
+        (
+            claim({"name": "r", "firstAvailable": [{"name": "s", **ask()}, {"name": "s", **ask()}]}),
+            "spec.devices.requests[0].firstAvailable has two subrequests named 's'",
+        ),
+        (claim(request(), config=[{"requests": ["x"], **CONFIG}]), "config[0].requests names 'x', which is no"),
+        (claim(request(), config=[{"requests": 1.5, **CONFIG}]), "config[0].requests must be a list, not a number"),
+        (claim(request(), config=[{"requests": "r", **CONFIG}]), "config[0].requests must be a list, not a text"),
+        (claim(request(), config=[{"opaque": "x"}]), "config[0].opaque must be a map, not a text"),
+        (claim(*(request(f"r{i}") for i in range(33))), "requests has 33 entries, and the API server takes at most 32"),
+        (claim(request(), constraints=[{"matchAttribute": "a/b"}] * 33), "spec.devices.constraints has 33 entries"),
+        (claim(request(), config=[CONFIG] * 33), "spec.devices.config has 33 entries"),
+        (claim(request("r", 1, *["true"] * 33)), "exactly.selectors has 33 entries"),
+        (claim(request("r", 1, f"true{' ' * 10240}")), "selectors[0].cel.expression has 10244 characters"),
+        (claim(first_of("r", *[ask()] * 9)), "firstAvailable has 9 entries, and the API server takes at most 8"),
+        (claim(request(tolerations=[{"operator": "Exists"}] * 17)), "exactly.tolerations has 17 entries"),
+    ],
+)
+def test_a_claim_that_the_api_server_refuses_is_invalid_and_the_others_are_answered(wanted: Any, told: str) -> None:
+    found, problems = solved(wanted, OTHER)
+
+    assert found["other"]["allocated"]
+    assert (found["c"]["allocated"], found["c"]["reason"]) == (False, "ClaimInvalid")
+    assert told in found["c"]["message"]
+    assert any(problem["name"] == "c" for problem in problems)
+
+
+def test_a_count_that_is_missing_is_an_error_that_says_what_to_write() -> None:
+    for count in ({}, {"count": None}):
+        bare = {"name": "r", "exactly": {"deviceClassName": "any", "allocationMode": "ExactCount", **count}}
+
+        with pytest.raises(AllocationError, match=r"request r: .*exactly\.count is missing: .*write count: 1"):
+            answer(claim(bare), PLENTY)
+        assert solved(claim(bare))[0]["c"]["allocated"]
+
+
+def test_a_class_that_the_api_server_refuses_is_named_and_a_slice_is_read_all_the_same() -> None:
+    big = {"metadata": {"name": "big"}, "spec": {"selectors": [{"cel": {"expression": "true"}}] * 33}}
+    many = slice_("many", devices(*(f"m{i}" for i in range(129))), pool="many")
+
+    found, problems = solved(
+        claim(request(class_name="big")), claim(request(count=20), name="x"), slices=[many], classes=[big]
+    )
+
+    assert found["c"]["reason"] == "ClassInvalid"
+    assert "spec.selectors has 33 entries" in found["c"]["message"]
+    assert found["x"]["allocated"]
+    warning = next(problem for problem in problems if problem["name"] == "many")
+    assert warning["severity"] == "warning"
+    assert "has 129 entries, and the API server takes at most 128" in warning["message"]
+
+
+# -- All ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_devices_of_one_node_may_be_fewer_than_those_of_another_that_reaches_them() -> None:
+    local = slice_("local", devices("d"), pool="local", nodeName="n0")
+    net = slice_("net", devices("d"), pool="net", allNodes=True)
+    nodes = [{"metadata": {"name": name}} for name in ("n0", "n1")]
+    everything = claim(request("r", None))
+    cluster = documents({"node": nodes[0], "classes": [CLASS], "slices": [local, net], "claims": [everything]})
+    cluster.append({"apiVersion": "v1", "kind": "Node", **nodes[1]})
+
+    (found,) = solve_manifests(cluster)["claims"]
+    warm = ResourceFleet.from_manifests(cluster).allocate(cluster[-2])
+
+    assert found["allocated"]
+    assert warm == found
