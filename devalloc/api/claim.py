@@ -34,7 +34,7 @@ from devalloc.api.quantity import Quantity
 COUNT = "count"
 """The resource that every driver supports: the number of devices."""
 
-_INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 
 
 class DeviceConfigReference(ApiModel):
@@ -202,8 +202,12 @@ class DeviceClaimStatus(ApiModel):
 def check_annotations(annotations: Mapping[str, str]) -> None:
     """Raises ValidationError for what a claim may not be annotated with."""
     text = annotations.get(meta.PRIORITY)
-    if text is not None and (_INTEGER.fullmatch(text) is None or abs(int(text)) > INT64_MAX):
+    if text is None:
+        return
+    if _INTEGER.fullmatch(text) is None:
         refuse([(("metadata", "annotations", meta.PRIORITY), f"must be an integer, not {shown(text)}")])
+    if len(text) > 20 or abs(int(text)) > INT64_MAX:
+        refuse([(("metadata", "annotations", meta.PRIORITY), f"must be an integer of 64 bits, not {shown(text)}")])
 
 
 class DeviceClaim(ApiModel):

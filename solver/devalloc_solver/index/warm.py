@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.problems import Problem
+from devalloc_solver import cel
 from devalloc_solver.index.devmgmt import Devmgmt
 from devalloc_solver.index.documents import Document, name_of, read
 from devalloc_solver.index.reader import ClaimReader
@@ -82,7 +85,7 @@ class ClaimFleet:
         if not isinstance(document, Mapping) or not found.name[0] or not found.name[2]:
             raise ValueError("a manifest is a map that has at least kind and metadata.name")
         self._state.replace(found)
-        return [problem.to_dict() for problem in found.problems]
+        return [problem.to_dict() for problem in (*found.problems, *_broken_expression(found))]
 
     def delete(self, document: Mapping[str, Any]) -> None:
         """Forget an object; of a claim also what it holds."""
@@ -119,3 +122,13 @@ class ClaimFleet:
         if answer.allocated and not held:
             self._state.replace(document)
         return answer.to_dict()
+
+
+def _broken_expression(document: Document) -> Iterator[Problem]:
+    """A class that cannot be used although it reads well."""
+    if isinstance(document.object, DeviceClass) and document.object.spec.constraints:
+        try:
+            cel.compile(document.object.spec.constraints)
+        except cel.CompileError as error:
+            told = f"line {error.line}, column {error.column}: {error.message}"
+            yield Problem(told, path="spec.constraints", kind="DeviceClass", name=document.object.metadata.name)

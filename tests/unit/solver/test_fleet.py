@@ -477,3 +477,9 @@ def test_churn_leaves_nothing_behind() -> None:
     assert json.dumps(fleet.allocate(wants("probe", 4))) == first
     index = state_of(fleet).index
     assert sum(len(uses) for record in index.records.values() for uses in record.uses) == 4
+
+
+def test_a_class_with_a_broken_expression_is_told_when_it_comes() -> None:
+    warm = Fleet.from_manifests([])
+    broken = device_class("gpu", constraints="device.(")
+    assert [problem["path"] for problem in warm.update(broken)] == ["spec.constraints"]
