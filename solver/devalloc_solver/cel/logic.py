@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from devalloc.api.semver import SemVer
 from devalloc_solver.cel.errors import EvaluationError
 from devalloc_solver.cel.functions import Overload
-from devalloc_solver.cel.values import CelMap, Uint, contains, equal, ordered, show, type_name
+from devalloc_solver.cel.values import CelMap, Uint, contains, equal, looked_up, ordered, show, type_name, version_cost
 
 Frame = list[Any]
 """``[attributes, budget, variable, variable, ...]`` of one evaluation."""
@@ -66,7 +67,7 @@ def index(operand: Run, key: Run) -> Run:
     def run(frame: Frame) -> Any:
         value, at = operand(frame), key(frame)
         if isinstance(value, CelMap):
-            return value.get(at)
+            return value.get(looked_up(at, frame[1]))
         if not isinstance(value, list):
             raise EvaluationError(f"a {type_name(value)} has no elements")
         if type(at) not in (int, Uint):
@@ -103,7 +104,7 @@ def member(wanted: Run, within: Run) -> Run:
     def run(frame: Frame) -> bool:
         value, collection = wanted(frame), within(frame)
         if isinstance(collection, CelMap):
-            return collection.has(value)
+            return collection.has(looked_up(value, frame[1]))
         if not isinstance(collection, list):
             raise EvaluationError(f"'in' looks into a list or a map, not into a {type_name(collection)}")
         return contains(collection, value, frame[1])
@@ -173,10 +174,17 @@ def map_of(entries: Sequence[tuple[Run, Run]]) -> Run:
     def run(frame: Frame) -> CelMap:
         value = CelMap()
         for key, item in entries:
-            value.put(key(frame), item(frame))
+            value.put(looked_up(key(frame), frame[1]), item(frame))
         return value
 
     return run
+
+
+def _size(value: object) -> int:
+    """What it costs a function to take a value: its length."""
+    if isinstance(value, SemVer):
+        return version_cost(value)
+    return len(value) if isinstance(value, _SIZED) else 0
 
 
 def call(name: str, overloads: Sequence[Overload], operands: Sequence[Run]) -> Run:
@@ -198,7 +206,7 @@ def call(name: str, overloads: Sequence[Overload], operands: Sequence[Run]) -> R
             function = chosen[key] = choose(values)
         if function.budgeted:
             return function.run(*values, frame[1])
-        size = sum(len(value) for value in values if isinstance(value, _SIZED))
+        size = sum(map(_size, values))
         if size:
             frame[1].spend(size)
         return function.run(*values)

@@ -94,6 +94,11 @@ def _bool_of_string(text: str) -> bool:
     return _BOOLS[text]
 
 
+_REGEX_TOO_LARGE = 10_000
+"""Steps that it costs to find out that a pattern needs too much memory."""
+_STEPS_PER_INSTRUCTION = 2
+
+
 @lru_cache(maxsize=128)
 def regex(pattern: str) -> Any:
     """A compiled RE2 pattern. Raises EvaluationError for one that is invalid or too large."""
@@ -112,9 +117,19 @@ def regex(pattern: str) -> Any:
 
 
 def _matches(text: str, pattern: str, budget: Budget) -> bool:
-    budget.spend(len(text) * (1 + len(pattern) // 16) + 16 * len(pattern))
+    # Compiling and matching cost what the program is, not only the text of it ("x{900}"); kept or not, the same.
+    budget.spend(32 + 16 * len(pattern))
     try:
-        return regex(pattern).search(text) is not None
+        compiled = regex(pattern)
+    except EvaluationError as error:
+        if "too large" in str(error):
+            budget.spend(_REGEX_TOO_LARGE)
+        raise
+    size = compiled.programsize
+    budget.spend(_STEPS_PER_INSTRUCTION * max(size - 8 * len(pattern), 0))
+    budget.spend(len(text) * (1 + max(len(pattern), size // 2) // 16))
+    try:
+        return compiled.search(text) is not None
     except UnicodeError:
         raise EvaluationError(f"the string {show(text)} is no valid Unicode") from None
 

@@ -28,7 +28,11 @@ def _find(text: str, part: str, start: int = 0) -> int:
 
 
 def _find_last(text: str, part: str) -> int:
-    return text.rfind(part)
+    """``text.rfind(part)`` in linear time: Python searches forwards in linear time, but not backwards."""
+    if len(part) < 8 or len(part) > len(text):
+        return text.rfind(part)
+    at = text[::-1].find(part[::-1])
+    return at if at < 0 else len(text) - at - len(part)
 
 
 def _replace(text: str, old: str, new: str, *rest: Any) -> str:

@@ -85,6 +85,18 @@ _LONG = 64
 """Texts up to this length compare for free; longer ones cost a step per ``_LONG`` characters."""
 
 
+def version_cost(version: SemVer) -> int:
+    """What it costs to read the precedence of a version; nothing for one of usual length."""
+    return len(version.text) // 4 if len(version.text) > _LONG else 0
+
+
+def looked_up(key: object, budget: Budget) -> object:
+    """``key`` as it is, with what it costs to compare it to the same key of a map spent."""
+    if type(key) is str and len(key) > _LONG:
+        budget.spend(len(key) // _LONG)
+    return key
+
+
 def type_name(value: object) -> str:
     """The CEL name of the type of ``value``."""
     return _NAMES.get(type(value), type(value).__name__)
@@ -175,6 +187,7 @@ def _keys(left: Any, right: Any, budget: Budget) -> tuple[Any, Any] | None:
         if kind is Quantity:
             return left.nano, right.nano
         if kind is SemVer:
+            budget.spend(version_cost(left) + version_cost(right))
             return precedence(left), precedence(right)
     elif kind is str:
         budget.spend(len(left) // _LONG)
@@ -195,7 +208,7 @@ def _equal_lists(left: list[Any], right: list[Any], budget: Budget) -> bool:
 
 
 def _equal_maps(left: CelMap, right: CelMap, budget: Budget) -> bool:
-    if len(left) != len(right) or not all(right.has(key) for key in left):
+    if len(left) != len(right) or not all(right.has(looked_up(key, budget)) for key in left):
         return False
     return _all_equal(((left.get(key), right.get(key)) for key in left), budget)
 

@@ -5,9 +5,9 @@ Equality and order are by precedence, which leaves build metadata aside.
 
 from __future__ import annotations
 
-from devalloc.api.semver import SemVer, SemVerError
+from devalloc.api.semver import Precedence, SemVer, SemVerError
 from devalloc_solver.dra.cel.errors import EvaluationError
-from devalloc_solver.dra.cel.library.registry import BOOL, STRING, Implementation, Overload
+from devalloc_solver.dra.cel.library.registry import BOOL, STRING, Overload
 from devalloc_solver.dra.cel.values import CHARACTERS_PER_UNIT, PARSING_COST, UINT_MAX, Frame, precedence
 
 
@@ -52,8 +52,7 @@ def _is_semver(frame: Frame, text: str, normalize: bool = False) -> bool:
 
 
 def _compare(frame: Frame, left: SemVer, right: SemVer) -> int:
-    frame.pass_over(len(left.text) + len(right.text))
-    first, second = precedence(left), precedence(right)
+    first, second = _order(frame, left), _order(frame, right)
     return (first > second) - (first < second)
 
 
@@ -64,12 +63,9 @@ def _int(number: int) -> int:
     return number
 
 
-def _part(index: int) -> Implementation:
-    def part(frame: Frame, version: SemVer) -> int:
-        frame.pass_over(len(version.text))
-        return _int(int(precedence(version)[index]))  # type: ignore[call-overload]
-
-    return part
+def _order(frame: Frame, version: SemVer) -> Precedence:
+    frame.pass_over(len(version.text))
+    return precedence(version)
 
 
 FUNCTIONS: tuple[Overload, ...] = (
@@ -80,7 +76,7 @@ FUNCTIONS: tuple[Overload, ...] = (
     ("isGreaterThan", (SemVer, SemVer), lambda frame, left, right: _compare(frame, left, right) > 0),
     ("isLessThan", (SemVer, SemVer), lambda frame, left, right: _compare(frame, left, right) < 0),
     ("compareTo", (SemVer, SemVer), _compare),
-    ("major", (SemVer,), _part(0)),
-    ("minor", (SemVer,), _part(1)),
-    ("patch", (SemVer,), _part(2)),
+    ("major", (SemVer,), lambda frame, version: _int(_order(frame, version)[0])),
+    ("minor", (SemVer,), lambda frame, version: _int(_order(frame, version)[1])),
+    ("patch", (SemVer,), lambda frame, version: _int(_order(frame, version)[2])),
 )
