@@ -64,7 +64,6 @@ class _Seen:
     """A node as it was when it was last looked at."""
 
     record: NodeRecord
-    version: int
     states: tuple[PoolState, ...]
     keys: tuple[Hashable, ...]
     sort: Sort | None
@@ -92,32 +91,28 @@ class Census:
 
     def update(self) -> None:
         """Look at all nodes that are not as they were."""
-        if self._kinds is not self.index.kinds:
+        index = self.index
+        if self._kinds is not index.kinds:
             self._restart()
-        records = self._records()
-        get = self._nodes.get
-        changed = [r for n, r in records.items() if (seen := get(n)) is None or seen.version != r.version]
+            index.changed.update(index.records, (None,))
+        if not index.changed:
+            return
+        self.stamp += 1
         gone: set[Hashable] = set()
-        if len(self._nodes) + sum(r.name not in self._nodes for r in changed) > len(records):
-            for node in [node for node in self._nodes if node not in records]:
-                left = self._nodes.pop(node)
-                gone.update(left.keys)
-                self._forget(left)
-                self.layout += 1
-                self.stamp += 1
-        if changed:
-            self.stamp += 1
-        for record in changed:
-            old = self._nodes.get(record.name)
-            if old is None or old.record is not record:
-                self.layout += 1
+        for node in index.changed:
+            old = self._nodes.pop(node, None)
             if old is not None:
                 gone.update(old.keys)
                 self._forget(old)
+            if (None if old is None else old.record) is not self._record_of(node):
+                self.layout += 1
         for key in gone:
             self._let_go(key)
-        for record in changed:
-            self._nodes[record.name] = self._look(record)
+        for node in index.changed:
+            record = self._record_of(node)
+            if record is not None:
+                self._nodes[node] = self._look(record)
+        index.changed.clear()
 
     def _restart(self) -> None:
         """Kinds have other numbers now."""
@@ -126,13 +121,8 @@ class Census:
         for counted in (self.sorts, self.claims, self._nodes, self._states, self._held):
             counted.clear()
 
-    def _records(self) -> dict[Node, NodeRecord]:
-        index = self.index
-        found: dict[Node, NodeRecord] = {}
-        found.update(index.records)
-        if index.network is not None:
-            found[None] = index.network
-        return found
+    def _record_of(self, node: Node) -> NodeRecord | None:
+        return self.index.network if node is None else self.index.records.get(node)
 
     def _forget(self, old: _Seen) -> None:
         for state in old.states:
@@ -157,7 +147,7 @@ class Census:
             if sort is None or sort.node is not record.member_of:
                 sort = self.sorts[key] = Sort(record.member_of, tenants, sum(map(len, record.uses)))
             sort.ranks.add(record.rank)
-        return _Seen(record, record.version, states, keys, sort)
+        return _Seen(record, states, keys, sort)
 
     # -- claims ------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ class NodeIndex:
     network: NodeRecord | None = None
     network_version: int = 1
     held: dict[Hashable, Sequence[Item]] = field(default_factory=dict)
+    changed: set[str | None] = field(default_factory=set)
+    """nodes (None: the network) that are not as they were when somebody last cleared this"""
     _shapes: dict[Hashable, Shape | Apart] = field(default_factory=dict)
     _order: list[tuple[object, int]] = field(default_factory=list)
     """(natural order of the name, rank) of every node ever met, sorted"""
@@ -81,6 +83,7 @@ class NodeIndex:
         record = self.network if node is None else self.records.get(node)
         if record is None:
             return
+        self.changed.add(node)
         self.kinds.leave(node, record.snapshot)
         if node is None:
             self.network = None
@@ -102,6 +105,7 @@ class NodeIndex:
         if len(self.kinds.kinds) > known:
             self._forget_shapes()
         record = self.classes.record(node, -1 if node is None else self._rank(node), snapshot, kinds)
+        self.changed.add(node)
         if node is None:
             self.network = record
             self._network_changed(kinds=True)
@@ -183,6 +187,7 @@ class NodeIndex:
             if not use.whole and not use.shares:
                 del uses[position]
             touched.setdefault(name, set()).add(pool)
+        self.changed.update(touched)
         for name, pools in touched.items():
             if name is None:
                 assert self.network is not None

@@ -7,6 +7,7 @@ stand for all: one of each kind, where the least is in use, and those where the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,8 @@ FEW, MANY = 16, 128
 """Nodes with the fewest claims in the way that are looked at, first and where that does not prove the answer."""
 MEMO = 1_000
 """Answers remembered; when there are more, all are forgotten."""
+SCREENS = 64
+"""Shapes whose view of the nodes is remembered; when there are more, all are forgotten."""
 EXCERPTS = 16
 """Parts of the fleet that are kept."""
 
@@ -72,7 +75,7 @@ class Refusals:
             if len(self._answers) >= MEMO:
                 self._answers.clear()
             known = self._answers[key] = self.census.stamp, self._find(ask, claim)
-        return known[1].to_dict() | _named(claim, warnings)
+        return deepcopy(known[1].to_dict()) | _named(claim, warnings)
 
     def _find(self, ask: ClaimAsk, claim: DeviceClaim) -> ClaimAnswer:
         shape = self.index._shape(ask)
@@ -85,7 +88,11 @@ class Refusals:
 
     def _find_in_part(self, ask: ClaimAsk, claim: DeviceClaim, shape: Shape) -> ClaimAnswer | None:
         """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""
-        screen = self._screens.setdefault(ask.shape, Screen(self.census, shape.demand))
+        screen = self._screens.get(ask.shape)
+        if screen is None:
+            if len(self._screens) >= SCREENS:
+                self._screens.clear()
+            screen = self._screens[ask.shape] = Screen(self.census, shape.demand)
         choice = screen.choose(FEW)
         if choice is None:
             return None

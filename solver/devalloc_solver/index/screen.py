@@ -15,6 +15,8 @@ from devalloc_solver.index.census import Census, Holds, Sort
 from devalloc_solver.index.kinds import ALONE
 from devalloc_solver.index.states import NodeClass, NodeKind, PoolKind, PoolState
 
+MOST_BOUNDS = 50_000
+"""Ways in which nodes are held that are remembered; when there are more, all are forgotten."""
 MOST_KINDS = 64
 """Kinds of nodes that are all looked at."""
 
@@ -120,6 +122,8 @@ class Screen:
         kind = sort.node.kind
         key = kind.index, now, sort.tenants
         if key not in self._bounds:
+            if len(self._bounds) >= MOST_BOUNDS:
+                self._bounds.clear()
             self._bounds[key] = self._find_bound(kind, now, sort.tenants)
         return self._bounds[key]
 

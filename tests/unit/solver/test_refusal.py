@@ -14,7 +14,7 @@ import pytest
 from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
 from devalloc_solver import Fleet, solve_manifests
 from devalloc_solver.index import refusal
-from tests.support.manifests import Manifest
+from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
 from tests.support.remedies import remedied
 
@@ -87,21 +87,89 @@ def check(seed: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, pending = large_fleet(random)
     fleet = Fleet.from_manifests(kept)
     for number, asked in enumerate(pending * 2):
-        claim = copy.deepcopy(asked)
-        claim["metadata"]["name"] += f"-{number}"
-        key = claim["metadata"].get("namespace", "default"), claim["metadata"]["name"]
-        answer = fleet.allocate(claim)
+        waiting = copy.deepcopy(asked)
+        waiting["metadata"]["name"] += f"-{number}"
+        key = waiting["metadata"].get("namespace", "default"), waiting["metadata"]["name"]
+        answer = fleet.allocate(waiting)
         if answer["allocated"]:
-            kept.append(with_answer(claim, answer))
+            kept.append(with_answer(waiting, answer))
             continue
-        solved = _answer_to(key, [*kept, claim])
+        solved = _answer_to(key, [*kept, waiting])
         assert said(answer) == said(solved)
         assert sizes(answer) == sizes(solved), (answer, solved)
         assert answer["message"].partition("; ")[0] == solved["message"].partition("; ")[0]
         if answer.get("blockers") and answer["blockers"] != solved.get("blockers"):
-            assert _answer_to(key, remedied([*kept, claim], key, answer["blockers"]))["allocated"], answer
+            assert _answer_to(key, remedied([*kept, waiting], key, answer["blockers"]))["allocated"], answer
 
 
 def _answer_to(key: tuple[str, str], documents: list[Manifest]) -> dict[str, Any]:
     claims = solve_manifests(documents)["claims"]
     return next(answer for answer in claims if (answer["namespace"], answer["name"]) == key)
+
+
+# -- one thing at a time ---------------------------------------------------------------------------------------------
+
+
+def gpus(node: str, count: int = 4, model: str = "a100") -> Manifest:
+    devices = [
+        device(f"g{n}", attributes={"model": model, "numa": n // 2, "uuid": f"{node}-{n}"}) for n in range(count)
+    ]
+    return pool(f"pool-{node}", node, "gpu", devices=devices)
+
+
+def wants(name: str, count: int, constraints: str | None = None) -> Manifest:
+    detail: dict[str, Any] = {"deviceClass": "gpu", "requests": {"count": count}}
+    return claim(name, detail | ({"constraints": constraints} if constraints else {}))
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    """40 nodes, alike but for the last one, whose GPUs are of another model."""
+    nodes = [gpus(f"n{n}", model="a100" if n < 39 else "l4") for n in range(40)]
+    return Fleet.from_manifests([*nodes, device_class("gpu", driver="gpu")])
+
+
+def test_the_numbers_are_those_of_all_nodes(fleet: Fleet) -> None:
+    (funnel,) = fleet.allocate(wants("c", 1, "device.model == 'h100'"))["funnel"]
+    assert funnel["devices"] == 160
+    assert funnel["steps"][0]["count"] == 160
+    assert funnel["steps"][0]["devices"] == ["pool-n0/g0", "pool-n0/g1", "pool-n0/g2"]
+
+
+def test_the_claim_that_is_in_the_way_alone_is_found_among_many(fleet: Fleet) -> None:
+    for number in range(38):
+        for half in range(2):
+            assert fleet.allocate(wants(f"small-{number}-{half}", 2))["allocated"]
+    assert fleet.allocate(wants("large-a", 4))["allocated"]
+    assert fleet.allocate(wants("large-b", 4))["allocated"]
+    answer = fleet.allocate(wants("c", 4))
+    assert answer["reason"] == "DevicesInUse"
+    assert len(answer["blockers"]) == 1
+    assert answer["blockers"][0]["name"] in ("large-a", "large-b")
+
+
+def test_what_has_changed_since_is_told(fleet: Fleet) -> None:
+    for number in range(40):
+        assert fleet.allocate(wants(f"all-{number}", 4))["allocated"]
+    asked = wants("c", 4, "device.model == 'l4'")
+    before = fleet.allocate(asked)
+    assert fleet.allocate(asked) == before
+    (blocker,) = before["blockers"]
+    fleet.release("default", blocker["name"])
+    assert fleet.allocate(wants("another", 1, "device.model == 'l4'"))["allocated"]
+    assert [b["name"] for b in fleet.allocate(asked)["blockers"]] == ["another"]
+    fleet.update(gpus("n39", count=3, model="l4"))
+    assert fleet.allocate(asked)["reason"] == "NotEnoughDevices"
+    fleet.update(device_class("gpu", driver="another"))
+    assert fleet.allocate(asked)["funnel"][0]["steps"][0]["what"] == "are of another driver"
+    fleet.delete(gpus("n0"))
+    assert fleet.allocate(asked)["funnel"][0]["devices"] == 155
+
+
+def test_each_claim_hears_its_own_name_and_warnings(fleet: Fleet) -> None:
+    first, second = fleet.allocate(wants("a", 9)), fleet.allocate(wants("b", 9))
+    assert (first["name"], second["name"]) == ("a", "b")
+    assert {**first, "name": "b"} == second
+    first["blockers"][0].clear()
+    first["funnel"][0].clear()
+    assert fleet.allocate(wants("b", 9)) == second, "what a caller does to an answer is his own affair"
