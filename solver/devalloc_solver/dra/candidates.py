@@ -80,6 +80,8 @@ class Choice:
 
     ask: Ask
     verdict: Verdict
+    judge: Judge
+    """who can be asked what it might take if it asked for something else"""
 
     @property
     def size(self) -> int:
@@ -114,7 +116,7 @@ class Judge:
         key = (ask.class_name, ask.selectors, ask.is_all, ask.admin, ask.tolerations, *sorted(ask.capacity.items()))
         if key not in self._known:
             self._known[key] = self._judge(ask, f"claim {claim.title}, request {ask.name}")
-        return Choice(ask, self._known[key])
+        return Choice(ask, self._known[key], self)
 
     def _judge(self, ask: Ask, where: str) -> Verdict:
         self._check(ask, where)

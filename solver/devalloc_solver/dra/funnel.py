@@ -12,6 +12,8 @@ from devalloc_solver.snapshot import Snapshot
 
 SHOWN = 3
 """Examples per step."""
+_SHORT = ("have a taint", "have too little", "do not offer", "are of a pool")
+"""Steps of which the sentence gives the example: those of selectors are expressions, which the claim has itself."""
 
 
 def funnel(choice: Choice, offers: Sequence[Offer], snapshot: Snapshot, ledger: Ledger) -> dict[str, Any]:
@@ -45,8 +47,12 @@ def steps(choice: Choice, offers: Sequence[Offer]) -> list[tuple[str, int, list[
 
 def sentence(funnel: Mapping[str, Any]) -> str:
     """Such as "of 8 devices 6 fail a selector of the class, 2 are in use"."""
-    told = ", ".join(f"{step['count']} {step['what']}" for step in funnel["steps"])
+    told = ", ".join(f"{step['count']} {step['what']}{_example(step)}" for step in funnel["steps"])
     noun = "device" if funnel["devices"] == 1 else "devices"
     if not funnel["devices"]:
         return "there are no devices"
     return f"of {funnel['devices']} {noun} {told}" if told else f"all {funnel['devices']} {noun} match"
+
+
+def _example(step: Mapping[str, Any]) -> str:
+    return f" ({step['example']})" if "example" in step and step["what"].startswith(_SHORT) else ""

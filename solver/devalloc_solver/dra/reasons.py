@@ -1,20 +1,47 @@
-"""Why a claim of a cluster is not allocated: a code, a sentence, and the funnel of each request (S19)."""
+"""Why a claim of a cluster is not allocated: a code, numbers, what is in the way, and the funnels (S19).
+
+Every reason is found by solving again under better circumstances, and so is what is in the way, within a number of
+steps: where that is too little, ``blockers`` is empty and the reason and its numbers stand all the same.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc_solver.assignment import Placement
-from devalloc_solver.demand import Demand, Unit
+from devalloc_solver.blockers.claims import Releases
+from devalloc_solver.blockers.edits import Edit, applied, fewest, needed
+from devalloc_solver.blockers.question import Finder, Question, Undecided
+from devalloc_solver.demand import Demand, Slot, Unit
+from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.funnel import funnel, sentence
 from devalloc_solver.dra.inventory import Offer
-from devalloc_solver.holdings import Holding, Ledger
+from devalloc_solver.dra.numbers import Numbers
+from devalloc_solver.dra.relief import ANY, Reliefs
+from devalloc_solver.dra.slips import Slips
+from devalloc_solver.holdings import Holding, Key, Ledger
 from devalloc_solver.place import OutOfSteps, place
 from devalloc_solver.reasons import VERDICTS, Reason
 from devalloc_solver.snapshot import Snapshot
+
+MOST_FINDINGS = 40
+"""Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""
+SHOWN = 6
+"""Things in the way that the sentence names; the blockers name all of them."""
+
+_TAKEN = (Reason.DEVICES_IN_USE, Reason.LOST_TO_HIGHER_PRIORITY, Reason.LOST_TO_COMPETITION)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is found out about a unit, and holds for its equals."""
+
+    reason: Reason
+    told: str
+    blockers: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(slots=True)
@@ -24,25 +51,43 @@ class Explainer:
     snapshot: Snapshot
     offers: Sequence[Offer]
     holdings: Sequence[Holding]
+    """held before"""
     placements: Sequence[Placement]
+    """given in this batch"""
     ends: float | None
     """monotonic time after which nothing is solved any more"""
-    _known: dict[object, tuple[Reason, str]] = field(default_factory=dict)
+    _known: dict[object, Finding] = field(default_factory=dict)
+    _funnels: dict[object, dict[str, Any]] = field(default_factory=dict)
+    _given: tuple[Holding, ...] = field(init=False)
+    _in_use: tuple[Holding, ...] = field(init=False)
+    _priorities: dict[Key, int] = field(init=False)
+    _numbers: Numbers = field(init=False)
+    _slips: Slips = field(init=False)
+    _before: Ledger = field(init=False)
+    _finder: Finder | None = field(init=False, default=None)
+    _releases: Releases | None = field(init=False, default=None)
+    _judge: Judge | None = field(init=False, default=None)
+    _findings: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._given = tuple(placement.holding() for placement in self.placements)
+        self._in_use = (*self.holdings, *self._given)
+        self._priorities = {holding.claim: holding.priority for holding in self._in_use}
+        self._numbers = Numbers(self.snapshot, self.offers, self._in_use)
+        self._slips = Slips(self.offers)
+        self._before = self._now()
 
     def explain(self, unit: Unit) -> list[dict[str, Any]]:
         """An answer for each claim of the unit."""
         kind = unit.kind
-        if kind is None or kind not in self._known:
-            found = self._reason(unit)
+        found = self._known.get(kind) if kind is not None else None
+        if found is None:
+            found = self._find(unit)
             if kind is not None:
                 self._known[kind] = found
-        else:
-            found = self._known[kind]
-        return [self._answer(demand, *found) for demand in unit.demands]
+        return [self._answer(demand, found) for demand in unit.demands]
 
-    def _answer(self, demand: Demand, reason: Reason, told: str) -> dict[str, Any]:
-        ledger = self._now()
-        funnels = [funnel(slot.spec, self.offers, self.snapshot, ledger) for slot in demand.slots]
+    def _answer(self, demand: Demand, found: Finding) -> dict[str, Any]:
         errors = sorted({error for slot in demand.slots for error in slot.spec.verdict.errors})
         answer = {
             "namespace": demand.key[0],
@@ -51,45 +96,67 @@ class Explainer:
             "node": None,
             "allocations": {},
             "oneOf": None,
-            "reason": str(reason),
-            "message": f"{VERDICTS[reason]}: {told}" + (f"; {errors[0]}" if errors else ""),
-            "funnel": funnels,
+            "reason": str(found.reason),
+            "message": f"{VERDICTS[found.reason]}: {found.told}" + (f"; {errors[0]}" if errors else ""),
+            "funnel": [self._funnel(slot) for slot in demand.slots],
+            "blockers": [dict(blocker) for blocker in found.blockers],
         }
         return answer | ({"warnings": errors} if errors else {})
 
+    def _funnel(self, slot: Slot) -> dict[str, Any]:
+        key = id(slot.spec.verdict), slot.spec.ask.class_name
+        if key not in self._funnels:
+            self._funnels[key] = funnel(slot.spec, self.offers, self.snapshot, self._before)
+        return self._funnels[key] | {"request": slot.spec.ask.name}
+
     # -- the reason --------------------------------------------------------------------------------------------------
+
+    def _find(self, unit: Unit) -> Finding:
+        reason, told = self._reason(unit)
+        if reason is Reason.SEARCH_LIMIT:
+            return Finding(reason, told)
+        edits, claims, doubt = self._in_the_way(unit, reason)
+        blockers = [*(dict(edit.entry) for edit in edits), *(self._claim_entry(key) for key in claims)]
+        slips = self._slips.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit))
+        parts = [self._counted(unit), told, *slips, _remedy(edits, claims), doubt]
+        return Finding(reason, "; ".join(part for part in parts if part), tuple(blockers))
 
     def _reason(self, unit: Unit) -> tuple[Reason, str]:
         for demand in unit.demands:
             for slots in demand.details:
                 if not any(slot.candidates.accepted for slot in slots):
-                    found = funnel(slots[0].spec, self.offers, self.snapshot, self._empty())
-                    return Reason.NO_MATCHING_DEVICES, f"request {found['request']}: {sentence(found)}"
+                    return Reason.NO_MATCHING_DEVICES, "no device matches"
         anywhere = replace(unit, pin=None)
-        tests: list[tuple[Unit, Callable[[], Ledger], Reason, str]] = [
-            (unit, self._now, *self._lost(unit)),
-            (unit, self._empty, Reason.DEVICES_IN_USE, "other claims hold what it asks for"),
+        tests: list[tuple[Unit, Callable[[], Ledger], Callable[[], tuple[Reason, str]]]] = [
+            (unit, self._now, lambda: self._lost(unit)),
+            (unit, self._empty, lambda: (Reason.DEVICES_IN_USE, self._numbers.shortage(unit, is_empty=False))),
         ]
         if unit.pin is not None:
             told = f"the node {unit.pin} does not have what other nodes do"
-            tests.append((anywhere, self._empty, Reason.NODE_UNAVAILABLE, told))
-        told = "the constraints leave no devices that go together"
-        tests.append((_without_relations(anywhere), self._empty, Reason.MATCH_ATTRIBUTES_CONFLICT, told))
-        for tried, ledger, reason, why in tests:
+            tests.append((anywhere, self._empty, lambda: (Reason.NODE_UNAVAILABLE, told)))
+        tests.append((_without_relations(anywhere), self._empty, lambda: self._conflict(unit)))
+        for tried, ledger, verdict in tests:
             fits = self._fits(tried, ledger())
             if fits is None:
                 return Reason.SEARCH_LIMIT, "nothing is known to stand in the way"
             if fits:
-                return reason, why
+                return verdict()
+        short = self._numbers.shortage(unit, is_empty=True)
         if any(self.snapshot.devices[i].draws for d in unit.demands for s in d.slots for i in s.candidates.accepted):
-            return Reason.POOL_RESOURCES_EXHAUSTED, "no node has that many such devices with the counters they consume"
-        return Reason.NOT_ENOUGH_DEVICES, "no one node has that many such devices"
+            lacking = "no node has that many such devices with the counters they consume"
+            return Reason.POOL_RESOURCES_EXHAUSTED, short or lacking
+        return Reason.NOT_ENOUGH_DEVICES, short or "no one node has all that is requested together"
 
     def _lost(self, unit: Unit) -> tuple[Reason, str]:
         priority = min(demand.claim.priority for demand in unit.demands)
+        short = self._numbers.shortage(unit, is_empty=False)
         if any(placement.demand.claim.priority > priority for placement in self.placements):
-            return Reason.LOST_TO_HIGHER_PRIORITY, "claims of higher priority got the devices"
-        return Reason.LOST_TO_COMPETITION, "other claims of this batch got the devices"
+            return Reason.LOST_TO_HIGHER_PRIORITY, short or "claims of higher priority got the devices"
+        return Reason.LOST_TO_COMPETITION, short or "other claims of this batch got the devices"
+
+    def _conflict(self, unit: Unit) -> tuple[Reason, str]:
+        told = self._numbers.disagreement(unit) or "the constraints leave no devices that go together"
+        return Reason.MATCH_ATTRIBUTES_CONFLICT, told
 
     def _now(self) -> Ledger:
         return Ledger.of(self.snapshot, self.holdings)
@@ -106,6 +173,103 @@ class Explainer:
         except OutOfSteps:
             return None
 
+    # -- what is in the way ------------------------------------------------------------------------------------------
+
+    def _in_the_way(self, unit: Unit, reason: Reason) -> tuple[Sequence[Edit], tuple[Key, ...], str]:
+        """(what must change, whose release makes room, what is not certain of it); nothing where it was not found."""
+        if self._findings >= MOST_FINDINGS:
+            return (), (), ""
+        self._findings += 1
+        finder = self._get_finder()
+        finder.begin()
+        try:
+            return self._search(Question(self.snapshot, unit), reason, finder)
+        except Undecided:
+            return (), (), ""
+
+    def _search(
+        self, question: Question, reason: Reason, finder: Finder
+    ) -> tuple[Sequence[Edit], tuple[Key, ...], str]:
+        edits: Sequence[Edit] = ()
+        if reason not in _TAKEN:
+            found = next((f for tier in self._tiers(question, reason) if (f := fewest(question, tier, finder))), None)
+            if found is None:
+                return (), (), ""
+            edits = needed(found, lambda some: finder.works(applied(question, some)))
+        eased = applied(question, edits)
+        claims: tuple[Key, ...] = ()
+        if not finder.works(replace(eased, held=self._in_use)):
+            finder.refill()
+            claims = self._get_releases().find(eased, finder).claims
+            if not claims:
+                return (), (), ""
+        return edits, claims, "a smaller set may do, the search for it was cut short" if finder.is_cut_short else ""
+
+    def _tiers(self, question: Question, reason: Reason) -> Iterable[Sequence[Edit]]:
+        """What is taken away, the first that suffices is told; of another order than in ``why``, where all is asked."""
+        made = Reliefs(question.unit, self._get_judge(question.unit))
+        pins, constraints, counters = made.pins(), made.constraints(), made.counters(question)
+        capacities, selectors, classes = made.capacities(), made.selectors(), made.classes()
+        members, counts, requests = made.members(), made.counts(), made.requests()
+        if reason is Reason.NO_MATCHING_DEVICES:
+            yield from (capacities, selectors, classes, requests, members)
+        else:
+            yield from (pins, constraints, counters, [*constraints, *counters])
+            yield from (members, counts, requests, capacities, selectors, classes)
+        rules = [*pins, *constraints, *counters, *capacities, *counts, *selectors]
+        yield from (rules, [*rules, *classes], [*rules, *classes, *requests])
+
+    def _get_judge(self, unit: Unit) -> Judge:
+        """The judge of the claims, and knows a class that every device belongs to besides."""
+        if self._judge is None:
+            judge: Judge = next(slot for demand in unit.demands for slot in demand.slots).spec.judge
+            self._judge = replace(judge, classes={**judge.classes, ANY.name: ANY}, _known={})
+        return self._judge
+
+    def _get_finder(self) -> Finder:
+        if self._finder is None:
+            self._finder = Finder(self.snapshot, lambda slot: None, self.ends)
+        return self._finder
+
+    def _get_releases(self) -> Releases:
+        if self._releases is None:
+            self._releases = Releases(self.snapshot, self._in_use, frozenset(h.claim for h in self._given))
+        return self._releases
+
+    def _claim_entry(self, key: Key) -> dict[str, Any]:
+        return {"kind": "claim", "namespace": key[0], "name": key[1], "priority": self._priorities[key]}
+
+    # -- words -------------------------------------------------------------------------------------------------------
+
+    def _counted(self, unit: Unit) -> str:
+        """The funnel of the slot that is worst off, and who has the devices."""
+        slots = [slot for demand in unit.demands for slot in demand.slots]
+        worst = min(slots, key=lambda slot: len(slot.candidates.accepted) - slot.least, default=None)
+        if worst is None:
+            return ""
+        users = self._numbers.users(worst)
+        return f"request {worst.spec.ask.name}: {sentence(self._funnel(worst))}" + (f", {users}" if users else "")
+
+
+def class_selectors(unit: Unit) -> list[str]:
+    """The selectors of all classes that a unit names."""
+    named = {s.spec.ask.class_name: s.spec.judge.classes for d in unit.demands for s in d.slots}
+    return [text for name, classes in named.items() for text in classes[name].selectors]
+
 
 def _without_relations(unit: Unit) -> Unit:
     return replace(unit, demands=tuple(replace(demand, relations=()) for demand in unit.demands))
+
+
+def _remedy(edits: Sequence[Edit], claims: Sequence[Key]) -> str:
+    """Such as "it fits without request b and once default/a is released"."""
+    if not edits and not claims:
+        return ""
+    names = ", ".join("/".join(key) for key in claims[:SHOWN])
+    names += f" and {len(claims) - SHOWN} more claims" if len(claims) > SHOWN else ""
+    if not edits:
+        return f"releasing {names} would make room"
+    words = [edit.words for edit in edits[:SHOWN]]
+    words += [f"with {len(edits) - SHOWN} more changes"] if len(edits) > SHOWN else []
+    words += [f"once {names} {'is' if len(claims) == 1 else 'are'} released"] if claims else []
+    return f"it fits {' and '.join(words)}"

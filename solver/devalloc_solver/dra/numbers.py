@@ -1,0 +1,108 @@
+"""How many devices there are for a request at most, on the node that has the most, and who holds the others."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
+from devalloc_solver.dra.inventory import Offer
+from devalloc_solver.holdings import Holding, Key
+from devalloc_solver.snapshot import Snapshot
+
+SHOWN = 3
+"""Claims that are named as users of devices."""
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Counts devices; of those in use, by whom."""
+
+    snapshot: Snapshot
+    offers: Sequence[Offer]
+    held: Sequence[Holding]
+    _holders: dict[int, list[Key]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._holders = defaultdict(list)
+        for holding in self.held:
+            for item in holding.items:
+                self._holders[item.device].append(holding.claim)
+
+    def users(self, slot: Slot) -> str:
+        """Such as "2 of the matching ones are used by default/a (2)"; empty when nobody has any."""
+        taken = [index for index in slot.candidates.accepted if index in self._holders]
+        if not taken or slot.mode.is_admin:
+            return ""
+        ranked = Counter(claim for index in taken for claim in dict.fromkeys(self._holders[index]))
+        users = sorted(ranked.items(), key=lambda item: (-item[1], item[0]))
+        names = ", ".join(f"{'/'.join(claim)} ({count})" for claim, count in users[:SHOWN])
+        names += f" and {len(users) - SHOWN} more claims" if len(users) > SHOWN else ""
+        return f"{len(taken)} of the matching {'is' if len(taken) == 1 else 'are'} used by {names}"
+
+    def shortage(self, unit: Unit, *, is_empty: bool) -> str:
+        """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""
+        where = f"node {unit.pin} does not have" if unit.pin else "no node has"
+        for slot in _counted(unit):
+            found = [i for i in slot.candidates.accepted if is_empty or i not in self._holders or i in slot.portions]
+            best = self._best(unit, found, len)
+            if best < slot.least:
+                noun = f"{'' if is_empty else 'free '}{'device' if slot.least == 1 else 'devices'}"
+                return f"{where} {slot.least} {noun} for request {slot.spec.ask.name} (at most {best})"
+        return ""
+
+    def disagreement(self, unit: Unit) -> str:
+        """Such as "no node has 3 devices with one `d/numa` value for request r (at most 2)"; empty as above."""
+        for demand in unit.demands:
+            for relation in demand.relations:
+                for slot in demand.slots:
+                    if slot.label in relation.labels and slot in _counted(unit):
+                        told = self._disagreement(unit, relation, slot)
+                        if told:
+                            return told
+        names = dict.fromkeys(relation.attribute for demand in unit.demands for relation in demand.relations)
+        return f"the devices do not go together in {' and '.join(f'`{name}`' for name in names)}" if names else ""
+
+    def _disagreement(self, unit: Unit, relation: Relation, slot: Slot) -> str:
+        values = {i: self.snapshot.devices[i].values(relation.attribute) for i in slot.candidates.accepted}
+        having = [index for index, found in values.items() if found]
+        name = f"`{relation.attribute}`"
+        if relation.distinct:
+
+            def count(some: Sequence[int]) -> int:
+                return len(frozenset().union(*(values[index] for index in some)))
+
+            what = f"all different in {name}"
+        else:
+
+            def count(some: Sequence[int]) -> int:
+                counts = Counter(value for index in some for value in values[index])
+                return max(counts.values(), default=0)
+
+            what = f"with one {name} value"
+        best = self._best(unit, having, count)
+        if best >= slot.least:
+            return ""
+        lacking = len(values) - len(having)
+        without = f", {lacking} of {len(values)} have no {name}" if lacking else ""
+        noun = "device" if slot.least == 1 else "devices"
+        return f"no node has {slot.least} {noun} {what} for request {slot.spec.ask.name} (at most {best}{without})"
+
+    def _best(self, unit: Unit, found: Iterable[int], count: Callable[[Sequence[int]], int]) -> int:
+        """The most that one node has, or the node that is allowed."""
+        groups: dict[frozenset[str], list[int]] = defaultdict(list)
+        for index in found:
+            groups[self.offers[index].nodes].append(index)
+        by_node: dict[str, list[int]] = defaultdict(list)
+        for nodes, some in groups.items():
+            for node in nodes:
+                by_node[node] += some
+        return max((count(some) for node, some in by_node.items() if unit.pin in (None, node)), default=0)
+
+
+def _counted(unit: Unit) -> list[Slot]:
+    """Slots without an alternative that take so many devices."""
+    demands: Iterable[Demand] = unit.demands
+    alone = (detail[0] for demand in demands for detail in demand.details if len(detail) == 1)
+    return [slot for slot in alone if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT)]

@@ -1,0 +1,133 @@
+"""Slips of the pen in claims of resource.k8s.io: ``modle`` for ``model``, ``A10O`` for ``A100``, ``gpus`` for ``gpu``.
+
+A name or value is a slip only where no device of the fleet has it and another, near one, is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from devalloc.api.nearest import nearest
+from devalloc_solver.dra.cel import CompileError, Program, compile
+from devalloc_solver.dra.features import DEFAULT
+from devalloc_solver.dra.inventory import Offer, lookup
+from devalloc_solver.dra.objects import Ask, Claim
+
+MOST_VALUES = 1_000
+"""Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
+SHOWN = 3
+"""Slips that one message tells."""
+
+
+@dataclass(slots=True)
+class Slips:
+    """Finds what was most likely mistyped, among the devices that some node reaches."""
+
+    offers: Sequence[Offer]
+    _devices: list[Offer] = field(init=False)
+    _names: dict[str, Counter[str]] | None = None
+    """kind of name -> full name -> devices that have it"""
+    _values: dict[str, Counter[str]] = field(default_factory=dict)
+    _known: dict[object, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._devices = [offer for offer in self.offers if offer.nodes]
+
+    def of_claims(self, claims: Iterable[Claim], class_selectors: Iterable[str] = ()) -> list[str]:
+        """The first slips of these claims, and of the selectors of the classes they name, in words."""
+        found: dict[str, None] = {}
+        for claim in claims:
+            for constraint in claim.constraints:
+                found |= dict.fromkeys(self._name("attribute", constraint.attribute))
+            for ask in (ask for request in claim.requests for ask in request.asks):
+                found |= dict.fromkeys(self._of_ask(ask))
+        for expression in class_selectors:
+            found |= dict.fromkeys(self._of_expression(expression))
+        return [*found][:SHOWN]
+
+    def _of_ask(self, ask: Ask) -> Iterator[str]:
+        for expression in ask.selectors:
+            yield from self._of_expression(expression)
+        for name in ask.capacity:
+            yield from self._capacity(name)
+
+    def _of_expression(self, expression: str) -> tuple[str, ...]:
+        if expression not in self._known:
+            try:
+                self._known[expression] = (*self._in_program(compile(expression, DEFAULT)),)
+            except CompileError:
+                self._known[expression] = ()
+        return self._known[expression]
+
+    def _in_program(self, program: Program) -> Iterator[str]:
+        for read in sorted(program.reads or (), key=lambda r: (r.kind, r.domain, r.id)):
+            if read.kind in ("attribute", "capacity"):
+                yield from self._name(read.kind, f"{read.domain}/{read.id}")
+        for equality in program.equalities:
+            name = f"{equality.domain}/{equality.id}"
+            for value in equality.values:
+                if isinstance(value, str):
+                    yield from self._value(name, value)
+
+    def _name(self, kind: str, name: str) -> Iterator[str]:
+        known = self._full_names[kind]
+        near = None if known[name] else nearest_name(name, known)
+        if near is not None:
+            what = "" if kind == "attribute" else f"{kind} "
+            yield f"{what}`{name}` exists on 0 of {devices(len(self._devices))}; did you mean `{near}`?"
+
+    def _capacity(self, name: str) -> Iterator[str]:
+        """A requested capacity, which is named as the devices name it."""
+        known = Counter(other for offer in self._devices for other in offer.device.capacity)
+        near = None if known[name] else nearest(name, known)
+        if near is not None:
+            yield f"capacity `{name}` exists on 0 of {devices(len(self._devices))}; did you mean `{near}`?"
+
+    def _value(self, name: str, value: str) -> Iterator[str]:
+        if name not in self._values:
+            found = (lookup(offer, name) for offer in self._devices)
+            self._values[name] = Counter(
+                str(v) for a in found if a is not None and a.kind == "string" for v in a.values
+            )
+        values = self._values[name]
+        if not values or values[value] or len(values) > MOST_VALUES:
+            return
+        near = nearest(value, values)
+        if near is not None:
+            yield f"`{name}` is {value!r} on 0 of {devices(len(self._devices))}; did you mean {near!r}?"
+
+    @property
+    def _full_names(self) -> dict[str, Counter[str]]:
+        if self._names is None:
+            self._names = {"attribute": Counter(), "capacity": Counter()}
+            for offer in self._devices:
+                driver = offer.pool.driver
+                self._names["attribute"].update({_full(name, driver) for name in offer.device.attributes})
+                self._names["capacity"].update({_full(name, driver) for name in offer.device.capacity})
+        return self._names
+
+
+def nearest_name(name: str, known: Collection[str]) -> str | None:
+    """The nearest of full names: the id in the same domain, or the same id in the nearest domain."""
+    domain, _, identifier = name.rpartition("/")
+    by_domain: dict[str, set[str]] = defaultdict(set)
+    for other in known:
+        found, _, short = other.rpartition("/")
+        by_domain[found].add(short)
+    if domain in by_domain:
+        near = nearest(identifier, by_domain[domain])
+        return None if near is None else f"{domain}/{near}"
+    having = [other for other, names in by_domain.items() if identifier in names]
+    near = nearest(domain, having)
+    return None if near is None else f"{near}/{identifier}"
+
+
+def devices(count: int) -> str:
+    """Such as "1 device"."""
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def _full(name: str, driver: str) -> str:
+    return name if "/" in name else f"{driver}/{name}"

@@ -1,0 +1,243 @@
+"""What a claim of a cluster that got nothing is told: numbers, names, what is in the way, and slips (S19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from devalloc_solver import Fleet
+from devalloc_solver.dra import solve_manifests
+from devalloc_solver.dra.slips import nearest_name
+from tests.support.dra import claim, counter_slice, device, devices, request, slice_
+
+Content = dict[str, Any]
+CLASS = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
+GPU = {
+    **CLASS,
+    "metadata": {"name": "gpu"},
+    "spec": {"selectors": [{"cel": {"expression": "device.attributes['gpu.io'].kind == 'gpu'"}}]},
+}
+
+
+def object_(kind: str, manifest: Content) -> Content:
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, **manifest}
+
+
+def pool(node: str, content: list[Content], **spec: Any) -> Content:
+    return object_("ResourceSlice", slice_(f"s-{node}", content, pool=node, nodeName=node, **spec))
+
+
+def wants(name: str, *requests: Content, match: str | None = None, **marks: str) -> Content:
+    found = object_("ResourceClaim", claim(*requests, name=name, match=match))
+    found["metadata"]["annotations"] = {f"devalloc.io/{key}": value for key, value in marks.items()}
+    return found
+
+
+def solved(*documents: Content) -> dict[str, Content]:
+    return {one["name"]: one for one in solve_manifests([CLASS, GPU, *documents])["claims"]}
+
+
+# -- who is in the way ---------------------------------------------------------------------------------------------
+
+
+def test_a_loser_is_told_who_has_the_devices_and_whose_release_would_do() -> None:
+    found = solved(
+        pool("n1", devices(*"abc")),
+        wants("low", request("r", 2)),
+        wants("small", request("r", 1), priority="5"),
+        wants("high", request("r", 2), priority="7"),
+    )["low"]
+
+    assert found["reason"] == "LostToHigherPriority"
+    assert found["blockers"] == [{"kind": "claim", "namespace": "default", "name": "high", "priority": 7}]
+    assert "used by default/high (2), default/small (1)" in found["message"]
+    assert "no node has 2 free devices for request r (at most 0)" in found["message"]
+    assert found["message"].endswith("releasing default/high would make room")
+
+
+def test_a_warm_fleet_names_the_allocated_claim_that_holds_the_devices() -> None:
+    fleet = Fleet.from_manifests([CLASS, pool("n1", devices(*"ab"))])
+    assert fleet.allocate(wants("first", request("r", 2)))["allocated"]
+
+    found = fleet.allocate(wants("second", request("r", 1)))
+
+    assert (found["reason"], [b["name"] for b in found["blockers"]]) == ("DevicesInUse", ["first"])
+    fleet.release("default", "first")
+    assert fleet.allocate(wants("second", request("r", 1)))["allocated"]
+
+
+def test_equal_losers_are_told_the_same_and_a_batch_of_them_names_nobody_wrongly() -> None:
+    documents = [pool(f"n{i}", devices(*"ab")) for i in range(3)]
+    documents += [wants(f"c{i}", request("r", 2)) for i in range(8)]
+    answers = solved(*documents)
+
+    lost = [one for one in answers.values() if not one["allocated"]]
+    assert len(lost) == 5
+    assert len({str(one["blockers"]) for one in lost}) == 1
+    assert answers[lost[0]["blockers"][0]["name"]]["allocated"]
+
+
+# -- what is in the way is true ------------------------------------------------------------------------------------
+
+HALVES = [device(f"h{i}", counters={"s": {"m": "6"}}) for i in range(2)]
+PAIR = [device("a", {"numa": 0, "kind": "nic"}), device("b", {"numa": 1, "kind": "nic"})]
+CASES: dict[str, tuple[list[str], list[Content]]] = {
+    "count": (["amount"], [pool("n1", devices(*"ab")), pool("n2", devices(*"abc")), wants("x", request("r", 5))]),
+    "pin": (["node"], [pool("n1", devices("a")), pool("n2", devices(*"ab")), wants("x", request("r", 2), node="n1")]),
+    "match": (["constraint"], [pool("n1", PAIR), wants("x", request("r", 2), match="gpu.io/numa")]),
+    "selector": (["selector"], [pool("n1", PAIR), wants("x", request("r", 1, "device.driver == 'other.io'"))]),
+    "class": (["class"], [pool("n1", PAIR), wants("x", request("r", 1, class_name="gpu"))]),
+    "both": (
+        ["selector", "class"],
+        [pool("n1", PAIR), wants("x", request("r", 1, "device.driver == 'other.io'", class_name="gpu"))],
+    ),
+    "capacity": (
+        ["capacity"],
+        [
+            pool("n1", [device("a", capacity={"memory": "10"})]),
+            wants("x", request("r", 1, amounts={"memory": "11"})),
+        ],
+    ),
+    "requests": (["request"], [pool("n1", devices(*"ab")), wants("x", *(request(name, 1) for name in "rst"))]),
+    "member": (
+        ["member"],
+        [pool("n1", devices("a")), wants("x", request(), group="g"), wants("y", request(), group="g")],
+    ),
+    "counter": (
+        ["counter"],
+        [
+            object_("ResourceSlice", counter_slice("c", {"s": {"m": "10"}}, pool="n1", nodeName="n1", count=2)),
+            pool("n1", HALVES, count=2),
+            wants("x", request("r", 2)),
+        ],
+    ),
+    "mixed": (
+        ["amount", "claim"],
+        [pool("n1", devices(*"ab")), wants("y", request("r", 2), priority="3"), wants("x", request("r", 3))],
+    ),
+}
+
+
+@pytest.mark.parametrize(("kinds", "documents"), CASES.values(), ids=CASES)
+def test_without_its_blockers_a_claim_fits_and_with_any_one_of_them_it_does_not(
+    kinds: list[str], documents: list[Content]
+) -> None:
+    blockers = solved(*documents)["x"]["blockers"]
+
+    assert [blocker["kind"] for blocker in blockers] == kinds
+    assert fits(documents, blockers)
+    for part in (some for size in range(len(blockers)) for some in combinations(blockers, size)):
+        assert not fits(documents, part)
+
+
+def fits(documents: list[Content], blockers: Any) -> bool:
+    """Whether claim x, or what is left of its group, is allocated once these are taken away by hand."""
+    changed, classes = deepcopy(documents), deepcopy([CLASS, GPU])
+    claims = {one["metadata"]["name"]: one for one in changed if one["kind"] == "ResourceClaim"}
+    spec = claims["x"]["spec"]["devices"]
+    for blocker in blockers:
+        ask = next(walk(spec["requests"]))
+        match blocker["kind"]:
+            case "claim" | "member":
+                changed.remove(claims[blocker["name"]])
+            case "amount":
+                ask["count"] = int(blocker["most"])
+            case "node":
+                del claims["x"]["metadata"]["annotations"]["devalloc.io/node"]
+            case "constraint":
+                del spec["constraints"]
+            case "selector":
+                del ask["selectors"]
+            case "class":
+                classes[1]["spec"] = {}
+            case "capacity":
+                del ask["capacity"]["requests"][blocker["capacity"]]
+            case "request":
+                spec["requests"] = [one for one in spec["requests"] if one["name"] != blocker["request"]]
+            case "counter":
+                counters = changed[0]["spec"]["sharedCounters"][0]["counters"]
+                counters[blocker["counter"]]["value"] = blocker["needed"]
+    answers = {one["name"]: one for one in solve_manifests([*classes, *changed])["claims"]}
+    return answers.get("x", answers.get("y", {})).get("allocated", False)
+
+
+def walk(requests: list[Content]) -> Iterator[Content]:
+    return (one["exactly"] for one in requests)
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------
+
+
+def test_the_sentence_has_the_numbers_of_the_best_node() -> None:
+    found = solved(pool("n1", devices("a")), pool("n2", devices(*"abc")), wants("x", request("r", 9)))["x"]
+
+    assert "request r: all 4 devices match; no node has 9 devices for request r (at most 3)" in found["message"]
+    assert found["message"].endswith("it fits with at most 3 devices for request r")
+
+
+def test_a_match_that_fails_says_how_many_agree() -> None:
+    content = [device(name, {"numa": index % 2}) for index, name in enumerate("abc")] + [device("d")]
+    found = solved(pool("n1", content), wants("x", request("r", 3), match="gpu.io/numa"))["x"]
+
+    assert "no node has 3 devices with one `gpu.io/numa` value for request r" in found["message"]
+    assert "(at most 2, 1 of 4 have no `gpu.io/numa`)" in found["message"]
+
+
+def test_what_is_withheld_is_said_with_an_example() -> None:
+    taint = {"key": "maintenance", "effect": "NoSchedule"}
+    found = solved(pool("n1", [device("a", taints=[taint])]), wants("x", request()))["x"]
+
+    assert "of 1 device 1 have a taint that is not tolerated (maintenance:NoSchedule)" in found["message"]
+
+
+# -- slips ---------------------------------------------------------------------------------------------------------
+
+CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            wants("x", request("r", 1, "device.attributes['gpu.io'].modle == 'A100'")),
+            "`gpu.io/modle` exists on 0 of 1 device; did you mean `gpu.io/model`?",
+        ),
+        (
+            wants("x", request("r", 1, "device.attributes['gup.io'].model == 'A100'")),
+            "`gup.io/model` exists on 0 of 1 device; did you mean `gpu.io/model`?",
+        ),
+        (
+            wants("x", request("r", 1, "device.attributes['gpu.io'].model == 'A10O'")),
+            "`gpu.io/model` is 'A10O' on 0 of 1 device; did you mean 'A100'?",
+        ),
+        (
+            wants("x", request("r", 1), match="gpu.io/nuam"),
+            "`gpu.io/nuam` exists on 0 of 1 device; did you mean `gpu.io/numa`?",
+        ),
+        (
+            wants("x", request("r", 1, amounts={"memroy": "1"})),
+            "capacity `memroy` exists on 0 of 1 device; did you mean `memory`?",
+        ),
+    ],
+    ids=["attribute", "domain", "value", "match", "capacity"],
+)
+def test_a_slip_of_the_pen_is_told(asked: Content, told: str) -> None:
+    assert told in solved(pool("n1", CARD), asked)["x"]["message"]
+
+
+def test_what_is_there_is_no_slip() -> None:
+    asked = wants("x", request("r", 2, "device.attributes['gpu.io'].model == 'A100'"))
+
+    assert "did you mean" not in solved(pool("n1", CARD), asked)["x"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("d.io/modle", "d.io/model"), ("d.oi/model", "d.io/model"), ("d.io/xyz", None), ("zzz.net/qqq", None)],
+)
+def test_names_are_near_within_their_domain_or_in_one_that_is_near(name: str, near: str | None) -> None:
+    assert nearest_name(name, ["d.io/model", "d.io/numa", "other.net/model"]) == near
