@@ -253,3 +253,43 @@ def test_all_devices_of_one_node_may_be_fewer_than_those_of_another_that_reaches
 
     assert found["allocated"]
     assert warm == found
+
+
+# -- what claims hold ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "allocation",
+    [
+        5,
+        {"devices": 5},
+        {"devices": {"results": 5}},
+        {"devices": {"results": [5]}},
+        {"devices": {"results": [{"driver": [], "pool": {}, "device": 1}]}},
+        {"nodeSelector": 5, "devices": {}},
+        {"nodeSelector": {"nodeSelectorTerms": [None]}, "devices": {}},
+        {"devices": {"results": [{"driver": "gpu.io", "pool": "plenty", "device": "d", "consumedCapacity": 5}]}},
+    ],
+)
+def test_an_allocation_that_cannot_be_read_is_told_and_the_others_are_answered(allocation: Any) -> None:
+    bad = {**claim(request(), name="bad"), "status": {"allocation": allocation}}
+
+    found, _ = solved(bad, OTHER)
+    fleet = ResourceFleet.from_manifests(
+        documents({"node": NODE, "classes": [CLASS], "slices": [PLENTY], "claims": [bad]})
+    )
+
+    assert found["other"]["allocated"]
+    assert "bad" in found
+    assert fleet.allocate({"kind": "ResourceClaim", **OTHER})["allocated"]
+
+
+def test_what_can_be_read_of_an_allocation_is_in_use() -> None:
+    mine = {"driver": "gpu.io", "pool": "plenty"}
+    bad = {**claim(request(), name="bad")}
+    bad["status"] = {"allocation": {"devices": {"results": [{"driver": 5}, {**mine, "device": "d"}]}}}
+
+    found, problems = solved(bad, claim(request(count=2)))
+
+    assert [one["device"] for one in found["c"]["allocations"]["devices"]["results"]] == ["e", "f"]
+    assert any(problem["name"] == "bad" for problem in problems)
