@@ -14,7 +14,7 @@ from devalloc_solver.cel.values import MAX_INT, MAX_UINT, MIN_INT, Uint, show
 
 _INT = re.compile(r"[+-]?[0-9]{1,30}")
 _UINT = re.compile(r"[0-9]{1,30}")
-_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DOUBLE = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _BOOLS = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),

@@ -99,7 +99,7 @@ _UNITS = {
     "m": 60 * SECOND,
     "h": 3600 * SECOND,
 }
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII)
 
 
 def parse_duration(text: str) -> Duration:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from devalloc_solver.cel import Budget, BudgetExceeded
+from devalloc_solver.cel import EvaluationError as OwnError
 from devalloc_solver.cel import compile as compile_own
-from devalloc_solver.dra.cel import CelDevice, ExhaustedError, compile
+from devalloc_solver.dra.cel import CelDevice, EvaluationError, ExhaustedError, compile
 from devalloc_solver.dra.cel.library.strings import pattern, rightmost
 from devalloc_solver.dra.cel.library.table import FUNCTIONS
 from devalloc_solver.dra.cel.values import Frame
@@ -95,3 +96,16 @@ def test_own_dialect_ends_patterns_built_at_run_time() -> None:
 
 def test_own_dialect_charges_long_versions() -> None:
     assert own_cost(f"semver('{LONG}') == semver('{LONG}')") > own_cost("semver('1.0.0') == semver('1.0.0')") + 100
+
+
+@pytest.mark.parametrize("text", ["1_" * 50_000, "1" * 50_000 + "x", "0x" + "f" * 50_000, "9" * 50_000, "1." * 50_000])
+@pytest.mark.parametrize("function", ["double", "duration"])
+def test_a_long_text_is_read_in_linear_time(function: str, text: str) -> None:
+    """Quadratic readers would not end here."""
+    with pytest.raises(EvaluationError):
+        cost(function, text)
+
+
+def test_own_dialect_reads_a_long_double_in_linear_time() -> None:
+    with pytest.raises(OwnError):
+        compile_own(f"double('{'1' * 9_000}x' + device.model) > 1.0").evaluate({"model": "a"}, Budget(10**6))

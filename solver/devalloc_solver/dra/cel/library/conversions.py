@@ -23,8 +23,8 @@ from devalloc_solver.dra.cel.values import (
 
 _INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 _UNSIGNED = re.compile(r"\d{1,40}", re.ASCII)
-_FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?(?<!_)", re.ASCII)
-_HEX_FLOAT = re.compile(r"[+-]?0[xX]([0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?\d+", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)([eE][+-]?\d+)?(?<!_)", re.ASCII)
+_HEX_FLOAT = re.compile(r"[+-]?0[xX]([0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?|\.[0-9a-fA-F]+)[pP][+-]?\d+", re.ASCII)
 _NO_NUMBER = re.compile(r"[+-]?(inf|infinity)|nan", re.ASCII | re.IGNORECASE)
 _TRUE = frozenset(("1", "t", "true", "TRUE", "True", "T"))
 _FALSE = frozenset(("0", "f", "false", "FALSE", "False", "F"))

@@ -155,6 +155,7 @@ def _split(frame: Frame, text: str, separator: str, limit: int = -1) -> list[str
 
 
 def _join(frame: Frame, items: list[Any], separator: str = "") -> str:
+    frame.spend(len(items))
     for item in items:
         if type(item) is not str:
             raise no_overload("join", items)
