@@ -29,14 +29,6 @@ from devalloc_solver.reasons import VERDICTS, Reason
 from devalloc_solver.snapshot import Device, Snapshot
 from devalloc_solver.solution import ClaimAnswer
 
-_IN_THE_WAY = (
-    Reason.DEVICES_IN_USE,
-    Reason.LOST_TO_HIGHER_PRIORITY,
-    Reason.LOST_TO_COMPETITION,
-    Reason.SEARCH_LIMIT,
-)
-"""Reasons of what would fit, were it not for others."""
-
 SHOWN = 6
 """Things in the way that the sentence names; the blockers name all of them."""
 _CUT_SHORT = "the time did not suffice to find out what would have to change"

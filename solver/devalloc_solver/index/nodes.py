@@ -94,10 +94,6 @@ class NodeIndex:
         record.member_of.count -= 1
         record.member_of = None
 
-    def snapshot_of(self, node: str | None) -> Snapshot:
-        record = self.network if node is None else self.records.get(node)
-        return without_pools() if record is None else record.snapshot
-
     def _add(self, node: str | None, snapshot: Snapshot) -> None:
         known = len(self.kinds.kinds)
         kinds = self.kinds.read(snapshot)
