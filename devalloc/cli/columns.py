@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -39,8 +39,13 @@ def _cell(column: Column, obj: Object) -> Cell:
         return Styled("(unreadable)", "red")  # another program wrote something that the API does not have
 
 
-def devices_text(entries: Sequence[Object], *, limit: int | None = 4) -> str:
-    """Allocation entries as "pool/device (memory 3Gi)", at most ``limit`` of them; a pool is named once for its run."""
+def devices_text(entries: Sequence[Object] | Object, *, limit: int | None = 4) -> str:
+    """Allocation entries, or those of an AllocationResult, as "pool/device (memory 3Gi)", at most ``limit`` of them.
+
+    A pool is named once for its run.
+    """
+    if isinstance(entries, Mapping):
+        entries = [_entry(one) for one in entries.get("devices", {}).get("results", [])]
     shown = entries if limit is None or len(entries) <= limit else entries[: limit - 1]
     texts, last = [], None
     for entry in shown:
@@ -52,6 +57,27 @@ def devices_text(entries: Sequence[Object], *, limit: int | None = 4) -> str:
     if len(shown) < len(entries):
         texts.append(f"{len(entries) - len(shown)} more")
     return ", ".join(texts)
+
+
+def _entry(result: Object) -> Object:
+    """A device of an AllocationResult in the form of an allocation entry."""
+    amounts = [{"name": name, "allocation": amount} for name, amount in result.get("consumedCapacity", {}).items()]
+    pool = f"{result['driver']}/{result['pool']}"
+    return {"devicePoolName": pool, "deviceName": result["device"], "allocations": amounts}
+
+
+def _entries(result: Object) -> list[Object]:
+    """The devices of an AllocationResult in the form of DeviceClaim allocations."""
+    return [
+        {
+            "devicePoolName": f"{found['driver']}/{found['pool']}",
+            "deviceName": found["device"],
+            "allocations": [
+                {"name": name, "allocation": amount} for name, amount in (found.get("consumedCapacity") or {}).items()
+            ],
+        }
+        for found in (result.get("devices") or {}).get("results") or []
+    ]
 
 
 def attribute(device_or_spec: Object, name: str) -> str:

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from devalloc.cli.main import cli
 from tests.support.dra import NODE, claim, devices, request, slice_
+from tests.support.shared import REPO
 from tests.unit.cli.conftest import Shell
 
 CLASS = {"metadata": {"name": "any"}, "spec": {}}
@@ -119,3 +122,12 @@ def test_an_invalid_pool_is_a_matter_of_the_node(devalloc: Shell, tmp_path: Path
 
 def test_files_without_claims_are_bad_input(devalloc: Shell, tmp_path: Path) -> None:
     assert devalloc("dra", "allocate", "-f", write(tmp_path, *fleet()), "--node", NODE).code == 2
+
+
+def test_the_verbs_for_manifests_show_the_devices_of_kubernetes_own_claims() -> None:
+    solved = CliRunner().invoke(cli, ["solve", "-f", str(REPO / "examples" / "dra")])
+    told = CliRunner().invoke(cli, ["explain", "train", "-f", str(REPO / "examples" / "dra")])
+
+    assert solved.exit_code == 0
+    assert "gpu.example.com/node-a/gpu-0-half-0, gpu-0-half-1" in solved.output
+    assert "nic.example.com/node-a/nic-0 (bandwidth 3G)" in told.output
