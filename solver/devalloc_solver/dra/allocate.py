@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from devalloc.api.nearest import nearest
 from devalloc.api.quantity import type_name
 from devalloc_solver.assignment import Placement
 from devalloc_solver.check.resource import check_results
@@ -230,9 +231,11 @@ def _read_classes(classes: Iterable[Manifest], claims: Sequence[Claim]) -> dict[
         for ask in (ask for request in claim.requests for ask in request.asks):
             name = ask.class_name
             if name not in known:
+                near = nearest(name, known)
                 raise AllocationError(
                     f"claim {claim.title}, request {ask.name}: {ask.path}.deviceClassName: "
                     f"could not retrieve device class {name}: it does not exist; create it, or name another"
+                    + ("" if near is None else f"; did you mean {near!r}?")
                 )
             if name not in found:
                 try:

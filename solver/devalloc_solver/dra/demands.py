@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from devalloc.api.meta import ALLOCATED_NODE, GROUP, NODE
+from devalloc.api.nearest import nearest
 from devalloc_solver.demand import Demand, Unit
 from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.documents import Intake, Key, Refused, pin_of, priority_of
@@ -68,6 +69,8 @@ def make(one: PendingClaim, intake: Intake, judge: Judge) -> Demand | Refused:
             return Refused(one.key, Reason.CLASS_INVALID, f"{told}: {intake.broken_classes[ask.class_name]}", group)
         if ask.class_name not in intake.classes:
             told = f"{ask.path}.deviceClassName: class {ask.class_name!r} does not exist"
+            near = nearest(ask.class_name, [*intake.classes, *intake.broken_classes])
+            told += "" if near is None else f"; did you mean {near!r}?"
             return Refused(one.key, Reason.CLASS_NOT_FOUND, told, group)
     least = sum(min(1 if ask.is_all else ask.count for ask in request.asks) for request in claim.requests)
     if least > MOST_DEVICES:

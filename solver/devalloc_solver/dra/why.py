@@ -10,12 +10,15 @@ from typing import Any
 from devalloc.api.quantity import type_name
 from devalloc_solver.blockers.edits import needed, sets_of
 from devalloc_solver.dra import remedies
-from devalloc_solver.dra.allocate import Manifest, objects
+from devalloc_solver.dra.allocate import Manifest, Task, objects
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import read_features
-from devalloc_solver.dra.funnel import funnel
+from devalloc_solver.dra.funnel import funnel, sentence
 from devalloc_solver.dra.inputs import Inputs
+from devalloc_solver.dra.numbers import Numbers
+from devalloc_solver.dra.reasons import class_selectors
 from devalloc_solver.dra.remedies import Remedy, applied
+from devalloc_solver.dra.slips import Slips
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.reasons import VERDICTS, Reason
 
@@ -53,7 +56,7 @@ def explain(
     ledger = Ledger.of(task.snapshot, task.holdings)
     return {
         "reason": None if found is None else str(found.reason),
-        "message": None if found is None else found.message,
+        "message": None if found is None else _message(found, task),
         "blockers": [] if found is None else [dict(blocker.entry) for blocker in found.blockers],
         "claims": [
             {
@@ -66,6 +69,23 @@ def explain(
         "pools": [{"name": p.title, "state": p.state.value, "why": p.why} for p in task.pools if p.why],
         "ignored": [{"name": ignored.name, "why": ignored.why} for ignored in task.ignored],
     }
+
+
+def _message(found: Why, task: Task) -> str:
+    """How final it is, the numbers of the request that is worst off, slips of the pen, and what makes it fit."""
+    slots = [slot for demand in task.unit.demands for slot in demand.slots]
+    ledger = Ledger.of(task.snapshot, task.holdings)
+    funnels = [funnel(slot.spec, task.offers, task.snapshot, ledger) for slot in slots]
+    worst = min(range(len(slots)), key=lambda i: funnels[i]["free"] - slots[i].least, default=None)
+    parts = [] if worst is None else [f"request {funnels[worst]['request']}: {sentence(funnels[worst])}"]
+    numbers = Numbers(task.snapshot, task.offers, task.holdings)
+    if found.reason in (Reason.NOT_ENOUGH_DEVICES, Reason.DEVICES_IN_USE):
+        parts.append(numbers.shortage(task.unit, is_empty=False))
+    elif found.reason is Reason.MATCH_ATTRIBUTES_CONFLICT and not any(held.items for held in task.holdings):
+        parts.append(numbers.disagreement(task.unit))  # devices in use are not among those that are counted
+    parts += Slips(task.offers).of_claims((d.claim.claim for d in task.unit.demands), class_selectors(task.unit))
+    verdict, _, remedy = found.message.partition(": ")
+    return f"{verdict}: {'; '.join(part for part in (*parts, remedy) if part)}"
 
 
 @dataclass(frozen=True, slots=True)

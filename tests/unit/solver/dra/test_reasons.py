@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from devalloc_solver import Fleet
-from devalloc_solver.dra import solve_manifests
+from devalloc_solver.dra import AllocationError, explain, solve_manifests
 from devalloc_solver.dra.slips import nearest_name
 from tests.support.dra import claim, counter_slice, device, devices, request, slice_
 
@@ -227,6 +227,30 @@ CARD = [device("a", {"model": "A100", "numa": 0}, capacity={"memory": "10"})]
 )
 def test_a_slip_of_the_pen_is_told(asked: Content, told: str) -> None:
     assert told in solved(pool("n1", CARD), asked)["x"]["message"]
+
+
+def test_a_class_that_is_not_there_while_a_near_one_is() -> None:
+    found = solved(pool("n1", CARD), wants("x", request("r", 1, class_name="gpus")))["x"]
+
+    assert found["message"].endswith("class 'gpus' does not exist; did you mean 'gpu'?")
+    with pytest.raises(AllocationError, match=r"class gpus: it does not exist; .*; did you mean 'gpu'\?"):
+        explain("n1", [claim(request("r", 1, class_name="gpus"))], [CLASS, GPU], [slice_("s", CARD)])
+
+
+def test_explain_has_the_same_numbers_and_slips() -> None:
+    asked = claim(request("r", 1, "device.attributes['gpu.io'].modle == 'A100'"))
+    found = explain("n1", [asked], [CLASS], [slice_("s", CARD)])["message"]
+
+    assert "request r: of 1 device 1 cannot be judged by a selector; `gpu.io/modle` exists on 0 of 1 device" in found
+    assert "did you mean `gpu.io/model`?; it fits without" in found
+
+
+def test_explain_counts_what_is_free() -> None:
+    held = {"devices": [{"driver": "gpu.io", "pool": "p", "device": "a"}]}
+    content = [slice_("s", devices(*"ab"))]
+    found = explain("n1", [claim(request("r", 5))], [CLASS], content, allocated=held)["message"]
+
+    assert "node n1 does not have 5 free devices for request r (at most 1)" in found
 
 
 def test_what_is_there_is_no_slip() -> None:
