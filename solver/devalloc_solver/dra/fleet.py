@@ -81,6 +81,7 @@ class ResourceFleet:
         for document in documents:
             if isinstance(document, Mapping):
                 fleet._objects.setdefault(_name(document), []).append(document)
+        fleet._get_world()
         return fleet
 
     # -- claims ------------------------------------------------------------------------------------------------------
