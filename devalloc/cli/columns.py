@@ -66,20 +66,6 @@ def _entry(result: Object) -> Object:
     return {"devicePoolName": pool, "deviceName": result["device"], "allocations": amounts}
 
 
-def _entries(result: Object) -> list[Object]:
-    """The devices of an AllocationResult in the form of DeviceClaim allocations."""
-    return [
-        {
-            "devicePoolName": f"{found['driver']}/{found['pool']}",
-            "deviceName": found["device"],
-            "allocations": [
-                {"name": name, "allocation": amount} for name, amount in (found.get("consumedCapacity") or {}).items()
-            ],
-        }
-        for found in (result.get("devices") or {}).get("results") or []
-    ]
-
-
 def attribute(device_or_spec: Object, name: str) -> str:
     """The value of an attribute as text, "" where there is none."""
     for entry in device_or_spec.get("attributes", []):
