@@ -127,25 +127,31 @@ class Explainer:
                 if not any(slot.candidates.accepted for slot in slots):
                     return Reason.NO_MATCHING_DEVICES, "no device matches"
         anywhere = replace(unit, pin=None)
-        tests: list[tuple[Unit, Callable[[], Ledger], Callable[[], tuple[Reason, str]]]] = [
-            (unit, self._now, lambda: self._lost(unit)),
-            (unit, self._empty, lambda: (Reason.DEVICES_IN_USE, self._numbers.shortage(unit, is_empty=False))),
-        ]
+        tests: list[tuple[Unit, Callable[[], tuple[Reason, str] | None]]] = [(unit, lambda: self._taken(unit))]
         if unit.pin is not None:
             told = f"the node {unit.pin} does not have what other nodes do"
-            tests.append((anywhere, self._empty, lambda: (Reason.NODE_UNAVAILABLE, told)))
-        tests.append((_without_relations(anywhere), self._empty, lambda: self._conflict(unit)))
-        for tried, ledger, verdict in tests:
-            fits = self._fits(tried, ledger())
-            if fits is None:
+            tests.append((anywhere, lambda: (Reason.NODE_UNAVAILABLE, told)))
+        if any(demand.relations for demand in unit.demands):
+            tests.append((_without_relations(anywhere), lambda: self._conflict(unit)))
+        for tried, verdict in tests:  # on a fleet where nothing is in use
+            fits = self._fits(tried, self._empty())
+            found = verdict() if fits else None
+            if fits is None or (fits and found is None):
                 return Reason.SEARCH_LIMIT, "nothing is known to stand in the way"
-            if fits:
-                return verdict()
+            if found is not None:
+                return found
         short = self._numbers.shortage(unit, is_empty=True)
         if any(self.snapshot.devices[i].draws for d in unit.demands for s in d.slots for i in s.candidates.accepted):
             lacking = "no node has that many such devices with the counters they consume"
             return Reason.POOL_RESOURCES_EXHAUSTED, short or lacking
         return Reason.NOT_ENOUGH_DEVICES, short or "no one node has all that is requested together"
+
+    def _taken(self, unit: Unit) -> tuple[Reason, str] | None:
+        """Who has the devices of a unit that fits an empty fleet; None when that cannot be told in time."""
+        fits = self._fits(unit, self._now())
+        if fits is None:
+            return None
+        return self._lost(unit) if fits else (Reason.DEVICES_IN_USE, self._numbers.shortage(unit, is_empty=False))
 
     def _lost(self, unit: Unit) -> tuple[Reason, str]:
         priority = min(demand.claim.priority for demand in unit.demands)
