@@ -29,6 +29,8 @@ from devalloc_solver.snapshot import Snapshot
 
 MOST_FINDINGS = 40
 """Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""
+MOST_LOOKS = 5_000
+"""Nodes that are looked at for them, all in all: fewer findings on a large fleet, in the same time."""
 SHOWN = 6
 """Things in the way that the sentence names; the blockers name all of them."""
 
@@ -183,10 +185,10 @@ class Explainer:
 
     def _in_the_way(self, unit: Unit, reason: Reason) -> tuple[Sequence[Edit], tuple[Key, ...], str]:
         """(what must change, whose release makes room, what is not certain of it); nothing where it was not found."""
-        if self._findings >= MOST_FINDINGS:
+        finder = self._get_finder()
+        if self._findings >= MOST_FINDINGS or finder.asked >= MOST_LOOKS:
             return (), (), ""
         self._findings += 1
-        finder = self._get_finder()
         finder.begin()
         try:
             return self._search(Question(self.snapshot, unit), reason, finder)
