@@ -22,7 +22,7 @@ from devalloc_solver.place import Found, place
 from devalloc_solver.place.order import counter_by_counter
 from devalloc_solver.place.partitions import largest, partitions
 from devalloc_solver.snapshot import Snapshot
-from tests.support.cards import A100, SMALL, ask_for, random_cards, snapshot_of
+from tests.support.mig_cards import A100, SMALL, ask_for, random_cards, snapshot_of
 from tests.support.normal_form import Instance, best_score, objections, option_of, rank, score
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
