@@ -1,7 +1,6 @@
 """From a checked tree to nested closures that evaluate it.
 
-Each closure takes a Frame and returns a value or raises EvaluationError. An operator that does not need a part (``&&``
-after false, the other branch of ``?:``) does not evaluate it.
+Each closure takes a Frame and returns a value or raises EvaluationError.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from devalloc_solver.dra.cel.access import Run
 from devalloc_solver.dra.cel.errors import CompileError, EvaluationError
 from devalloc_solver.dra.cel.library.registry import Function
 from devalloc_solver.dra.cel.library.table import FUNCTIONS
+from devalloc_solver.dra.cel.logic import OPERATORS
 from devalloc_solver.dra.cel.reads import is_optional, path_of
 from devalloc_solver.dra.cel.tree import Call, Fold, ListOf, Literal, MapOf, Name, Node, Select
 from devalloc_solver.dra.cel.values import (
@@ -24,7 +24,6 @@ from devalloc_solver.dra.cel.values import (
     equal,
     equal_or_false,
     map_key,
-    no_overload,
 )
 
 _PURE = frozenset(("quantity", "semver", "ip", "cidr", "url", "duration", "timestamp"))
@@ -147,9 +146,9 @@ class _Builder:
             if direct is not None:
                 return direct
         arguments = [self.run(argument, scope) for argument in node.arguments]
-        special = _SPECIAL.get(node.function)
-        if special is not None:
-            return special(*arguments)  # type: ignore[no-any-return]
+        operator = OPERATORS.get(node.function)
+        if operator is not None:
+            return operator(*arguments)
         function = FUNCTIONS.get(node.function)
         if function is None:
             raise CompileError(f"the function {node.function!r} is not supported")
@@ -229,124 +228,3 @@ def _member_of_literals(node: Call, arguments: list[Run]) -> Run | None:
         return value in members if type(value) is kind else contains(frame, values, value)
 
     return member
-
-
-def _and(left: Run, right: Run) -> Run:
-    def conjunction(frame: Frame) -> bool:
-        try:
-            first = left(frame)
-        except EvaluationError:
-            if right(frame) is False:
-                return False
-            raise
-        if first is False:
-            return False
-        second = right(frame)
-        if second is False:
-            return False
-        if first is True and second is True:
-            return True
-        raise no_overload("_&&_", first, second)
-
-    return conjunction
-
-
-def _or(left: Run, right: Run) -> Run:
-    def disjunction(frame: Frame) -> bool:
-        try:
-            first = left(frame)
-        except EvaluationError:
-            if right(frame) is True:
-                return True
-            raise
-        if first is True:
-            return True
-        second = right(frame)
-        if second is True:
-            return True
-        if first is False and second is False:
-            return False
-        raise no_overload("_||_", first, second)
-
-    return disjunction
-
-
-def _choice(condition: Run, yes: Run, no: Run) -> Run:
-    def choice(frame: Frame) -> Any:
-        chosen = condition(frame)
-        if chosen is True:
-            return yes(frame)
-        if chosen is False:
-            return no(frame)
-        raise no_overload("_?_:_", chosen)
-
-    return choice
-
-
-def _not(operand: Run) -> Run:
-    def negation(frame: Frame) -> bool:
-        value = operand(frame)
-        if value is True or value is False:
-            return not value
-        raise no_overload("!_", value)
-
-    return negation
-
-
-def _not_strictly_false(operand: Run) -> Run:
-    """False only for false: an error may still be absorbed by a later element."""
-
-    def undecided(frame: Frame) -> bool:
-        try:
-            return operand(frame) is not False
-        except EvaluationError:
-            return True
-
-    return undecided
-
-
-def _index(container: Run, key: Run) -> Run:
-    return lambda frame: access.get(container(frame), frame.look_up(key(frame)))
-
-
-def _optional_index(container: Run, key: Run) -> Run:
-    return lambda frame: access.get_optional(container(frame), frame.look_up(key(frame)))
-
-
-def _or_optional(left: Run, right: Run) -> Run:
-    def first_present(frame: Frame) -> Any:
-        value = left(frame)
-        if type(value) is not Maybe:
-            raise no_overload("or", value)
-        if value.present:
-            return value
-        other = right(frame)
-        if type(other) is not Maybe:
-            raise no_overload("or", value, other)
-        return other
-
-    return first_present
-
-
-def _or_value(left: Run, right: Run) -> Run:
-    def value_or_default(frame: Frame) -> Any:
-        value = left(frame)
-        if type(value) is not Maybe:
-            raise no_overload("orValue", value)
-        return value.value if value.present else right(frame)
-
-    return value_or_default
-
-
-_SPECIAL: dict[str, Any] = {
-    "_&&_": _and,
-    "_||_": _or,
-    "_?_:_": _choice,
-    "!_": _not,
-    "@not_strictly_false": _not_strictly_false,
-    "_[_]": _index,
-    "_[?_]": _optional_index,
-    "_?._": _optional_index,
-    "or": _or_optional,
-    "orValue": _or_value,
-}

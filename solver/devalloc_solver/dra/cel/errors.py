@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
+from devalloc_solver.cel.errors import CompileError
 
-class CompileError(ValueError):
-    """The expression is invalid: too long, does not parse, names something undeclared, or can never be a boolean.
-
-    ``message`` is for the person who wrote it; ``line`` and ``column`` are 1-based.
-    """
-
-    def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
-        super().__init__(f"line {line}, column {column}: {message}")
-        self.message = message
-        self.line = line
-        self.column = column
+__all__ = ["CompileError", "CostExceeded", "EvaluationError", "ExhaustedError"]
 
 
 class EvaluationError(Exception):

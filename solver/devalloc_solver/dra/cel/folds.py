@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc_solver.dra.cel.access import Run
 from devalloc_solver.dra.cel.errors import EvaluationError
+from devalloc_solver.dra.cel.logic import choice
 from devalloc_solver.dra.cel.reads import is_binding
 from devalloc_solver.dra.cel.tree import Call, Fold, ListOf, Literal, MapOf, Name, Node, children
 from devalloc_solver.dra.cel.values import LISTS, MAPS, Frame, from_key, map_key, no_overload
@@ -184,20 +185,8 @@ def _step(node: Fold, scope: Scope, build: Build, accumulator: int) -> Run:
         condition, addition, kept = step.arguments
         insert = _insertion(node, addition, scope, build, accumulator)
         if insert is not None and isinstance(kept, Name) and kept.name == node.accumulator:
-            return _conditional(build(condition, scope), insert, build(kept, scope))
+            return choice(build(condition, scope), insert, build(kept, scope))
     return _insertion(node, step, scope, build, accumulator) or build(step, scope)
-
-
-def _conditional(condition: Run, insert: Run, kept: Run) -> Run:
-    def step(frame: Frame) -> Any:
-        wanted = condition(frame)
-        if wanted is True:
-            return insert(frame)
-        if wanted is False:
-            return kept(frame)
-        raise no_overload("_?_:_", wanted)
-
-    return step
 
 
 def _insertion(node: Fold, step: Node, scope: Scope, build: Build, accumulator: int) -> Run | None:

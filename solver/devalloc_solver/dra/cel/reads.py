@@ -168,7 +168,7 @@ def _demand(node: Node, values: tuple[object, ...]) -> Equality | None:
     kinds = {type(value) for value in values}
     if len(kinds) != 1 or not kinds <= {str, int, bool}:
         return None
-    return Equality(path.domain, path.id, tuple(dict.fromkeys(values)))  # type: ignore[arg-type]
+    return Equality(path.domain, path.id, tuple(dict.fromkeys(v for v in values if isinstance(v, (str, int)))))
 
 
 def is_optional(node: Node) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from devalloc_solver.dra.cel.errors import EvaluationError
 from devalloc_solver.dra.cel.library.conversions import to_string
 from devalloc_solver.dra.cel.library.registry import LIST, STRING, Overload
+from devalloc_solver.dra.cel.library.strings import ESCAPES
 from devalloc_solver.dra.cel.times import Duration, Timestamp
 from devalloc_solver.dra.cel.values import LISTS, MAPS, Frame, TypeValue, from_key, type_name
 
@@ -135,8 +136,8 @@ def _quoted(frame: Frame, value: Any) -> str:
 def _go_quoted(text: str) -> str:
     shown = []
     for letter in text:
-        if letter in _ESCAPES:
-            shown.append(_ESCAPES[letter])
+        if letter in ESCAPES:
+            shown.append(ESCAPES[letter])
         elif letter.isprintable():
             shown.append(letter)
         else:
@@ -144,17 +145,5 @@ def _go_quoted(text: str) -> str:
             shown.append(f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
     return f'"{"".join(shown)}"'
 
-
-_ESCAPES = {
-    "\a": "\\a",
-    "\b": "\\b",
-    "\f": "\\f",
-    "\n": "\\n",
-    "\r": "\\r",
-    "\t": "\\t",
-    "\v": "\\v",
-    "\\": "\\\\",
-    '"': '\\"',
-}
 
 FUNCTIONS: tuple[Overload, ...] = (("format", (STRING, LIST), _format),)

@@ -44,6 +44,7 @@ def _uints(compute: Callable[[int, int], int]) -> Implementation:
 
 
 def _quotient(left: int, right: int) -> int:
+    """Truncated towards zero."""
     if right == 0:
         raise EvaluationError("division by zero")
     quotient = abs(left) // abs(right)
@@ -117,10 +118,6 @@ def _date_part(name: str, part: Callable[[Any], int]) -> tuple[Overload, Overloa
     )
 
 
-def _truncated(nanoseconds: int, unit: int) -> int:
-    return _quotient(nanoseconds, unit)
-
-
 FUNCTIONS: tuple[Overload, ...] = (
     ("_+_", (INT, INT), _ints(operator.add)),
     ("_+_", (UINT, UINT), _uints(operator.add)),
@@ -170,8 +167,8 @@ FUNCTIONS: tuple[Overload, ...] = (
     *_date_part("getMinutes", lambda moment: moment.minute),
     *_date_part("getSeconds", lambda moment: moment.second),
     *_date_part("getMilliseconds", lambda moment: moment.microsecond // 1000),
-    ("getHours", (Duration,), lambda _, span: _truncated(span.nanoseconds, 3600 * SECOND)),
-    ("getMinutes", (Duration,), lambda _, span: _truncated(span.nanoseconds, 60 * SECOND)),
-    ("getSeconds", (Duration,), lambda _, span: _truncated(span.nanoseconds, SECOND)),
-    ("getMilliseconds", (Duration,), lambda _, span: _truncated(span.nanoseconds, 10**6)),
+    ("getHours", (Duration,), lambda _, span: _quotient(span.nanoseconds, 3600 * SECOND)),
+    ("getMinutes", (Duration,), lambda _, span: _quotient(span.nanoseconds, 60 * SECOND)),
+    ("getSeconds", (Duration,), lambda _, span: _quotient(span.nanoseconds, SECOND)),
+    ("getMilliseconds", (Duration,), lambda _, span: _quotient(span.nanoseconds, 10**6)),
 )
