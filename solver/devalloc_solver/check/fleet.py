@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 from devalloc.api import meta
 from devalloc.api.pool import AttributeValue, Device, DevicePool, ResourceCapacity
@@ -15,49 +13,40 @@ PoolKey = tuple[str, str]
 """(node, pool name); the node is "" for a pool that every node reaches."""
 
 
-@dataclass(frozen=True, eq=False)
 class PooledDevice:
-    """A device with the pool that it is in."""
+    """A device with the pool that it is in. Two are equal only when they are the same."""
 
-    pool: DevicePool
-    device: Device
+    __slots__ = ("_resources", "attributes", "compatibility_group", "device", "node", "pool", "pool_key", "refusals")
 
-    @cached_property
-    def pool_key(self) -> PoolKey:
-        return pool_key(self.pool)
+    def __init__(self, pool: DevicePool, device: Device) -> None:
+        self.pool = pool
+        self.device = device
+        self.node = pool.spec.node_name
+        self.pool_key = pool_key(pool)
+        self.attributes: Mapping[str, AttributeValue] = {
+            attribute.name: attribute.value for listed in (pool.spec, device) for attribute in listed.attributes
+        }
+        """the effective ones: the pool's, overridden by the device's own (S3)"""
+        group = self.attributes.get(meta.COMPATIBILITY_GROUP)
+        self.compatibility_group = group if isinstance(group, str) else None
+        """the value of the attribute; only a text is one (S12a)"""
+        self.refusals: dict[tuple[object, ...], str | None] = {}
+        """what is known of requests that the device was held against; see ``Catalogue.refusals``"""
+        self._resources: Mapping[str, ResourceCapacity] | None = None
 
-    @cached_property
+    @property
     def key(self) -> tuple[str, str, str]:
         """(node, pool name, device name): unique among the devices that exist."""
         return (*self.pool_key, self.device.name)
 
-    @cached_property
-    def node(self) -> str | None:
-        return self.pool.spec.node_name
-
     def __str__(self) -> str:
         return "/".join(part for part in self.key if part)
 
-    @cached_property
-    def attributes(self) -> Mapping[str, AttributeValue]:
-        """The effective attributes: the pool's, overridden by the device's own (S3)."""
-        listed = [*self.pool.spec.attributes, *self.device.attributes]
-        return {attribute.name: attribute.value for attribute in listed}
-
-    @cached_property
-    def compatibility_group(self) -> str | None:
-        """The value of the attribute; only a text is one (S12a)."""
-        value = self.attributes.get(meta.COMPATIBILITY_GROUP)
-        return value if isinstance(value, str) else None
-
-    @cached_property
-    def refusals(self) -> dict[tuple[object, ...], str | None]:
-        """What is known of requests that the device was held against; see ``Catalogue.refusal``."""
-        return {}
-
-    @cached_property
+    @property
     def resources(self) -> Mapping[str, ResourceCapacity]:
-        return {resource.name: resource for resource in self.device.resources}
+        if self._resources is None:
+            self._resources = {resource.name: resource for resource in self.device.resources}
+        return self._resources
 
     def usable(self, resource: str) -> int:
         """Capacity in nano units, rounded down to whole blocks (S11); 0 of what the device does not have."""
@@ -67,6 +56,8 @@ class PooledDevice:
     @property
     def undefined_resources(self) -> list[str]:
         """What it requests although its pool does not define it: it can never be allocated (S12)."""
+        if not self.device.requests:
+            return []
         defined = {resource.name for resource in self.pool.spec.resources}
         return sorted(self.device.requests.keys() - defined)
 
@@ -84,6 +75,8 @@ class Fleet:
         self._by_name: dict[str, list[PoolKey]] = {}
         self._on_nodes: Counter[str] = Counter()
         self._devices: dict[PoolKey, dict[str, PooledDevice]] = {}
+        """those that somebody has asked for"""
+        self._listed: dict[PoolKey, dict[str, Device]] = {}
         self._nodes_of: dict[str, list[str]] = {}
         by_name: dict[str, list[DevicePool]] = defaultdict(list)
         for pool in pools:
@@ -96,6 +89,7 @@ class Fleet:
         for key in self._by_name.pop(name, ()):
             del self._pools[key]
             self._devices.pop(key, None)
+            self._listed.pop(key, None)
         self._on_nodes.subtract(self._nodes_of.pop(name, ()))
         keys = Counter(map(pool_key, pools))
         for pool in pools:
@@ -115,12 +109,12 @@ class Fleet:
     def find(self, node: str | None, pool_name: str, device_name: str) -> PooledDevice | None:
         """The device of that name which the node reaches; None as node reaches the network only (S7)."""
         key = (node or "", pool_name)
-        devices = self._devices.get(key)
-        if devices is not None:
-            return devices.get(device_name)
+        known = self._devices.get(key)
+        if known is not None and device_name in known:
+            return known[device_name]
         for reached in (key, ("", pool_name)):
             if reached in self._pools:
-                return self._devices_of(reached).get(device_name)
+                return self._find(reached, device_name)
         return None
 
     def find_held(self, node: str | None, pool_name: str, device_name: str) -> list[PooledDevice]:
@@ -132,20 +126,30 @@ class Fleet:
         if node is not None:
             found = [self.find(node, pool_name, device_name)]
         else:
-            found = [self._devices_of(key).get(device_name) for key in self._by_name.get(pool_name, ())]
+            found = [self._find(key, device_name) for key in self._by_name.get(pool_name, ())]
         return [pooled for pooled in found if pooled is not None]
 
     def reached(self, node: str | None) -> Iterator[PooledDevice]:
         """Every device that the node reaches (S7)."""
-        for key in self._pools:
+        for key, pool in self._pools.items():
             if key[0] in ("", node):
-                yield from self._devices_of(key).values()
+                for device in pool.spec.devices:
+                    found = self._find(key, device.name)
+                    assert found is not None
+                    yield found
 
-    def _devices_of(self, key: PoolKey) -> dict[str, PooledDevice]:
-        if key not in self._devices:
-            pool = self._pools[key]
-            self._devices[key] = {device.name: PooledDevice(pool, device) for device in pool.spec.devices}
-        return self._devices[key]
+    def _find(self, key: PoolKey, device_name: str) -> PooledDevice | None:
+        """A device of a pool; made when it is first asked for, because most never are."""
+        made = self._devices.setdefault(key, {})
+        found = made.get(device_name)
+        if found is None:
+            listed = self._listed.get(key)
+            if listed is None:
+                listed = self._listed[key] = {device.name: device for device in self._pools[key].spec.devices}
+            device = listed.get(device_name)
+            if device is not None:
+                found = made[device_name] = PooledDevice(self._pools[key], device)
+        return found
 
 
 def pool_key(pool: DevicePool) -> PoolKey:

@@ -201,9 +201,11 @@ class NodeIndex:
             return
         if record.member_of is not None:
             record.member_of.count -= 1
+        first = self.classes.first(node, self.by_rank)
         record.member_of = node
         self.classes.enter(node, record.rank, self.by_rank)
-        self.log.add(record, node)
+        if first is None or record.rank < first:
+            self.log.add(record.rank, node)
         if len(self.classes.by_index) > 4 * len(self.records) + SPARE_CLASSES:
             self.classes.forget_empty()
             self._forget_shapes()

@@ -58,6 +58,8 @@ class Shape:
     """kind of node -> pools with candidates"""
     unfit: set[int] = field(default_factory=set)
     """classes where it does not fit"""
+    nowhere: set[int] = field(default_factory=set)
+    """kinds of nodes that have no candidate"""
     plainly: dict[tuple[object, ...], Recipe | None] = field(default_factory=dict)
     """the best where all that a plain claim looks at is equal: kind of node, whether it is in use, relevant pools"""
 
@@ -112,12 +114,9 @@ class Shape:
         if self.seen is None or self.seen < log.start:
             self._start()
         else:
-            queued, unfit = self.queued, self.unfit
-            for number, record, node in log.since(self.seen):
-                if number in unfit or record.member_of is not node:
-                    continue
-                rank = record.rank
-                if queued.get(number, rank + 1) > rank:
+            queued, unfit, nowhere = self.queued, self.unfit, self.nowhere
+            for kind, number, rank, node in log.since(self.seen):
+                if kind not in nowhere and number not in unfit and queued.get(number, rank + 1) > rank and node.count:
                     self._enter(rank, node)
         self.seen = log.end
 
@@ -160,8 +159,7 @@ class Shape:
         pools = self.plain.pools_of(node.kind) if self.plain is not None else None
         if self.plain is None or pools is None:
             return self.exactly(record)
-        states = node.states
-        key = (node.kind.index, node.in_use, *[states[number].index for number in self._relevant(node.kind)])
+        key = _looks(node, self._relevant(node.kind))
         if key not in self.plainly:
             self.plainly[key] = self.plain.solve(node, pools)
         return self.plainly[key]
@@ -173,9 +171,18 @@ class Shape:
             return None if known is None else known.score
         relevant = self._relevant(node.kind)
         if not relevant and not self.wide:
+            self.nowhere.add(node.kind.index)
             return None
+        looks = None
+        if self.plain is not None:
+            looks = _looks(node, relevant)
+            if looks in self.plainly:
+                known = self.recipes[node.index] = self.plainly[looks]
+                return None if known is None else known.score
         if not self._may_fit(node, relevant):
             self.recipes[node.index] = None
+            if looks is not None:
+                self.plainly[looks] = None
             return None
         best = self._best_of(node)
         if best is None:
@@ -310,6 +317,12 @@ def _on_kinds(slot: Slot, kinds: Sequence[Kind]) -> Slot:
         candidates=Candidates({n: accepted[k.index] for n, k in enumerate(kinds) if k.index in accepted}, ()),
         portions={n: portions[k.index] for n, k in enumerate(kinds) if k.index in portions},
     )
+
+
+def _looks(node: NodeClass, relevant: tuple[int, ...]) -> tuple[object, ...]:
+    """All that a plain claim looks at of a class."""
+    states = node.states
+    return (node.kind.index, node.in_use, *[states[number].index for number in relevant])
 
 
 def _least(slot: Slot) -> int:

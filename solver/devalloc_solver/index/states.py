@@ -69,10 +69,7 @@ class PoolState:
     kind: PoolKind
     free: tuple[int, ...]
     shared: tuple[tuple[int, Sharing], ...]
-
-    @cached_property
-    def in_use(self) -> bool:
-        return self.free != self.kind.sizes
+    in_use: bool
 
     @cached_property
     def left(self) -> Mapping[str, int]:
@@ -104,13 +101,10 @@ class NodeClass:
     index: int
     kind: NodeKind
     states: tuple[PoolState, ...]
+    in_use: bool
     ranks: list[int] = field(default_factory=list)
     """a heap"""
     count: int = 0
-
-    @cached_property
-    def in_use(self) -> bool:
-        return any(state.in_use for state in self.states)
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +194,9 @@ class Classes:
             if kind is None:
                 kind = self._node_kinds[kind_key] = NodeKind(len(self._node_kinds), record.pools)
             self._numbers += 1
-            found = self._node_classes[key] = NodeClass(self._numbers, kind, tuple(record.states))
+            found = self._node_classes[key] = NodeClass(
+                self._numbers, kind, tuple(record.states), any(s.in_use for s in record.states)
+            )
             self.by_index[found.index] = found
         return found
 
@@ -257,6 +253,6 @@ class Classes:
         found = self._pool_states.get(key)
         if found is None:
             self._numbers += 1
-            found = PoolState(self._numbers, kind, tuple(free), tuple(sorted(shared)))
+            found = PoolState(self._numbers, kind, tuple(free), tuple(sorted(shared)), in_use=bool(uses))
             self._pool_states[key] = found
         return found
