@@ -36,6 +36,8 @@ class Candidates:
     accepted: Mapping[int, str | None]
     """device -> class name; classes in order of name, the first that accepts wins (S5)"""
     funnel: tuple[Step, ...]
+    bars: frozenset[int] = frozenset()
+    """devices of which a node must have none for the others there to be had (resource.k8s.io ``All``)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ A snapshot knows nothing of claims. Pools that are invalid together (S2) are lef
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,8 @@ class Device:
     """taken in portions, by several at once, and never whole (resource.k8s.io ``allowMultipleAllocations``)"""
     reach: frozenset[str] | None = None
     """of a pool without node: the nodes that reach this device; None for all"""
+    traits: Hashable = None
+    """the dialect's own: equal for devices that nothing tells apart but names, and what stands here"""
 
     @property
     def unavailable(self) -> str | None:

@@ -149,6 +149,7 @@ class Kinds:
             device.undefined,
             device.shareable,
             device.reach,
+            device.traits,
         )
         kind = self._known.get(key)
         if kind is None:
@@ -179,6 +180,7 @@ def renumbered(device: Device, index: int, pool: int) -> Device:
         device.undefined,
         device.shareable,
         device.reach,
+        device.traits,
     )
 
 

@@ -310,7 +310,9 @@ class Shape:
 
 def _on_kinds(slot: Slot, kinds: Sequence[Kind]) -> Slot:
     """The slot in terms of the devices that are of these kinds."""
-    accepted = slot.candidates.accepted
+    accepted, bars = slot.candidates.accepted, slot.candidates.bars
+    if bars and any(kind.index in bars for kind in kinds):
+        accepted = {}
     portions = slot.portions
     return replace(
         slot,
