@@ -164,8 +164,7 @@ class Devmgmt:
             if not pools:
                 del self.pools[node]
         self.judge.set_pools(name, same)
-        if self.rules.kinds is not self.index.kinds or any(nodes):
-            self.rules.kinds = self.index.kinds
+        self.rules.kinds = self.index.kinds
         for key in sorted(keys):
             self._hold(key)
 
@@ -293,6 +292,13 @@ class Devmgmt:
         for document in self.documents.of_kind("DeviceClaim"):
             if isinstance(document.object, DeviceClaim) and document.object.key not in self.kept:
                 yield document
+
+    def of_claim(self, document: Document) -> list[Document]:
+        """The manifests that count when somebody asks about a claim: those that are kept, where it holds anything."""
+        key = document.name[1], document.name[2]
+        if key not in self.kept:
+            return [document]
+        return [self._written_on(key)] if key in self.granted else list(self.documents.by_name[document.name])
 
     def everything(self, claims: Sequence[Document]) -> Intake:
         """The problem of the whole fleet and of some pending claims."""

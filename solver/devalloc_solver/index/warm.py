@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
@@ -12,10 +12,11 @@ from devalloc.api.problems import Problem
 from devalloc_solver import cel
 from devalloc_solver.index.devmgmt import Devmgmt
 from devalloc_solver.index.documents import Document, name_of, read
+from devalloc_solver.index.echo import echo
 from devalloc_solver.index.reader import ClaimReader
 from devalloc_solver.intake import Refused
 from devalloc_solver.reasons import Reason
-from devalloc_solver.stages import AnswerRefused, answer_all, answer_refused, prepare, solve_intake
+from devalloc_solver.stages import AnswerRefused, answer_refused, solve_intake
 from devalloc_solver.standing import Standing
 
 
@@ -39,7 +40,7 @@ class ClaimFleet:
         """Place one claim, have the answer checked, and keep what it got."""
         document, found, shape = self._read_claim(claim)
         if found is None or found.is_allocated or found.key in self._state.kept:
-            return self._ask_stages([document])
+            return self._echo(document)
         if found.group is not None:
             told = f"is a member of group {found.group}, which is answered as a whole: use allocate_all"
             return answer_refused(Refused(found.key, Reason.GROUP_UNSATISFIABLE, told, found.group)).to_dict()
@@ -111,16 +112,13 @@ class ClaimFleet:
             raise ValueError("claim must have metadata.name")
         return found
 
-    def _ask_stages(self, documents: Sequence[Document]) -> dict[str, Any]:
-        """The answer of the stages to a claim that gets nothing now: an echo, or the reason."""
-        (document,) = documents
-        key = document.name[1], document.name[2]
-        held = key in self._state.kept
-        prepared = prepare(self._state.everything([] if held else documents), self._standing)
-        answers = answer_all(prepared, [], True, None)
-        (answer,) = [a for a in answers if a.key == key]
+    def _echo(self, document: Document) -> dict[str, Any]:
+        """What a claim is told that holds something already, or is invalid."""
+        state = self._state
+        held = (document.name[1], document.name[2]) in state.kept
+        answer = echo(state.of_claim(document), state.documents, state.rules.intake.classes)
         if answer.allocated and not held:
-            self._state.replace(document)
+            state.replace(document)
         return answer.to_dict()
 
 

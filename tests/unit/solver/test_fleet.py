@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from devalloc_solver import AnswerRefused, Fleet, solve_manifests
+from devalloc_solver.index import echo
 from devalloc_solver.index import nodes as index_nodes
 from devalloc_solver.index.devmgmt import Devmgmt
 from devalloc_solver.index.warm import ClaimFleet
+from devalloc_solver.snapshot import take_snapshot
 from tests.support.manifests import Manifest, claim, config, config_reference, device, device_class, entry, pool
 
 ROOT = Path(__file__).parents[3]
@@ -408,6 +410,37 @@ def test_the_caller_may_do_with_manifests_and_answers_what_it_likes() -> None:
     answer["allocations"].clear()
     assert fleet.allocate(wants("a"))["allocations"] == before["allocations"]
     assert devices_of(fleet.allocate(wants("b", 2))) == ["p0/g2", "p0/g3"]
+
+
+def test_an_echo_looks_at_the_pools_of_its_claim_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says what the stages say, whether the claim was allocated here, came with a status, or is invalid."""
+    seen: list[int] = []
+
+    def taken(pools: list[Any]) -> Any:
+        seen.append(len(pools))
+        return take_snapshot(pools)
+
+    monkeypatch.setattr(echo, "take_snapshot", taken)
+    documents = fleet_of(20)
+    fleet = Fleet.from_manifests(documents)
+    status = {"allocations": [entry("p7", "g1"), entry("p7", "gone"), entry("nowhere", "g0")]}
+    came = {**wants("came", 3), "status": status}
+    invalid = {**wants("invalid", 0), "status": {"allocations": [entry("p8", "g0")]}}
+    given = fleet.allocate(wants("given", 2))
+    annotations = given["annotations"]
+    written = {**wants("given", 2, annotations=annotations), "status": {"allocations": given["allocations"]}}
+    for asked, kept in ((came, came), (invalid, invalid), (wants("given", 4), written), (wants("none", 0), None)):
+        expected = solve_manifests([*documents, asked if kept is None else kept])["claims"][0]
+        assert [fleet.allocate(asked) for _ in range(2)] == [expected] * 2
+    assert max(seen) == 1
+
+
+def test_several_claims_of_one_name_are_told_so() -> None:
+    held = {**wants("a"), "status": {"allocations": [entry("p0", "g0")]}}
+    fleet = Fleet.from_manifests([*fleet_of(1), wants("a"), held])
+    answer = fleet.allocate(wants("a"))
+    assert (answer["allocated"], devices_of(answer)) == (True, ["p0/g0"])
+    assert "2 claims are named default/a" in answer["warnings"][0]
 
 
 # -- trust -----------------------------------------------------------------------------------------------------------
