@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from devalloc_solver.copies import Capacity, capacity
+    from devalloc_solver.errors import AnswerRefused
     from devalloc_solver.fleet import Fleet
     from devalloc_solver.reasons import Reason
     from devalloc_solver.solution import ClaimAnswer, Solution
-    from devalloc_solver.stages import AnswerRefused, solve, solve_manifests
+    from devalloc_solver.stages import solve, solve_manifests
 
 __all__ = [
     "AnswerRefused",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AnswerRefused": "stages",
+    "AnswerRefused": "errors",
     "Capacity": "copies",
     "ClaimAnswer": "solution",
     "Fleet": "fleet",

@@ -12,7 +12,6 @@ from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.assignment import Entry, Placement
-from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.goals import Level
 from devalloc_solver.holdings import Key, Lost, node_of
 from devalloc_solver.intake import Intake
@@ -102,7 +101,7 @@ def _missing(key: Key) -> ClaimAnswer:
     raise KeyError(key)
 
 
-def answer_placement(placement: Placement, snapshot: Snapshot, intake: Intake, eligibility: Eligibility) -> ClaimAnswer:
+def answer_placement(placement: Placement, snapshot: Snapshot, intake: Intake) -> ClaimAnswer:
     """The answer for a claim that got its devices."""
     claim = placement.demand.claim
     chosen: dict[int, int | None] = {}

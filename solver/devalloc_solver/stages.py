@@ -18,6 +18,7 @@ from devalloc_solver.collector import quiet_collector
 from devalloc_solver.demand import Unit, build_units
 from devalloc_solver.dialects import speaks_kubernetes, strangers
 from devalloc_solver.eligibility import Eligibility
+from devalloc_solver.errors import AnswerRefused as AnswerRefused
 from devalloc_solver.explain import Explainer
 from devalloc_solver.holdings import Holding, Key, Lost, read_holdings, salvage
 from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
@@ -26,10 +27,6 @@ from devalloc_solver.search import find_placements
 from devalloc_solver.snapshot import Snapshot
 from devalloc_solver.solution import ClaimAnswer, Solution, answer_allocated, answer_placement
 from devalloc_solver.standing import Standing
-
-
-class AnswerRefused(AssertionError):
-    """The independent check found a violation in an answer: a bug of the solver. The answer is never returned."""
 
 
 @quiet_collector()
@@ -176,7 +173,7 @@ def answer_all(
     prepared: Prepared, placements: Sequence[Placement], proven: bool, ends: float | None
 ) -> list[ClaimAnswer]:
     intake = prepared.intake
-    answers = [answer_placement(p, prepared.snapshot, intake, prepared.eligibility) for p in placements]
+    answers = [answer_placement(p, prepared.snapshot, intake) for p in placements]
     answers += [
         answer_allocated(claim, prepared.snapshot, prepared.lost.get(claim.key, ()), intake.warnings.get(claim.key, ()))
         for claim in intake.claims

@@ -42,7 +42,7 @@ class Batch:
     def violations(self) -> list[str]:
         """What the independent check has to say; claims that are left out need no reason here."""
         intake, snapshot = self.prepared.intake, self.prepared.snapshot
-        answers = [answer_placement(p, snapshot, intake, self.prepared.eligibility).to_dict() for p in self.placements]
+        answers = [answer_placement(p, snapshot, intake).to_dict() for p in self.placements]
         answers += [answer_allocated(c, snapshot, (), ()).to_dict() for c in intake.claims if c.is_allocated]
         told = {(answer["namespace"], answer["name"]) for answer in answers}
         answers += [_left_out(*claim.key) for claim in intake.claims if claim.key not in told]

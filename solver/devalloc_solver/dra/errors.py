@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from devalloc_solver import errors
+
 
 class AllocationError(Exception):
     """The claims cannot be judged on this node: something in the input is wrong.
@@ -18,8 +20,8 @@ class AllocationError(Exception):
         self.node_local = node_local
 
 
-class AnswerRefused(AssertionError):
-    """The independent check found a violation in an answer: a bug of the solver. The answer is never returned."""
+class AnswerRefused(errors.AnswerRefused):
+    """The same for an answer of this dialect, told by its violations."""
 
     def __init__(self, violations: Sequence[str]) -> None:
         super().__init__("the check refuses this answer (please report it): " + "; ".join(violations[:10]))

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from devalloc_solver import AnswerRefused
 from devalloc_solver.dra import solve_manifests
+from devalloc_solver.dra.checked import Checker
 from tests.support.dra import claim, counter_slice, device, devices, request, slice_
 
 CLASS = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
@@ -221,3 +223,10 @@ def test_the_same_bytes_in_any_order() -> None:
     for seed in range(3):
         random.Random(seed).shuffle(documents)
         assert solve_manifests(documents) | {"seconds": 0} == first | {"seconds": 0}
+
+
+def test_an_answer_that_the_check_refuses_is_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checker, "wrong", lambda *_: ["device given twice"])
+
+    with pytest.raises(AnswerRefused, match="device given twice"):
+        solved(node_slice("n1", "a"), wants("x"))
