@@ -13,12 +13,11 @@ from typing import Any
 from devalloc_solver import cel
 from devalloc_solver.assignment import Placement
 from devalloc_solver.blockers.claims import Releases
-from devalloc_solver.blockers.details import members
+from devalloc_solver.blockers.details import Offers, members
 from devalloc_solver.blockers.edits import Edit, applied, needed
-from devalloc_solver.blockers.offers import ClaimOffers
 from devalloc_solver.blockers.question import Finder, Question, Undecided
 from devalloc_solver.blockers.slips import Slips
-from devalloc_solver.blockers.structure import Offers, short_reason, unmatched_details, why_impossible
+from devalloc_solver.blockers.structure import short_reason, unmatched_details, why_impossible
 from devalloc_solver.blockers.supply import shared_limits, shares_limits, withheld_devices
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.eligibility import Eligibility
@@ -248,7 +247,7 @@ class Explainer:
         part = replace(unit, demands=demands)
         if self.held_back is None:
             self.held_back = withheld_devices(self.snapshot)
-        return ClaimOffers(self.eligibility, part, self.held_back, self.limits, self._bound_by(unit))
+        return Offers(self.eligibility, part, self.held_back, self.limits, self._bound_by(unit))
 
     def _bound_by(self, unit: Unit) -> tuple[Key, ...]:
         """The members of a group that are on its node already, and so bind the others."""

@@ -9,22 +9,30 @@ from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import NANO, Quantity
+from devalloc_solver.blockers import supply
 from devalloc_solver.blockers.edits import Edit
 from devalloc_solver.blockers.question import Finder, Question
 from devalloc_solver.demand import Demand, Mode, Slot, Unit, make_slot
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.holdings import Key
+from devalloc_solver.snapshot import Device
 
 HALVINGS = 40
 """Questions that the search for the largest amount that fits may ask."""
 
 
 @dataclass(frozen=True, slots=True)
-class Details:
-    """Makes the edits of the slots of a unit."""
+class Offers:
+    """What a unit of DeviceClaims offers to be taken away, and what of the fleet concerns it."""
 
     eligibility: Eligibility
     unit: Unit
+    held_back: Sequence[Device]
+    """``supply.withheld_devices`` of the fleet"""
+    limits_of_pools: Edit
+    """``supply.shared_limits`` of the fleet"""
+    bound_by: Sequence[Key] = ()
+    """members of the group that have their devices already, on the node that the others must go to"""
 
     def matches(self) -> list[Edit]:
         """matchAttributes, of the spec and of each detail (S15)."""
@@ -52,6 +60,7 @@ class Details:
         return edits
 
     def constraints(self) -> list[Edit]:
+        """Expressions of details."""
         return [self._constraints(d, slot) for d, slot in self._slots() if (slot.spec.constraints or "").strip()]
 
     def classes(self) -> list[Edit]:
@@ -65,6 +74,19 @@ class Details:
     def requests(self) -> list[Edit]:
         """Whole details."""
         return [_request(self.unit, demand, slots) for demand in self.unit.demands for slots in demand.details]
+
+    def pins(self) -> list[Edit]:
+        """The node that the unit is bound to."""
+        return [] if self.unit.pin is None else [_pin(self.unit, self.bound_by)]
+
+    def withheld(self) -> list[Edit]:
+        """Devices that are withheld and would do (S6a, S12)."""
+        found = supply.withheld(self.held_back, lambda slot, device: self.eligibility.accepts(slot.spec, device))
+        return [] if found is None else [found]
+
+    def shared(self) -> list[Edit]:
+        """Also where the candidates share nothing: other rules taken away may bring in devices that do."""
+        return [self.limits_of_pools]
 
     def _slots(self) -> Iterator[tuple[Demand, Slot]]:
         return ((demand, slot) for demand in self.unit.demands for slot in demand.slots)
@@ -163,7 +185,7 @@ class Details:
         return _member(self.unit, demand.key) | {"request": slot.label}
 
 
-def pin(unit: Unit, binding: Sequence[Key]) -> Edit:
+def _pin(unit: Unit, binding: Sequence[Key]) -> Edit:
     """The node that a unit is bound to. ``binding``: members that have their devices there already."""
     entry: dict[str, Any] = {"kind": "node", "node": unit.pin}
     words = f"without the pin to node {unit.pin}"

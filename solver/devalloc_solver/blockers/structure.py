@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from devalloc_solver.blockers.details import shape_of
+from devalloc_solver.blockers.details import Offers, shape_of
 from devalloc_solver.blockers.edits import Edit, fewest
 from devalloc_solver.blockers.question import Finder, Question
 from devalloc_solver.demand import Mode, Slot, Unit
 from devalloc_solver.holdings import Key
 from devalloc_solver.reasons import Reason
-
-
-class Offers(Protocol):
-    """What the specs of a unit's claims offer to be taken away; a dialect's own."""
-
-    def matches(self) -> list[Edit]: ...
-    def limits(self) -> list[Edit]: ...
-    def amounts(self) -> list[Edit]: ...
-    def constraints(self) -> list[Edit]: ...
-    def classes(self) -> list[Edit]: ...
-    def requests(self) -> list[Edit]: ...
-    def withheld(self) -> list[Edit]: ...
-    def shared(self) -> list[Edit]: ...
-    def pins(self) -> list[Edit]: ...
 
 
 @dataclass(frozen=True, slots=True)
