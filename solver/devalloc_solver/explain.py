@@ -19,6 +19,7 @@ from devalloc_solver.blockers.question import Finder, Question, Undecided
 from devalloc_solver.blockers.slips import Slips
 from devalloc_solver.blockers.structure import short_reason, unmatched_details, why_impossible
 from devalloc_solver.blockers.supply import shared_limits, shares_limits, withheld_devices
+from devalloc_solver.blockers.words import joined, remedy
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.funnel import Counts, Funnel, Funnels, shortage
@@ -28,8 +29,6 @@ from devalloc_solver.reasons import VERDICTS, Reason
 from devalloc_solver.snapshot import Device, Snapshot
 from devalloc_solver.solution import ClaimAnswer
 
-SHOWN = 6
-"""Things in the way that the sentence names; the blockers name all of them."""
 _CUT_SHORT = "the time did not suffice to find out what would have to change"
 
 
@@ -127,7 +126,7 @@ class Explainer:
             found = why_impossible(self._question(unit, ()), offers, self.finder)
         except Undecided:
             reason = self._counted_reason(unit)
-            return Finding(reason, _joined(self._lack(unit, reason), _CUT_SHORT))
+            return Finding(reason, joined(self._lack(unit, reason), _CUT_SHORT))
         return self._structural(unit, found.reason, found.edits)
 
     def _counted_reason(self, unit: Unit) -> Reason:
@@ -147,11 +146,11 @@ class Explainer:
             claims, note = self._claims_besides(unit, edits)
         except Undecided:
             claims, note = (), "whether claims are in the way besides was not found out in time"
-        fix = _fix(told, claims)
+        fix = remedy(told, claims)
         if self.finder.is_cut_short and not note:
             note = _NOT_PROVEN if fix else _CUT_SHORT
         return Finding(
-            reason, _joined(but or self._lack(unit, reason), *self.slips.of_unit(unit), fix, note), told, claims
+            reason, joined(but or self._lack(unit, reason), *self.slips.of_unit(unit), fix, note), told, claims
         )
 
     def _claims_besides(self, unit: Unit, edits: Sequence[Edit]) -> tuple[tuple[Key, ...], str]:
@@ -171,12 +170,12 @@ class Explainer:
         try:
             found = self.releases.find(self._question(unit, ()), self.finder)
         except Undecided:
-            return Finding(reason, _joined(short, "the time did not suffice to find the claims in the way"))
+            return Finding(reason, joined(short, "the time did not suffice to find the claims in the way"))
         mine = max(d.claim.priority for d in unit.demands)
         if in_batch and any(self.priorities[key] > mine for key in found.claims):
             reason = Reason.LOST_TO_HIGHER_PRIORITY
         note = "" if found.smallest else _NOT_PROVEN
-        return Finding(reason, _joined(short, _release(found.claims), note), (), found.claims)
+        return Finding(reason, joined(short, remedy((), found.claims), note), (), found.claims)
 
     def _exhausted(self, unit: Unit) -> str:
         """Devices are free, and yet it does not fit."""
@@ -223,7 +222,7 @@ class Explainer:
         common = self._structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)
         findings = dict.fromkeys(alone, common)
         for key, reason in reasons.items():
-            tail = _joined(self._lack(alone[key], reason), _fix(common.edits, common.claims))
+            tail = joined(self._lack(alone[key], reason), remedy(common.edits, common.claims))
             findings[key] = replace(common, reason=reason, tail=tail)
         return findings
 
@@ -270,7 +269,7 @@ class Explainer:
             return "no device matches" + (f" request {unmatched[0]}" if several else "")
         short = self._shortage(unit, ())
         if reason is Reason.NODE_UNAVAILABLE:
-            return _joined(f"it would fit on another node, but is bound to {unit.pin}", short)
+            return joined(f"it would fit on another node, but is bound to {unit.pin}", short)
         if short:
             return short
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:
@@ -321,7 +320,7 @@ def _message(funnels: Sequence[Funnel], finding: Finding) -> str:
     """One sentence: how final it is, the numbers of the request that is worst off, and what stands in the way."""
     worst = min(funnels, key=lambda f: (f.free - f.slot.least, f.slot.detail))
     told = f"request {worst.slot.label}: " if len(funnels) > 1 else ""
-    return f"{VERDICTS[finding.reason]}: {told}{_joined(worst.sentence(), finding.tail)}"
+    return f"{VERDICTS[finding.reason]}: {told}{joined(worst.sentence(), finding.tail)}"
 
 
 def _reads(eligibility: Eligibility, slot: Slot) -> frozenset[str] | None:
@@ -335,30 +334,3 @@ def _reads(eligibility: Eligibility, slot: Slot) -> frozenset[str] | None:
                 return None
             names |= read
     return frozenset(names)
-
-
-def _joined(*parts: str) -> str:
-    return "; ".join(part for part in parts if part)
-
-
-def _release(claims: Sequence[Key]) -> str:
-    if not claims:
-        return ""
-    return f"releasing {_names(claims)} would make room"
-
-
-def _fix(edits: Sequence[Edit], claims: Sequence[Key]) -> str:
-    """Such as "it fits without the pin to node n1 and once default/a is released"."""
-    words = [edit.words for edit in edits[:SHOWN]]
-    if not words:
-        return ""
-    if len(edits) > SHOWN:
-        words.append(f"with {len(edits) - SHOWN} more changes")
-    if claims:
-        words.append(f"once {_names(claims)} {'is' if len(claims) == 1 else 'are'} released")
-    return f"it fits {' and '.join(words)}"
-
-
-def _names(claims: Sequence[Key]) -> str:
-    names = ", ".join(f"{namespace}/{name}" for namespace, name in claims[:SHOWN])
-    return names if len(claims) <= SHOWN else f"{names} and {len(claims) - SHOWN} more claims"

@@ -6,6 +6,7 @@
 - ``supply``: pool resources, compatibility groups and withheld devices
 - ``claims``: whose release makes room
 - ``slips``: names and values that were most likely mistyped
+- ``words``: how all that is said
 
 Nothing here knows a stage after the search; ``explain`` puts the pieces together.
 """

@@ -14,6 +14,7 @@ from devalloc.api.semver import SemVer, SemVerError
 from devalloc_solver import cel
 from devalloc_solver.blockers.details import path_of
 from devalloc_solver.blockers.edits import Edit
+from devalloc_solver.blockers.words import devices
 from devalloc_solver.cel.parser import parse
 from devalloc_solver.cel.syntax import Binary, Index, ListOf, Literal, Name, Node, Select
 from devalloc_solver.demand import Demand, Slot, Unit
@@ -159,8 +160,7 @@ class Slips:
         key = detail.device_class, detail.device_type
         if key not in self._surveys:
             found = self._accepted(detail)
-            devices = [self.snapshot.devices[i] for i in found] or self.snapshot.devices
-            self._surveys[key] = Survey(devices, self.copies)
+            self._surveys[key] = Survey([self.snapshot.devices[i] for i in found] or self.snapshot.devices, self.copies)
         return self._surveys[key]
 
     def _accepted(self, detail: DeviceClaimDetail) -> list[int]:
@@ -246,7 +246,7 @@ def _unknown(having: Counter[str], total: int, name: str, path: str) -> Slip | N
     near = nearest(name, [other for other, number in having.items() if number > max(count, RARE * total)])
     if near is None or near == name:
         return None
-    told = f"`{name}` exists on {count} of {_devices(total)}; did you mean `{near}`?"
+    told = f"`{name}` exists on {count} of {devices(total)}; did you mean `{near}`?"
     return Slip(path, told, name, near)
 
 
@@ -262,7 +262,7 @@ def _odd_value(survey: Survey, operator: str, name: str, literal: object, path: 
     if len(kinds) > 1:
         return None
     (other,) = kinds
-    there = f"`{name}` is a {other} on {_devices(values.total())}"
+    there = f"`{name}` is a {other} on {devices(values.total())}"
     if kind == "text" and other in ("quantity", "version"):
         fault = _fault(str(literal), other)
         return None if fault is None else Slip(path, f"{there}, and {literal!r} {fault}", str(literal), None)
@@ -283,7 +283,7 @@ def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -
     near = nearest(literal, [value for value in values if isinstance(value, str)])
     if near is None:
         return None
-    told = f"`{name}` is {literal!r} on 0 of {_devices(survey.total)}; did you mean {near!r}?"
+    told = f"`{name}` is {literal!r} on 0 of {devices(survey.total)}; did you mean {near!r}?"
     return Slip(path, told, repr(literal), repr(near))
 
 
@@ -301,7 +301,3 @@ def _fault(text: str, kind: str) -> str | None:
     except (QuantityError, SemVerError) as error:
         return str(error)
     return None
-
-
-def _devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"

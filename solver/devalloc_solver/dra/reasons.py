@@ -15,6 +15,7 @@ from devalloc_solver.assignment import Placement
 from devalloc_solver.blockers.claims import Releases
 from devalloc_solver.blockers.edits import Edit, applied, fewest, needed
 from devalloc_solver.blockers.question import Finder, Question, Undecided
+from devalloc_solver.blockers.words import joined, remedy
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.funnel import funnel, sentence
@@ -31,8 +32,6 @@ MOST_FINDINGS = 40
 """Different units of one call for which what is in the way is looked for; the reasons of all others have numbers."""
 MOST_LOOKS = 5_000
 """Nodes that are looked at for them, all in all: fewer findings on a large fleet, in the same time."""
-SHOWN = 6
-"""Things in the way that the sentence names; the blockers name all of them."""
 
 _TAKEN = (Reason.DEVICES_IN_USE, Reason.LOST_TO_HIGHER_PRIORITY, Reason.LOST_TO_COMPETITION)
 
@@ -120,8 +119,8 @@ class Explainer:
         edits, claims, doubt = self._in_the_way(unit, reason)
         blockers = [*(dict(edit.entry) for edit in edits), *(self._claim_entry(key) for key in claims)]
         slips = self._slips.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit))
-        parts = [self._counted(unit), told, *slips, _remedy(edits, claims), doubt]
-        return Finding(reason, "; ".join(part for part in parts if part), tuple(blockers))
+        said = joined(self._counted(unit), told, *slips, remedy(edits, claims), doubt)
+        return Finding(reason, said, tuple(blockers))
 
     def _reason(self, unit: Unit) -> tuple[Reason, str]:
         for demand in unit.demands:
@@ -267,17 +266,3 @@ def class_selectors(unit: Unit) -> list[str]:
 
 def _without_relations(unit: Unit) -> Unit:
     return replace(unit, demands=tuple(replace(demand, relations=()) for demand in unit.demands))
-
-
-def _remedy(edits: Sequence[Edit], claims: Sequence[Key]) -> str:
-    """Such as "it fits without request b and once default/a is released"."""
-    if not edits and not claims:
-        return ""
-    names = ", ".join("/".join(key) for key in claims[:SHOWN])
-    names += f" and {len(claims) - SHOWN} more claims" if len(claims) > SHOWN else ""
-    if not edits:
-        return f"releasing {names} would make room"
-    words = [edit.words for edit in edits[:SHOWN]]
-    words += [f"with {len(edits) - SHOWN} more changes"] if len(edits) > SHOWN else []
-    words += [f"once {names} {'is' if len(claims) == 1 else 'are'} released"] if claims else []
-    return f"it fits {' and '.join(words)}"

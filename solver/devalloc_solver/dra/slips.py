@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from devalloc.api.nearest import nearest
+from devalloc_solver.blockers.words import devices
 from devalloc_solver.dra.cel import CompileError, Program, compile
 from devalloc_solver.dra.features import DEFAULT
 from devalloc_solver.dra.inventory import Offer, lookup
@@ -29,8 +30,11 @@ class Slips:
     _devices: list[Offer] = field(init=False)
     _names: dict[str, Counter[str]] | None = None
     """kind of name -> full name -> devices that have it"""
+    _capacities: Counter[str] | None = None
+    """capacity as the devices write it -> devices that have it"""
     _values: dict[str, Counter[str]] = field(default_factory=dict)
-    _known: dict[object, tuple[str, ...]] = field(default_factory=dict)
+    _known: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """expression -> its slips"""
 
     def __post_init__(self) -> None:
         self._devices = [offer for offer in self.offers if offer.nodes]
@@ -80,8 +84,9 @@ class Slips:
 
     def _capacity(self, name: str) -> Iterator[str]:
         """A requested capacity, which is named as the devices name it."""
-        known = Counter(other for offer in self._devices for other in offer.device.capacity)
-        near = None if known[name] else nearest(name, known)
+        if self._capacities is None:
+            self._capacities = Counter(other for offer in self._devices for other in offer.device.capacity)
+        near = None if self._capacities[name] else nearest(name, self._capacities)
         if near is not None:
             yield f"capacity `{name}` exists on 0 of {devices(len(self._devices))}; did you mean `{near}`?"
 
@@ -122,11 +127,6 @@ def nearest_name(name: str, known: Collection[str]) -> str | None:
     having = [other for other, names in by_domain.items() if identifier in names]
     near = nearest(domain, having)
     return None if near is None else f"{near}/{identifier}"
-
-
-def devices(count: int) -> str:
-    """Such as "1 device"."""
-    return "1 device" if count == 1 else f"{count} devices"
 
 
 def _full(name: str, driver: str) -> str:

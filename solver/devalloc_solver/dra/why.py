@@ -9,6 +9,7 @@ from typing import Any
 
 from devalloc.api.quantity import type_name
 from devalloc_solver.blockers.edits import needed, sets_of
+from devalloc_solver.blockers.words import joined
 from devalloc_solver.dra import remedies
 from devalloc_solver.dra.allocate import Manifest, Task, objects
 from devalloc_solver.dra.errors import AllocationError
@@ -85,7 +86,7 @@ def _message(found: Why, task: Task) -> str:
         parts.append(numbers.disagreement(task.unit))  # devices in use are not among those that are counted
     parts += Slips(task.offers).of_claims((d.claim.claim for d in task.unit.demands), class_selectors(task.unit))
     verdict, _, remedy = found.message.partition(": ")
-    return f"{verdict}: {'; '.join(part for part in (*parts, remedy) if part)}"
+    return f"{verdict}: {joined(*parts, remedy)}"
 
 
 @dataclass(frozen=True, slots=True)
