@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
@@ -43,6 +43,24 @@ class ApiModel(BaseModel):
         fields = type(self).model_fields
         identity = {camel: getattr(self, name) for name, camel in _IDENTITY if name in fields}
         return identity | content
+
+
+M = TypeVar("M", bound=ApiModel)
+
+
+def built(model: type[M], fields: dict[str, Any], given: set[str]) -> M:
+    """An object of fields that are valid, all of them: what ``model_construct`` does, at a fraction of its cost."""
+    made = model.__new__(model)
+    object.__setattr__(made, "__dict__", fields)
+    object.__setattr__(made, "__pydantic_fields_set__", given)
+    object.__setattr__(made, "__pydantic_extra__", None)
+    object.__setattr__(made, "__pydantic_private__", None)
+    return made
+
+
+def with_fields(model: M, fields: Mapping[str, Any]) -> M:
+    """A copy in which these fields have these values, which are valid: ``model_copy``, at a fraction of its cost."""
+    return built(type(model), {**model.__dict__, **fields}, {*model.__pydantic_fields_set__, *fields})
 
 
 _IDENTITY = (("api_version", "apiVersion"), ("kind", "kind"))

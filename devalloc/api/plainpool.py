@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from devalloc.api.fields import built
 from devalloc.api.pool import Attribute, Device, DevicePool
 
 MOST_DEVICES = 1_000
@@ -67,23 +68,13 @@ def _device(content: Any) -> Device:
     if "attributes" in content:
         fields["attributes"] = _list_of_attributes(content["attributes"])
         given = _with_attributes(frozenset(given))
-    return _made(fields, given)
+    return built(Device, fields, given)
 
 
 @cache
 def _with_attributes(given: frozenset[str]) -> set[str]:
     """One set for all devices that have the same fields."""
     return {*given, "attributes"}
-
-
-def _made(fields: dict[str, Any], given: set[str]) -> Device:
-    """A device of fields that are valid: what ``model_construct`` does, for all fields at once."""
-    device = Device.__new__(Device)
-    object.__setattr__(device, "__dict__", fields)
-    object.__setattr__(device, "__pydantic_fields_set__", given)
-    object.__setattr__(device, "__pydantic_extra__", None)
-    object.__setattr__(device, "__pydantic_private__", None)
-    return device
 
 
 def _rest(content: dict[str, Any]) -> Device:

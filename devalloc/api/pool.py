@@ -45,7 +45,9 @@ class Attribute(ApiModel):
     @property
     def value(self) -> AttributeValue:
         """The value; its Python type tells which of the four it is."""
-        for value in (self.string_value, self.int_value, self.quantity_value, self.sem_ver_value):
+        if self.string_value is not None:  # the most common
+            return self.string_value
+        for value in (self.int_value, self.quantity_value, self.sem_ver_value):
             if value is not None:
                 return value
         raise AssertionError("validated: one value is set")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,8 +28,7 @@ class Grant(NamedTuple):
     amounts: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What the solver says of one claim."""
 
     namespace: str
@@ -72,8 +70,11 @@ def read_answer(content: object) -> Answer:
     if not isinstance(grants, list):
         raise MalformedAnswer(f"{where}: allocations is not a list")
     annotations = content.get("annotations") or {}
-    if not isinstance(annotations, Mapping) or not all(isinstance(value, str) for value in annotations.values()):
+    if not isinstance(annotations, Mapping):
         raise MalformedAnswer(f"{where}: annotations is not a map of texts")
+    for value in annotations.values():
+        if not isinstance(value, str):
+            raise MalformedAnswer(f"{where}: annotations is not a map of texts")
     return Answer(
         namespace=namespace,
         name=name,
@@ -127,8 +128,11 @@ def _one_of(content: object, where: str) -> list[int | None] | None:
     if content is None:
         return None
     # Not isinstance: True would pass for the index 1.
-    if not isinstance(content, list) or not all(index is None or type(index) is int for index in content):
+    if not isinstance(content, list):
         raise MalformedAnswer(f"{where}: oneOf is not a list of indexes and nulls (S16)")
+    for index in content:
+        if index is not None and type(index) is not int:
+            raise MalformedAnswer(f"{where}: oneOf is not a list of indexes and nulls (S16)")
     return [*content]
 
 

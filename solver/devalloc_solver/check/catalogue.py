@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import count
 
 from devalloc.api import meta
@@ -11,6 +11,9 @@ from devalloc.api.claim import DeviceClaim, DeviceClaimDetail, DeviceClaimSpec
 from devalloc.api.deviceclass import DeviceClass
 from devalloc_solver.check.fleet import PooledDevice
 from devalloc_solver.check.verdicts import Verdicts
+
+MAX_REFUSALS = 64
+"""Requests remembered for each device; when there are more, all are forgotten."""
 
 _SERIALS = count()
 
@@ -54,27 +57,16 @@ class Catalogue:
     def refusal(self, detail: DeviceClaimDetail, pooled: PooledDevice) -> str | None:
         """Why the detail does not accept the device, whoever else holds it; None when it does.
 
-        Raises BudgetExceeded.
-        """
-        return next((refusal for _, refusal in self.refusals(detail, [pooled])), None)
-
-    def refusals(
-        self, detail: DeviceClaimDetail, devices: Iterable[PooledDevice]
-    ) -> Iterator[tuple[PooledDevice, str]]:
-        """Of some devices those that the detail does not accept, and why.
-
         It is worked out once per device and request, as long as the classes stay. Raises BudgetExceeded.
         """
         key = (self._serial, detail.device_class, detail.device_type, detail.constraints)
-        for pooled in devices:
-            known = pooled.refusals
-            refusal = known.get(key, "")
-            if refusal == "":
-                if known and next(iter(known))[0] != self._serial:
-                    known.clear()
-                refusal = known[key] = self._find_refusal(detail, pooled)
-            if refusal is not None:
-                yield pooled, refusal
+        known = pooled.refusals
+        refusal = known.get(key, "")
+        if refusal == "":
+            if len(known) >= MAX_REFUSALS or (known and next(iter(known))[0] != self._serial):
+                known.clear()
+            refusal = known[key] = self._find_refusal(detail, pooled)
+        return refusal
 
     def _find_refusal(self, detail: DeviceClaimDetail, pooled: PooledDevice) -> str | None:
         if pooled.undefined_resources:

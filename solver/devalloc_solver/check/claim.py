@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim
@@ -38,7 +38,7 @@ def new_uses(claim: DeviceClaim, answer: Answer, fleet: Fleet, specs: Specs) -> 
         elif index in uses:
             uses[index].append(Use(pooled, user + choice.terms[index].label, grant.amounts))
     devices = [use.pooled for of_detail in uses.values() for use in of_detail]
-    wrong += _node(claim, answer, devices)
+    wrong += _node_violations(claim, answer, devices)
     try:
         for index, term in choice.terms.items():
             for sentence in detail_violations(term, uses[index], node, fleet, specs.catalogue):
@@ -51,10 +51,13 @@ def new_uses(claim: DeviceClaim, answer: Answer, fleet: Fleet, specs: Specs) -> 
     return consuming, wrong
 
 
-def _node(claim: DeviceClaim, answer: Answer, devices: Sequence[PooledDevice]) -> Iterator[str]:
+def _node_violations(claim: DeviceClaim, answer: Answer, devices: Sequence[PooledDevice]) -> list[str]:
     pin = claim.pinned_node
-    if pin is not None and answer.node != pin:
-        yield f"is pinned to node {pin}, and is answered on {answer.node} (S7)"
-    network_only = bool(devices) and all(pooled.node is None for pooled in devices)
-    if pin is None and claim.group is None and answer.node is not None and network_only:
-        yield f"has network devices only, so that its node is null and not {answer.node} (S7)"
+    if pin is not None:
+        return [] if answer.node == pin else [f"is pinned to node {pin}, and is answered on {answer.node} (S7)"]
+    if answer.node is None or claim.group is not None or not devices:
+        return []
+    for pooled in devices:
+        if pooled.node is not None:
+            return []
+    return [f"has network devices only, so that its node is null and not {answer.node} (S7)"]

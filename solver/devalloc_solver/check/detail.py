@@ -22,13 +22,15 @@ def detail_violations(
         yield "has no device (S8)"
         return
     devices = [use.pooled for use in uses]
-    count = len(devices) if len(devices) == 1 else len({*devices})
+    count = 1 if len(devices) == 1 else len({*devices})
     if count < len(devices):
         for pooled, times in Counter(devices).items():
             if times > 1:
                 yield f"has {times} entries for device {pooled} (S18)"
-    for pooled, refusal in catalogue.refusals(detail, devices):
-        yield f"device {pooled} {refusal}"
+    for pooled in devices:
+        refusal = catalogue.refusal(detail, pooled)
+        if refusal is not None:
+            yield f"device {pooled} {refusal}"
     if term.number is not None and term.number[0] <= count <= term.number[1]:
         yield from _no_amounts(uses)
     elif term.is_admin:

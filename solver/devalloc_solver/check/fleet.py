@@ -31,7 +31,7 @@ class PooledDevice:
         self.compatibility_group = group if isinstance(group, str) else None
         """the value of the attribute; only a text is one (S12a)"""
         self.refusals: dict[tuple[object, ...], str | None] = {}
-        """what is known of requests that the device was held against; see ``Catalogue.refusals``"""
+        """what is known of requests that the device was held against; see ``Catalogue.refusal``"""
         self._resources: Mapping[str, ResourceCapacity] | None = None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from devalloc.api.pool import AttributeValue
 from devalloc_solver import cel
@@ -10,7 +11,11 @@ from devalloc_solver import cel
 _BUDGET = 10_000_000
 """Cost that one evaluation may have: the bound for a whole fleet, so that what passed there passes here."""
 
-_Attributes = tuple[tuple[str, str, str], ...]
+MAX_EXPRESSIONS = 10_000
+MAX_VERDICTS = 100_000
+"""Expressions remembered, and verdicts of one; when there are more, all are forgotten."""
+
+_Values = tuple[object, ...]
 
 
 class Verdicts:
@@ -20,8 +25,7 @@ class Verdicts:
     """
 
     def __init__(self) -> None:
-        self._programs: dict[str, cel.Program | cel.CompileError] = {}
-        self._verdicts: dict[tuple[str, _Attributes], bool] = {}
+        self._programs: dict[str, _Compiled | cel.CompileError] = {}
 
     def compile_error(self, text: str) -> str | None:
         """Why the expression is invalid; None when it is valid or empty."""
@@ -38,23 +42,53 @@ class Verdicts:
         program = self._program(text)
         if isinstance(program, cel.CompileError):
             return False
-        names = attributes if program.attributes is None else program.attributes & attributes.keys()
         # By type and text: equal amounts in two notations are two keys, which costs little and can never be wrong.
-        key = text, tuple((name, type(attributes[name]).__name__, str(attributes[name])) for name in sorted(names))
-        if key not in self._verdicts:
+        names = program.names
+        key: _Values
+        if names is None:
+            key = tuple([(name, _key(attributes[name])) for name in sorted(attributes)])
+        else:
+            key = tuple([_key(attributes.get(name)) for name in names])
+        verdict = program.verdicts.get(key)
+        if verdict is None:
             try:
-                self._verdicts[key] = program.evaluate(attributes, cel.Budget(_BUDGET))
+                verdict = program.program.evaluate(attributes, cel.Budget(_BUDGET))
             except cel.EvaluationError:
-                self._verdicts[key] = False
-        return self._verdicts[key]
+                verdict = False
+            if len(program.verdicts) >= MAX_VERDICTS:
+                program.verdicts.clear()
+            program.verdicts[key] = verdict
+        return verdict
 
-    def _program(self, text: str) -> cel.Program | cel.CompileError:
-        if text not in self._programs:
-            try:
-                self._programs[text] = cel.compile(text)
-            except cel.CompileError as error:
-                self._programs[text] = error
-        return self._programs[text]
+    def _program(self, text: str) -> _Compiled | cel.CompileError:
+        known = self._programs.get(text)
+        if known is None:
+            if len(self._programs) >= MAX_EXPRESSIONS:
+                self._programs.clear()
+            known = self._programs[text] = _compile(text)
+        return known
+
+
+class _Compiled(NamedTuple):
+    """An expression, and what is known of it."""
+
+    program: cel.Program
+    names: tuple[str, ...] | None
+    """the attributes that it reads; None for all"""
+    verdicts: dict[_Values, bool]
+
+
+def _compile(text: str) -> _Compiled | cel.CompileError:
+    try:
+        program = cel.compile(text)
+    except cel.CompileError as error:
+        return error
+    return _Compiled(program, None if program.attributes is None else tuple(sorted(program.attributes)), {})
+
+
+def _key(value: AttributeValue | None) -> object:
+    """Texts, numbers and nothing are told apart as they are, the other types by name and text."""
+    return value if value is None or type(value) in (str, int) else (type(value).__name__, str(value))
 
 
 def _is_empty(text: str) -> bool:

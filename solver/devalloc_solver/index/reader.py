@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, check_annotations
-from devalloc.api.fields import label_name, subdomain_name
+from devalloc.api.fields import label_name, subdomain_name, with_fields
 from devalloc.api.meta import DEVMGMT, ObjectMeta
 from devalloc.api.problems import Problem
 from devalloc_solver.index.documents import Document, read
@@ -83,7 +83,7 @@ def _with_known_spec(manifest: Mapping[str, Any], known: _Known) -> Read | None:
     if type(metadata) is not dict or not metadata.keys() <= _NAMING or not _is_ascii(metadata):
         return None
     try:
-        claim = known.claim.model_copy(update={"metadata": _read_metadata(metadata)})
+        claim = with_fields(known.claim, {"metadata": _read_metadata(metadata)})
         check_annotations(claim.metadata.annotations)
     except ValueError:  # pydantic's own error among them
         return None
@@ -108,7 +108,7 @@ def _read_metadata(content: dict[str, Any]) -> ObjectMeta:
     if not all(type(value) is str for value in annotations.values()):
         raise ValueError("annotations are texts")
     own = {**content, "annotations": {**annotations}} if "annotations" in content else content
-    return _NAMELESS.model_copy(update=own)
+    return with_fields(_NAMELESS, own)
 
 
 def _is_ascii(content: dict[str, Any]) -> bool:
