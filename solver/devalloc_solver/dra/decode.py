@@ -61,6 +61,7 @@ def read_node(content: Mapping[str, Any] | str) -> Node:
 
 
 def read_slice(content: Mapping[str, Any]) -> Slice:
+    """A ResourceSlice. Raises FieldError for what cannot be read, and for a field that is not known here."""
     check_version(content)
     spec = Fields(content.get("spec"), "spec")
     pool = spec.within("pool")
@@ -214,6 +215,7 @@ def _taint(content: object, path: str) -> Taint:
 
 
 def read_class(content: Mapping[str, Any]) -> Class:
+    """A DeviceClass. Raises FieldError as above; whether its selectors compile is found out where they are used."""
     check_version(content)
     spec = Fields(content.get("spec"), "spec")
     name = Fields(content.get("metadata"), "metadata").needed("name")
@@ -251,7 +253,10 @@ def _config(content: object, path: str) -> Mapping[str, Any]:
 
 
 def read_claim(content: Mapping[str, Any], gates: frozenset[str]) -> Claim:
-    """A claim; parts of the API that are switched off are errors, so that nobody gets less than was asked for."""
+    """A ResourceClaim, with the API server's defaults. ``gates``: the features that are on.
+
+    Parts of the API that are switched off raise FieldError, so that nobody gets less than was asked for.
+    """
     check_version(content)
     metadata = Fields(content.get("metadata"), "metadata")
     spec = Fields(content.get("spec"), "spec")

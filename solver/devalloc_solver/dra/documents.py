@@ -55,12 +55,6 @@ class Intake:
     problems: list[Problem] = field(default_factory=list)
 
 
-def is_dialect(document: object) -> bool:
-    """Whether a manifest is of resource.k8s.io, whatever its version."""
-    version = document.get("apiVersion") if isinstance(document, Mapping) else None
-    return isinstance(version, str) and version.partition("/")[0] == "resource.k8s.io"
-
-
 def read_documents(documents: Iterable[object], gates: frozenset[str]) -> Intake:
     """Sort manifests out. Every problem says which object it is about."""
     intake = Intake()
@@ -189,6 +183,7 @@ def _marks(claim: Claim) -> None:
 
 
 def priority_of(claim: Claim) -> int:
+    """The priority that the claim's annotation says, 0 without one; it has been found to be a number."""
     return int(claim.annotations.get(PRIORITY, "0"))
 
 

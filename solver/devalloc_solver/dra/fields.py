@@ -35,7 +35,10 @@ def shown(value: object) -> str:
 
 
 class Fields:
-    """One map of a manifest. Whoever has read all that it knows calls ``finish``, which names what is left."""
+    """One map of a manifest. Each method reads one field of it and raises FieldError for content of another kind.
+
+    Null stands for an absent field. Whoever has read all that it knows calls ``finish``, which names what is left.
+    """
 
     __slots__ = ("content", "path", "seen")
 
@@ -142,6 +145,7 @@ class Fields:
 
 
 def read_amount(value: object, path: str) -> Amount:
+    """A quantity. Raises FieldError."""
     if isinstance(value, int) and abs(value) >= 10**30:
         raise FieldError(path, "is too large for a quantity")
     try:

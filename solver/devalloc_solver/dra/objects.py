@@ -56,6 +56,8 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """A node of the cluster, as node selectors see it."""
+
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -94,12 +96,16 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
+    """How much a device has of something; ``policy`` where it is shared out in portions."""
+
     value: Amount
     policy: Policy | None
 
 
 @dataclass(frozen=True, slots=True)
 class Taint:
+    """Keeps off whoever does not tolerate it. ``effect``: ``None``, ``NoSchedule`` or ``NoExecute``."""
+
     key: str
     value: str
     effect: str
@@ -115,6 +121,8 @@ class Consumption:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Device:
+    """A device of a slice; names of attributes and capacities are as written, with or without a domain."""
+
     name: str
     attributes: Mapping[str, Attribute]
     capacity: Mapping[str, Capacity]
@@ -149,6 +157,7 @@ class Slice:
 
     @property
     def pool_id(self) -> tuple[str, str]:
+        """(driver, pool): drivers may share the name of a pool."""
         return self.driver, self.pool
 
 
@@ -157,6 +166,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
+    """Which taints a request puts up with; an empty ``key`` or ``effect`` stands for all of them."""
+
     key: str
     operator: str
     value: str
@@ -205,6 +216,7 @@ class Constraint:
     requests: frozenset[str]
 
     def covers(self, request: Request, ask: Ask) -> bool:
+        """Whether it is about the devices of this alternative of the request."""
         return not self.requests or request.name in self.requests or ask.name in self.requests
 
 
@@ -228,6 +240,7 @@ class Claim:
 
     @property
     def title(self) -> str:
+        """The claim in messages, such as "default/c"."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 

@@ -15,6 +15,7 @@ from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.dra.candidates import Choice, Judge
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.objects import Ask, Class, Constraint
+from devalloc_solver.dra.remedies import counter_entry
 
 ANY = Class("", (), ())
 """A class of all devices; no object can have its name."""
@@ -63,6 +64,7 @@ class Reliefs:
         return [self._member(demand) for demand in reversed(self.unit.demands)]
 
     def pins(self) -> list[Edit]:
+        """The node that the unit is bound to."""
         if self.unit.pin is None:
             return []
         entry = {"kind": "node", "node": self.unit.pin}
@@ -233,8 +235,6 @@ def _short_counters(question: Question, finder: Finder) -> Sequence[Edit]:
 
 
 def _missing(question: Question, drawn: dict[tuple[int, str], int]) -> Iterator[Edit]:
-    from devalloc_solver.dra.remedies import counter_entry
-
     for (index, name), wanted in sorted(drawn.items()):
         pool = question.snapshot.pools[index]
         missing = wanted - pool.resources[name].nano

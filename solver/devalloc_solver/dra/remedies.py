@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from devalloc.api.quantity import Format
 from devalloc_solver.blockers.edits import needed
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.amounts import Amount
@@ -36,6 +37,7 @@ class Remedy:
 
 
 def applied(inputs: Inputs, remedies: Sequence[Remedy]) -> Inputs:
+    """The input once all these are taken away."""
     for remedy in remedies:
         inputs = remedy.apply(inputs)
     return inputs
@@ -45,6 +47,7 @@ def applied(inputs: Inputs, remedies: Sequence[Remedy]) -> Inputs:
 
 
 def constraints(inputs: Inputs) -> Iterator[Remedy]:
+    """matchAttributes and distinctAttributes, one by one."""
     for position, claim in inputs.waiting:
         for index, one in enumerate(claim["spec"]["devices"].get("constraints") or ()):
             field = "matchAttribute" if one.get("matchAttribute") else "distinctAttribute"
@@ -59,6 +62,7 @@ def _drop(spot: tuple[int, int], inputs: Inputs) -> Inputs:
 
 
 def requests(inputs: Inputs) -> list[Remedy]:
+    """Whole requests."""
     found = []
     for position, claim in inputs.waiting:
         for index, request in enumerate(claim["spec"]["devices"].get("requests") or ()):
@@ -89,6 +93,7 @@ def _drop_claim(position: int, inputs: Inputs) -> Inputs:
 
 
 def capacities(inputs: Inputs) -> Iterator[Remedy]:
+    """Requested capacities, one by one."""
     for position, claim, (index, alternative, path, ask) in _asks(inputs):
         for name, amount in ((ask.get("capacity") or {}).get("requests") or {}).items():
             field = f"{path}.capacity.requests[{name}]"
@@ -130,6 +135,7 @@ def _most(entry: Body, count: int, asking: Callable[[int, Inputs], Inputs], inpu
 
 
 def selectors(inputs: Inputs) -> Iterator[Remedy]:
+    """The selectors of a request."""
     for position, claim, (index, alternative, path, ask) in _asks(inputs):
         if ask.get("selectors"):
             field = f"{path}.selectors"
@@ -144,6 +150,7 @@ def _without_selectors(position: int, index: int, alternative: int | None, input
 
 
 def classes(inputs: Inputs) -> Iterator[Remedy]:
+    """The selectors of a class, for all requests that name it."""
     named = dict.fromkeys(ask["deviceClassName"] for _, _, (_, _, _, ask) in _asks(inputs))
     for name in named:
         entry = {"kind": "class", "deviceClassName": name}
@@ -259,9 +266,7 @@ def counter_entry(pool: tuple[str, str], name: str, wanted: int, missing: int) -
     return {**entry, "needed": shown[0], "missing": shown[1]}, words
 
 
-def _form(nano: int) -> Any:
-    from devalloc.api.quantity import Format
-
+def _form(nano: int) -> Format:
     return Format.BINARY_SI if nano and nano % (2**20 * 10**9) == 0 else Format.DECIMAL_SI
 
 

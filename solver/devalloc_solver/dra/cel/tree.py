@@ -32,6 +32,8 @@ BOOL = Type("bool")
 
 @dataclass(frozen=True, slots=True)
 class Literal:
+    """A constant, as the value that it has at run time."""
+
     id: int
     value: Any
 
@@ -75,6 +77,8 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """One entry of a map; ``optional`` where the key is written with a question mark."""
+
     key: Node
     value: Node
     optional: bool

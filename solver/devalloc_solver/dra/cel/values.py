@@ -150,12 +150,14 @@ def no_overload(function: str, *arguments: Any) -> EvaluationError:
 
 
 def checked_int(value: int) -> int:
+    """``value`` as int64. Raises EvaluationError when it does not fit."""
     if INT_MIN <= value <= INT_MAX:
         return value
     raise EvaluationError("integer overflow")
 
 
 def checked_uint(value: int) -> UInt:
+    """``value`` as uint64. Raises EvaluationError when it does not fit."""
     if 0 <= value <= UINT_MAX:
         return UInt(value)
     raise EvaluationError("unsigned integer overflow")

@@ -13,6 +13,8 @@ from devalloc_solver.dra.cel.values import CHARACTERS_PER_UNIT, PARSING_COST, Fr
 
 @dataclass(frozen=True, slots=True)
 class IP:
+    """An address."""
+
     type_name: ClassVar[str] = "net.IP"
     address: IPv4Address | IPv6Address
 

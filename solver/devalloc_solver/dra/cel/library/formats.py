@@ -15,6 +15,8 @@ from devalloc_solver.dra.cel.values import NOTHING, Frame, Maybe
 
 @dataclass(frozen=True, slots=True)
 class Format:
+    """A format by its name; its ``validate`` tells how a text departs from it."""
+
     type_name: ClassVar[str] = "kubernetes.NamedFormat"
     name: str
 

@@ -24,7 +24,10 @@ _KEPT_IN_PATH = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 @dataclass(frozen=True, slots=True)
 class URL:
-    """A URL in its parts; equal to another when it is written the same, but for the case of the scheme."""
+    """A URL in its parts; equal to another when it is written the same, but for the case of the scheme.
+
+    Some parts count for that only: no function gives them.
+    """
 
     type_name: ClassVar[str] = "kubernetes.URL"
     scheme: str
