@@ -24,10 +24,6 @@ User = tuple[int, int]
 """(kind, way)"""
 
 
-class HashCollision(Exception):
-    """Two states have one hash: practically impossible, and never overlooked."""
-
-
 @dataclass(slots=True, eq=False)
 class Lattice:
     """The states of one shape that can be reached, and the arcs between them."""
@@ -42,17 +38,31 @@ class Lattice:
     label: Ints
     stubs: Ints
     """states without arcs for want of room"""
-    _by_hash: dict[int, int]
+    _known: dict[bytes, int]
 
     def find(self, rows: Ints) -> Ints:
         """Numbers of states, from rows in any form; -1 for those that are not reached."""
-        hashes = hash_rows(normal(self.shape, rows))
-        return np.array([self._by_hash.get(h, -1) for h in hashes.tolist()], dtype=np.int64)
+        return np.array([self._known.get(key, -1) for key in _keys(normal(self.shape, rows))], dtype=np.int64)
 
 
-def hash_rows(rows: Ints) -> Ints:
-    hashes: Ints = rows @ MULTIPLIERS[-rows.shape[1] :] if rows.shape[1] else np.zeros(len(rows), dtype=np.int64)
-    return hashes
+def _keys(rows: Ints) -> list[bytes]:
+    """A key per row: its content."""
+    content, width = rows.tobytes(), rows.shape[1] * rows.itemsize
+    if not width:
+        return [b""] * len(rows)
+    return [content[start : start + width] for start in range(0, len(rows) * width, width)]
+
+
+def _numbered(rows: Ints) -> tuple[Ints, Ints]:
+    """(positions of rows that differ, row -> which of them it is equal to)"""
+    width = min(rows.shape[1], len(MULTIPLIERS))
+    hashes = rows[:, rows.shape[1] - width :] @ MULTIPLIERS[len(MULTIPLIERS) - width :]
+    unique, inverse = np.unique(hashes, return_inverse=True)
+    positions = np.zeros(len(unique), dtype=np.int64)
+    positions[inverse] = np.arange(len(rows))
+    if (rows[positions[inverse]] != rows).any():  # two rows have one hash: compare them in full, which takes longer
+        _, positions, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return positions, inverse.reshape(-1)
 
 
 def normal(shape: Shape, rows: Ints) -> Ints:
@@ -90,7 +100,7 @@ class _Explorer:
         self.labels = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
         self.takes = np.concatenate([self.takes, self.takes @ shape.draws], axis=1)
         self.killed = self.kills()
-        self.by_hash: dict[int, int] = {}
+        self.known: dict[bytes, int] = {}
         self.rows: list[Ints] = []
 
     def kills(self) -> Ints | None:
@@ -122,12 +132,12 @@ class _Explorer:
                 reached.append(found)
                 arcs.append(arc)
             if len(front) > left:
-                stubs = np.arange(first + left, len(self.by_hash))
+                stubs = np.arange(first + left, len(self.known))
                 break
             first += len(front)
             front = np.concatenate(reached)
         source, target, label = (np.concatenate(column) for column in zip(*arcs, strict=True))
-        return Lattice(self.shape, self.ways, np.concatenate(self.rows), source, target, label, stubs, self.by_hash)
+        return Lattice(self.shape, self.ways, np.concatenate(self.rows), source, target, label, stubs, self.known)
 
     def expand(self, front: Ints, first: int) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
         """(new states, arcs as sources, targets and labels)"""
@@ -140,15 +150,11 @@ class _Explorer:
         if self.killed is not None:
             rows[:, : self.count] *= self.killed[pattern]
         rows = normal(self.shape, rows)
-        hashes = hash_rows(rows)
-        unique, inverse = np.unique(hashes, return_inverse=True)
-        arcs = np.unique(((state * len(self.ways)) + self.labels[pattern]) * len(unique) + inverse)
-        representative = np.zeros(len(unique), dtype=np.int64)
-        representative[inverse] = np.arange(len(rows))
-        if (rows[representative[inverse]] != rows).any():
-            raise HashCollision
-        fresh, numbers = self.intern(rows[representative])
-        pair, to = np.divmod(arcs, len(unique)) if len(unique) else (arcs, arcs)
+        positions, number = _numbered(rows)
+        count = len(positions)
+        arcs = np.unique(((state * len(self.ways)) + self.labels[pattern]) * count + number)
+        fresh, numbers = self.intern(rows[positions])
+        pair, to = np.divmod(arcs, count) if count else (arcs, arcs)
         source, label = np.divmod(pair, len(self.ways)) if self.ways else (pair, pair)
         return fresh, (source + first, numbers[to], label)
 
@@ -156,25 +162,15 @@ class _Explorer:
         """(those not seen before, numbers of all)"""
         numbers = np.zeros(len(rows), dtype=np.int64)
         fresh: list[int] = []
-        olds: list[int] = []
-        positions: list[int] = []
-        size = len(self.by_hash)
-        for position, h in enumerate(hash_rows(rows).tolist()):
-            number = self.by_hash.setdefault(h, size)
-            numbers[position] = number
+        size = len(self.known)
+        for position, key in enumerate(_keys(rows)):
+            number = numbers[position] = self.known.setdefault(key, size)
             if number == size:
                 size += 1
                 fresh.append(position)
-            else:
-                olds.append(number)
-                positions.append(position)
         found = rows[fresh]
         if len(found) or not self.rows:
             self.rows.append(found)
-        if olds:
-            known = np.concatenate(self.rows)[olds]
-            if (known != rows[positions]).any():
-                raise HashCollision
         return found, numbers
 
 

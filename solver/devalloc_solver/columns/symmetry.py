@@ -14,7 +14,7 @@ import numpy as np
 from devalloc_solver.columns.geometry import Cell, Ints
 
 MULTIPLIERS = np.random.default_rng(20260101).integers(1, 2**62, size=4096, dtype=np.int64) | 1
-"""Fixed odd numbers; a row is told from others by its scalar product with them, modulo 2**64."""
+"""Fixed odd numbers; a row is told from most others by its scalar product with them, modulo 2**64."""
 
 
 def find_symmetries(cells: Sequence[Cell], counters: int) -> list[Ints]:
@@ -32,7 +32,7 @@ def canonical(states: Ints, symmetries: Sequence[Ints]) -> Ints:
     for parts in symmetries:
         blocks = states[:, parts]
         width = parts.shape[1]
-        keys = blocks[:, :, 0] if width == 1 else blocks @ MULTIPLIERS[:width]
+        keys = blocks[:, :, 0] if width == 1 else blocks[:, :, : len(MULTIPLIERS)] @ MULTIPLIERS[:width]
         if len(parts) == 2:
             swap = keys[:, 0] < keys[:, 1]
             if swap.any():

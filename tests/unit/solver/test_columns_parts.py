@@ -14,7 +14,7 @@ from devalloc_solver.columns.board import Board, set_up
 from devalloc_solver.columns.geometry import Cell, Geometry
 from devalloc_solver.columns.kinds import split_units
 from devalloc_solver.columns.levels import Decider
-from devalloc_solver.columns.network import HashCollision, build_lattice
+from devalloc_solver.columns.network import build_lattice
 from devalloc_solver.columns.packing import Packing
 from devalloc_solver.columns.patterns import LocalSlot, LocalWay, find_patterns
 from devalloc_solver.columns.pieces import Pile
@@ -174,12 +174,21 @@ def test_an_arc_takes_one_pattern_and_leaves_what_is_left(seed: int) -> None:
 
 
 def test_two_states_of_one_hash_are_never_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "MULTIPLIERS", np.ones(64, dtype=np.int64))
+    def drawn() -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """All arcs, from row to row."""
+        lattice = build_lattice(shape, np.array([[2, 2]], dtype=np.int64), 1000)
+        rows = [tuple(row) for row in lattice.rows.tolist()]
+        assert lattice.find(lattice.rows).tolist() == [*range(len(rows))]
+        return {(rows[a], rows[b]) for a, b in zip(lattice.source.tolist(), lattice.target.tolist(), strict=True)}
+
     way = LocalWay((LocalSlot((0, 1), 1, 1, (), (), ()),), (), (), None)
     cells = (Cell(0, 2, (), (), None), Cell(1, 2, (), (), None))
     shape = Shape(cells, 0, (2, 2), {way: np.array([[1, 0], [0, 1]], dtype=np.int64)})
-    with pytest.raises(HashCollision):
-        build_lattice(shape, np.array([[2, 2]], dtype=np.int64), 1000)
+    expected = drawn()
+    monkeypatch.setattr(networks, "MULTIPLIERS", np.ones(64, dtype=np.int64))
+
+    assert drawn() == expected
+    assert len(expected) == 12
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------
