@@ -1,22 +1,36 @@
-"""Claims whose expressions tell devices of one kind apart (by uuid, by address): judged node by node.
+"""Claims that read what tells devices of one kind apart (by uuid, by address, by firmware): judged node by node.
 
-Equality with literals is looked up, so that only the nodes that have such a value are judged.
+Nodes are looked at in the order of the best that they might have, as the index of values and the kinds of nodes say,
+and no more of them than it takes to know the best one. What is known of a node stays until the node changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from devalloc_solver.demand import Demand, Mode, Unit
+from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.index.exact import place
 from devalloc_solver.index.kinds import joined
 from devalloc_solver.index.recipe import Score, score_of
 from devalloc_solver.index.seams import Ask, Given
-from devalloc_solver.index.states import NodeRecord
+from devalloc_solver.index.states import NodeKind, NodeRecord, PoolKind
 
 if TYPE_CHECKING:
     from devalloc_solver.index.nodes import NodeIndex
+
+MOST_VALUES = 1_000
+"""Values of an attribute that an expression is tried on before any node is looked at; identifiers have more."""
+
+Nodes = Mapping[str | None, int]
+"""node (None: the network) -> at most so many devices there can be had"""
+_Rank = tuple[tuple[int, ...], int, int, int, int]
+"""the first part of a score"""
+_UNKNOWN = -1
+SPARE = 1_000
+"""Entries kept beside a few for each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,19 @@ class Found:
         return list(self.devices)
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What a slot can have of nodes, as far as that is known before they are looked at."""
+
+    least: int
+    """devices"""
+    nodes: Nodes | None
+    """the only ones that count; None for all"""
+    drivers: frozenset[str] | None
+    shared: bool
+    """whether devices in use may do"""
+
+
 @dataclass(slots=True, eq=False)
 class Apart:
     """One shape of that sort."""
@@ -38,24 +65,47 @@ class Apart:
     index: NodeIndex
     ask: Ask
     unit: Unit
+    """of the sample; only what does not depend on devices counts"""
     demand: Demand = field(init=False)
+    seen: int = _UNKNOWN
+    """how much has been read of what nodes have changed"""
+    edition: tuple[int, int] = (_UNKNOWN, _UNKNOWN)
+    """of the values of nodes, and of the network, when all nodes were looked at"""
+    heap: list[tuple[_Rank, int]] = field(default_factory=list)
+    """(score or the best it can be, rank of a node)"""
+    queued: dict[int, _Rank] = field(default_factory=dict)
+    """rank of a node -> the one entry in the heap that counts"""
     _known: dict[str | None, tuple[int, int, Found | None]] = field(default_factory=dict)
     """node -> its version and that of the network, and the best there"""
+    _sides: list[list[_Side]] = field(default_factory=list)
+    """of each slot what is known before any node is looked at"""
+    _fewest: dict[tuple[int, tuple[int, ...]], int | None] = field(default_factory=dict)
+    """(kind of node, alternatives) -> pools that it takes there at least; None where it fits not even when all is
+    free"""
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
 
     def best(self) -> tuple[NodeRecord, Found] | None:
         """The first node in natural order among those with the best score, and what to take there."""
-        least = self._least()
-        best: tuple[NodeRecord, Found] | None = None
-        for record in self._candidates():
+        self._catch_up()
+        index, heap, queued = self.index, self.heap, self.queued
+        while heap:
+            bound, rank = heap[0]
+            record = index.by_rank.get(rank)
+            if record is None or queued.get(rank) != bound:
+                heappop(heap)
+                continue
             found = self.on(record)
-            if found is not None and (best is None or found.score < best[1].score):
-                best = record, found
-                if found.score[:4] <= least:
-                    break
-        return best
+            if found is None:
+                heappop(heap)
+                del queued[rank]
+            elif found.score[:5] != bound:
+                queued[rank] = found.score[:5]
+                heapreplace(heap, (queued[rank], rank))
+            else:
+                return record, found
+        return None
 
     def on(self, record: NodeRecord) -> Found | None:
         """What to take on one node."""
@@ -65,43 +115,135 @@ class Apart:
             self._known[record.name] = known
         return known[2]
 
-    def _least(self) -> tuple[object, ...]:
-        """No score is better: the first alternatives, one pool, as many devices as are counted."""
-        devices = sum(detail[0].least for detail in self.demand.details if detail[0].mode is Mode.WHOLE)
-        return (0,) * len(self.demand.details), 1, devices, devices
+    # -- the best that a node might have ------------------------------------------------------------------------------
 
-    def _candidates(self) -> list[NodeRecord]:
-        """The nodes that may have what is asked, those in front that the policy prefers."""
+    def _catch_up(self) -> None:
         index = self.index
-        named = self._named()
-        records = index.records.values() if named is None else [index.records[n] for n in named if n in index.records]
+        edition = index.kinds.edition, index.network_version
+        if edition != self.edition or self.seen < index.touched.start:
+            self._look()
+        else:
+            for name in dict.fromkeys(index.touched.since(self.seen)):
+                if name in index.records:
+                    self._enter(index.records[name])
+            if len(self.heap) > 4 * len(self.queued) + SPARE:
+                self._sort()
+        self.edition, self.seen = edition, index.touched.end
 
-        def order(record: NodeRecord) -> tuple[bool, int]:
-            assert record.member_of is not None
-            return record.member_of.in_use is index.spread, record.rank
+    def _look(self) -> None:
+        """At all nodes that may have what is asked."""
+        index = self.index
+        self._sides = [[self._side(slot) for slot in detail] for detail in self.demand.details]
+        self._fewest.clear()
+        self.queued.clear()
+        if len(self._known) > 2 * len(index.records) + SPARE:
+            self._known.clear()
+        for record in self._candidates():
+            bound = self._bound(record)
+            if bound is not None:
+                self.queued[record.rank] = bound
+        self._sort()
 
-        return sorted(records, key=order)
+    def _sort(self) -> None:
+        self.heap = [(bound, rank) for rank, bound in self.queued.items()]
+        heapify(self.heap)
 
-    def _named(self) -> set[str | None] | None:
-        """The nodes where all values are that the expressions name; None when they name none."""
-        found: set[str | None] | None = None
-        for detail in self.demand.details:
-            places = [self._places(position) for position in detail]
-            if any(each is None for each in places):
-                continue
-            nodes = {node for each in places if each is not None for node in each}
-            if None in nodes:
-                continue  # the network's devices are reached from every node
-            found = nodes if found is None else found & nodes
-        return found
+    def _enter(self, record: NodeRecord) -> None:
+        bound = self._bound(record)
+        if bound is None:
+            self.queued.pop(record.rank, None)
+        elif self.queued.get(record.rank) != bound:
+            self.queued[record.rank] = bound
+            heappush(self.heap, (bound, record.rank))
 
-    def _places(self, slot: object) -> set[str | None] | None:
-        found: set[str | None] | None = None
-        for name, values in self.ask.literals(slot):  # type: ignore[arg-type]
-            nodes = self.index.kinds.find(name, values)
-            if nodes is not None:
-                found = {*nodes} if found is None else found & {*nodes}
-        return found
+    def _candidates(self) -> Iterable[NodeRecord]:
+        """The nodes of the detail that has the fewest."""
+        records = self.index.records
+        fewest: set[str | None] | None = None
+        for detail in self._sides:
+            named: set[str | None] = set()
+            for side in detail:
+                if side.nodes is None or None in side.nodes:
+                    break  # the network's devices are reached from every node
+                named.update(side.nodes)
+            else:
+                fewest = named if fewest is None or len(named) < len(fewest) else fewest
+        return records.values() if fewest is None else [records[name] for name in fewest if name in records]
+
+    def _bound(self, record: NodeRecord) -> _Rank | None:
+        """The best score there may be on a node; None where the claim cannot fit."""
+        alternatives = []
+        for detail in self._sides:
+            chosen = next((number for number, side in enumerate(detail) if self._may_have(side, record)), None)
+            if chosen is None:
+                return None
+            alternatives.append(chosen)
+        node = record.member_of
+        assert node is not None
+        key = node.kind.index, tuple(alternatives)
+        if key not in self._fewest:
+            self._fewest[key] = self._find_fewest(node.kind, key[1])
+        pools = self._fewest[key]
+        if pools is None:
+            return None
+        slots = [detail[number] for detail, number in zip(self.demand.details, key[1], strict=True)]
+        counted = [slot.least for slot in slots if slot.mode is Mode.WHOLE]
+        shareable = any(slot.portions for slot in self.demand.slots) or self.index.kinds.shareable
+        devices = max(1, max(counted, default=0) if shareable else sum(counted))
+        entries = sum(_counted(slot) for slot in slots)
+        if self.index.spread:
+            idle = 0 if node.in_use else -1
+        else:
+            idle = 0 if node.in_use or self.index.network is not None else 1
+        return key[1], pools, devices, entries, idle
+
+    def _may_have(self, side: _Side, record: NodeRecord) -> bool:
+        network = self.index.network
+        if side.nodes is not None and side.nodes.get(record.name, 0) + side.nodes.get(None, 0) < side.least:
+            return False
+        if network is not None or side.shared:
+            return True
+        left = side.least
+        for state in record.states:
+            if side.drivers is None or _driver(state.kind) in side.drivers:
+                left -= sum(state.free)
+                if left <= 0:
+                    return True
+        return False
+
+    def _find_fewest(self, kind: NodeKind, alternatives: tuple[int, ...]) -> int | None:
+        if self.index.network is not None:
+            return 1
+        needs = []
+        sides = [detail[number] for detail, number in zip(self._sides, alternatives, strict=True)]
+        for side in sides:
+            sizes = [len(pool.group_of) for pool in kind.pools if side.drivers is None or _driver(pool) in side.drivers]
+            if not any(sizes):
+                return None
+            needs.append(-(-side.least // max(sizes)))
+        drivers = [driver for side in sides for driver in (side.drivers or ("",) * 2)]
+        return sum(needs) if len(drivers) == len({*drivers}) else max(needs, default=1)
+
+    # -- slots -------------------------------------------------------------------------------------------------------
+
+    def _side(self, slot: Slot) -> _Side:
+        kinds = self.index.kinds
+        least = _counted(slot)
+        found: list[Nodes | None] = [kinds.find(name, values) for name, values in self.ask.literals(slot)]
+        for name in sorted((self.ask.reads(slot) or frozenset()) & kinds.varied):
+            values = [value for value in kinds.values(name) if not isinstance(value, type)]
+            if len(values) <= MOST_VALUES and (passing := self.ask.passing(slot, name, values)) is not None:
+                found.append(kinds.find(name, passing))
+        if least > 1 and self.index.network is None:
+            found += [kinds.repeats(name) for name in dict.fromkeys((*self.demand.match, *slot.match))]
+        nodes: Nodes | None = None
+        for each in found:
+            if each is not None:
+                nodes = each if nodes is None else {n: min(each[n], nodes[n]) for n in each.keys() & nodes.keys()}
+        shared = slot.mode is not Mode.WHOLE or bool(slot.portions) or kinds.shareable
+        return _Side(least, nodes, self.ask.drivers(slot), shared)
+
+    # -- on one node, exactly ------------------------------------------------------------------------------------------
 
     def _solve(self, record: NodeRecord) -> Found | None:
         index, network = self.index, self.index.network
@@ -131,3 +273,12 @@ class Apart:
         alternatives = tuple(chosen.get(position, 0) for position in range(len(demand.details)))
         score = score_of(alternatives, used, len(given), 0, spread=index.spread)
         return Found(score, tuple(given), local=any(owner is not network for owner, _, _ in used))
+
+
+def _counted(slot: Slot) -> int:
+    return slot.least if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) else 1
+
+
+def _driver(pool: PoolKind) -> str | None:
+    """Of a pool without devices: None."""
+    return pool.kinds[0].driver if pool.kinds else None

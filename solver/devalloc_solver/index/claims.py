@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc_solver.demand import Demand, Slot, Unit, find_refusal, make_demand
-from devalloc_solver.eligibility import Eligibility
+from devalloc_solver.eligibility import Eligibility, ExpressionError
 from devalloc_solver.index.kinds import Kinds
 from devalloc_solver.index.literals import literals, reads
 from devalloc_solver.intake import Intake, Refused
-from devalloc_solver.snapshot import Snapshot
+from devalloc_solver.snapshot import Device, Snapshot
 
 
 @dataclass(slots=True, eq=False)
@@ -22,11 +22,11 @@ class Rules:
     kinds: Kinds
     intake: Intake
     """only its classes and configuration objects count"""
-    _shared: Eligibility = field(init=False)
+    shared: Eligibility = field(init=False)
     _refusals: dict[tuple[object, str], Refused | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._shared = self._new(self.kinds.sample())
+        self.shared = self._new(self.kinds.sample())
 
     def _new(self, snapshot: Snapshot) -> Eligibility:
         return Eligibility(snapshot, self.intake.classes, self.intake.invalid_classes)
@@ -34,22 +34,22 @@ class Rules:
     def on(self, snapshot: Snapshot) -> Eligibility:
         """The judge of the devices of a snapshot; verdicts and errors are common to all."""
         found = self._new(snapshot)
-        found._verdicts, found._failed, found._errors = _caches(self._shared)
+        found._verdicts, found._failed, found._errors = _caches(self.shared)
         return found
 
     def renewed(self, intake: Intake) -> Rules:
         """The same after classes or configuration objects have changed."""
         fresh = Rules(self.kinds, intake)
-        fresh._shared._verdicts, fresh._shared._failed, fresh._shared._errors = _caches(self._shared)
+        fresh.shared._verdicts, fresh.shared._failed, fresh.shared._errors = _caches(self.shared)
         return fresh
 
     def refusal(self, claim: DeviceClaim, shape: object) -> Refused | None:
         """Why a claim is not solved, whatever is free (S5, S6, S16)."""
         if claim.is_deleting:
-            return find_refusal(claim, self.intake, self._shared)
+            return find_refusal(claim, self.intake, self.shared)
         key = (shape, claim.namespace)
         if key not in self._refusals:
-            self._refusals[key] = find_refusal(claim, self.intake, self._shared)
+            self._refusals[key] = find_refusal(claim, self.intake, self.shared)
         known = self._refusals[key]
         return None if known is None else replace(known, key=claim.key, group=claim.group)
 
@@ -82,15 +82,36 @@ class ClaimAsk:
         for expression in self._expressions(slot.spec, every=False):
             yield from literals(expression)
 
+    def passing(self, slot: Slot, name: str, values: Iterable[object]) -> Sequence[object] | None:
+        texts = [text for text in self._expressions(slot.spec, every=False) if reads(text) == frozenset((name,))]
+        if not texts:
+            return None
+        judge = self.rules.shared
+        try:
+            return [each for each in values if all(judge.verdict(t, _with_only(name, each)) is True for t in texts)]
+        except ExpressionError:
+            return None
+
+    def drivers(self, slot: Slot) -> frozenset[str] | None:
+        classes = self.rules.shared.classes_of(slot.spec)
+        if classes is None or any(not each.spec.driver for each in classes):
+            return None
+        return frozenset(each.spec.driver for each in classes)
+
     def _expressions(self, detail: DeviceClaimDetail, *, every: bool) -> Iterable[str]:
         """Those that a candidate must pass; with ``every`` also those of classes of which any will do."""
         if detail.constraints and detail.constraints.strip():
             yield detail.constraints
-        classes = self.rules._shared.classes_of(detail) or []
+        classes = self.rules.shared.classes_of(detail) or []
         if every or len(classes) == 1:
             for each in classes:
                 if each.spec.constraints and each.spec.constraints.strip():
                     yield each.spec.constraints
+
+
+def _with_only(name: str, value: object) -> Device:
+    """A device that nothing is known of but one attribute."""
+    return Device(0, 0, "", {name: value}, {}, (), None)
 
 
 def _caches(eligibility: Eligibility) -> tuple[Any, Any, Any]:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
+from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.judge import Judge
 from devalloc_solver.holdings import Key, admin_entries
 from devalloc_solver.index.answers import accept, noted, with_status
 from devalloc_solver.index.claims import ClaimAsk, Rules
 from devalloc_solver.index.documents import Document, Documents, Name, full_name, pools_of, sort_out
+from devalloc_solver.index.literals import reads
 from devalloc_solver.index.nodes import Item, NodeIndex
 from devalloc_solver.index.refusal import Refusals
 from devalloc_solver.index.seams import Spot
@@ -74,7 +76,7 @@ class Devmgmt:
             state.judge.set_pools(name, same)
             for pool in _valid_together(same):
                 state.pools[pool.spec.node_name][name] = pool
-        state.index = NodeIndex(placement)
+        state.index = NodeIndex(placement, read=_read_by_classes(state.documents))
         state.index.load({node: state._snapshot(node) for node, pools in state.pools.items() if pools})
         state.rules = Rules(state.index.kinds, sort_out(state.documents.others()))
         state.refusals = Refusals(state.index, state._on_node, state._priority)
@@ -340,6 +342,13 @@ def _valid_together(pools: Sequence[DevicePool]) -> list[DevicePool]:
     if len(pools) == 1:
         return list(pools)
     return without_clashes(list(pools))[0]
+
+
+def _read_by_classes(documents: Documents) -> frozenset[str]:
+    """The attributes that constraints of classes read."""
+    classes = [document.object for document in documents.of_kind("DeviceClass")]
+    texts = [each.spec.constraints for each in classes if isinstance(each, DeviceClass) and each.spec.constraints]
+    return frozenset().union(*(reads(text) or () for text in texts))
 
 
 def _admin_classes(intake: Intake) -> set[str]:

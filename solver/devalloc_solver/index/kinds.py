@@ -2,21 +2,23 @@
 
 Attributes with few values are part of a kind. Attributes with many (uuid, pciBusID, a PCIe root named after its node)
 are *varied*: of them a kind has only whether the device has the attribute and which devices of the same node have the
-same value, so that equal nodes are of equal kinds. Their values are found again through an inverted index.
+same value, so that equal nodes are of equal kinds. Where even that differs from node to node (firmware by card), they
+are *scattered*, and a kind has only whether the device has the attribute. Which are which is told in ``choice``. Values
+that are no part of kinds are found again through an inverted index.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
+from devalloc_solver.index import choice
+from devalloc_solver.index.choice import Choice
 from devalloc_solver.snapshot import Device, Pool, Snapshot
-
-VARIED = 32
-"""Distinct values beyond which an attribute is varied. No answer depends on it, only how fast it comes."""
 
 ALONE = -1
 """Mark of a value that no other device of the node has."""
@@ -42,7 +44,8 @@ class Kind:
     def value(self, name: str) -> object | None:
         """A value to compare within a node: equal for devices that have the same value; None without the attribute.
 
-        That of a varied attribute is a mark; ``(ALONE,)`` is equal for devices that are *not*.
+        That of a varied attribute is a mark; ``(ALONE,)`` is equal for devices that are *not*. Of a scattered attribute
+        nothing is known: it must not be asked for.
         """
         mark = self.marks.get(name)
         return self.one.attributes.get(name) if mark is None else (mark,)
@@ -52,17 +55,29 @@ class Kind:
 class Kinds:
     """All kinds met so far, and where the values of varied attributes are."""
 
-    varied: set[str] = field(default_factory=set)
+    choice: Choice = field(default_factory=Choice)
     kinds: list[Kind] = field(default_factory=list)
     places: dict[str, dict[object, list[str | None]]] = field(default_factory=dict)
-    """varied attribute -> value -> nodes that have devices with it (None: the network)"""
+    """varied attribute -> value -> the nodes of devices with it (None: the network), a node once for each device; those
+    of one node together"""
     _known: dict[tuple[object, ...], Kind] = field(default_factory=dict)
     _values: dict[str, set[object]] = field(default_factory=lambda: defaultdict(set))
     """attribute that is not varied -> values met"""
+    edition: int = 0
+    """changes whenever nodes come, go, or have other devices"""
+    shareable: bool = False
+    """whether any device met is taken in portions"""
+    _repeats: dict[str, dict[str | None, int]] = field(default_factory=dict)
+    """varied attribute -> node -> the most devices there with one value, as far as anybody asked"""
+
+    @property
+    def varied(self) -> frozenset[str]:
+        """Attributes that are no part of kinds by value."""
+        return self.choice.varied
 
     def note(self, snapshot: Snapshot) -> bool:
-        """Look at attributes before their devices are read; True when one turned out to be varied only now."""
-        before = len(self.varied)
+        """Look at attributes before their devices are read; False when one has too many values by now."""
+        varied, most, few = self.varied, choice.VARIED, True
         seen: set[int] = set()
         for device in snapshot.devices:
             attributes = device.attributes
@@ -70,14 +85,12 @@ class Kinds:
                 continue
             seen.add(id(attributes))
             for name, value in attributes.items():
-                if name in self.varied:
+                if name in varied:
                     continue
                 values = self._values[name]
                 values.add(value)
-                if len(values) > VARIED:
-                    self.varied.add(name)
-                    del self._values[name]
-        return len(self.varied) > before
+                few = few and len(values) <= most
+        return few
 
     def read(self, snapshot: Snapshot) -> tuple[Kind, ...]:
         """The kind of each device of a node (or of the network)."""
@@ -88,26 +101,44 @@ class Kinds:
 
     def enter(self, node: str | None, snapshot: Snapshot) -> None:
         """Note where the values of varied attributes are."""
+        self._repeats.clear()
+        self.edition += 1
         for name, value in self._varied_values(snapshot):
-            nodes = self.places.setdefault(name, {}).setdefault(value, [])
-            if not nodes or nodes[-1] != node:
-                nodes.append(node)
+            self.places.setdefault(name, {}).setdefault(value, []).append(node)
 
     def leave(self, node: str | None, snapshot: Snapshot) -> None:
-        for name, value in self._varied_values(snapshot):
-            by_value = self.places.get(name, {})
-            nodes = by_value.get(value, [])
-            if node in nodes:
-                nodes.remove(node)
-            if not nodes:
-                by_value.pop(value, None)
+        self._repeats.clear()
+        self.edition += 1
+        for name, value in dict.fromkeys(self._varied_values(snapshot)):
+            by_value = self.places[name]
+            by_value[value] = [each for each in by_value[value] if each != node]
+            if not by_value[value]:
+                del by_value[value]
 
-    def find(self, name: str, values: Iterable[object]) -> Sequence[str | None] | None:
-        """Nodes that have a device whose attribute has one of the values; None when the attribute is not varied."""
+    def find(self, name: str, values: Iterable[object]) -> Mapping[str | None, int] | None:
+        """Nodes that have devices whose attribute has one of the values, and at most how many such devices; None when
+        the attribute is part of kinds."""
         if name not in self.varied:
             return None
         by_value = self.places.get(name, {})
-        return [node for value in (*values, *_ODD) for node in by_value.get(value, ())]
+        return Counter(node for value in dict.fromkeys((*values, *_ODD)) for node in by_value.get(value, ()))
+
+    def values(self, name: str) -> Iterable[object]:
+        """Values that a varied attribute has anywhere; those of odd types only by their type."""
+        return self.places.get(name, {})
+
+    def repeats(self, name: str) -> Mapping[str | None, int] | None:
+        """The most devices of each node that have one value of an attribute, or may; None when it is part of kinds."""
+        if name not in self.varied:
+            return None
+        if name not in self._repeats:
+            found: dict[str | None, int] = {}
+            for nodes in self.places.get(name, {}).values():
+                for node, count in Counter(nodes).items() if len(nodes) > 1 else ((nodes[0], 1),):
+                    if found.get(node, 0) < count:
+                        found[node] = count
+            self._repeats[name] = found
+        return self._repeats[name]
 
     def drivers(self) -> list[str]:
         return list(dict.fromkeys(kind.driver for kind in self.kinds))
@@ -121,29 +152,29 @@ class Kinds:
                         yield name, type(value) if isinstance(value, _ODD) else value
 
     def _marks(self, snapshot: Snapshot) -> list[Marks]:
+        marked = self.varied - self.choice.scattered
         counts = Counter(
-            (name, value)
-            for device in snapshot.devices
-            for name, value in device.attributes.items()
-            if name in self.varied
+            (name, value) for device in snapshot.devices for name, value in device.attributes.items() if name in marked
         )
         numbers: dict[tuple[str, object], int] = {}
         found: list[Marks] = []
         for device in snapshot.devices:
             mine = []
             for name, value in device.attributes.items():
-                if name in self.varied:
+                if name in marked:
                     key = (name, value)
                     mine.append((name, ALONE if counts[key] == 1 else numbers.setdefault(key, len(numbers))))
             found.append(tuple(sorted(mine)))
         return found
 
     def _kind(self, device: Device, pool: Pool, marks: Marks) -> Kind:
-        varied = self.varied
+        varied, scattered = self.choice.varied, self.choice.scattered
         key = (
             pool.driver,
             frozenset((name, value) for name, value in device.attributes.items() if name not in varied),
             marks,
+            scattered and tuple(sorted(scattered.intersection(device.attributes))),
+            UNAVAILABLE in device.attributes,
             frozenset((name, r.block, r.blocks) for name, r in device.resources.items()),
             device.draws,
             device.undefined,
@@ -155,6 +186,7 @@ class Kinds:
         if kind is None:
             kind = self._known[key] = Kind(len(self.kinds), pool.driver, device, dict(marks))
             self.kinds.append(kind)
+            self.shareable = self.shareable or device.shareable
         return kind
 
     def sample(self) -> Snapshot:

@@ -38,3 +38,24 @@ class Log:
         """Everybody starts afresh."""
         self.start = self.end + 1
         self._entries.clear()
+
+
+class Touched:
+    """The nodes that have changed in any way, in order; see ``Log``."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self._entries: list[str | None] = []
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self._entries)
+
+    def add(self, node: str | None) -> None:
+        self._entries.append(node)
+        if len(self._entries) > 2 * KEPT:
+            del self._entries[:KEPT]
+            self.start += KEPT
+
+    def since(self, position: int) -> Sequence[str | None]:
+        return self._entries[position - self.start :]

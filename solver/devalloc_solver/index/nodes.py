@@ -6,9 +6,11 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from devalloc_solver.demand import Slot
 from devalloc_solver.index.apart import Apart, Found
+from devalloc_solver.index.choice import NODE_KINDS, choose
 from devalloc_solver.index.kinds import Kind, Kinds, without_pools
-from devalloc_solver.index.log import Log
+from devalloc_solver.index.log import Log, Touched
 from devalloc_solver.index.recipe import Recipe
 from devalloc_solver.index.seams import Ask, Spot
 from devalloc_solver.index.shape import Shape
@@ -24,6 +26,10 @@ MAX_SHAPES = 1_000
 """Shapes remembered; the one not asked for longest is forgotten first."""
 SPARE_CLASSES = 10_000
 """Classes without nodes that are remembered, beside a few for each node; when there are more, all are forgotten."""
+SPARE_KINDS = 10_000
+"""Kinds of devices that are remembered beside as many as are needed; when there are more, all nodes are read again."""
+SPARE_RANKS = 1_000
+"""Names of nodes that are gone which keep their ranks, beside one for each node."""
 STEP = 1 << 24
 """Room between the ranks of two nodes, for those to come."""
 
@@ -46,11 +52,16 @@ class NodeIndex:
     held: dict[Hashable, Sequence[Item]] = field(default_factory=dict)
     changed: set[str | None] = field(default_factory=set)
     """nodes (None: the network) that are not as they were when somebody last cleared this"""
+    touched: Touched = field(default_factory=Touched)
+    read: frozenset[str] = frozenset()
+    """attributes that claims are known to read: they come first among those that are part of kinds"""
     _shapes: dict[Hashable, Shape | Apart] = field(default_factory=dict)
     _order: list[tuple[object, int]] = field(default_factory=list)
     """(natural order of the name, rank) of every node ever met, sorted"""
     _ranks: dict[str, int] = field(default_factory=dict)
     _sample: Snapshot | None = None
+    _most_kinds: int = 0
+    _most_device_kinds: int = 0
 
     @property
     def spread(self) -> bool:
@@ -60,30 +71,37 @@ class NodeIndex:
 
     def load(self, snapshots: Mapping[str | None, Snapshot]) -> None:
         """Enter many nodes at once, in an index that is empty."""
-        for snapshot in snapshots.values():
-            self.kinds.note(snapshot)
-        names = sorted((name for name in snapshots if name is not None), key=natural)
-        self._ranks = {name: position * STEP for position, name in enumerate(names)}
-        self._order = [(natural(name), self._ranks[name]) for name in names]
-        for node in (None, *names):
+        self._choose(snapshots)
+        self._rank_all(name for name in snapshots if name is not None)
+        for node in (None, *self._ranks):
             if node in snapshots:
                 self._add(node, snapshots[node])
+        self._limit()
+
+    def _choose(self, snapshots: Mapping[str | None, Snapshot]) -> None:
+        """Begin kinds anew, for all nodes that there are."""
+        nodes = [snapshot for node, snapshot in snapshots.items() if node is not None]
+        self.kinds = Kinds(choose(nodes, snapshots.get(None), self.read))
+        for snapshot in snapshots.values():
+            self.kinds.note(snapshot)
 
     def put(self, node: str | None, snapshot: Snapshot) -> None:
         """A node (None: the network) has these pools now, and they are free: whoever holds of them, hold again."""
         self.drop(node)
         if not snapshot.pools:
             return
-        if self.kinds.note(snapshot):
-            self._read_again()
+        few = self.kinds.note(snapshot)
         self._add(node, snapshot)
+        many = self.classes.node_kinds > self._most_kinds or len(self.kinds.kinds) > self._most_device_kinds
+        if not few or many or len(self._ranks) > 2 * len(self.records) + SPARE_RANKS:
+            self._rank_again()
 
     def drop(self, node: str | None) -> None:
         """The node has no pools any more."""
         record = self.network if node is None else self.records.get(node)
         if record is None:
             return
-        self.changed.add(node)
+        self._touch(node)
         self.kinds.leave(node, record.snapshot)
         if node is None:
             self.network = None
@@ -95,13 +113,14 @@ class NodeIndex:
         record.member_of = None
 
     def _add(self, node: str | None, snapshot: Snapshot) -> None:
+        rank = -1 if node is None else self._rank(node)
         known = len(self.kinds.kinds)
         kinds = self.kinds.read(snapshot)
         self.kinds.enter(node, snapshot)
         if len(self.kinds.kinds) > known:
             self._forget_shapes()
-        record = self.classes.record(node, -1 if node is None else self._rank(node), snapshot, kinds)
-        self.changed.add(node)
+        record = self.classes.record(node, rank, snapshot, kinds)
+        self._touch(node)
         if node is None:
             self.network = record
             self._network_changed(kinds=True)
@@ -116,28 +135,29 @@ class NodeIndex:
             position = bisect_left(self._order, (key, -1))
             low = self._order[position - 1][1] if position else -STEP
             high = self._order[position][1] if position < len(self._order) else low + 2 * STEP
-            self._order.insert(position, (key, (low + high) // 2))
             if high - low < 2:
-                self._rank_again()
-            self._ranks[node] = self._order[position][1]
+                self._rank_again(node)
+            else:
+                self._ranks[node] = (low + high) // 2
+                self._order.insert(position, (key, self._ranks[node]))
         return self._ranks[node]
 
-    def _rank_again(self) -> None:
-        """No room is left between two ranks."""
-        self._order = [(key, position * STEP) for position, (key, _) in enumerate(self._order)]
-        by_key = dict(self._order)
-        self._ranks = {name: by_key[natural(name)] for name in self._ranks}
+    def _rank_again(self, *new: str) -> None:
+        """No room is left between two ranks, or most are of nodes that are gone."""
+        self._rank_all([*self.records, *new])
         self._read_again()
+
+    def _rank_all(self, names: Iterable[str]) -> None:
+        self._ranks = {name: position * STEP for position, name in enumerate(sorted(names, key=natural))}
+        self._order = [(natural(name), rank) for name, rank in self._ranks.items()]
 
     def _read_again(self) -> None:
         """Kinds or ranks have changed throughout."""
-        self.kinds = Kinds(varied=self.kinds.varied)
         self.classes = Classes()
         old = [*self.records.values(), *([self.network] if self.network is not None else [])]
+        self._choose({record.name: record.snapshot for record in old})
         self.by_rank.clear()
         self._forget_shapes()
-        for record in old:
-            self.kinds.note(record.snapshot)
         for record in old:
             kinds = self.kinds.read(record.snapshot)
             self.kinds.enter(record.name, record.snapshot)
@@ -150,6 +170,17 @@ class NodeIndex:
             else:
                 self.records[record.name] = self.by_rank[rank] = fresh
                 self._place(fresh)
+        self._limit()
+
+    def _limit(self) -> None:
+        """Kinds are read again once most of them are of nodes that are gone or were other: so much is kept at most."""
+        self._most_kinds = 2 * max(self.classes.node_kinds, NODE_KINDS)
+        self._most_device_kinds = 2 * len(self.kinds.kinds) + SPARE_KINDS
+
+    def _touch(self, node: str | None) -> None:
+        """A node is not as it was."""
+        self.changed.add(node)
+        self.touched.add(node)
 
     # -- who holds what ----------------------------------------------------------------------------------------------
 
@@ -183,7 +214,8 @@ class NodeIndex:
             if not use.whole and not use.shares:
                 del uses[position]
             touched.setdefault(name, set()).add(pool)
-        self.changed.update(touched)
+        for name in touched:
+            self._touch(name)
         for name, pools in touched.items():
             if name is None:
                 assert self.network is not None
@@ -262,21 +294,18 @@ class NodeIndex:
         unit = ask.unit_on(self._sample)
         (demand,) = unit.demands
         network = self.network.kinds if self.network is not None else ()
-        tells_apart = self._tells_apart(ask, unit.demands[0].slots)
         reaching = any(kind.one.reach is not None for kind in network)
         values = {*demand.match, *(n for s in demand.slots for n in s.match), *(r.attribute for r in demand.relations)}
-        if tells_apart or (network and (reaching or values & self.kinds.varied)):
+        choice = self.kinds.choice
+        apart = self._tells_apart(ask, demand.slots) or not values.isdisjoint(choice.scattered)
+        if apart or (network and (reaching or not values.isdisjoint(choice.varied))):
             return Apart(self, ask, unit)
         return Shape(self, ask, unit)
 
-    def _tells_apart(self, ask: Ask, slots: Iterable[object]) -> bool:
+    def _tells_apart(self, ask: Ask, slots: Iterable[Slot]) -> bool:
         """Whether an expression reads what differs between devices of one kind."""
         varied = self.kinds.varied
-        for slot in slots:
-            reads = ask.reads(slot)  # type: ignore[arg-type]
-            if varied and (reads is None or reads & varied):
-                return True
-        return False
+        return any(bool(varied) if (reads := ask.reads(slot)) is None else reads & varied for slot in slots)
 
     def forget(self) -> None:
         """What claims ask for has changed: classes, or the meaning of expressions."""

@@ -26,6 +26,12 @@ class Ask(Protocol):
     def literals(self, slot: Slot) -> Iterable[tuple[str, frozenset[Any]]]:
         """Attributes of which each candidate has one of the values, as far as the expressions say so plainly."""
 
+    def passing(self, slot: Slot, name: str, values: Iterable[object]) -> Sequence[object] | None:
+        """Those of the values of an attribute that a candidate may have, where an expression reads nothing else."""
+
+    def drivers(self, slot: Slot) -> frozenset[str] | None:
+        """The drivers of which candidates are; None for any."""
+
 
 class Given(NamedTuple):
     """One device given to one slot."""

@@ -166,6 +166,11 @@ class Classes:
         self._numbers = 0
         self._versions = count(1)
 
+    @property
+    def node_kinds(self) -> int:
+        """How many have been met."""
+        return len(self._node_kinds)
+
     def record(self, name: str | None, rank: int, snapshot: Snapshot, kinds: tuple[Kind, ...]) -> NodeRecord:
         """A node of which nothing is in use."""
         pools = tuple(

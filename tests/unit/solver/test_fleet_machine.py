@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from devalloc.api.meta import GROUP
 from devalloc_solver import Fleet, solve_manifests
-from devalloc_solver.index import kinds
+from devalloc_solver.index import choice, nodes
 from devalloc_solver.index.devmgmt import Devmgmt
 from devalloc_solver.index.warm import ClaimFleet
+from tests.support.identities import identified
 from tests.support.manifests import Manifest
 from tests.support.random_fleets import documents
 
@@ -103,11 +105,14 @@ class FleetMachine(RuleBasedStateMachine):
     @initialize(random=st.randoms(use_true_random=False))
     def begin(self, random: Random) -> None:
         self.state: dict[Name, list[Manifest]] = {}
-        for document in documents(random):
+        for document in self.documents(random):
             if not is_claim(document) or is_held(document):
                 self.state.setdefault(name_of(document), []).append(document)
         self.fleet = Fleet.from_manifests(self.everything())
         self.count = 0
+
+    def documents(self, random: Random) -> list[Manifest]:
+        return documents(random)
 
     def everything(self) -> list[Manifest]:
         return [document for same in self.state.values() for document in same]
@@ -121,7 +126,7 @@ class FleetMachine(RuleBasedStateMachine):
     def fresh_claims(self, random: Random) -> list[Manifest]:
         """Pending claims that are new here."""
         found: dict[Name, Manifest] = {}
-        for document in documents(random):
+        for document in self.documents(random):
             if is_claim(document) and not is_held(document):
                 document["metadata"]["name"] += f"-{self.count}"
                 found[name_of(document)] = document
@@ -161,7 +166,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(random=st.randoms(use_true_random=False))
     def update(self, random: Random) -> None:
         """Pools, classes, configuration objects and claims that hold devices come anew, some under names in use."""
-        for document in random.sample(documents(random), 3):
+        for document in random.sample(self.documents(random), 3):
             if is_claim(document) and not is_held(document):
                 continue
             name = name_of(document)
@@ -200,7 +205,10 @@ class FleetMachine(RuleBasedStateMachine):
             return
         documents = self.everything()
         Random(len(documents)).shuffle(documents)
-        assert index_of(self.fleet) == index_of(Fleet.from_manifests(documents))
+        chosen = state_of(self.fleet).index.kinds.choice  # it depends on what the fleet has been
+        with mock.patch.object(nodes, "choose", return_value=chosen):
+            afresh = Fleet.from_manifests(documents)
+        assert index_of(self.fleet) == index_of(afresh)
 
 
 settings_of_machine = settings(
@@ -217,4 +225,28 @@ class TestFleetOfVariedAttributes(FleetMachine.TestCase):
 
     @pytest.fixture(autouse=True)
     def _varied(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(kinds, "VARIED", 1)
+        monkeypatch.setattr(choice, "VARIED", 1)
+
+
+class IdentifiedMachine(FleetMachine):
+    """Devices and nodes with attributes that tell them apart, and claims that read these."""
+
+    def documents(self, random: Random) -> list[Manifest]:
+        return identified(random, documents(random))
+
+
+class TestFleetOfIdentities(IdentifiedMachine.TestCase):
+    """Each kind of node is what its values make of it."""
+
+    settings = settings_of_machine
+
+
+class TestFleetOfScatteredIdentities(IdentifiedMachine.TestCase):
+    """No attribute that tells nodes apart is part of kinds: claims that read one are placed node by node."""
+
+    settings = settings_of_machine
+
+    @pytest.fixture(autouse=True)
+    def _scattered(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(choice, "NODE_KINDS", 1)
+        monkeypatch.setattr(nodes, "NODE_KINDS", 1)
