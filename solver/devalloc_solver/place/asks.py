@@ -9,6 +9,9 @@ from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.place.steps import OutOfSteps
 from devalloc_solver.snapshot import Device
 
+Portion = tuple[tuple[str, int], ...]
+"""(resource, nano units)"""
+
 _NOTHING: frozenset[object] = frozenset()
 
 
@@ -50,6 +53,14 @@ class Ask:
         """The fewest devices that it must have for itself."""
         return self.slot.least if self.slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) else 1
 
+    def portion_of(self, device: Device) -> Portion:
+        """What one take of a device consumes: of shares, whole blocks; nothing of a device that is taken whole."""
+        slot = self.slot
+        if slot.mode is Mode.SHARE:
+            blocks = {name: device.resources[name].block for name in slot.requests}
+            return tuple((n, -(-nano // blocks[n]) * blocks[n]) for n, nano in sorted(slot.requests.items()))
+        return slot.portions.get(device.index, ())
+
 
 @dataclass(frozen=True, slots=True)
 class Tie:
@@ -85,7 +96,7 @@ class Asks:
     distincts: tuple[Tie, ...]
     sets: tuple[tuple[Mapping[int, str | None], int], ...]
     """(accepted devices, mask of the asks that accept them)"""
-    portions: tuple[tuple[Mapping[int, tuple[tuple[str, int], ...]], int], ...]
+    portions: tuple[tuple[Mapping[int, Portion], int], ...]
     """(what a portion takes of each device, mask of the asks that take it)"""
     portioned: int
     """mask of the asks that take portions of some device"""
@@ -124,7 +135,7 @@ def read_unit(unit: Unit) -> Asks:
         _refuse(ask, unit.demands[ask.demand])
     ties, distincts = _ties(unit, asks)
     sets: dict[int, tuple[Mapping[int, str | None], int]] = {}
-    portions: dict[int, tuple[Mapping[int, tuple[tuple[str, int], ...]], int]] = {}
+    portions: dict[int, tuple[Mapping[int, Portion], int]] = {}
     for ask in asks:
         accepted = ask.slot.candidates.accepted
         sets[id(accepted)] = (accepted, sets.get(id(accepted), (accepted, 0))[1] | ask.bit)

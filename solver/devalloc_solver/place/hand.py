@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from devalloc_solver.assignment import Entry, Placement
-from devalloc_solver.demand import Mode
 from devalloc_solver.place.asks import Ask
 from devalloc_solver.place.cells import Stack
 from devalloc_solver.place.cover import Cover
@@ -23,7 +22,7 @@ def hand_out(lanes: Lanes, cover: Cover, chosen: int) -> tuple[Placement, ...]:
     for ask in site.asks.of(chosen):
         if ask.is_fixed:
             found = [device for lot in fixed_devices(site, ask) for device in lot.devices]
-            entries[ask.number] = [Entry(ask.slot, device, _portion(ask, device)) for device in found]
+            entries[ask.number] = [Entry(ask.slot, device, ask.portion_of(device)) for device in found]
     given: dict[int, list[Device]] = defaultdict(list)
     for _, cell, option in cover.parts:
         _name(lanes, cell.stacks, option, given)
@@ -83,17 +82,9 @@ def _deal(lane: Lane, devices: Sequence[Device]) -> dict[int, list[Entry]]:
             hands.append(devices[start : start + ask.need])
             start += ask.need
     return {
-        ask.number: [Entry(ask.slot, device, _portion(ask, device)) for device in hand]
+        ask.number: [Entry(ask.slot, device, ask.portion_of(device)) for device in hand]
         for ask, hand in zip(lane.asks, hands, strict=True)
     }
-
-
-def _portion(ask: Ask, device: Device) -> tuple[tuple[str, int], ...]:
-    slot = ask.slot
-    if slot.mode is Mode.SHARE:
-        blocks = {name: device.resources[name].block for name in slot.requests}
-        return tuple((n, -(-nano // blocks[n]) * blocks[n]) for n, nano in sorted(slot.requests.items()))
-    return slot.portions.get(device.index, ())
 
 
 # -- shares ----------------------------------------------------------------------------------------------------------

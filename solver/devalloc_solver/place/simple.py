@@ -1,8 +1,7 @@
 """The common question, answered at once: one slot that wants devices, nothing to weigh but which.
 
 Covers a single device whatever it draws, and several that draw nothing, are of no compatibility group and fit into one
-pool. All else is for the
-search, which would answer the same.
+pool. All else is for the search, which would answer the same.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from devalloc_solver.demand import Mode, Slot, Unit
 from devalloc_solver.place.ground import Ground
 from devalloc_solver.place.partitions import Draws, largest, partitions
 from devalloc_solver.place.score import Score
+from devalloc_solver.place.site import pool_allows
 from devalloc_solver.snapshot import Device, Pool
 
 
@@ -82,20 +82,11 @@ def _free(ground: Ground, slot: Slot, node: str | None, names: tuple[str, ...]) 
                 continue
             if any(name not in device.attributes for name in names):
                 continue
-            if (device.draws or device.compatibility is not None) and not _pool_allows(ground, pool, device):
+            if (device.draws or device.compatibility is not None) and not pool_allows(device, pool, ledger):
                 continue
             found.append(device)
         if found:
             yield pool, found
-
-
-def _pool_allows(ground: Ground, pool: Pool, device: Device) -> bool:
-    """Pool resources and compatibility groups, for one device (S12, S12a)."""
-    ledger = ground.ledger
-    if any(blocks > ledger.free_pool_blocks(pool.index, name) for name, blocks in device.draws):
-        return False
-    held = ledger.groups.get(pool.index) if device.compatibility is not None else None
-    return not held or held == {device.compatibility}
 
 
 def _least_loss(ground: Ground, pool: Pool, devices: list[Device]) -> tuple[int, Device]:

@@ -145,7 +145,7 @@ def _takers(asks: Asks, device: Device, accepted: int, pool: Pool, ledger: Ledge
     if not rest or index in ledger.whole or device.undefined is not None:
         return watching
     in_use = index in ledger.shared
-    if not in_use and not _pool_allows(device, pool, ledger):
+    if not in_use and not pool_allows(device, pool, ledger):
         return watching
     if device.shareable:
         for taken, mask in asks.portions:
@@ -162,7 +162,7 @@ def _takers(asks: Asks, device: Device, accepted: int, pool: Pool, ledger: Ledge
     return watching | rest
 
 
-def _pool_allows(device: Device, pool: Pool, ledger: Ledger) -> bool:
+def pool_allows(device: Device, pool: Pool, ledger: Ledger) -> bool:
     """Pool resources and compatibility groups (S12, S12a), for a device that is not in use."""
     for name, blocks in device.draws:
         if blocks > ledger.free_pool_blocks(pool.index, name):

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.demand import Mode
-from devalloc_solver.place.asks import Ask
+from devalloc_solver.place.asks import Portion
 from devalloc_solver.place.lanes import Kind, Lane, Lanes, share_names
 from devalloc_solver.place.pareto import undominated
 from devalloc_solver.place.site import Lot
 from devalloc_solver.place.steps import SharesMeet, Steps
 
-Amounts = tuple[tuple[str, int], ...]
 Value = tuple[int, object]
 """(distinct, value), of which there may be one"""
 
@@ -111,17 +110,9 @@ def _takes_portions(lane: Lane, lot: Lot) -> bool:
     return lane.kind is not Kind.SHARE and (lot.one.shareable or lane.ask.slot.mode is Mode.SHARE)
 
 
-def _portion(ask: Ask, lot: Lot) -> Amounts:
-    """What one take consumes of a device: of shares, whole blocks."""
-    if ask.slot.mode is Mode.WHOLE:
-        return ask.slot.portions[lot.one.index]
-    blocks = {name: lot.one.resources[name].block for name in ask.slot.requests}
-    return tuple((name, -(-nano // blocks[name]) * blocks[name]) for name, nano in sorted(ask.slot.requests.items()))
-
-
 def _portion_uses(lanes: Lanes, portions: Sequence[Lane], lot: Lot, steps: Steps) -> list[Use]:
     """All ways to cut one device into portions that no other way makes needless."""
-    amounts = {lane: _portion(lane.ask, lot) for lane in portions}
+    amounts = {lane: lane.ask.portion_of(lot.one) for lane in portions}
     given = {lane: dict(amount) for lane, amount in amounts.items()}
     names = {name for amount in amounts.values() for name, _ in amount}
     free = {name: lanes.stock.free_nano(lot, name) for name in names}
@@ -140,7 +131,7 @@ def _portion_uses(lanes: Lanes, portions: Sequence[Lane], lot: Lot, steps: Steps
 def _cuts(
     lanes: Lanes,
     portions: Sequence[Lane],
-    amounts: Mapping[Lane, Amounts],
+    amounts: Mapping[Lane, Portion],
     values: Mapping[Lane, tuple[Value, ...] | None],
     free: Mapping[str, int],
     steps: Steps,
