@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _Entry = tuple[Score, int, int]
 """(score or the best it can be, rank of the first node, class)"""
 
+_Looks = tuple[int, ...]
+"""All that a claim of local devices looks at of a class: (kind of node, whether it is in use, states of the pools with
+candidates)"""
+
 
 @dataclass(slots=True, eq=False)
 class Shape:
@@ -60,8 +64,10 @@ class Shape:
     """classes where it does not fit"""
     nowhere: set[int] = field(default_factory=set)
     """kinds of nodes that have no candidate"""
-    plainly: dict[tuple[object, ...], Recipe | None] = field(default_factory=dict)
-    """the best where all that a plain claim looks at is equal: kind of node, whether it is in use, relevant pools"""
+    solved: dict[_Looks, Recipe | None] = field(default_factory=dict)
+    """the best where all that a claim of local devices looks at is equal"""
+    hopes: dict[_Looks, Score | None] = field(default_factory=dict)
+    """the score that cannot be beaten there; None where it cannot fit"""
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
@@ -156,13 +162,17 @@ class Shape:
         return self.recipes[node.index]
 
     def _solve(self, node: NodeClass, record: NodeRecord) -> Recipe | None:
-        pools = self.plain.pools_of(node.kind) if self.plain is not None else None
-        if self.plain is None or pools is None:
+        if self.wide:
             return self.exactly(record)
-        key = _looks(node, self._relevant(node.kind))
-        if key not in self.plainly:
-            self.plainly[key] = self.plain.solve(node, pools)
-        return self.plainly[key]
+        looks = _looks(node, self._relevant(node.kind))
+        if self.hopes.get(looks, ()) is None:
+            return None
+        if looks not in self.solved:
+            pools = self.plain.pools_of(node.kind) if self.plain is not None else None
+            self.solved[looks] = (
+                self.exactly(record) if self.plain is None or pools is None else self.plain.solve(node, pools)
+            )
+        return self.solved[looks]
 
     def _hope(self, node: NodeClass) -> Score | None:
         """The score that nodes of a class have, or one that they cannot beat; None when it cannot fit there."""
@@ -170,23 +180,24 @@ class Shape:
             known = self.recipes[node.index]
             return None if known is None else known.score
         relevant = self._relevant(node.kind)
-        if not relevant and not self.wide:
+        if self.wide:
+            return self._find_hope(node, relevant)
+        if not relevant:
             self.nowhere.add(node.kind.index)
             return None
-        looks = None
-        if self.plain is not None:
-            looks = _looks(node, relevant)
-            if looks in self.plainly:
-                known = self.recipes[node.index] = self.plainly[looks]
-                return None if known is None else known.score
+        looks = _looks(node, relevant)
+        if looks in self.solved:
+            known = self.recipes[node.index] = self.solved[looks]
+            return None if known is None else known.score
+        if looks not in self.hopes:
+            self.hopes[looks] = self._find_hope(node, relevant)
+        return self.hopes[looks]
+
+    def _find_hope(self, node: NodeClass, relevant: tuple[int, ...]) -> Score | None:
         if not self._may_fit(node, relevant):
-            self.recipes[node.index] = None
-            if looks is not None:
-                self.plainly[looks] = None
             return None
         best = self._best_of(node)
         if best is None:
-            self.recipes[node.index] = None
             return None
         alternatives, pools, devices, entries, idle_nodes, idle_pools, _ = best.score
         if pools == 1 and len(self.demand.details) > 1 and not self.wide and not self._in_one_pool(node, relevant):
@@ -321,8 +332,7 @@ def _on_kinds(slot: Slot, kinds: Sequence[Kind]) -> Slot:
     )
 
 
-def _looks(node: NodeClass, relevant: tuple[int, ...]) -> tuple[object, ...]:
-    """All that a plain claim looks at of a class."""
+def _looks(node: NodeClass, relevant: tuple[int, ...]) -> _Looks:
     states = node.states
     return (node.kind.index, node.in_use, *[states[number].index for number in relevant])
 
