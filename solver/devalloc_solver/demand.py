@@ -33,6 +33,7 @@ class Mode(Enum):
 
     @property
     def is_admin(self) -> bool:
+        """Whether it looks at devices only, which others may have (S14)."""
         return self in (Mode.ADMIN_COUNT, Mode.ADMIN_ALL)
 
 
@@ -97,11 +98,13 @@ class Demand:
 
     @property
     def key(self) -> Key:
+        """(namespace, name) of the claim."""
         key: Key = self.claim.key
         return key
 
     @property
     def slots(self) -> Iterator[Slot]:
+        """All alternatives of all details, in the order of the spec."""
         return (slot for detail in self.details for slot in detail)
 
 
@@ -190,6 +193,7 @@ def _group_unit(
 
 
 def find_refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -> Refused | None:
+    """Why a claim is not solved, whatever is free (S5, S6, S16); None for one that is."""
     if claim.is_deleting:
         return Refused(claim.key, Reason.DELETING, "the claim is being deleted", group=claim.group)
     found: list[_Fault] = []
@@ -260,6 +264,7 @@ def _meant(entry: dict[str, Any]) -> str:
 
 
 def make_demand(claim: DeviceClaim, eligibility: Eligibility) -> Demand:
+    """What a claim demands that nothing refuses."""
     details = []
     for index, entry in enumerate(claim.spec.claims):
         numbers: list[int | None] = [*range(len(entry.one_of))] if entry.one_of else [None]

@@ -127,6 +127,11 @@ class Eligibility:
         """Different requests whose candidates are kept."""
         return len(self._candidates)
 
+    @property
+    def expressions(self) -> int:
+        """Different expressions whose verdicts and errors are kept: whoever keeps a judge for long looks at this."""
+        return max(len(self._verdicts), len(self._errors))
+
     # -- candidates --------------------------------------------------------------------------------------------------
 
     def is_admin(self, detail: DeviceClaimDetail) -> bool:

@@ -43,6 +43,7 @@ class Level:
 
     @property
     def is_proven(self) -> bool:
+        """Whether no answer is better in this goal, those before it fixed."""
         return self.value == self.bound
 
     @property
@@ -51,6 +52,7 @@ class Level:
         return abs(self.bound - self.value)
 
     def to_dict(self) -> dict[str, Any]:
+        """The level in the answer's JSON (settled L2)."""
         shown: dict[str, Any] = {"goal": self.goal}
         if self.priority is not None:
             shown["priority"] = self.priority
@@ -76,9 +78,11 @@ class Search:
     # -- values of the incumbent -------------------------------------------------------------------------------------
 
     def value(self, variable: cp_model.IntVar) -> int:
+        """What a variable is in the incumbent."""
         return self.values[variable.index]
 
     def total(self, terms: Terms) -> int:
+        """What a sum is in the incumbent."""
         return sum(weight * self.value(variable) for weight, variable in terms)
 
     @property
@@ -133,6 +137,7 @@ class Search:
         return value, bound
 
     def maximize(self, terms: Terms, *, best: int, limit: float = STEP_LIMIT) -> tuple[int, int]:
+        """The same for the largest value."""
         value, bound = self.minimize([(-weight, v) for weight, v in terms], best=-best, limit=limit)
         return -value, -bound
 
@@ -141,7 +146,6 @@ class Search:
         from ortools.sat.python import cp_model
 
         cp = self.model.cp
-        cp.clear_objective()  # type: ignore[no-untyped-call]
         cp.minimize(_sum(terms))
         solver = cp_model.CpSolver()
         parameters = solver.parameters
@@ -154,7 +158,7 @@ class Search:
         parameters.max_deterministic_time = limit
         if self.ends is not None:
             parameters.max_time_in_seconds = max(0.01, self.ends - time.monotonic())
-        cp.clear_hints()  # type: ignore[no-untyped-call]
+        cp.clear_hints()  # type: ignore[no-untyped-call]  # OR-Tools left out its types
         for index, value in enumerate(self.values):
             cp.add_hint(cp.get_int_var_from_proto_index(index), value)
         status = solver.solve(cp)
@@ -171,10 +175,12 @@ class Search:
         return None
 
     def improves(self, found: Sequence[int], terms: Terms) -> bool:
+        """Whether values of all variables are no worse than the incumbent's."""
         new = sum(weight * found[v.index] for weight, v in terms)
         return new <= self.total(terms)
 
     def fix(self, variable: cp_model.IntVar, value: int) -> None:
+        """Keep the value from now on."""
         self.model.cp.add(variable == value)
 
 

@@ -1,4 +1,4 @@
-"""The line of stages: intake, snapshot, eligibility, units, exact model or one by one, names, check, reasons."""
+"""The line of stages: intake, snapshot, eligibility, units, the search for places, check, reasons."""
 
 from __future__ import annotations
 
@@ -150,6 +150,11 @@ def _missing_classes(claim: DeviceClaim, intake: Intake) -> Iterator[Problem]:
 def solve_intake(
     intake: Intake, placement: str, deadline: float | None, started: float, standing: Standing | None = None
 ) -> Solution:
+    """The answers to the claims of an intake; see ``solve_manifests``.
+
+    ``started``: monotonic time from which ``deadline`` and ``seconds`` count. ``standing``: see ``prepare``. Raises
+    ValueError for an unknown ``placement``, AnswerRefused for a bug of the solver.
+    """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
     ends = None if deadline is None else started + deadline
@@ -157,21 +162,18 @@ def solve_intake(
     placements, levels = find_placements(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
     )
-    proven = all(level.is_proven for level in levels if level.goal == "satisfied")
-    answers = answer_all(prepared, placements, proven, ends)
+    answers = _answer_all(prepared, placements, ends)
     _refuse_wrong(prepared, answers)
     return Solution(
         claims=tuple(answers),
         levels=tuple(levels),
-        optimal=proven,
+        optimal=all(level.is_proven for level in levels if level.goal == "satisfied"),
         seconds=time.monotonic() - started,
         problems=prepared.problems,
     )
 
 
-def answer_all(
-    prepared: Prepared, placements: Sequence[Placement], proven: bool, ends: float | None
-) -> list[ClaimAnswer]:
+def _answer_all(prepared: Prepared, placements: Sequence[Placement], ends: float | None) -> list[ClaimAnswer]:
     intake = prepared.intake
     answers = [answer_placement(p, prepared.snapshot, intake) for p in placements]
     answers += [
@@ -190,6 +192,7 @@ def answer_all(
 
 
 def answer_refused(refused: Refused) -> ClaimAnswer:
+    """The answer for a claim that is not solved: what it holds it keeps, and says what is wrong with it (S16)."""
     held = refused.status is not None
     return ClaimAnswer(
         namespace=refused.key[0],

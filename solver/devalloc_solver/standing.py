@@ -12,6 +12,8 @@ from devalloc_solver.snapshot import Snapshot, take_snapshot
 
 MOST_KEPT = 128
 """Different requests whose candidates are kept; with more, the next solve starts afresh."""
+MOST_EXPRESSIONS = 4_096
+"""The same for expressions: a refused claim leaves the error of its expression, and no candidates."""
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class Standing:
             or not _same(self._classes, classes)
             or judge.invalid_classes != intake.invalid_classes
             or judge.known > MOST_KEPT
+            or judge.expressions > MOST_EXPRESSIONS
         ):
             judge = self._judge = Eligibility(snapshot, intake.classes, intake.invalid_classes)
             self._classes = classes

@@ -11,7 +11,7 @@ import pytest
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
-from devalloc_solver import AnswerRefused, capacity, search, solve, solve_manifests, stages
+from devalloc_solver import AnswerRefused, capacity, search, solve, solve_manifests, stages, standing
 from devalloc_solver.columns import allocate_batch
 from devalloc_solver.goals import Search
 from devalloc_solver.intake import read_documents
@@ -237,3 +237,13 @@ def test_a_short_deadline_gives_what_a_first_fit_would_find(deadline: float) -> 
     assert sum(c["allocated"] for c in answer["claims"]) == 40
     (counts,) = (level for level in answer["objective"]["levels"] if level["goal"] == "satisfied")
     assert counts["value"] == 40 <= counts["bound"]
+
+
+def test_a_judge_that_is_kept_forgets_expressions_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing, "MOST_EXPRESSIONS", 2)
+    intake, kept = read_documents([GPU, *fleet(1)]), standing.Standing()
+    judge = kept.take(intake)[2]
+    for expression in ("device.", "device..", "device..."):
+        assert kept.take(intake)[2] is judge
+        assert judge.expression_error(expression) is not None
+    assert kept.take(intake)[2] is not judge
