@@ -79,9 +79,8 @@ class Apart:
     """node -> its version and that of the network, and the best there"""
     _sides: list[list[_Side]] = field(default_factory=list)
     """of each slot what is known before any node is looked at"""
-    _fewest: dict[tuple[int, tuple[int, ...]], int | None] = field(default_factory=dict)
-    """(kind of node, alternatives) -> pools that it takes there at least; None where it fits not even when all is
-    free"""
+    _fewest: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
+    """(kind of node, alternatives) -> pools that it takes there at least"""
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
@@ -184,8 +183,6 @@ class Apart:
         if key not in self._fewest:
             self._fewest[key] = self._find_fewest(node.kind, key[1])
         pools = self._fewest[key]
-        if pools is None:
-            return None
         slots = [detail[number] for detail, number in zip(self.demand.details, key[1], strict=True)]
         counted = [slot.least for slot in slots if slot.mode is Mode.WHOLE]
         shareable = any(slot.portions for slot in self.demand.slots) or self.index.kinds.shareable
@@ -201,25 +198,23 @@ class Apart:
         network = self.index.network
         if side.nodes is not None and side.nodes.get(record.name, 0) + side.nodes.get(None, 0) < side.least:
             return False
-        if network is not None or side.shared:
+        if network is not None:
             return True
         left = side.least
         for state in record.states:
             if side.drivers is None or _driver(state.kind) in side.drivers:
-                left -= sum(state.free)
+                left -= sum(state.kind.sizes if side.shared else state.free)
                 if left <= 0:
                     return True
         return False
 
-    def _find_fewest(self, kind: NodeKind, alternatives: tuple[int, ...]) -> int | None:
+    def _find_fewest(self, kind: NodeKind, alternatives: tuple[int, ...]) -> int:
         if self.index.network is not None:
             return 1
         needs = []
         sides = [detail[number] for detail, number in zip(self._sides, alternatives, strict=True)]
         for side in sides:
             sizes = [len(pool.group_of) for pool in kind.pools if side.drivers is None or _driver(pool) in side.drivers]
-            if not any(sizes):
-                return None
             needs.append(-(-side.least // max(sizes)))
         drivers = [driver for side in sides for driver in (side.drivers or ("",) * 2)]
         return sum(needs) if len(drivers) == len({*drivers}) else max(needs, default=1)
