@@ -17,10 +17,10 @@ from devalloc_solver.dra.decode import read_claim, read_class, read_node
 from devalloc_solver.dra.errors import AllocationError, AnswerRefused
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import FieldError, shown
-from devalloc_solver.dra.inventory import Offer, View, list_offers, make_snapshot, used_devices
+from devalloc_solver.dra.inventory import Offer, UsedDevices, View, list_offers, make_snapshot
 from devalloc_solver.dra.objects import Claim, Class, Node
 from devalloc_solver.dra.pools import Ignored, Pool, SliceBook, State, name_of
-from devalloc_solver.dra.result import ShareIds, make_result
+from devalloc_solver.dra.result import ShareIds, given_by, make_result
 from devalloc_solver.dra.search import find
 from devalloc_solver.dra.selectors import Selectors
 from devalloc_solver.dra.translate import (
@@ -142,7 +142,7 @@ def prepare(
         classes=named,
         offers=offers,
         snapshot=make_snapshot(offers, [target.name], attributes_of(read), gates),
-        holdings=(used_devices(offers, usage),),
+        holdings=(Holding(("", "in use"), 0, UsedDevices(offers).items(usage)),),
         unit=make_unit([make_demand(one, chosen) for one, chosen in zip(pending, choices, strict=True)], target.name),
         slices=book.seen(pools),
         errors=[
@@ -353,10 +353,15 @@ def _fits(task: Task, demands: Sequence[Demand]) -> bool:
 def _results(task: Task, placements: Sequence[Placement]) -> list[dict[str, Any]]:
     """One result per claim of the call; a claim that came with an allocation keeps it."""
     found: dict[int, dict[str, Any]] = {}
-    shares = ShareIds(task.usage)
+    shares = ShareIds(task.usage.share_ids)
     for placement in sorted(placements, key=lambda p: p.demand.claim.position):
         pending: PendingClaim = placement.demand.claim
         found[pending.position] = make_result(
-            pending.claim, placement.entries, task.offers, task.classes, task.node.name, task.gates, shares
+            pending.claim,
+            given_by(placement.entries, task.offers),
+            task.classes,
+            task.node.name,
+            task.gates,
+            shares,
         )
     return [found[i] if i in found else dict(claim.allocation or {}) for i, claim in enumerate(task.claims)]

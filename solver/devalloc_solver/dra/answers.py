@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from devalloc_solver.assignment import Placement
@@ -28,11 +28,16 @@ def answer_of(key: Key, allocation: Mapping[str, Any], node: str | None) -> dict
 def placed_answer(placement: Placement, result: Mapping[str, Any]) -> dict[str, Any]:
     """The answer for a claim that got its devices."""
     claim: Claim = placement.demand.claim.claim
-    chosen = {entry.slot.detail: entry.slot.alternative for entry in placement.entries}
     answer = answer_of(placement.demand.key, result, placement.node or selected_node(result))
-    answer["oneOf"] = [chosen.get(number) for number in range(len(claim.requests))]
+    answer["oneOf"] = chosen_by(claim, ((entry.slot.detail, entry.slot.alternative) for entry in placement.entries))
     skipped = {error for slot in placement.demand.slots for error in slot.spec.verdict.errors}
     return answer | ({"warnings": sorted(skipped)} if skipped else {})
+
+
+def chosen_by(claim: Claim, slots: Iterable[tuple[int, int | None]]) -> list[int | None]:
+    """The alternative chosen of each request; ``slots`` are (request, alternative) of each device."""
+    chosen = dict(slots)
+    return [chosen.get(number) for number in range(len(claim.requests))]
 
 
 def refusal_answer(refused: Refused) -> dict[str, Any]:

@@ -21,6 +21,9 @@ from devalloc_solver.dra.taints import objection
 from devalloc_solver.dra.usage import Usage
 from devalloc_solver.eligibility import Candidates, Step
 
+UNJUDGED = "cannot be judged by a selector"
+"""The step at which devices fall that an expression fails on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fall:
@@ -58,7 +61,8 @@ class Verdict:
             steps = [Step(what, tuple(i for i, _ in found), found[0][1] or None) for what, found in self.fallen.items()]
             for index, fall in self.blocked.items():
                 steps.append(Step(fall.what, (index,), fall.why or None))
-            self._candidates = Candidates(dict.fromkeys(self._offered(), class_name), tuple(steps))
+            accepted = dict.fromkeys(self._offered(), class_name)
+            self._candidates = Candidates(accepted, tuple(steps), frozenset(self.blocked))
         return self._candidates
 
     def _offered(self) -> Sequence[int]:
@@ -169,7 +173,7 @@ class Judge:
             if isinstance(found, str):
                 told = f"{where}selector #{number} on device {offer.title}: CEL runtime error: {found}"
                 verdict.errors.append(f"{told}; correct the device, or guard the expression against it")
-                return Fall("cannot be judged by a selector", found)
+                return Fall(UNJUDGED, found)
             if not found:
                 return Fall(what, expression)
         return None

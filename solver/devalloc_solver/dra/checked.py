@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from devalloc_solver.check.resource import Verdicts, check_results
+from devalloc_solver.check.resource import Held, Offer, Verdicts, check_answers
 from devalloc_solver.dra.documents import Intake, Key
 from devalloc_solver.dra.objects import Node
 from devalloc_solver.dra.usage import readable
@@ -16,57 +16,87 @@ PoolId = tuple[str, str]
 
 
 class Checker:
-    """Slices by the node that can see them, and who holds devices of which pool."""
+    """Slices by the node that can see them, and who holds devices. What a node sees is read when first asked for."""
 
-    def __init__(
-        self, slices: Sequence[Manifest], classes: Iterable[Manifest], nodes: Mapping[str, Node], gates: frozenset[str]
-    ) -> None:
-        self._classes, self._nodes, self._gates = list(classes), nodes, gates
+    def __init__(self, gates: frozenset[str]) -> None:
+        self.classes: Mapping[str, Manifest] = {}
+        """DeviceClasses by name"""
+        self._gates = gates
         self._verdicts = Verdicts(gates)
-        self._held: dict[PoolId, dict[Key, Manifest]] = defaultdict(dict)
-        self._common: list[Manifest] = []
-        """of pools that span nodes"""
-        self._local: dict[str, list[Manifest]] = defaultdict(list)
-        places: dict[PoolId, set[str | None]] = defaultdict(set)
-        for one in slices:
-            places[_pool(one)].add(one["spec"].get("nodeName") or None)
-        for one in slices:
-            where = places[_pool(one)]
-            name = next(iter(where)) if len(where) == 1 else None
-            (self._common if name is None else self._local[name]).append(one)
+        self._labels: dict[str, Mapping[str, str]] = {}
+        self._places: dict[PoolId, str | None] = {}
+        """pool -> the one node of its slices; None when it spans nodes"""
+        self._slices: dict[str | None, dict[PoolId, Sequence[Manifest]]] = defaultdict(dict)
+        """node (None: pools that span nodes) -> pool -> its slices"""
+        self._offers: dict[str, Offer] = {}
+        self._held = Held({}, ())
+        self._allocations: dict[Key, Manifest] = {}
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def set_pool(self, pool: PoolId, slices: Sequence[Manifest]) -> None:
+        """These are the slices of a pool now, of all its generations."""
+        nodes = {one["spec"].get("nodeName") or None for one in slices}
+        places = {self._places.pop(pool)} if pool in self._places else set()
+        for place in places:
+            del self._slices[place][pool]
+        if slices:
+            place = self._places[pool] = nodes.pop() if len(nodes) == 1 else None
+            self._slices[place][pool] = slices
+            places.add(place)
+        if None in places:
+            self._offers.clear()
+        for place in places:
+            self._offers.pop(place or "", None)
+
+    def set_node(self, name: str, labels: Mapping[str, str]) -> None:
+        """A node has these labels now."""
+        self._labels[name] = labels
+        self._offers.pop(name, None)
+
+    # -- who has it --------------------------------------------------------------------------------------------------
 
     def hold(self, key: Key, allocation: Manifest) -> None:
-        """A claim has an allocation."""
-        sound = readable(allocation)
-        for pool in _pools_of(sound):
-            self._held[pool][key] = {"status": {"allocation": sound}}
+        """A claim that has nothing yet has an allocation."""
+        self._allocations[key] = readable(allocation)
+        self._held.add(self._allocations[key])
 
-    def free(self, key: Key, allocation: Manifest) -> None:
-        """A claim has it no more."""
-        for pool in _pools_of(readable(allocation)):
-            self._held[pool].pop(key, None)
+    def free(self, key: Key) -> None:
+        """A claim has its allocation no more, if it had one."""
+        allocation = self._allocations.pop(key, None)
+        if allocation is not None:
+            self._held.add(allocation, -1)
 
     def wrong(self, node: str, answers: Sequence[tuple[Key, Manifest, Manifest]]) -> list[str]:
         """What is wrong with answers for claims on one node: (key, claim, AllocationResult) each, held or not yet."""
-        keys = {key for key, _, _ in answers}
-        seen = [*self._local.get(node, ()), *self._common]
-        pools = {_pool(one) for one in seen}
-        others = {k: claim for pool in pools for k, claim in self._held.get(pool, {}).items() if k not in keys}
-        labels = dict(self._nodes[node].labels) if node in self._nodes else {}
-        return check_results(
-            [result for _, _, result in answers],
-            {"metadata": {"name": node, "labels": labels}},
-            [*(claim for _, claim, _ in answers), *others.values()],
-            self._classes,
-            seen,
-            features=self._gates,
-            verdicts=self._verdicts,
-        )
+        own = [self._allocations[key] for key, _, _ in answers if key in self._allocations]
+        for allocation in own:
+            self._held.add(allocation, -1)
+        try:
+            pairs = [(claim, result) for _, claim, result in answers]
+            return check_answers(pairs, self._offer(node), self._held, self.classes, self._verdicts, self._gates)
+        finally:
+            for allocation in own:
+                self._held.add(allocation)
+
+    def _offer(self, node: str) -> Offer:
+        found = self._offers.get(node)
+        if found is None:
+            pools = (*self._slices.get(node, {}).values(), *self._slices.get(None, {}).values())
+            metadata = {"name": node, "labels": dict(self._labels.get(node, {}))}
+            slices = [one for slices in pools for one in slices]
+            found = self._offers[node] = Offer({"metadata": metadata}, slices, self._gates)
+        return found
 
 
 def make_checker(intake: Intake, nodes: Mapping[str, Node], gates: frozenset[str]) -> Checker:
     """The check of a cluster with what its claims hold."""
-    checker = Checker(intake.slices, intake.class_manifests.values(), nodes, gates)
+    checker = Checker(gates)
+    checker.classes = intake.class_manifests
+    for name, node in nodes.items():
+        checker.set_node(name, node.labels)
+    for pool, slices in by_pool(intake.slices).items():
+        checker.set_pool(pool, slices)
     for claim in intake.claims:
         if claim.allocation is not None:
             checker.hold((claim.namespace, claim.name), claim.allocation)
@@ -76,9 +106,9 @@ def make_checker(intake: Intake, nodes: Mapping[str, Node], gates: frozenset[str
     return checker
 
 
-def _pool(one: Manifest) -> PoolId:
-    return one["spec"]["driver"], one["spec"]["pool"]["name"]
-
-
-def _pools_of(allocation: Manifest) -> set[PoolId]:
-    return {(one["driver"], one["pool"]) for one in allocation["devices"]["results"]}
+def by_pool(slices: Iterable[Manifest]) -> dict[PoolId, list[Manifest]]:
+    """Slices by driver and pool."""
+    found: dict[PoolId, list[Manifest]] = defaultdict(list)
+    for one in slices:
+        found[one["spec"]["driver"], one["spec"]["pool"]["name"]].append(one)
+    return found

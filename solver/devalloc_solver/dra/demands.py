@@ -62,26 +62,33 @@ def build_units(intake: Intake, judge: Judge) -> tuple[list[Unit], list[Refused]
 def make(one: PendingClaim, intake: Intake, judge: Judge) -> Demand | Refused:
     """The demand of a claim, or why it has none."""
     claim = one.claim
-    group = claim.annotations.get(GROUP)
-    for ask in (ask for request in claim.requests for ask in request.asks):
-        if ask.class_name in intake.broken_classes:
-            told = f"{ask.path}.deviceClassName: class {ask.class_name!r} is invalid"
-            return Refused(one.key, Reason.CLASS_INVALID, f"{told}: {intake.broken_classes[ask.class_name]}", group)
-        if ask.class_name not in intake.classes:
-            told = f"{ask.path}.deviceClassName: class {ask.class_name!r} does not exist"
-            near = nearest(ask.class_name, [*intake.classes, *intake.broken_classes])
-            told += "" if near is None else f"; did you mean {near!r}?"
-            return Refused(one.key, Reason.CLASS_NOT_FOUND, told, group)
-    least = sum(min(1 if ask.is_all else ask.count for ask in request.asks) for request in claim.requests)
-    if least > MOST_DEVICES:
-        told = f"spec.devices.requests: {least} devices exceed the claim limit of {MOST_DEVICES}; split the claim"
-        return Refused(one.key, Reason.CLAIM_INVALID, told, group)
+    if (refused := find_refusal(claim, intake)) is not None:
+        return refused
     try:
         choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
     except AllocationError as error:
         reason = Reason.CLASS_INVALID if error.message.startswith("class ") else Reason.CLAIM_INVALID
-        return Refused(one.key, reason, error.message, group)
+        return Refused(one.key, reason, error.message, claim.annotations.get(GROUP))
     return replace(make_demand(one, choices), shape=_shape(claim))
+
+
+def find_refusal(claim: Claim, intake: Intake) -> Refused | None:
+    """Why a claim is not solved, whatever devices there are."""
+    key, group = key_of(claim), claim.annotations.get(GROUP)
+    for ask in (ask for request in claim.requests for ask in request.asks):
+        if ask.class_name in intake.broken_classes:
+            told = f"{ask.path}.deviceClassName: class {ask.class_name!r} is invalid"
+            return Refused(key, Reason.CLASS_INVALID, f"{told}: {intake.broken_classes[ask.class_name]}", group)
+        if ask.class_name not in intake.classes:
+            told = f"{ask.path}.deviceClassName: class {ask.class_name!r} does not exist"
+            near = nearest(ask.class_name, [*intake.classes, *intake.broken_classes])
+            told += "" if near is None else f"; did you mean {near!r}?"
+            return Refused(key, Reason.CLASS_NOT_FOUND, told, group)
+    least = sum(min(1 if ask.is_all else ask.count for ask in request.asks) for request in claim.requests)
+    if least > MOST_DEVICES:
+        told = f"spec.devices.requests: {least} devices exceed the claim limit of {MOST_DEVICES}; split the claim"
+        return Refused(key, Reason.CLAIM_INVALID, told, group)
+    return None
 
 
 def _shape(claim: Claim) -> str:

@@ -2,54 +2,35 @@
 
 from __future__ import annotations
 
+import marshal
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 from devalloc.api.meta import GROUP
-from devalloc_solver.demand import Unit
-from devalloc_solver.dra.answers import answer_of, placed_answer, refusal_answer
-from devalloc_solver.dra.candidates import Judge
-from devalloc_solver.dra.checked import Checker, make_checker
-from devalloc_solver.dra.cluster import Survey, survey
-from devalloc_solver.dra.demands import alone, make, node_of, pending
-from devalloc_solver.dra.documents import Intake, Key, Refused, key_of, read_documents, with_defaults
-from devalloc_solver.dra.errors import AnswerRefused
+from devalloc_solver.dra import features as gate
+from devalloc_solver.dra.answers import answer_of, chosen_by, placed_answer, refusal_answer
+from devalloc_solver.dra.demands import find_refusal, node_of
+from devalloc_solver.dra.documents import KINDS, Refused, key_of, pin_of, priority_of, read_documents
+from devalloc_solver.dra.errors import AllocationError, AnswerRefused
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import shown
-from devalloc_solver.dra.inventory import Offer, list_offers, make_snapshot, used_devices
-from devalloc_solver.dra.joint import held_usage, seen_from, solve
+from devalloc_solver.dra.joint import seen_from, solve
 from devalloc_solver.dra.objects import Claim
-from devalloc_solver.dra.pools import SliceBook
-from devalloc_solver.dra.reasons import Explainer
-from devalloc_solver.dra.result import ShareIds, make_result
-from devalloc_solver.dra.search import find
-from devalloc_solver.dra.selectors import Selectors
-from devalloc_solver.dra.usage import Usage, add_allocation, readable
-from devalloc_solver.holdings import Holding, Ledger
+from devalloc_solver.dra.result import Given, ShareIds, given_by, make_result
+from devalloc_solver.dra.shares import taken
+from devalloc_solver.dra.warm.reader import ClaimReader, Read
+from devalloc_solver.dra.warm.rules import ClaimAsk
+from devalloc_solver.dra.warm.state import Name, State, is_held
+from devalloc_solver.dra.warm.traits import offer_of
+from devalloc_solver.dra.warm.world import World
+from devalloc_solver.index.nodes import Item
+from devalloc_solver.index.seams import Spot
 from devalloc_solver.policy import PLACEMENTS
 from devalloc_solver.reasons import Reason
-from devalloc_solver.snapshot import Snapshot
 
 Manifest = Mapping[str, Any]
-Name = tuple[str, str, str]
-"""kind, namespace, name"""
-
-
-@dataclass(slots=True)
-class _World:
-    """What follows from slices, classes and nodes, and who holds what of it."""
-
-    intake: Intake
-    seen: Survey
-    offers: list[Offer]
-    judge: Judge
-    snapshot: Snapshot
-    holdings: dict[Key, Holding]
-    ledger: Ledger
-    usage: Usage
-    checker: Checker
 
 
 class ResourceFleet:
@@ -61,11 +42,12 @@ class ResourceFleet:
     Not thread-safe.
     """
 
-    def __init__(self, placement: str = "pack", features: Iterable[str] | None = None) -> None:
+    def __init__(self, state: State, placement: str, gates: frozenset[str]) -> None:
         """Use ``from_manifests``."""
-        self._placement, self._gates = placement, read_features(features)
-        self._objects: dict[Name, list[Manifest]] = {}
-        self._world: _World | None = None
+        self._state, self._placement, self._gates = state, placement, gates
+        self._reader = ClaimReader(gates)
+        self._world: World | None = None
+        """made when it is asked for, and gone with the next change of what there is"""
 
     @classmethod
     def from_manifests(
@@ -77,12 +59,9 @@ class ResourceFleet:
         """
         if placement not in PLACEMENTS:
             raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
-        fleet = cls(placement, features)
-        for document in documents:
-            if isinstance(document, Mapping):
-                fleet._objects.setdefault(_name(document), []).append(document)
-        fleet._get_world()
-        return fleet
+        gates = read_features(features)
+        found = ((_name(one), one) for document in documents for one in _flat(document))
+        return cls(State.load(found, gates, placement), placement, gates)
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
@@ -98,9 +77,8 @@ class ResourceFleet:
 
         Raises ValueError when it is no ResourceClaim, KeyError when only its name is given and it is not kept.
         """
-        manifest = self._manifest(claim)
-        world = self._get_world()
-        found = self._read(manifest)
+        read = self._reader.read(self._manifest(claim))
+        found = read.claim
         if isinstance(found, Refused):
             return refusal_answer(found)
         if found.allocation is not None:
@@ -109,10 +87,17 @@ class ResourceFleet:
             told = f"is a member of group {group}, which is answered as a whole: use allocate_all"
             refused = Refused((found.namespace, found.name), Reason.GROUP_UNSATISFIABLE, told, group)
             return refusal_answer(refused)
-        demand = make(pending(found, 0), world.intake, world.judge)
-        if isinstance(demand, Refused):
-            return refusal_answer(demand)
-        return self._place(world, manifest, found, alone(demand))
+        if (refusal := find_refusal(found, self._state.classes)) is not None:
+            return refusal_answer(refusal)
+        rules = self._state.rules
+        ask = None if read.shape is None else rules.ask(found, read.shape)
+        try:
+            spot = None if ask is None else self._state.index.find(ask, pin_of(found))
+            if ask is not None and spot is not None and not ask.is_strange:
+                return self._accept(read, found, ask, spot)
+        except AllocationError:
+            pass  # of one device or the other: the whole world is asked, and says of which
+        return self._ask_world(read, found)
 
     def allocate_all(self, claims: Iterable[Manifest], deadline: float | None = None) -> dict[str, Any]:
         """Place claims jointly, with the kept members of their groups, and keep what they got.
@@ -127,17 +112,18 @@ class ResourceFleet:
         groups = {_group(manifest) for manifest in asked} - {None}
         documents = [
             one
-            for name, same in self._objects.items()
+            for name, same in self._state.objects.items()
             for one in same
-            if name not in wanted and (name[0] != "ResourceClaim" or _is_held(one) or _group(one) in groups)
+            if name not in wanted and (name[0] != "ResourceClaim" or is_held(one) or _group(one) in groups)
         ]
         intake = read_documents([*documents, *asked], self._gates)
         answer = solve(intake, self._gates, self._placement, deadline, started)
-        for one in answer["claims"]:
-            key = one["namespace"], one["name"]
-            if one["allocated"] and key in intake.manifests and not _is_held(intake.manifests[key]):
-                self._keep(intake.manifests[key], one["allocations"])
-        self._world = None
+        by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+        for claim in intake.claims:
+            key = claim.namespace, claim.name
+            given = by_key.get(key) if claim.allocation is None else None
+            if given is not None and given["allocated"]:
+                self._keep(Read(claim, intake.manifests[key], None), claim, _copy(given["allocations"]), None)
         return answer
 
     def release(self, namespace: str, name: str) -> None:
@@ -146,16 +132,12 @@ class ResourceFleet:
         Raises KeyError when no claim of that name has an allocation.
         """
         full = ("ResourceClaim", namespace, name)
-        held = [one for one in self._objects.get(full, ()) if _is_held(one)]
+        held = [one for one in self._state.objects.get(full, ()) if is_held(one)]
         if not held:
             raise KeyError(f"no claim {namespace}/{name} has an allocation")
-        self._objects[full] = [{**one, "status": _without_allocation(one)} for one in held]
+        self._state.replace(full, [{**one, "status": _without_allocation(one)} for one in held])
         if self._world is not None:
-            world, key = self._world, (namespace, name)
-            world.checker.free(key, held[0]["status"]["allocation"])
-            world.holdings.pop(key, None)
-            world.ledger = Ledger.of(world.snapshot, world.holdings.values())
-            world.usage = self._usage()
+            self._world.free((namespace, name))
 
     # -- objects -----------------------------------------------------------------------------------------------------
 
@@ -164,9 +146,7 @@ class ResourceFleet:
 
         Returns what is wrong with it, as in ``problems``. Raises ValueError when it has no kind or name.
         """
-        name = _checked_name(document)
-        self._objects[name] = [document]
-        self._world = None
+        self._replace(_checked_name(document), [document])
         return [problem.to_dict() for problem in read_documents([document], self._gates).problems]
 
     def delete(self, document: Manifest) -> None:
@@ -175,92 +155,108 @@ class ResourceFleet:
         Raises ValueError when kind or name is missing, KeyError when there is no such object.
         """
         name = _checked_name(document)
-        if name not in self._objects:
+        if name not in self._state.objects:
             raise KeyError(f"no {name[0]} {'/'.join(part for part in name[1:] if part)}")
-        del self._objects[name]
-        self._world = None
+        self._replace(name, [])
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _replace(self, name: Name, documents: list[Manifest]) -> None:
+        state, key = self._state, (name[1], name[2])
+        state.replace(name, documents)
+        if name[0] != "ResourceClaim":
+            self._world = None
+        elif self._world is not None:
+            self._world.free(key)
+            if key in state.tenants:
+                self._world.hold(key, state.tenants[key])
 
     def _manifest(self, claim: Manifest) -> Manifest:
         if not isinstance(claim, Mapping) or claim.get("kind") != "ResourceClaim":
             raise ValueError("claim must be the manifest of a ResourceClaim")
-        kept = self._objects.get(_name(claim), [])
+        kept = self._state.objects.get(_name(claim), [])
         if "spec" in claim:
-            return kept[0] if len(kept) == 1 and _is_held(kept[0]) else claim
+            return kept[0] if len(kept) == 1 and is_held(kept[0]) else claim
         if len(kept) != 1:
             raise KeyError(f"no claim {'/'.join(_name(claim)[1:])} is kept: give its whole manifest")
         return kept[0]
 
-    def _read(self, manifest: Manifest) -> Claim | Refused:
-        intake = read_documents([manifest], self._gates)
-        return intake.claims[0] if intake.claims else intake.refused[0]
+    # -- one claim by the index --------------------------------------------------------------------------------------
 
-    def _get_world(self) -> _World:
-        if self._world is None:
-            intake = read_documents([one for same in self._objects.values() for one in same], self._gates)
-            seen = survey(SliceBook(intake.slices, self._gates), intake.nodes)
-            offers = list_offers(seen.views, None, self._gates)
-            names = {full for offer in offers for full in _full_names(offer)}
-            snapshot = make_snapshot(offers, seen.nodes, sorted(names), self._gates)
-            usage, holders, _ = held_usage(intake)
-            holdings = {key: Holding(key, p, used_devices(offers, held).items) for key, p, held in holders}
-            self._world = _World(
-                intake=intake,
-                seen=seen,
-                offers=offers,
-                judge=Judge(
-                    self._gates, offers, Usage(), Selectors(self._gates), intake.classes, frozenset(seen.broken)
-                ),
-                snapshot=snapshot,
-                holdings=holdings,
-                ledger=Ledger.of(snapshot, holdings.values()),
-                usage=usage,
-                checker=make_checker(intake, seen.nodes, self._gates),
-            )
-        return self._world
+    def _accept(self, read: Read, claim: Claim, ask: ClaimAsk, spot: Spot) -> dict[str, Any]:
+        """Check, keep and answer what the index has found. Raises AllocationError."""
+        state = self._state
+        given: list[Given] = []
+        items: list[Item] = []
+        fractional = gate.FRACTIONAL_RANGE in self._gates
+        for slot, _, device, _, amounts in sorted(spot.given, key=lambda one: (one.slot.detail, one.device.index)):
+            offer, asked = offer_of(device), slot.spec.ask
+            takes = taken(asked.capacity, offer.device, fractional=fractional) if offer.is_shareable else None
+            assert not isinstance(takes, str)  # it was accepted
+            given.append(Given(slot.detail, asked, offer, takes))
+            if not asked.admin:
+                items.append((spot.node, device.index, amounts if offer.is_shareable else None))
+        warnings = ask.rules.warnings(ask, state.layout)
+        node = spot.node or ""
+        result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
+        self._check(node, read, claim, result)
+        self._keep(read, claim, result, items)
+        chosen = chosen_by(claim, ((one.slot.detail, one.slot.alternative) for one in spot.given))
+        answer = answer_of((claim.namespace, claim.name), _copy(result), node) | {"oneOf": chosen}
+        return answer | ({"warnings": [*warnings]} if warnings else {})
 
-    def _place(self, world: _World, manifest: Manifest, claim: Claim, unit: Unit) -> dict[str, Any]:
-        holdings = list(world.holdings.values())
-        placements = find(world.snapshot, holdings, unit, ledger=world.ledger, placement=self._placement)
-        if placements is None:
-            explainer = Explainer(world.snapshot, world.offers, holdings, [], None)
-            (answer,) = explainer.explain(unit)
-            return answer
-        (placement,) = placements
+    def _check(self, node: str, read: Read, claim: Claim, result: Manifest) -> None:
         key = claim.namespace, claim.name
-        seen = seen_from(placement, world.offers, world.seen)
-        result = make_result(
-            claim,
-            placement.entries,
-            world.offers,
-            world.intake.classes,
-            seen,
-            self._gates,
-            ShareIds(world.usage),
-        )
-        filled = with_defaults(manifest)
-        if violations := world.checker.wrong(seen, [(key, filled, result)]):
+        if violations := self._state.checker.wrong(node, [(key, read.manifest, result)]):
             raise AnswerRefused(violations)
-        self._keep(filled, result)
-        world.checker.hold(key, result)
-        world.holdings[key] = placement.holding()
-        world.ledger.add(world.holdings[key])
-        add_allocation(world.usage, result, "status.allocation")
-        return placed_answer(placement, result)
 
-    def _keep(self, manifest: Manifest, result: Manifest) -> None:
+    def _keep(self, read: Read, claim: Claim, result: Manifest, items: list[Item] | None) -> None:
+        """A claim has a result, which nobody else writes on."""
+        state, key, manifest = self._state, (claim.namespace, claim.name), read.manifest
         status = manifest.get("status")
         told = {**status, "allocation": result} if isinstance(status, Mapping) else {"allocation": result}
-        self._objects[_name(manifest)] = [{**manifest, "kind": "ResourceClaim", "status": told}]
+        state.objects["ResourceClaim", *key] = [{**manifest, "kind": "ResourceClaim", "status": told}]
+        state.hold(key, priority_of(claim), result, items)
+        if self._world is not None:
+            self._world.hold(key, state.tenants[key])
 
-    def _usage(self) -> Usage:
-        usage = Usage()
-        for same in self._objects.values():
-            for one in same:
-                if _is_held(one):
-                    add_allocation(usage, readable(one["status"]["allocation"]), "status.allocation")
-        return usage
+    # -- one claim by the whole world --------------------------------------------------------------------------------
+
+    def _ask_world(self, read: Read, claim: Claim) -> dict[str, Any]:
+        if self._world is None:
+            self._world = World.of(self._state)
+        world, state = self._world, self._state
+        unit = world.unit(claim)
+        if isinstance(unit, Refused):
+            return refusal_answer(unit)
+        placement = world.find(unit)
+        if placement is None:
+            return world.explain(unit)
+        given = given_by(placement.entries, world.offers)
+        node = seen_from(placement, world.offers, world.seen)
+        result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
+        self._check(node, read, claim, result)
+        self._keep(read, claim, result, None)
+        return placed_answer(placement, _copy(result))
+
+
+def _copy(content: Any) -> Any:
+    """A copy that shares nothing with the original."""
+    try:
+        return marshal.loads(marshal.dumps(content))
+    except ValueError:
+        return deepcopy(content)
+
+
+def _flat(document: object) -> Iterator[Manifest]:
+    """The objects of a list, or the object itself."""
+    if not isinstance(document, Mapping):
+        return
+    if document.get("kind") not in KINDS and isinstance(document.get("items"), list):
+        for item in document["items"]:
+            yield from _flat(item)
+    else:
+        yield document
 
 
 def _name(document: Manifest) -> Name:
@@ -274,11 +270,6 @@ def _checked_name(document: Manifest) -> Name:
     return name
 
 
-def _is_held(document: Manifest) -> bool:
-    status = document.get("status")
-    return document.get("kind") == "ResourceClaim" and isinstance(status, Mapping) and bool(status.get("allocation"))
-
-
 def _without_allocation(document: Manifest) -> dict[str, Any]:
     return {key: value for key, value in document["status"].items() if key != "allocation"}
 
@@ -289,8 +280,3 @@ def _group(document: Manifest) -> tuple[str, str] | None:
     marks = metadata.get("annotations") if isinstance(metadata, Mapping) else None
     group = marks.get(GROUP) if isinstance(marks, Mapping) else None
     return (_name(document)[1], shown(group)) if group and document.get("kind") == "ResourceClaim" else None
-
-
-def _full_names(offer: Offer) -> Iterable[str]:
-    driver = offer.pool.driver
-    return (name if "/" in name else f"{driver}/{name}" for name in offer.device.attributes)

@@ -14,7 +14,7 @@ from devalloc_solver.dra.nodes import reaches
 from devalloc_solver.dra.objects import Attribute, Device, Node, Reach, Slice
 from devalloc_solver.dra.pools import Pool, State
 from devalloc_solver.dra.usage import DeviceId, Usage
-from devalloc_solver.holdings import Held, Holding
+from devalloc_solver.holdings import Held
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,13 +84,12 @@ def lookup(offer: Offer, name: str) -> Attribute | None:
     return found
 
 
-def relation_value(offer: Offer, name: str, *, lists: bool) -> object | None:
+def relation_value(found: Attribute | None, gates: frozenset[str]) -> object | None:
     """The value of an attribute as relations compare it: with its type; a frozenset for a list; None without one.
 
     While lists are switched off, a list is no value.
     """
-    found = lookup(offer, name)
-    if found is None or not found.values or (found.is_list and not lists):
+    if found is None or not found.values or (found.is_list and gate.LIST_ATTRIBUTES not in gates):
         return None
     if not found.is_list:
         return found.kind, found.values[0]
@@ -112,22 +111,20 @@ def make_snapshot(
         resources = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
         where = names.pop() if local else None
         pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
-    return _snapshot(pools, tuple(nodes))
+    return snapshot_of(pools, tuple(nodes))
 
 
 def _core_device(
     offer: Offer, pool: int, attributes: Collection[str], gates: frozenset[str], *, local: bool
 ) -> core.Device:
-    lists = gate.LIST_ATTRIBUTES in gates
-    values = {name: relation_value(offer, name, lists=lists) for name in attributes}
-    draws = gate.PARTITIONABLE_DEVICES in gates and offer.pool.state is State.COMPLETE
+    values = {name: relation_value(lookup(offer, name), gates) for name in attributes}
     return core.Device(
         index=offer.index,
         pool=pool,
         name=offer.device.name,
         attributes={name: value for name, value in values.items() if value is not None},
-        resources=_resources(offer),
-        draws=_draws(offer) if draws else (),
+        resources=resources_of(offer),
+        draws=draws_of(offer, gates),
         undefined=None,
         shareable=offer.is_shareable,
         reach=None if local else offer.nodes,
@@ -141,11 +138,17 @@ def _by_pool(offers: Sequence[Offer]) -> Iterator[tuple[Pool, list[Offer]]]:
     return ((members[0].pool, members) for members in pools.values())
 
 
-def _resources(offer: Offer) -> dict[str, core.Resource]:
+def resources_of(offer: Offer) -> dict[str, core.Resource]:
     """What shares take of a device; one that is taken whole needs none."""
     if not offer.is_shareable:
         return {}
     return {name: core.Resource(1, max(0, found.value.nano)) for name, found in offer.device.capacity.items()}
+
+
+def draws_of(offer: Offer, gates: frozenset[str]) -> tuple[tuple[str, int], ...]:
+    """What taking a device draws of the counters of its pool."""
+    counts = offer.device.consumes and offer.pool.state is State.COMPLETE and gate.PARTITIONABLE_DEVICES in gates
+    return _draws(offer) if counts else ()
 
 
 def _draws(offer: Offer) -> tuple[tuple[str, int], ...]:
@@ -157,7 +160,8 @@ def _draws(offer: Offer) -> tuple[tuple[str, int], ...]:
     return tuple((name, nano) for name, nano in sorted(total.items()) if nano > 0)
 
 
-def _snapshot(pools: Sequence[core.Pool], nodes: tuple[str, ...]) -> core.Snapshot:
+def snapshot_of(pools: Sequence[core.Pool], nodes: tuple[str, ...]) -> core.Snapshot:
+    """Pools, numbered with their devices, as a snapshot."""
     by_node: dict[str | None, tuple[core.Pool, ...]] = {}
     by_name: dict[str, tuple[core.Pool, ...]] = {}
     for pool in pools:
@@ -167,15 +171,27 @@ def _snapshot(pools: Sequence[core.Pool], nodes: tuple[str, ...]) -> core.Snapsh
     return core.Snapshot(tuple(pools), devices, nodes, by_node, by_name)
 
 
-def used_devices(offers: Sequence[Offer], usage: Usage) -> Holding:
-    """What is in use of these devices, as one holding."""
-    items = []
-    for offer in offers:
-        if offer.id in usage.whole or (offer.id in usage.shared and not offer.is_shareable):
-            items.append(Held(offer.index, None))
-        elif offer.id in usage.shared:
-            items.append(Held(offer.index, tuple(sorted(usage.shared[offer.id].items()))))
-    return Holding(("", "in use"), 0, tuple(items))
+class UsedDevices:
+    """Says what is in use of some devices, in terms of the snapshot."""
+
+    def __init__(self, offers: Iterable[Offer]) -> None:
+        self._by_id: dict[DeviceId, list[Offer]] = {}
+        for offer in offers:
+            self._by_id.setdefault(offer.id, []).append(offer)
+
+    def items(self, usage: Usage) -> tuple[Held, ...]:
+        """What of a usage is in use of them; the rest is of devices that are not there."""
+        found = [
+            offer for device in {**dict.fromkeys(usage.whole), **usage.shared} for offer in self._by_id.get(device, ())
+        ]
+        return tuple(Held(o.index, held_amounts(o, usage)) for o in sorted(found, key=lambda offer: offer.index))
+
+
+def held_amounts(offer: Offer, usage: Usage) -> tuple[tuple[str, int], ...] | None:
+    """The nano units in use of a device that is in use; None when it is held whole."""
+    if offer.id in usage.whole or not offer.is_shareable:
+        return None
+    return tuple(sorted(usage.shared[offer.id].items()))
 
 
 def overdrawn(offers: Sequence[Offer], usage: Usage) -> dict[int, str]:

@@ -21,10 +21,10 @@ from devalloc_solver.dra.documents import Intake, Key, Refused, priority_of, rea
 from devalloc_solver.dra.errors import AnswerRefused
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import FieldError
-from devalloc_solver.dra.inventory import Offer, list_offers, make_snapshot, used_devices
+from devalloc_solver.dra.inventory import Offer, UsedDevices, list_offers, make_snapshot
 from devalloc_solver.dra.pools import SliceBook
 from devalloc_solver.dra.reasons import Explainer
-from devalloc_solver.dra.result import ShareIds, make_result
+from devalloc_solver.dra.result import ShareIds, given_by, make_result
 from devalloc_solver.dra.selectors import Selectors
 from devalloc_solver.dra.translate import attributes_of
 from devalloc_solver.dra.usage import Usage, add_allocation
@@ -106,7 +106,8 @@ def prepare(intake: Intake, gates: frozenset[str]) -> Prepared:
     offers = list_offers(seen.views, usage, gates)
     judge = Judge(gates, offers, Usage(), Selectors(gates), intake.classes, frozenset(seen.broken))
     units, refused = build_units(intake, judge)
-    holdings = [(key, priority, used_devices(offers, held).items) for key, priority, held in holders]
+    used = UsedDevices(offers)
+    holdings = [(key, priority, used.items(held)) for key, priority, held in holders]
     left_out = [Problem(why.why, kind="ResourceSlice", name=why.name, severity="warning") for why in book.ignored]
     return Prepared(
         intake=intake,
@@ -197,12 +198,11 @@ def _answers(prepared: Prepared, placements: Sequence[Placement], ends: float | 
 
 
 def _results(prepared: Prepared, placements: Sequence[Placement]) -> dict[Key, dict[str, Any]]:
-    shares = ShareIds(prepared.usage)
+    shares = ShareIds(prepared.usage.share_ids)
     return {
         placement.demand.key: make_result(
             placement.demand.claim.claim,
-            placement.entries,
-            prepared.offers,
+            given_by(placement.entries, prepared.offers),
             prepared.intake.classes,
             seen_from(placement, prepared.offers, prepared.survey),
             prepared.gates,

@@ -75,8 +75,12 @@ class _Entry:
 class SliceBook:
     """The slices of a cluster, sorted by the node that they name; read when somebody asks for them."""
 
-    def __init__(self, slices: Iterable[Manifest], gates: frozenset[str]) -> None:
+    def __init__(
+        self, slices: Iterable[Manifest], gates: frozenset[str], read: Mapping[int, Slice] | None = None
+    ) -> None:
+        """``read``: slices that were read before, by the id of their manifest."""
         self._gates = gates
+        self._known = read or {}
         self._entries = [_Entry(content) for content in slices]
         self._local: dict[str, list[_Entry]] = defaultdict(list)
         self._shared: list[_Entry] = []
@@ -127,7 +131,7 @@ class SliceBook:
     def _decode(self, content: Manifest) -> Slice | None:
         name = name_of(content) or "without name"
         try:
-            found = read_slice(content)
+            found = self._known.get(id(content)) or read_slice(content)
         except SelectorError as error:
             told = f"slice {name}: failed to perform node selection: {error}; correct the slice"
             raise AllocationError(told) from None

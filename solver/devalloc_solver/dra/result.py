@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from devalloc_solver.assignment import Entry
 from devalloc_solver.dra import features as gate
+from devalloc_solver.dra.amounts import Amount
 from devalloc_solver.dra.candidates import Choice
 from devalloc_solver.dra.inventory import Offer
 from devalloc_solver.dra.nodes import merged, only_node
 from devalloc_solver.dra.objects import Ask, Claim, Class
-from devalloc_solver.dra.usage import Usage
+from devalloc_solver.dra.usage import DeviceId
 
 _SHARES = uuid.UUID("5b1d3c02-7b0f-5d7e-9c68-0d1f3c1e7a55")
 """The namespace of share ids."""
@@ -21,11 +22,15 @@ _SHARES = uuid.UUID("5b1d3c02-7b0f-5d7e-9c68-0d1f3c1e7a55")
 class ShareIds:
     """Share ids derived from claim, request, device and number: the same every time, and new on their device."""
 
-    def __init__(self, usage: Usage) -> None:
-        self._known = {device: set(ids) for device, ids in usage.share_ids.items()}
+    def __init__(self, used: Mapping[DeviceId, Iterable[str]]) -> None:
+        """``used``: the ids that shares of a device have already."""
+        self._used = used
+        self._known: dict[DeviceId, set[str]] = {}
 
     def make(self, claim: Claim, ask: Ask, offer: Offer) -> str:
-        known = self._known.setdefault(offer.id, set())
+        known = self._known.get(offer.id)
+        if known is None:
+            known = self._known[offer.id] = set(self._used.get(offer.id, ()))
         number = 0
         while (found := self._name(claim, ask, offer, number)) in known:
             number += 1
@@ -38,10 +43,31 @@ class ShareIds:
         return str(uuid.uuid5(_SHARES, "\n".join((owner, ask.name, *offer.id, str(number)))))
 
 
+class Given(NamedTuple):
+    """One device given to one request."""
+
+    number: int
+    """of the request in its claim"""
+    ask: Ask
+    offer: Offer
+    takes: Mapping[str, Amount] | None
+    """what a share takes; None for a device that is not shareable"""
+
+
+def given_by(entries: Sequence[Entry], offers: Sequence[Offer]) -> list[Given]:
+    """The entries of a placement: requests in order, the devices of each in order."""
+    found = []
+    for entry in sorted(entries, key=lambda e: (e.slot.detail, e.device.index)):
+        choice: Choice = entry.slot.spec
+        offer = offers[entry.device.index]
+        takes = choice.verdict.takes[offer.index] if offer.is_shareable else None
+        found.append(Given(entry.slot.detail, choice.ask, offer, takes))
+    return found
+
+
 def make_result(
     claim: Claim,
-    entries: Sequence[Entry],
-    offers: Sequence[Offer],
+    given: Sequence[Given],
     classes: Mapping[str, Class],
     node: str,
     gates: frozenset[str],
@@ -50,23 +76,20 @@ def make_result(
     """What goes to ``status.allocation``; fields that say nothing are left out (settled D2)."""
     chosen: dict[int, Ask] = {}
     results = []
-    for entry in sorted(entries, key=lambda e: (e.slot.detail, e.device.index)):
-        choice: Choice = entry.slot.spec
-        chosen[entry.slot.detail] = choice.ask
-        results.append(_device_result(claim, choice, offers[entry.device.index], gates, shares))
+    for one in given:
+        chosen[one.number] = one.ask
+        results.append(_device_result(claim, one, gates, shares))
     devices: dict[str, Any] = {"results": results} if results else {}
     if config := _configs(claim, chosen, classes):
         devices["config"] = config
     found: dict[str, Any] = {"devices": devices}
-    if (selector := _node_selector([offers[entry.device.index] for entry in entries], node)) is not None:
+    if (selector := _node_selector([one.offer for one in given], node)) is not None:
         found["nodeSelector"] = selector
     return found
 
 
-def _device_result(
-    claim: Claim, choice: Choice, offer: Offer, gates: frozenset[str], shares: ShareIds
-) -> dict[str, Any]:
-    ask, device = choice.ask, offer.device
+def _device_result(claim: Claim, given: Given, gates: frozenset[str], shares: ShareIds) -> dict[str, Any]:
+    ask, offer, device = given.ask, given.offer, given.offer.device
     found: dict[str, Any] = {
         "request": ask.name,
         "driver": offer.pool.driver,
@@ -82,10 +105,10 @@ def _device_result(
             found["bindingConditions"] = list(device.binding_conditions)
         if device.binding_failure_conditions:
             found["bindingFailureConditions"] = list(device.binding_failure_conditions)
-    if offer.is_shareable:
+    if given.takes is not None:
         found["shareID"] = shares.make(claim, ask, offer)
-        if takes := choice.verdict.takes[offer.index]:
-            found["consumedCapacity"] = {name: str(amount) for name, amount in takes.items()}
+        if given.takes:
+            found["consumedCapacity"] = {name: str(amount) for name, amount in given.takes.items()}
     return found
 
 

@@ -10,13 +10,15 @@ from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, Ex
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import DEFAULT
 from devalloc_solver.dra.inventory import Offer
-from devalloc_solver.dra.objects import Attribute
+from devalloc_solver.dra.objects import Attribute, Device
 
 compile("true", DEFAULT)  # loads the CEL runtime together with the dialect, so that no claim has to wait for it
 
 
 MOST_EXHAUSTED = 4
 """Devices on which an expression may exceed its cost limit before it is not evaluated any more."""
+MOST_READ = 200_000
+"""Devices that are remembered as selectors see them; when there are more, all are forgotten."""
 
 
 class Selectors:
@@ -30,7 +32,7 @@ class Selectors:
         self._programs: dict[str, Program] = {}
         self._verdicts: dict[str, dict[object, bool | str]] = {}
         self._exhausted: dict[str, int] = {}
-        self._devices: dict[int, CelDevice | str] = {}
+        self._devices: dict[Device, CelDevice | str] = {}
 
     def check(self, expression: str, where: str) -> None:
         """Raises AllocationError for an expression that does not compile."""
@@ -44,16 +46,33 @@ class Selectors:
 
     def verdict(self, expression: str, offer: Offer) -> bool | str:
         """True, False, or why the expression cannot be evaluated on the device. It has passed ``check``."""
-        device = self._devices.get(offer.index)
+        device = self._devices.get(offer.device)
         if device is None:
-            device = self._devices[offer.index] = cel_device(offer)
+            device = self._read(offer)
         if isinstance(device, str):
             return device
         program, known = self._programs[expression], self._verdicts[expression]
-        key = offer.index if program.reads is None else tuple(_part(device, read) for read in program.reads)
+        key = offer.device if program.reads is None else tuple([_part(device, read) for read in program.reads])
         if key not in known:
             known[key] = self._evaluate(expression, program, device)
         return known[key]
+
+    def program(self, expression: str) -> Program:
+        """An expression that has passed ``check``."""
+        return self._programs[expression]
+
+    def is_exhausting(self, expression: str) -> bool:
+        """Whether an expression that has passed ``check`` was too expensive on some device."""
+        return self._exhausted[expression] > 0
+
+    def _read(self, offer: Offer) -> CelDevice | str:
+        if len(self._devices) >= MOST_READ:
+            self._devices.clear()
+            for expression, program in self._programs.items():
+                if program.reads is None:
+                    self._verdicts[expression].clear()
+        found = self._devices[offer.device] = cel_device(offer)
+        return found
 
     def _evaluate(self, expression: str, program: Program, device: CelDevice) -> bool | str:
         if self._exhausted[expression] >= MOST_EXHAUSTED:

@@ -19,7 +19,7 @@ from devalloc_solver.check.resource.relations import relation_violations
 from devalloc_solver.check.resource.selectors import Verdicts
 from devalloc_solver.check.resource.use import use_violations
 
-__all__ = ["Verdicts", "check_results"]
+__all__ = ["Held", "Offer", "Verdicts", "check_answers", "check_results"]
 
 Manifest = Mapping[str, Any]
 
@@ -33,13 +33,12 @@ def check_results(
     *,
     allocated: Manifest | None = None,
     features: Container[str],
-    verdicts: Verdicts | None = None,
 ) -> list[str]:
     """Everything that is wrong with `results`, one AllocationResult for each claim without an allocation, in order.
 
     `claims` are all claims; those with ``status.allocation`` are in use, together with what `allocated` tells
-    (``devices``, ``shares``, ``consumedCapacity``). `features` are gates by their names in Kubernetes. `verdicts` keeps
-    what expressions said from one call to the next. The sentences are for a developer. Returns [] when all is right.
+    (``devices``, ``shares``, ``consumedCapacity``). `features` are gates by their names in Kubernetes. The sentences
+    are for a developer. Returns [] when all is right.
     """
     every = list(claims)
     pending = [claim for claim in every if not (claim.get("status") or {}).get("allocation")]
@@ -49,15 +48,35 @@ def check_results(
     offer = Offer(whole_node, slices, features)
     held = Held(allocated or {}, every)
     by_name = {one["metadata"]["name"]: one for one in classes}
-    verdicts = Verdicts(features) if verdicts is None else verdicts
+    return check_answers([*zip(pending, results, strict=True)], offer, held, by_name, Verdicts(features), features)
+
+
+def check_answers(
+    answers: Sequence[tuple[Manifest, Manifest]],
+    offer: Offer,
+    held: Held,
+    classes: Mapping[str, Manifest],
+    verdicts: Verdicts,
+    features: Container[str],
+) -> list[str]:
+    """The same for who keeps what the judgement rests on.
+
+    Args:
+        answers: (claim without an allocation, AllocationResult) each.
+        offer: what the node reaches.
+        held: what is in use of it besides.
+        classes: DeviceClasses by name.
+        verdicts: what expressions said before.
+        features: as above.
+    """
     violations: list[str] = []
     answered: list[Answered] = []
-    for number, (claim, result) in enumerate(zip(pending, results, strict=True)):
+    for number, (claim, result) in enumerate(answers):
         one, found = read_claim(number, claim, result, offer)
         answered.append(one)
-        found += request_violations(one, offer, by_name, verdicts, features)
+        found += request_violations(one, offer, classes, verdicts, features)
         found += relation_violations(one, features)
-        found += config_violations(one, by_name)
+        found += config_violations(one, classes)
         found += node_selector_violations(one, offer)
         violations += [f"{one.title}: {sentence}" for sentence in found]
     return violations + use_violations(answered, offer, held, features)

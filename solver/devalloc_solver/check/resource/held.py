@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,38 +12,53 @@ Manifest = Mapping[str, Any]
 
 
 class Held:
-    """Devices in use; admin access holds nothing."""
+    """Devices in use, counted, so that holders come and go; admin access holds nothing."""
 
     def __init__(self, allocated: Manifest, claims: Iterable[Manifest]) -> None:
-        self.whole: set[DeviceId] = {_id(one) for one in allocated.get("devices") or ()}
-        self.shared: set[DeviceId] = {_id(one) for one in allocated.get("shares") or ()}
-        self.share_ids: set[tuple[DeviceId, str]] = set()
-        self.consumed: dict[DeviceId, dict[str, int]] = defaultdict(dict)
+        self.whole: dict[DeviceId, int] = {}
+        """device -> times it is held whole"""
+        self.shared: dict[DeviceId, int] = {}
+        """device -> shares of it"""
+        self.share_ids: dict[tuple[DeviceId, str], int] = {}
+        self.consumed: dict[DeviceId, dict[str, int]] = {}
+        for one in allocated.get("devices") or ():
+            _count(self.whole, _id(one), 1)
         for one in allocated.get("shares") or ():
-            self.share_ids.add((_id(one), str(one.get("shareID"))))
+            _count(self.shared, _id(one), 1)
+            _count(self.share_ids, (_id(one), str(one.get("shareID"))), 1)
         for one in allocated.get("consumedCapacity") or ():
-            self._consume(one)
+            _count(self.shared, _id(one), 1)
+            self._consume(one, 1)
         for claim in claims:
-            devices = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
-            for one in devices.get("results") or ():
-                if one.get("adminAccess"):
-                    continue
-                if one.get("shareID"):
-                    self.shared.add(_id(one))
-                    self.share_ids.add((_id(one), str(one["shareID"])))
-                    self._consume(one)
-                else:
-                    self.whole.add(_id(one))
+            self.add((claim.get("status") or {}).get("allocation") or {})
 
     def __contains__(self, device: DeviceId) -> bool:
         return device in self.whole or device in self.shared
 
-    def _consume(self, one: Manifest) -> None:
-        device = _id(one)
-        self.shared.add(device)
-        amounts = self.consumed[device]
+    def add(self, allocation: Manifest, sign: int = 1) -> None:
+        """A claim has an allocation; with ``sign`` -1 it has it no more."""
+        for one in (allocation.get("devices") or {}).get("results") or ():
+            if one.get("adminAccess"):
+                continue
+            if one.get("shareID"):
+                _count(self.shared, _id(one), sign)
+                _count(self.share_ids, (_id(one), str(one["shareID"])), sign)
+                self._consume(one, sign)
+            else:
+                _count(self.whole, _id(one), sign)
+
+    def _consume(self, one: Manifest, sign: int) -> None:
+        amounts = self.consumed.setdefault(_id(one), {})
         for name, amount in (one.get("consumedCapacity") or {}).items():
-            amounts[name] = amounts.get(name, 0) + nano(amount)
+            _count(amounts, name, sign * nano(amount))
+        if not amounts:
+            del self.consumed[_id(one)]
+
+
+def _count(found: dict[Any, int], key: object, number: int) -> None:
+    found[key] = found.get(key, 0) + number
+    if not found[key]:
+        del found[key]
 
 
 def _id(one: Manifest) -> DeviceId:

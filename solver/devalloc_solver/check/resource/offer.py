@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from devalloc_solver.check.resource.amounts import nano
@@ -16,7 +17,7 @@ CounterId = tuple[str, str, str, str]
 """driver, pool, counter set, counter"""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Device:
     """A device of a pool's newest generation, as its slice has it."""
 
@@ -28,15 +29,20 @@ class Device:
     skips_operations: bool
     """whether its slice has skipNodeOperations, an alpha feature"""
 
-    @property
+    told: dict[str, bool] = field(default_factory=dict)
+    """what expressions said of it"""
+
+    @cached_property
     def id(self) -> DeviceId:
         return self.driver, self.pool, self.manifest["name"]
 
-    @property
-    def draws(self) -> Iterator[tuple[CounterId, int]]:
-        for entry in self.manifest.get("consumesCounters") or ():
-            for counter, amount in (entry.get("counters") or {}).items():
-                yield (self.driver, self.pool, entry["counterSet"], counter), nano(amount["value"])
+    @cached_property
+    def draws(self) -> tuple[tuple[CounterId, int], ...]:
+        return tuple(
+            ((self.driver, self.pool, entry["counterSet"], counter), nano(amount["value"]))
+            for entry in self.manifest.get("consumesCounters") or ()
+            for counter, amount in (entry.get("counters") or {}).items()
+        )
 
     def values(self, name: str, *, lists: bool) -> frozenset[tuple[str, object]]:
         """The typed values of an attribute by its full name: none, one, or those of a list where `lists` count."""

@@ -25,6 +25,13 @@ class Verdicts:
 
     def matches(self, expression: str, device: Device) -> bool:
         """Whether the expression is true of the device."""
+        known = device.told.get(expression)
+        if known is None:
+            known = device.told[expression] = self._matches(expression, device)
+        return known
+
+    def _matches(self, expression: str, device: Device) -> bool:
+        """The same, whatever device had that content."""
         manifest = device.manifest
         seen = [manifest.get(name) for name in ("attributes", "capacity", "allowMultipleAllocations")]
         key = (expression, json.dumps([device.driver, *seen], sort_keys=True, default=str))

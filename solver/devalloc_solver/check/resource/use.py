@@ -47,11 +47,11 @@ def _claim_violations(answered: Sequence[Answered], shareable: bool) -> Iterator
 
 
 def _share_id_violations(answered: Sequence[Answered], held: Held) -> Iterator[str]:
-    seen = set(held.share_ids)
+    seen: set[tuple[DeviceId, str]] = set()
     for answer in answered:
         for one in answer.taken:
             share = (one.device.id, str(one.entry.get("shareID")))
-            if one.entry.get("shareID") and share in seen:
+            if one.entry.get("shareID") and (share in seen or share in held.share_ids):
                 yield f"{answer.title}: {'/'.join(one.device.id)}: the share {share[1]} exists already"
             seen.add(share)
 

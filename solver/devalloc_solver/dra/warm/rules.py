@@ -1,0 +1,330 @@
+"""What claims may take, kind by kind of device; see ``index.seams`` for what the index asks.
+
+What holds for one device of a kind holds for all, since kinds have all that a claim can ask for. Where an expression
+reads what differs within a kind (a uuid), nodes are judged one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from devalloc_solver.demand import Demand, Relation, Slot, Unit
+from devalloc_solver.dra.candidates import UNJUDGED, Judge
+from devalloc_solver.dra.cel import CelDevice, EvaluationError, Program
+from devalloc_solver.dra.cel import Read as CelRead
+from devalloc_solver.dra.demands import pending
+from devalloc_solver.dra.documents import Intake
+from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.inventory import Offer
+from devalloc_solver.dra.objects import Ask, Claim
+from devalloc_solver.dra.selectors import Selectors
+from devalloc_solver.dra.translate import make_demand
+from devalloc_solver.dra.usage import Usage
+from devalloc_solver.dra.warm.traits import RESERVED, Traits, cel_value, offer_of, order_of
+from devalloc_solver.index.kinds import Kind
+from devalloc_solver.index.nodes import NodeIndex
+from devalloc_solver.snapshot import Snapshot
+
+MAX_SHAPES = 1_000
+"""Shapes remembered; when there are more, all are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commons:
+    """What is not of one node's own pools: devices that several nodes may reach."""
+
+    offers: tuple[Offer, ...] = ()
+    broken: frozenset[str] = frozenset()
+    """nodes with a pool among these that is incomplete or invalid"""
+
+
+@dataclass(slots=True)
+class _Sight:
+    """What is known of a shape, as long as kinds and rules are the same."""
+
+    demand: Demand
+    """its candidates are kinds"""
+    warned: tuple[int, tuple[str, ...]] = (-1, ())
+    """(layout of the fleet, devices that could not be judged)"""
+
+
+@dataclass(slots=True, eq=False)
+class Rules:
+    """Classes, and what they and claims accept of an index."""
+
+    gates: frozenset[str]
+    index: NodeIndex
+    intake: Intake
+    """only its classes count"""
+    commons: Commons = field(default_factory=Commons)
+    _selectors: Selectors = field(init=False)
+    _sights: dict[Hashable, _Sight | None] = field(default_factory=dict)
+    _seen: tuple[object, int] | None = None
+    """the kinds that sights are of"""
+    _of_kinds: Judge = field(init=False)
+    _of_commons: Judge = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._selectors = Selectors(self.gates)
+        self._of_commons = self._judge(self.commons.offers, self.commons.broken)
+        self._of_kinds = self._judge_kinds()
+        self._sights.clear()
+
+    def ask(self, claim: Claim, shape: Hashable) -> ClaimAsk | None:
+        """What a claim asks the index; None for what the index has no words for."""
+        kinds = self.index.kinds
+        if self._seen is None or self._seen[0] is not kinds or self._seen[1] != len(kinds.kinds):
+            self._seen = kinds, len(kinds.kinds)
+            self._of_kinds = self._judge_kinds()
+            self._sights.clear()
+        if shape not in self._sights:
+            if len(self._sights) >= MAX_SHAPES:
+                self._forget()
+            self._sights[shape] = self._look(claim)
+        sight = self._sights[shape]
+        return None if sight is None else ClaimAsk(claim, shape, self, sight)
+
+    def _look(self, claim: Claim) -> _Sight | None:
+        if not claim.requests or any(one.attribute in RESERVED for one in claim.constraints):
+            return None
+        try:
+            demand = self.demand(claim, self._of_kinds)
+            if self._reaches_commons(claim):
+                return None
+        except AllocationError:
+            return None
+        programs = [program for slot in demand.slots for program in self.programs(slot.spec.ask)]
+        return None if self.is_strange(programs) else _Sight(demand)
+
+    def is_strange(self, programs: Iterable[Program]) -> bool:
+        """Whether an expression is too expensive on some device, or reads what the core has a meaning for."""
+        return any(
+            self._selectors.is_exhausting(program.text)
+            or any(f"{read.domain}/{read.id}" in RESERVED for read in program.reads or ())
+            for program in programs
+        )
+
+    def _reaches_commons(self, claim: Claim) -> bool:
+        """Whether a claim may have to do with devices that are not of one node."""
+        if not self.commons.offers and not self.commons.broken:
+            return False
+        for ask in (ask for request in claim.requests for ask in request.asks):
+            verdict = self._of_commons.choose(claim, ask).verdict
+            if verdict.accepted or verdict.blocked or verdict.errors or (ask.is_all and self.commons.broken):
+                return True
+        return False
+
+    def programs(self, ask: Ask) -> list[Program]:
+        """The expressions that a device must pass, in order."""
+        texts = (*self.intake.classes[ask.class_name].selectors, *ask.selectors)
+        return [self._selectors.program(text) for text in texts]
+
+    # -- judges ------------------------------------------------------------------------------------------------------
+
+    def _judge(self, offers: Iterable[Offer], broken: frozenset[str]) -> Judge:
+        return Judge(self.gates, [*offers], Usage(), self._selectors, self.intake.classes, broken)
+
+    def _judge_kinds(self) -> Judge:
+        """Judges one device of each kind, as if it were alone on its node."""
+        kinds = self.index.kinds.kinds
+        offers = [replace(offer_of(kind.one), index=kind.index, nodes=frozenset((str(kind.index),))) for kind in kinds]
+        return self._judge(offers, frozenset(str(kind.index) for kind in kinds if _is_broken(kind.one.traits)))
+
+    def judge_node(self, snapshot: Snapshot) -> Judge:
+        """Judges the devices of one node."""
+        is_broken = any(_is_broken(device.traits) for device in snapshot.devices)
+        return self._judge(map(offer_of, snapshot.devices), frozenset(snapshot.nodes if is_broken else ()))
+
+    def demand(self, claim: Claim, judge: Judge) -> Demand:
+        """The demand of a claim in terms of a judge. Raises AllocationError."""
+        choices = [[judge.choose(claim, ask) for ask in request.asks] for request in claim.requests]
+        return self._plainer(make_demand(pending(claim, 0), choices))
+
+    def _plainer(self, demand: Demand) -> Demand:
+        """Constraints over all requests, or over one, as the core's match attributes, which are quicker to place."""
+        every = {slot.label for slot in demand.slots}
+        match: list[str] = []
+        own: dict[int, list[str]] = {}
+        relations: list[Relation] = []
+        for relation in demand.relations:
+            covered = {number for number, slots in enumerate(demand.details) if _labels(slots) & relation.labels}
+            one = min(covered) if len(covered) == 1 and len(demand.details) > 1 else None
+            if relation.distinct or self._is_listed(relation.attribute):
+                relations.append(relation)
+            elif relation.labels == every:
+                match.append(relation.attribute)
+            elif one is not None and relation.labels == _labels(demand.details[one]):
+                own.setdefault(one, []).append(relation.attribute)
+            else:
+                relations.append(relation)
+        details = tuple(
+            tuple(replace(slot, match=tuple(own[number])) for slot in slots) if number in own else slots
+            for number, slots in enumerate(demand.details)
+        )
+        return replace(demand, details=details, match=tuple(match), relations=tuple(relations))
+
+    def _is_listed(self, attribute: str) -> bool:
+        """Whether some device has a list of values under a name."""
+        return any(isinstance(kind.one.attributes.get(attribute), frozenset) for kind in self.index.kinds.kinds)
+
+    # -- what is known before any node is looked at ------------------------------------------------------------------
+
+    def passing(self, ask: Ask, name: str, values: Iterable[object]) -> Sequence[object] | None:
+        """Those of the values of an attribute that pass the expressions that read nothing else; None without any."""
+        domain, _, identifier = name.partition("/")
+        only = frozenset((CelRead("attribute", domain, identifier),))
+        programs = [program for program in self.programs(ask) if program.reads == only]
+        if not programs or any(order_of(name) in kind.one.attributes for kind in self.index.kinds.kinds):
+            return None
+        return [each for each in values if all(_matches(program, domain, identifier, each) for program in programs)]
+
+    def drivers(self, ask: Ask) -> frozenset[str]:
+        """The drivers of the kinds that no expression rules out which reads nothing that varies within them."""
+        found = set()
+        for kind in self.index.kinds.kinds:
+            offer, varied = offer_of(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
+            told = [p for p in self.programs(ask) if p.reads is not None and varied.isdisjoint(_names(p))]
+            if all(self._selectors.verdict(program.text, offer) is True for program in told):
+                found.add(kind.driver)
+        return frozenset(found)
+
+    # -- devices that cannot be judged -------------------------------------------------------------------------------
+
+    def warnings(self, ask: ClaimAsk, layout: int) -> tuple[str, ...]:
+        """The devices of the fleet that expressions of a claim fail on, told as sentences; ``layout`` numbers states of
+        the fleet.
+
+        Raises AllocationError.
+        """
+        sight = ask.sight
+        if sight.warned[0] != layout:
+            asks = {id(slot.spec.verdict): slot.spec.ask for slot in sight.demand.slots}
+            found = {error for one in asks.values() for error in self._failures(ask.claim, one, sight)}
+            sight.warned = layout, tuple(sorted(found))
+        return sight.warned[1]
+
+    def _failures(self, claim: Claim, ask: Ask, sight: _Sight) -> list[str]:
+        kinds, nodes = self._suspects(claim, ask)
+        if not kinds and not nodes:
+            return []
+        records = self.index.records
+        names = nodes if not kinds else records
+        offers = [
+            offer_of(device)
+            for name in names
+            if name in records
+            for device, kind in zip(records[name].snapshot.devices, records[name].kinds, strict=True)
+            if name in nodes or kind.index in kinds
+        ]
+        return self._judge(offers, frozenset()).choose(claim, ask).verdict.errors
+
+    def _suspects(self, claim: Claim, ask: Ask) -> tuple[set[int], set[str]]:
+        """(kinds whose devices may fail, nodes on which any may fail)"""
+        failed = {index for index, _ in self._of_kinds.choose(claim, ask).verdict.fallen.get(UNJUDGED, ())}
+        kinds: set[int] = set()
+        nodes: set[str] = set()
+        programs = self.programs(ask)
+        for kind in self.index.kinds.kinds:
+            if self.index.kinds.varied.isdisjoint(kind.one.attributes):
+                kinds |= failed & {kind.index}
+            elif self._may_fail(programs, kind, nodes):
+                kinds.add(kind.index)
+        return kinds, nodes
+
+    def _may_fail(self, programs: Iterable[Program], kind: Kind, nodes: set[str]) -> bool:
+        """Whether devices of a kind may fail; ``nodes`` are filled in where only few of them may."""
+        offer, varied = offer_of(kind.one), self.index.kinds.varied.intersection(kind.one.attributes)
+        for program in programs:
+            if program.reads is not None and varied.isdisjoint(_names(program)):
+                verdict = self._selectors.verdict(program.text, offer)
+                if verdict is not True:
+                    return isinstance(verdict, str)
+                continue
+            for name, values in _equalities(program):
+                places = self.index.kinds.find(name, values) if name in varied else None
+                if places is not None and _has_type(kind, name, values):
+                    # Whoever has another value is not selected, whatever the rest of the expression would say.
+                    nodes.update(node for node in places if node is not None)
+                    return False
+            return True
+        return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClaimAsk:
+    """One claim that asks; see ``seams.Ask``."""
+
+    claim: Claim
+    shape: Hashable
+    rules: Rules
+    sight: _Sight
+
+    def unit_on(self, snapshot: Snapshot) -> Unit:
+        """Raises AllocationError."""
+        if snapshot.nodes == ("",):  # one device of each kind
+            return Unit((self.sight.demand,), None, None)
+        return Unit((self.rules.demand(self.claim, self.rules.judge_node(snapshot)),), None, None)
+
+    def reads(self, slot: Slot) -> frozenset[str] | None:
+        found: set[str] = set()
+        for program in self.rules.programs(slot.spec.ask):
+            if program.reads is None:
+                return None
+            found |= _names(program)
+        return frozenset(found)
+
+    def literals(self, slot: Slot) -> Iterator[tuple[str, frozenset[Any]]]:
+        for program in self.rules.programs(slot.spec.ask):
+            yield from _equalities(program)
+
+    def passing(self, slot: Slot, name: str, values: Iterable[object]) -> Sequence[object] | None:
+        return self.rules.passing(slot.spec.ask, name, values)
+
+    def drivers(self, slot: Slot) -> frozenset[str] | None:
+        return self.rules.drivers(slot.spec.ask)
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether an expression turned out too expensive."""
+        return self.rules.is_strange(p for slot in self.sight.demand.slots for p in self.rules.programs(slot.spec.ask))
+
+
+def _matches(program: Program, domain: str, identifier: str, value: object) -> bool:
+    """Whether an expression is true of a device of which it reads only this attribute."""
+    try:
+        return program.matches(CelDevice("", {domain: {identifier: cel_value(value)}}, {}, False))
+    except EvaluationError:
+        return False
+
+
+def _labels(slots: Iterable[Slot]) -> set[str]:
+    return {slot.label for slot in slots}
+
+
+def _is_broken(traits: Hashable) -> bool:
+    return isinstance(traits, Traits) and traits.is_broken
+
+
+def _names(program: Program) -> set[str]:
+    """The attributes that an expression reads; those of its lists also in their order."""
+    names = [f"{read.domain}/{read.id}" for read in program.reads or () if read.kind == "attribute"]
+    return {*names, *map(order_of, names)}
+
+
+_TYPES = {str: "string", int: "int", bool: "bool"}
+
+
+def _equalities(program: Program) -> Iterator[tuple[str, frozenset[Any]]]:
+    for one in program.equalities:
+        yield f"{one.domain}/{one.id}", frozenset((_TYPES[type(value)], value) for value in one.values)
+
+
+def _has_type(kind: Kind, name: str, values: Iterable[tuple[str, object]]) -> bool:
+    """Whether the attribute of a kind is a single value of the type of these."""
+    value = kind.one.attributes.get(name)
+    return isinstance(value, tuple) and {value[0]} == {type_ for type_, _ in values}

@@ -1,0 +1,297 @@
+"""The objects of a cluster as they come and go, and what that changes: one node, one claim, or the rules."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from devalloc_solver.dra import features as gate
+from devalloc_solver.dra.checked import Checker
+from devalloc_solver.dra.cluster import survey
+from devalloc_solver.dra.decode import read_slice
+from devalloc_solver.dra.documents import Intake, Key, priority_of, read_documents
+from devalloc_solver.dra.fields import FieldError
+from devalloc_solver.dra.inventory import list_offers
+from devalloc_solver.dra.objects import Node, Slice
+from devalloc_solver.dra.pools import PoolId, SliceBook
+from devalloc_solver.dra.usage import DeviceId, Usage, add_allocation
+from devalloc_solver.dra.warm.rules import Commons, Rules
+from devalloc_solver.dra.warm.traits import Numbers, local_snapshot, offer_of
+from devalloc_solver.index.nodes import Item, NodeIndex
+from devalloc_solver.snapshot import Snapshot
+
+Manifest = Mapping[str, Any]
+Name = tuple[str, str, str]
+"""kind, namespace, name"""
+
+
+class Tenant(NamedTuple):
+    """What a claim holds."""
+
+    priority: int
+    usage: Usage
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """Objects, and all that is kept up to date with them.
+
+    A pool whose slices are all of one node is that node's own, and in the index; devices of all others are *commons*.
+    """
+
+    gates: frozenset[str]
+    placement: str
+    objects: dict[Name, list[Manifest]] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    """the Node objects"""
+    slices: dict[Name, Slice] = field(default_factory=dict)
+    """those that can be read"""
+    classes: Intake = field(default_factory=Intake)
+    tenants: dict[Key, Tenant] = field(default_factory=dict)
+    share_ids: dict[DeviceId, dict[str, int]] = field(default_factory=dict)
+    """ids of shares in use, and how many claims have them"""
+    index: NodeIndex = field(init=False)
+    checker: Checker = field(init=False)
+    layout: int = 0
+    """changes with slices and nodes"""
+    _rules: Rules | None = None
+    _commons: Commons | None = None
+    _numbers: Numbers = field(default_factory=dict)
+    _pools: dict[PoolId, dict[Name, None]] = field(default_factory=dict)
+    _places: dict[PoolId, str | None] = field(default_factory=dict)
+    """pool -> the node that it is of; None for one of the commons"""
+    _own: dict[str | None, dict[PoolId, None]] = field(default_factory=lambda: defaultdict(dict))
+    """node (None: the commons) -> its pools"""
+    _by_pool: dict[PoolId, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    """pool -> claims that hold of it"""
+
+    def __post_init__(self) -> None:
+        self.index = NodeIndex(self.placement)
+        self.checker = Checker(self.gates)
+
+    @classmethod
+    def load(cls, documents: Iterable[tuple[Name, Manifest]], gates: frozenset[str], placement: str) -> State:
+        """Read everything at once."""
+        state = cls(gates, placement)
+        for name, document in documents:
+            state.objects.setdefault(name, []).append(document)
+        for name in state.objects:
+            if name[0] == "ResourceSlice":
+                state._read_slice(name)
+            elif name[0] == "Node":
+                state._read_node(name)
+        for pool in state._pools:
+            state._settle(pool)
+        found: dict[str | None, Snapshot] = {node: state._snapshot(node) for node in state._own if node is not None}
+        state.index.load(found)
+        state._read_classes()
+        for name in state.objects:
+            if name[0] == "ResourceClaim":
+                state._read_claim(name)
+        return state
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def replace(self, name: Name, documents: list[Manifest]) -> None:
+        """These are the objects of a name now, if any."""
+        if documents:
+            self.objects[name] = documents
+        else:
+            self.objects.pop(name, None)
+        match name[0]:
+            case "ResourceClaim":
+                self.free((name[1], name[2]))
+                self._read_claim(name)
+            case "ResourceSlice":
+                self._slice_changed(name)
+            case "DeviceClass":
+                self._read_classes()
+            case "Node":
+                self._read_node(name)
+                self._nodes_changed()
+
+    def _slice_changed(self, name: Name) -> None:
+        old = self.slices.get(name)
+        self._read_slice(name)
+        new = self.slices.get(name)
+        pools = dict.fromkeys(found.pool_id for found in (old, new) if found is not None)
+        before = {self._places[pool] for pool in pools if pool in self._places}
+        keys = {key for pool in pools for key in self._by_pool.get(pool, ())}
+        known = self.node_names()
+        for place in before:
+            keys |= self._holders(place)
+        for pool in pools:
+            self._settle(pool)
+        places = before | {self._places[pool] for pool in pools if pool in self._places}
+        for place in places - before:
+            keys |= self._holders(place)
+        for key in keys:
+            self.index.free(key)
+        for node in sorted(place for place in places if place is not None):
+            if self._own.get(node):
+                self.index.put(node, self._snapshot(node))
+            else:
+                self._own.pop(node, None)
+                self.index.drop(node)
+        for key in sorted(keys):
+            self.index.hold(key, self._items(self.tenants[key].usage))
+        self.layout += 1
+        if None in places or (self._own.get(None) and known != self.node_names()):
+            self._commons = self._rules = None
+
+    def _holders(self, place: str | None) -> set[Key]:
+        return {key for pool in self._own.get(place, ()) for key in self._by_pool.get(pool, ())} if place else set()
+
+    def _nodes_changed(self) -> None:
+        self.layout += 1
+        if self._own.get(None):
+            self._commons = self._rules = None
+
+    def _read_node(self, name: Name) -> None:
+        self.nodes.pop(name[2], None)
+        self.nodes |= read_documents(self.objects.get(name, ()), self.gates).nodes
+        node = self.nodes.get(name[2])
+        self.checker.set_node(name[2], {} if node is None else node.labels)
+
+    def _read_classes(self) -> None:
+        found = [one for name, same in self.objects.items() if name[0] == "DeviceClass" for one in same]
+        self.classes = read_documents(found, self.gates)
+        self.checker.classes = self.classes.class_manifests
+        self._rules = None
+
+    # -- slices ------------------------------------------------------------------------------------------------------
+
+    def _read_slice(self, name: Name) -> None:
+        """Take note of a slice, or that it is gone, as ``documents`` reads it."""
+        old = self.slices.pop(name, None)
+        if old is not None:
+            del self._pools[old.pool_id][name]
+        documents = self.objects.get(name, ())
+        if len(documents) != 1:
+            return
+        try:
+            found = read_slice(documents[0])
+        except FieldError:
+            return
+        if gate.COMPATIBILITY_GROUPS in self.gates and any(device.uses_groups for device in found.devices):
+            return
+        self.slices[name] = found
+        self._pools.setdefault(found.pool_id, {})[name] = None
+
+    def _settle(self, pool: PoolId) -> None:
+        """Say whose a pool is, now that its slices have changed."""
+        if pool in self._places:
+            del self._own[self._places.pop(pool)][pool]
+        names = self._pools.get(pool)
+        self.checker.set_pool(pool, [self.objects[name][0] for name in names or ()])
+        if not names:
+            self._pools.pop(pool, None)
+            return
+        nodes = {self.slices[name].reach.node_name for name in names}
+        place = self._places[pool] = nodes.pop() if len(nodes) == 1 else None
+        self._own[place][pool] = None
+
+    def book(self, pools: Iterable[PoolId]) -> SliceBook:
+        """The slices of some pools."""
+        names = [name for pool in pools for name in self._pools[pool]]
+        contents = [self.objects[name][0] for name in names]
+        read = {id(content): self.slices[name] for name, content in zip(names, contents, strict=True)}
+        return SliceBook(contents, self.gates, read)
+
+    def all_slices(self) -> SliceBook:
+        return self.book(self._pools)
+
+    def _snapshot(self, node: str) -> Snapshot:
+        return local_snapshot(node, self.book(self._own[node]).pools(Node(node)), self.gates, self._numbers)
+
+    def node_names(self) -> set[str]:
+        """Of nodes that have pools of their own, or are known as objects."""
+        return {*self.nodes, *(node for node, pools in self._own.items() if node is not None and pools)}
+
+    # -- rules -------------------------------------------------------------------------------------------------------
+
+    @property
+    def rules(self) -> Rules:
+        if self._rules is None:
+            if self._commons is None:
+                self._commons = self._find_commons()
+            self._rules = Rules(self.gates, self.index, self.classes, self._commons)
+            self.index.forget()
+        return self._rules
+
+    def _find_commons(self) -> Commons:
+        pools = self._own.get(None)
+        if not pools:
+            return Commons()
+        seen = survey(self.book(pools), {name: self.nodes.get(name, Node(name)) for name in self.node_names()})
+        offers = tuple(offer for offer in list_offers(seen.views, None, self.gates) if offer.nodes)
+        return Commons(offers, frozenset(seen.broken))
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    def _read_claim(self, name: Name) -> None:
+        """Take note of what a claim came in with, valid or not."""
+        if not any(is_held(one) for one in self.objects.get(name, ())):
+            return
+        intake = read_documents(self.objects[name], self.gates)
+        found = [((c.namespace, c.name), priority_of(c), c.allocation) for c in intake.claims]
+        found += [(refused.key, 0, refused.allocation) for refused in intake.refused]
+        for key, priority, allocation in found:
+            if allocation is not None:
+                self.hold(key, priority, allocation)
+
+    def hold(self, key: Key, priority: int, allocation: Manifest, items: list[Item] | None = None) -> None:
+        """A claim has an allocation, in place of any it had; ``items`` is what it is in the index, where known."""
+        self.free(key)
+        usage = Usage()
+        with suppress(FieldError):  # all that can be read is added
+            add_allocation(usage, allocation, "status.allocation")
+        self.tenants[key] = Tenant(priority, usage)
+        for device in (*usage.whole, *usage.shared):
+            self._by_pool[device[:2]].add(key)
+        for device, ids in usage.share_ids.items():
+            known = self.share_ids.setdefault(device, {})
+            for one in ids:
+                known[one] = known.get(one, 0) + 1
+        self.index.hold(key, self._items(usage) if items is None else items)
+        self.checker.hold(key, allocation)
+
+    def free(self, key: Key) -> None:
+        """A claim has nothing any more."""
+        tenant = self.tenants.pop(key, None)
+        if tenant is None:
+            return
+        for device in (*tenant.usage.whole, *tenant.usage.shared):
+            self._by_pool[device[:2]].discard(key)
+        for device, ids in tenant.usage.share_ids.items():
+            known = self.share_ids[device]
+            for one in ids:
+                known[one] -= 1
+                if not known[one]:
+                    del known[one]
+            if not known:
+                del self.share_ids[device]
+        self.index.free(key)
+        self.checker.free(key)
+
+    def _items(self, usage: Usage) -> list[Item]:
+        return [*self._found(usage)]
+
+    def _found(self, usage: Usage) -> Iterator[Item]:
+        """What of a usage is of nodes' own pools; the rest is of the commons, or not there."""
+        for device in sorted({*usage.whole, *usage.shared}):
+            node = self._places.get(device[:2])
+            record = None if node is None else self.index.records.get(node)
+            number = None if record is None else record.find("/".join(device[:2]), device[2])
+            if record is not None and number is not None:
+                is_whole = device in usage.whole or not offer_of(record.snapshot.devices[number]).is_shareable
+                yield node, number, None if is_whole else tuple(sorted(usage.shared[device].items()))
+
+
+def is_held(document: Manifest) -> bool:
+    """Whether a document is a claim that has an allocation."""
+    status = document.get("status")
+    return document.get("kind") == "ResourceClaim" and isinstance(status, Mapping) and bool(status.get("allocation"))

@@ -1,0 +1,189 @@
+"""Whatever happens to a warm cluster, it answers as solve_manifests does of its state, and keeps what it would load.
+
+The state is kept beside it as plain manifests. After every step the fleet must agree with one built afresh from these.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc_solver.dra import solve_manifests
+from devalloc_solver.dra.checked import make_checker
+from devalloc_solver.dra.documents import read_documents
+from devalloc_solver.dra.features import DEFAULT
+from devalloc_solver.dra.fleet import ResourceFleet
+from devalloc_solver.dra.pools import SliceBook
+from devalloc_solver.dra.warm.state import State
+from devalloc_solver.dra.warm.world import World
+from devalloc_solver.index.nodes import NodeIndex
+from tests.support.dra_drawn_pools import Manifest
+from tests.support.dra_fleets import Cluster, is_held, name_of
+
+STEPS = 14
+
+
+class Machine:
+    """A fleet, and its state written down."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.cluster = Cluster(self.rng)
+        self.placement = self.rng.choice(["pack", "pack", "spread"])
+        documents = [*self.cluster.documents.values()]
+        self.rng.shuffle(documents)
+        self.fleet = ResourceFleet.from_manifests(deepcopy(documents), placement=self.placement)
+
+    def step(self) -> None:
+        rng, cluster, fleet = self.rng, self.cluster, self.fleet
+        kind = rng.choices(
+            ["new", "kept", "release", "slice", "class", "node", "delete", "claim", "forget", "all"],
+            [10, 2, 4, 4, 1, 1, 1, 2, 2, 1],
+        )[0]
+        if kind == "new":
+            self.allocate(cluster.claim())
+        elif kind == "kept" and (names := cluster.claims(held=False)):
+            self.allocate(cluster.documents[rng.choice(names)])
+        elif kind == "release" and (names := cluster.claims(held=True)):
+            name = rng.choice(names)
+            fleet.release(*name[1:])
+            cluster.documents[name]["status"] = {}
+        elif kind == "slice" and (changed := cluster.changed_slice()) is not None:
+            self.update(changed)
+        elif kind == "class":
+            self.update(cluster.changed_class())
+        elif kind == "node":
+            self.update(cluster.changed_node())
+        elif kind == "delete" and (gone := cluster.any_name()) is not None:
+            fleet.delete({"kind": gone[0], "metadata": {"name": gone[2]}})
+            del cluster.documents[gone]
+        elif kind == "claim":
+            self.update(cluster.claim())
+        elif kind == "forget" and (names := [*cluster.claims(held=True), *cluster.claims(held=False)]):
+            name = rng.choice(names)
+            fleet.delete({"kind": name[0], "metadata": {"namespace": name[1], "name": name[2]}})
+            del cluster.documents[name]
+        elif kind == "all":
+            self.allocate_all([cluster.claim() for _ in range(rng.choice([1, 2, 3]))])
+
+    def update(self, document: Manifest) -> None:
+        self.fleet.update(deepcopy(document))
+        self.cluster.put(document)
+
+    def state(self, *besides: Manifest) -> list[Manifest]:
+        """All but the claims that nobody asks for, and some more."""
+        names = {name_of(one) for one in besides}
+        found = self.cluster.documents.items()
+        kept = [one for name, one in found if name not in names and (name[0] != "ResourceClaim" or is_held(one))]
+        return deepcopy([*kept, *besides])
+
+    def keep(self, claim: Manifest, answer: dict[str, Any]) -> None:
+        if answer["allocated"] and not is_held(claim):
+            self.cluster.put(deepcopy({**claim, "status": {"allocation": answer["allocations"]}}))
+
+    def allocate(self, claim: Manifest) -> None:
+        state = self.state(claim)
+        (whole,) = (one for one in answers(state, self.placement) if one["name"] == claim["metadata"]["name"])
+
+        answer = self.fleet.allocate(deepcopy(claim))
+
+        assert goals(answer) == goals(whole)
+        if answer["allocated"]:
+            assert is_right(state, answer)
+            self.keep(claim, answer)
+        else:
+            assert answer == whole
+
+    def allocate_all(self, claims: list[Manifest]) -> None:
+        whole = solve_manifests(self.state(*claims), placement=self.placement)
+
+        found = self.fleet.allocate_all(deepcopy(claims))
+
+        assert {**found, "seconds": 0} == {**whole, "seconds": 0}
+        by_name = {one["metadata"]["name"]: one for one in claims}
+        for answer in found["claims"]:
+            if answer["name"] in by_name:
+                self.keep(by_name[answer["name"]], answer)
+
+
+def answers(state: list[Manifest], placement: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = solve_manifests(state, placement=placement)["claims"]
+    return found
+
+
+def goals(answer: dict[str, Any]) -> tuple[object, ...]:
+    """What must be equal of two answers to one claim: goals 1 to 4 of S17, and what could not be judged."""
+    results = answer["allocations"].get("devices", {}).get("results", [])
+    pools = {(one["driver"], one["pool"]) for one in results}
+    devices = {(one["driver"], one["pool"], one["device"]) for one in results}
+    told = answer["reason"], answer["message"], answer.get("warnings")
+    return answer["allocated"], answer["oneOf"], len(pools), len(devices), len(results), *told
+
+
+def is_right(state: list[Manifest], answer: dict[str, Any]) -> bool:
+    """Whether the independent check takes an answer when it sees everything for the first time."""
+    intake = read_documents(state, DEFAULT)
+    key = answer["namespace"], answer["name"]
+    nodes = [answer["node"]] if answer["node"] else [*intake.nodes, *SliceBook(intake.slices, DEFAULT).node_names]
+    checker = make_checker(intake, intake.nodes, DEFAULT)
+    return any(not checker.wrong(node, [(key, intake.manifests[key], answer["allocations"])]) for node in nodes)
+
+
+def kept(state: State) -> dict[str, object]:
+    """What is kept of a state, in a form that does not depend on how it came about."""
+    index = state.index
+    uses = {
+        (record.name, pool.name, pool.devices[position].name): use.sharing or "whole"
+        for record in index.records.values()
+        for pool, in_use in zip(record.snapshot.pools, record.uses, strict=True)
+        for position, use in in_use.items()
+    }
+    alike: dict[object, set[str | None]] = {}
+    for record in index.records.values():
+        assert index.by_rank[record.rank] is record
+        alike.setdefault(record.member_of, set()).add(record.name)
+    return {
+        "uses": uses,
+        "nodes": {
+            name: [(pool.name, [device.name for device in pool.devices]) for pool in record.snapshot.pools]
+            for name, record in index.records.items()
+        },
+        "holders": {key: (t.priority, t.usage.whole, t.usage.shared) for key, t in state.tenants.items()},
+        "shares": state.share_ids,
+        "commons": {(offer.id, offer.nodes) for offer in state.rules.commons.offers},
+        "broken": state.rules.commons.broken,
+        "checked": (
+            state.checker._held.whole,
+            state.checker._held.shared,
+            state.checker._held.share_ids,
+            state.checker._held.consumed,
+        ),
+    }
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_warm_cluster_answers_as_one_that_is_read_afresh(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    missed: list[bool] = []
+    by_index, by_world = NodeIndex.find, World.find
+
+    def find(self: NodeIndex, *args: Any) -> object:
+        found = by_index(self, *args)
+        missed.append(found is None)
+        return found
+
+    def find_anywhere(self: World, *args: Any) -> object:
+        found = by_world(self, *args)
+        assert found is None or missed != [True], "the index finds no place, and there is one"
+        return found
+
+    monkeypatch.setattr(NodeIndex, "find", find)
+    monkeypatch.setattr(World, "find", find_anywhere)
+    machine = Machine(seed)
+    for _ in range(STEPS):
+        missed.clear()
+        machine.step()
+        fresh = ResourceFleet.from_manifests(machine.state(), placement=machine.placement)
+        assert kept(machine.fleet._state) == kept(fresh._state)
