@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import celpy
 import pytest
+from celpy import celtypes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devalloc_solver.cel import Budget, CompileError, EvaluationError, compile
-
-celpy = pytest.importorskip("celpy")
-celtypes = pytest.importorskip("celpy.celtypes")
 
 DEVICE: dict[str, Any] = {"model": "a100", "numa": 1, "slot": -7, "pcie-root": "r1"}
 ACTIVATION = {
