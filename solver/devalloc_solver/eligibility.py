@@ -68,6 +68,14 @@ class Eligibility:
     _errors: dict[str, str | None] = field(default_factory=dict)
     _groups: dict[tuple[frozenset[str], tuple[str, ...]], Sequence[Sequence[Device]]] = field(default_factory=dict)
 
+    def beside(
+        self, snapshot: Snapshot, classes: Mapping[str, DeviceClass], invalid_classes: Mapping[str, str]
+    ) -> Eligibility:
+        """A judge of other devices, or with other classes; what expressions say of attributes is common to both."""
+        return Eligibility(
+            snapshot, classes, invalid_classes, _verdicts=self._verdicts, _failed=self._failed, _errors=self._errors
+        )
+
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def verdict(self, expression: str | None, device: Device) -> bool | str:
@@ -131,6 +139,11 @@ class Eligibility:
     def expressions(self) -> int:
         """Different expressions whose verdicts and errors are kept: whoever keeps a judge for long looks at this."""
         return max(len(self._verdicts), len(self._errors))
+
+    @property
+    def remembered(self) -> int:
+        """Expressions, and verdicts of them, that are kept."""
+        return len(self._errors) + sum(map(len, self._verdicts.values()))
 
     # -- candidates --------------------------------------------------------------------------------------------------
 

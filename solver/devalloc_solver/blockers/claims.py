@@ -167,7 +167,7 @@ class Releases:
         for node in nodes:
             missing = wanted - free.get(node, free.get(None, 0))
             if missing > 0:
-                few = _fewest(missing, [part(holding) for holding in self._around(node)])
+                few = fewest(missing, [part(holding) for holding in self._around(node)])
                 found[node] = max(found.get(node, 0), few)
 
 
@@ -191,7 +191,7 @@ def _freed(holding: Holding, name: str, slot: Slot, snapshot: Snapshot) -> int:
     return total
 
 
-def _fewest(missing: int, parts: Sequence[int]) -> int:
+def fewest(missing: int, parts: Sequence[int]) -> int:
     """How many of the parts make up for what is missing; NEVER when all together do not."""
     count = 0
     for part in sorted(parts, reverse=True):

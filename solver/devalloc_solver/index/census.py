@@ -174,6 +174,8 @@ class Census:
         if known is not None and self.index.held.get(key) is not known[0]:
             del self._held[key]
             self.claims[known[1]].remove(key)
+            if not self.claims[known[1]].keys:
+                del self.claims[known[1]]
 
     # -- counts ------------------------------------------------------------------------------------------------------
 

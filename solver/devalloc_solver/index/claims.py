@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc_solver.demand import Demand, Slot, Unit, find_refusal, make_demand
@@ -13,6 +13,11 @@ from devalloc_solver.index.kinds import Kinds
 from devalloc_solver.index.literals import literals, reads
 from devalloc_solver.intake import Intake, Refused
 from devalloc_solver.snapshot import Device, Snapshot
+
+MOST_SHAPES = 4_096
+MOST_VERDICTS = 200_000
+"""Shapes of claims of which it is remembered whether they are valid, and what is known of their expressions; when
+there are more of either, all are forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,24 +28,23 @@ class Rules:
     intake: Intake
     """only its classes and configuration objects count"""
     shared: Eligibility = field(init=False)
+    """judges one device of each kind there was when it was made"""
     _refusals: dict[tuple[object, str], Refused | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.shared = self._new(self.kinds.sample())
+        self._begin()
 
-    def _new(self, snapshot: Snapshot) -> Eligibility:
-        return Eligibility(snapshot, self.intake.classes, self.intake.invalid_classes)
+    def _begin(self) -> None:
+        self.shared = Eligibility(self.kinds.sample(), self.intake.classes, self.intake.invalid_classes)
 
     def on(self, snapshot: Snapshot) -> Eligibility:
         """The judge of the devices of a snapshot; verdicts and errors are common to all."""
-        found = self._new(snapshot)
-        found._verdicts, found._failed, found._errors = _caches(self.shared)
-        return found
+        return self.shared.beside(snapshot, self.intake.classes, self.intake.invalid_classes)
 
     def renewed(self, intake: Intake) -> Rules:
         """The same after classes or configuration objects have changed."""
         fresh = Rules(self.kinds, intake)
-        fresh.shared._verdicts, fresh.shared._failed, fresh.shared._errors = _caches(self.shared)
+        fresh.shared = self.shared.beside(fresh.shared.snapshot, intake.classes, intake.invalid_classes)
         return fresh
 
     def refusal(self, claim: DeviceClaim, shape: object) -> Refused | None:
@@ -49,13 +53,15 @@ class Rules:
             return find_refusal(claim, self.intake, self.shared)
         key = (shape, claim.namespace)
         if key not in self._refusals:
+            if len(self._refusals) >= MOST_SHAPES or self.shared.remembered > MOST_VERDICTS:
+                self._refusals.clear()
+                self._begin()
             self._refusals[key] = find_refusal(claim, self.intake, self.shared)
         known = self._refusals[key]
         return None if known is None else replace(known, key=claim.key, group=claim.group)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClaimAsk:
+class ClaimAsk(NamedTuple):
     """One claim that asks; see ``seams.Ask``."""
 
     claim: DeviceClaim
@@ -112,8 +118,3 @@ class ClaimAsk:
 def _with_only(name: str, value: object) -> Device:
     """A device that nothing is known of but one attribute."""
     return Device(0, 0, "", {name: value}, {}, (), None)
-
-
-def _caches(eligibility: Eligibility) -> tuple[Any, Any, Any]:
-    """What depends on nothing but expressions and the attributes that they read."""
-    return eligibility._verdicts, eligibility._failed, eligibility._errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from devalloc_solver import cel
@@ -37,14 +37,17 @@ def _conjuncts(node: Node) -> Iterator[tuple[str, frozenset[str | int]]]:
             yield from _conjuncts(operand)
     elif isinstance(node, Binary) and node.operator == "==":
         for attribute, value in ((node.left, node.right), (node.right, node.left)):
-            name = _attribute(attribute)
-            if name is not None and isinstance(value, Literal) and _is_plain(value.value):
-                yield name, frozenset((value.value,))  # type: ignore[arg-type]
+            yield from _one_of(attribute, (value,))
     elif isinstance(node, Binary) and node.operator == "in" and isinstance(node.right, ListOf):
-        name = _attribute(node.left)
-        values = [item.value for item in node.right.items if isinstance(item, Literal)]
-        if name is not None and len(values) == len(node.right.items) and all(map(_is_plain, values)):
-            yield name, frozenset(values)  # type: ignore[arg-type]
+        yield from _one_of(node.left, node.right.items)
+
+
+def _one_of(attribute: Node, values: Iterable[Node]) -> Iterator[tuple[str, frozenset[str | int]]]:
+    name = _attribute(attribute)
+    found = [_plain(each) for each in values]
+    plain = [value for value in found if value is not None]
+    if name is not None and len(plain) == len(found):
+        yield name, frozenset(plain)
 
 
 def _attribute(node: Node) -> str | None:
@@ -60,6 +63,7 @@ def _is_device(node: Node) -> bool:
     return isinstance(node, Name) and node.name in ("device", ".device")
 
 
-def _is_plain(value: object) -> bool:
-    """Texts and whole numbers. Of texts, see ``Kinds.find``: a version may equal a text that is written otherwise."""
-    return type(value) is str or type(value) is int
+def _plain(node: Node) -> str | int | None:
+    """A text or a whole number. Of texts, see ``Kinds.find``: a version may equal a text that is written otherwise."""
+    value = node.value if isinstance(node, Literal) else None
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None

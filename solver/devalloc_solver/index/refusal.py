@@ -33,7 +33,7 @@ from devalloc_solver.solution import ClaimAnswer
 FEW, MANY = 16, 128
 """Nodes with the fewest claims in the way that are looked at, first and where that does not prove the answer."""
 MEMO = 1_000
-"""Answers remembered; when there are more, all are forgotten."""
+"""Answers remembered; when there are more, all is forgotten that was found out for them."""
 SCREENS = 64
 """Shapes whose view of the nodes is remembered; when there are more, all are forgotten."""
 EXCERPTS = 16
@@ -65,17 +65,21 @@ class Refusals:
         self.census.update()
         if ask.rules is not self._rules or self.census.layout != layout:
             self._rules = ask.rules
-            self._answers.clear()
-            self._excerpts.clear()
-            self._screens.clear()
-            self._sample = self._slips = None
+            self._forget()
         key = ask.shape, claim.pinned_node, claim.priority
         known = self._answers.get(key)
         if known is None or known[0] != self.census.stamp:
             if len(self._answers) >= MEMO:
-                self._answers.clear()
+                self._forget()
             known = self._answers[key] = self.census.stamp, self._find(ask, claim)
         return deepcopy(known[1].to_dict()) | _named(claim, warnings)
+
+    def _forget(self) -> None:
+        """Whatever is kept here, judges and slips too: they remember each shape that was ever explained."""
+        self._answers.clear()
+        self._excerpts.clear()
+        self._screens.clear()
+        self._sample = self._slips = None
 
     def _find(self, ask: ClaimAsk, claim: DeviceClaim) -> ClaimAnswer:
         shape = self.index._shape(ask)

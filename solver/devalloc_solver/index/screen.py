@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
-from devalloc_solver.blockers.claims import NEVER
-from devalloc_solver.blockers.claims import _fewest as fewest
+from devalloc_solver.blockers.claims import NEVER, fewest
 from devalloc_solver.blockers.counting import match_names
 from devalloc_solver.demand import Demand, Mode, Slot
 from devalloc_solver.index.census import Census, Holds, Sort
