@@ -250,15 +250,6 @@ def kind(complaint: str) -> str:
     return " ".join(re.findall(r"(?<![\w/.])[a-z-]{2,}(?![\w/.])", complaint))[:60]
 
 
-def as_text(instance: Instance) -> str:
-    """An instance, one line for each claim, class and slice."""
-    return "\n".join(
-        f"{name}: {json.dumps(one)}"
-        for name, content in [("features", instance["features"]), *instance["input"].items()]
-        for one in (content if isinstance(content, list) else [content])
-    )
-
-
 _KEEP = {"metadata", "name", "spec", "driver", "pool", "node", "devices", "exactly", "deviceClassName"}
 _KEEP |= {"allocationMode", "count", "expression", "cel", "generation", "resourceSliceCount"}
 _LISTS = ("claimsToAllocate", "slices", "allocatedDevices", "allocatedSharedDeviceIDs", "aggregatedCapacity")

@@ -6,7 +6,6 @@ Pools are local to a node each, so that a node's claims can be judged on their o
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -135,7 +134,3 @@ def placed(given: Joint, answer: Mapping[str, Any]) -> list[tuple[Instance, list
         one["input"]["claimsToAllocate"] = [manifests[claim["name"]] for claim in mine]
         shown.append((one, [claim["allocations"] for claim in mine]))
     return shown
-
-
-def as_text(given: Joint) -> str:
-    return "\n".join(json.dumps(document) for document in given.documents)
