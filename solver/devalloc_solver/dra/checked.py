@@ -56,9 +56,9 @@ class Checker:
 
     # -- who has it --------------------------------------------------------------------------------------------------
 
-    def hold(self, key: Key, allocation: Manifest) -> None:
-        """A claim that has nothing yet has an allocation."""
-        self._allocations[key] = readable(allocation)
+    def hold(self, key: Key, allocation: Manifest, *, is_own: bool = False) -> None:
+        """A claim that has nothing yet has an allocation; ``is_own``: it is an answer, and all of it can be read."""
+        self._allocations[key] = allocation if is_own else readable(allocation)
         self._held.add(self._allocations[key])
 
     def free(self, key: Key) -> None:

@@ -7,6 +7,7 @@ opaque parameters) is not looked into.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from devalloc.api.quantity import type_name
@@ -37,6 +38,8 @@ from devalloc_solver.dra.objects import (
 API_VERSION = "resource.k8s.io/v1"
 OPTIONAL_NODE_OPERATIONS = ("NodePrepareResources", "NodeUnprepareResources", "*")
 
+_PLACES = frozenset(("nodeName", "allNodes", "nodeSelector"))
+_UNTOLD = Reach()
 _SCALARS = {"int": int, "bool": bool, "string": str, "version": str}
 _LISTS = {"ints": "int", "bools": "bool", "strings": "string", "versions": "version"}
 
@@ -91,6 +94,8 @@ def read_slice(content: Mapping[str, Any]) -> Slice:
 
 
 def _reach(fields: Fields) -> Reach:
+    if _PLACES.isdisjoint(fields.content):
+        return _UNTOLD
     found = Reach(
         fields.text("nodeName") or None,
         bool(fields.flag("allNodes")),
@@ -143,6 +148,10 @@ def _device(content: object, path: str) -> Device:
 
 def read_attribute(content: object, path: str) -> Attribute:
     """An attribute. What is in it may be unreadable, which is the matter of whoever reads it."""
+    if type(content) is dict and len(content) == 1:
+        ((name, given),) = content.items()
+        if _SCALARS.get(name) is type(given):
+            return _single(name, given)
     fields = Fields(content, path)
     named = [name for name in fields.content if fields.content[name] is not None]
     if len(named) != 1 or (named[0] not in _SCALARS and named[0] not in _LISTS):
@@ -156,6 +165,12 @@ def read_attribute(content: object, path: str) -> Attribute:
         if not isinstance(value, _SCALARS[kind]) or (kind == "int" and isinstance(value, bool)):
             raise FieldError(fields.at(name), f"must be of type {name}, not {type_name(value)}")
     return Attribute(kind, values, name in _LISTS, _fault(kind, values))
+
+
+@lru_cache(maxsize=4096)
+def _single(kind: str, value: int | bool | str) -> Attribute:
+    """Devices have much the same attributes: most of them share one object."""
+    return Attribute(kind, (value,), False, _fault(kind, (value,)))
 
 
 def _fault(kind: str, values: tuple[Any, ...]) -> str | None:

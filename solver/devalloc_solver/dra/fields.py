@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from devalloc.api.quantity import QuantityError, type_name
@@ -45,7 +46,7 @@ class Fields:
     def __init__(self, content: object, path: str) -> None:
         if content is None:
             content = {}
-        if not isinstance(content, Mapping):
+        if type(content) is not dict and not isinstance(content, Mapping):
             raise FieldError(path, f"must be a map, not {type_name(content)}")
         self.content: Mapping[str, Any] = content
         self.path = path
@@ -127,8 +128,8 @@ class Fields:
 
     def given(self, name: str, read: Callable[[Fields], T]) -> T | None:
         """What ``read`` makes of a map, or None where there is none."""
-        fields = self.within(name)
-        return read(fields) if self.has(name) else None
+        self.seen.add(name)
+        return read(self.within(name)) if self.has(name) else None
 
     def skip(self, *names: str) -> None:
         """Fields that are known and have no part in an allocation."""
@@ -149,6 +150,12 @@ def read_amount(value: object, path: str) -> Amount:
     if isinstance(value, int) and abs(value) >= 10**30:
         raise FieldError(path, "is too large for a quantity")
     try:
-        return Amount.parse(value)
+        return _parsed(value) if type(value) is str else Amount.parse(value)
     except QuantityError as error:
         raise FieldError(path, str(error)) from None
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Amount:
+    """Devices have much the same amounts."""
+    return Amount.parse(text)

@@ -22,10 +22,9 @@ from devalloc_solver.dra.result import Given, ShareIds, given_by, make_result
 from devalloc_solver.dra.shares import taken
 from devalloc_solver.dra.warm.reader import ClaimReader, Read
 from devalloc_solver.dra.warm.rules import ClaimAsk
-from devalloc_solver.dra.warm.state import Name, State, is_held
+from devalloc_solver.dra.warm.state import Granted, Name, State, is_held
 from devalloc_solver.dra.warm.traits import offer_of
 from devalloc_solver.dra.warm.world import World
-from devalloc_solver.index.nodes import Item
 from devalloc_solver.index.seams import Spot
 from devalloc_solver.policy import PLACEMENTS
 from devalloc_solver.reasons import Reason
@@ -187,7 +186,7 @@ class ResourceFleet:
         """Check, keep and answer what the index has found. Raises AllocationError."""
         state = self._state
         given: list[Given] = []
-        items: list[Item] = []
+        granted: list[Granted] = []
         fractional = gate.FRACTIONAL_RANGE in self._gates
         for slot, _, device, _, amounts in sorted(spot.given, key=lambda one: (one.slot.detail, one.device.index)):
             offer, asked = offer_of(device), slot.spec.ask
@@ -195,12 +194,12 @@ class ResourceFleet:
             assert not isinstance(takes, str)  # it was accepted
             given.append(Given(slot.detail, asked, offer, takes))
             if not asked.admin:
-                items.append((spot.node, device.index, amounts if offer.is_shareable else None))
+                granted.append((spot.node, device, amounts if offer.is_shareable else None))
         warnings = ask.rules.warnings(ask, state.layout)
         node = spot.node or ""
         result = make_result(claim, given, state.classes.classes, node, self._gates, ShareIds(state.share_ids))
         self._check(node, read, claim, result)
-        self._keep(read, claim, result, items)
+        self._keep(read, claim, result, granted)
         chosen = chosen_by(claim, ((one.slot.detail, one.slot.alternative) for one in spot.given))
         answer = answer_of((claim.namespace, claim.name), _copy(result), node) | {"oneOf": chosen}
         return answer | ({"warnings": [*warnings]} if warnings else {})
@@ -210,13 +209,16 @@ class ResourceFleet:
         if violations := self._state.checker.wrong(node, [(key, read.manifest, result)]):
             raise AnswerRefused(violations)
 
-    def _keep(self, read: Read, claim: Claim, result: Manifest, items: list[Item] | None) -> None:
+    def _keep(self, read: Read, claim: Claim, result: Manifest, granted: list[Granted] | None) -> None:
         """A claim has a result, which nobody else writes on."""
         state, key, manifest = self._state, (claim.namespace, claim.name), read.manifest
         status = manifest.get("status")
         told = {**status, "allocation": result} if isinstance(status, Mapping) else {"allocation": result}
         state.objects["ResourceClaim", *key] = [{**manifest, "kind": "ResourceClaim", "status": told}]
-        state.hold(key, priority_of(claim), result, items)
+        if granted is None:
+            state.hold(key, priority_of(claim), result)
+        else:
+            state.grant(key, priority_of(claim), result, granted)
         if self._world is not None:
             self._world.hold(key, state.tenants[key])
 

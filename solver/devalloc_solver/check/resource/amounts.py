@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 NANO = 10**9
@@ -21,9 +22,14 @@ class Unaccountable(Exception):
 
 def nano(value: object) -> int:
     """A quantity in nano units: finer ones are rounded away from zero, binary ones capped at 64 bits."""
-    match = _TEXT.fullmatch(str(value))
+    return _read(str(value))
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str) -> int:
+    match = _TEXT.fullmatch(text)
     if match is None:
-        raise Unaccountable(f"{value!r} is no quantity")
+        raise Unaccountable(f"{text!r} is no quantity")
     sign, whole, fraction, suffix = match.groups()
     amount: int = int(whole + fraction or "0")
     power = 9 - len(fraction)

@@ -131,7 +131,8 @@ def request_violations(
             if device_class is None:
                 readings.append(["its class does not exist"])
             else:
-                judge = _Judge(replace(request, spec=spec), device_class, verdicts, features)
+                one = request if spec is request.spec else replace(request, spec=spec)
+                judge = _Judge(one, device_class, verdicts, features)
                 readings.append(list(_violations(mine, judge, offer)))
         violations += [f"{request.name}: {sentence}" for sentence in min(readings, key=len)]
     return violations

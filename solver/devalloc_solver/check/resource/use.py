@@ -76,7 +76,7 @@ def _capacity_violations(ordinary: Sequence[Taken], held: Held) -> Iterator[str]
 
 def _counter_violations(devices: dict[DeviceId, Device], offer: Offer, held: Held) -> Iterator[str]:
     """A device draws once, however many shares of it there are, and wherever it is reached from."""
-    new = {key: device for key, device in devices.items() if key not in held}
+    new = {key: device for key, device in devices.items() if key not in held and device.draws}
     for driver, name in sorted({key[:2] for key in new}):
         pool = offer.pool(driver, name)
         if pool is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from devalloc_solver.dra.usage import DeviceId, Usage, add_allocation
 from devalloc_solver.dra.warm.rules import Commons, Rules
 from devalloc_solver.dra.warm.traits import Numbers, local_snapshot, offer_of
 from devalloc_solver.index.nodes import Item, NodeIndex
-from devalloc_solver.snapshot import Snapshot
+from devalloc_solver.snapshot import Device, Snapshot
 
 Manifest = Mapping[str, Any]
 Name = tuple[str, str, str]
@@ -33,6 +33,10 @@ class Tenant(NamedTuple):
 
     priority: int
     usage: Usage
+
+
+Granted = tuple[str | None, Device, tuple[tuple[str, int], ...] | None]
+"""node, device of its snapshot, nano units of a share (None when whole)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -243,21 +247,41 @@ class State:
             if allocation is not None:
                 self.hold(key, priority, allocation)
 
-    def hold(self, key: Key, priority: int, allocation: Manifest, items: list[Item] | None = None) -> None:
-        """A claim has an allocation, in place of any it had; ``items`` is what it is in the index, where known."""
-        self.free(key)
+    def hold(self, key: Key, priority: int, allocation: Manifest) -> None:
+        """A claim has an allocation, in place of any it had."""
         usage = Usage()
         with suppress(FieldError):  # all that can be read is added
             add_allocation(usage, allocation, "status.allocation")
-        self.tenants[key] = Tenant(priority, usage)
-        for device in (*usage.whole, *usage.shared):
+        self._enter(key, Tenant(priority, usage), self._items(usage))
+        self.checker.hold(key, allocation)
+
+    def grant(self, key: Key, priority: int, allocation: Manifest, devices: Sequence[Granted]) -> None:
+        """The same of an answer of the index."""
+        usage = Usage()
+        items: list[Item] = []
+        for node, device, amounts in devices:
+            offer = offer_of(device)
+            items.append((node, device.index, amounts))
+            if amounts is None:
+                usage.whole.add(offer.id)
+            else:
+                usage.add_share(offer.id, None, dict(amounts))
+        for result in allocation["devices"]["results"]:
+            if "shareID" in result and "adminAccess" not in result:
+                usage.share_ids[result["driver"], result["pool"], result["device"]].add(result["shareID"])
+        self._enter(key, Tenant(priority, usage), items)
+        self.checker.hold(key, allocation, is_own=True)
+
+    def _enter(self, key: Key, tenant: Tenant, items: list[Item]) -> None:
+        self.free(key)
+        self.tenants[key] = tenant
+        for device in (*tenant.usage.whole, *tenant.usage.shared):
             self._by_pool[device[:2]].add(key)
-        for device, ids in usage.share_ids.items():
+        for device, ids in tenant.usage.share_ids.items():
             known = self.share_ids.setdefault(device, {})
             for one in ids:
                 known[one] = known.get(one, 0) + 1
-        self.index.hold(key, self._items(usage) if items is None else items)
-        self.checker.hold(key, allocation)
+        self.index.hold(key, items)
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
