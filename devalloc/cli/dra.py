@@ -69,7 +69,6 @@ dra.add_command(allocate)
 def read(files: tuple[str, ...]) -> tuple[Intake, int]:
     """The objects, and the exit code so far; problems are shown with file and document."""
     import sys
-    from dataclasses import replace
 
     from devalloc.api.manifests import load
     from devalloc.cli.documents import show as show_problems
@@ -83,7 +82,7 @@ def read(files: tuple[str, ...]) -> tuple[Intake, int]:
     problems = [*manifests.problems]
     for problem in intake.problems:
         place = next((d for d in manifests.documents if _is_about(problem, d.content)), None)
-        problems.append(place.place(problem) if place is not None else replace(problem))
+        problems.append(problem if place is None else place.place(problem))
     show_problems(problems)
     if not intake.claims and not problems:
         raise BadInput("there are no ResourceClaims in these files")

@@ -49,7 +49,7 @@ def show(claim: Answer, *, only_would: bool = False) -> None:
         click.echo(f"warning: {warning}")
     for funnel in claim.get("funnel", []):
         click.echo()
-        heading(f"Request {funnel['request']}" + ("" if "." not in funnel["request"] else " (an alternative of oneOf)"))
+        heading(f"Request {funnel['request']}{_alternative(funnel['request'])}")
         table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
     blockers_table(claim.get("blockers", []))
     if not claim["allocated"] and claim["reason"] in ADVICE:
@@ -146,12 +146,22 @@ def _funnel_rows(funnel: Answer) -> Iterable[list[Cell]]:
         yield [str(step["count"]), step["what"], step.get("example") or _names(step)]
     yield [str(funnel["matching"]), "match", ""]
     if funnel["inUse"]:
-        users = [f"{user['namespace']}/{user['name']} ({user['count']})" for user in funnel["usedBy"]]
-        more = f", {funnel['users'] - 3} more" if funnel["users"] > 3 else ""
-        yield [str(funnel["inUse"]), "of those are in use", ", ".join(users[:3]) + more]
+        yield [str(funnel["inUse"]), "of those are in use", _users(funnel)]
     yield [str(funnel["free"]), "are free", ""]
 
 
 def _names(step: Answer) -> str:
     first = str(step["devices"][0])
     return first if step["count"] == 1 else f"{first}, {step['count'] - 1} more"
+
+
+def _alternative(request: str) -> str:
+    field = "oneOf" if "." in request else "firstAvailable" if "/" in request else None
+    return "" if field is None else f" (an alternative of {field})"
+
+
+def _users(funnel: Answer) -> str:
+    """Who has devices; nobody in a funnel of resource.k8s.io, of which the message tells them."""
+    users = [f"{user['namespace']}/{user['name']} ({user['count']})" for user in funnel.get("usedBy", ())]
+    count = funnel.get("users", 0)
+    return ", ".join(users[:3]) + (f", {count - 3} more" if count > 3 else "")

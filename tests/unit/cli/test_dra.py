@@ -131,3 +131,16 @@ def test_the_verbs_for_manifests_show_the_devices_of_kubernetes_own_claims() -> 
     assert solved.exit_code == 0
     assert "gpu.example.com/node-a/gpu-0-half-0, gpu-0-half-1" in solved.output
     assert "nic.example.com/node-a/nic-0 (bandwidth 3G)" in told.output
+
+
+def test_explain_tells_why_a_claim_gets_no_device_that_another_has(devalloc: Shell, tmp_path: Path) -> None:
+    held = [{"request": "r", "driver": "gpu.io", "pool": "p", "device": "d0"}]
+    done = claim(request(), name="done") | {"status": {"allocation": {"devices": {"results": held}}}}
+    files = write(tmp_path, *fleet(done, claim(request()), count=1), ("Node", {"metadata": {"name": NODE}}))
+
+    found = devalloc("explain", "c", "-f", files)
+
+    assert found.code == 1
+    table = [line.split() for line in found.out.splitlines()]
+    assert ["1", "of", "those", "are", "in", "use"] in table
+    assert ["claim", "default/done", "(priority", "0)"] in table
