@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from devalloc.api.meta import COMPATIBILITY_GROUP
 from devalloc_solver.snapshot import Snapshot
 
-NODE_KINDS = 128
+NODE_KINDS = 48
 """Kinds of nodes that attributes may make of those that nothing else tells apart."""
 VARIED = 32
 """Distinct values beyond which an attribute is varied in any case."""

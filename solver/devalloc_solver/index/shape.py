@@ -20,7 +20,7 @@ from devalloc_solver.index.onepool import might_have_all
 from devalloc_solver.index.plain import Plain, is_plain
 from devalloc_solver.index.recipe import Pick, Recipe, Score, pick_of, score_of
 from devalloc_solver.index.seams import Ask
-from devalloc_solver.index.states import NodeClass, NodeKind, NodeRecord, PoolState
+from devalloc_solver.index.states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
 
 if TYPE_CHECKING:
     from devalloc_solver.index.nodes import NodeIndex
@@ -69,8 +69,21 @@ class Shape:
     hopes: dict[_Looks, Score | None] = field(default_factory=dict)
     """the score that cannot be beaten there; None where it cannot fit"""
 
+    guesses: dict[int, int] = field(default_factory=dict)
+    """kind of node -> pools that it takes there at least"""
+    rooms: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """kind of pool -> devices for each slot"""
+    first: tuple[int, ...] = field(init=False)
+    """the first alternative of each detail"""
+    fewest: int = field(init=False)
+    """devices that it takes at least"""
+
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
+        self.first = (0,) * len(self.demand.details)
+        needs = [min(map(_least, detail)) for detail in self.demand.details]
+        plain = all(slot.mode is Mode.WHOLE and not slot.portions for slot in self.demand.slots)
+        self.fewest = sum(needs) if plain else max(needs)  # details may have devices in common
         network = {kind.index for kind in self.index.network.kinds} if self.index.network is not None else set()
         self.wide = any(network & slot.candidates.accepted.keys() for slot in self.demand.slots)
         self.plain = None if self.wide or not is_plain(self.demand) else Plain(self.demand, self.index.spread)
@@ -95,13 +108,14 @@ class Shape:
                 queued[number] = first
                 heapreplace(heap, (score, first, number))
             else:
-                recipe = self.recipe(node, index.by_rank[rank])
-                if recipe is None:
+                better = self._better(node, score)
+                recipe = None if better is None or better != score else self.recipe(node, index.by_rank[rank])
+                if better is None or (recipe is None and better == score):
                     self.unfit.add(number)
                     heappop(heap)
                     del queued[number]
-                elif recipe.score != score:
-                    heapreplace(heap, (recipe.score, rank, number))
+                elif recipe is None or recipe.score != score:
+                    heapreplace(heap, (better if recipe is None else recipe.score, rank, number))
                 else:
                     return index.by_rank[rank], recipe
         return None
@@ -190,8 +204,53 @@ class Shape:
             known = self.recipes[node.index] = self.solved[looks]
             return None if known is None else known.score
         if looks not in self.hopes:
+            if node.kind.index not in self.best_of and self._may_fit(node, relevant):
+                return self._guess(node, relevant)
             self.hopes[looks] = self._find_hope(node, relevant)
         return self.hopes[looks]
+
+    def _better(self, node: NodeClass, score: Score) -> Score | None:
+        """What is to be hoped of a class that has come to the top, when its kind of node is looked at."""
+        if not self.wide and node.index not in self.recipes:
+            self._best_of(node)
+            return self._hope(node)
+        return score
+
+    def _guess(self, node: NodeClass, relevant: tuple[int, ...]) -> Score:
+        """A score that no node of this kind can beat, told from the numbers of devices only."""
+        kind = node.kind
+        if kind.index not in self.guesses:
+            self.guesses[kind.index] = self._fewest_pools([self._room(kind.pools[number]) for number in relevant])
+        pools, devices = self.guesses[kind.index], self.fewest
+        if self.index.spread:
+            return self.first, pools, devices, devices, 0 if node.in_use else -1, -len(relevant), 0
+        return self.first, pools, devices, devices, 0 if node.in_use else 1, 0, 0
+
+    def _room(self, pool: PoolKind) -> tuple[int, ...]:
+        """For each slot the devices that a pool of this kind has for it."""
+        if pool.index not in self.rooms:
+            self.rooms[pool.index] = tuple(
+                sum(
+                    size
+                    for kind, size in zip(pool.kinds, pool.sizes, strict=True)
+                    if kind.index in slot.candidates.accepted
+                )
+                for slot in self.demand.slots
+            )
+        return self.rooms[pool.index]
+
+    def _fewest_pools(self, rooms: Sequence[tuple[int, ...]]) -> int:
+        """Pools that are needed at least: those of each detail where no two want the same pool, else of the largest."""
+        needs, wanted, number = [], 0, 0
+        for detail in self.demand.details:
+            numbers = range(number, number + len(detail))
+            number += len(detail)
+            most = [max(room[n] for room in rooms) for n in numbers]
+            takes = [-(-_least(slot) // room) for slot, room in zip(detail, most, strict=True) if room]
+            needs.append(min(takes, default=1))
+            wanted += sum(any(room[n] for n in numbers) for room in rooms)
+        alone = wanted == sum(any(room) for room in rooms)
+        return sum(needs) if alone else max(needs)
 
     def _find_hope(self, node: NodeClass, relevant: tuple[int, ...]) -> Score | None:
         if not self._may_fit(node, relevant):
