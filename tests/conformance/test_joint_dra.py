@@ -18,31 +18,32 @@ JOINTS = st.randoms(use_true_random=False).map(joint)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-def complaints(one: Joint) -> list[str]:
-    """What is wrong with our answer."""
+def complaints(one: Joint) -> tuple[list[str], bool]:
+    """What is wrong with our answer, and whether its counts could be compared."""
     answer = dra.solve_manifests(one.documents)
     found = [sentence for instance, results in placed(one, answer) for sentence in violations(instance, results)]
     try:
         wanted = best(one)
     except TooLarge:
-        return found
+        return found, False
     if counts(one, answer) != wanted:
         found.append(f"satisfies {counts(one, answer)} of {wanted}")
     if not answer["optimal"]:
         found.append("does not prove it")
-    return found
+    return found, True
 
 
 @pytest.mark.parametrize("first", range(0, 60, BATCH))
 def test_counts_agree_with_trying_everything(first: int) -> None:
-    wrong = {seed: found for seed in range(first, first + BATCH) if (found := complaints(joint(Random(seed))))}
-    assert wrong == {}
+    told = {seed: complaints(joint(Random(seed))) for seed in range(first, first + BATCH)}
+    assert {seed: found for seed, (found, _) in told.items() if found} == {}
+    assert sum(is_compared for _, is_compared in told.values()) > BATCH * 3 // 4
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=SLOW)
 @given(one=JOINTS)
 def test_shrinkable_instances_agree_with_trying_everything(one: Joint) -> None:
-    assert complaints(one) == []
+    assert complaints(one)[0] == []
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=SLOW)
