@@ -16,7 +16,7 @@ from devalloc_solver.index.exact import place
 from devalloc_solver.index.kinds import joined
 from devalloc_solver.index.recipe import Score, score_of
 from devalloc_solver.index.seams import Ask, Given
-from devalloc_solver.index.states import NodeKind, NodeRecord, PoolKind
+from devalloc_solver.index.states import NodeClass, NodeKind, NodeRecord, PoolKind
 
 if TYPE_CHECKING:
     from devalloc_solver.index.nodes import NodeIndex
@@ -79,8 +79,10 @@ class Apart:
     """node -> its version and that of the network, and the best there"""
     _sides: list[list[_Side]] = field(default_factory=list)
     """of each slot what is known before any node is looked at"""
-    _fewest: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
-    """(kind of node, alternatives) -> pools that it takes there at least"""
+    _able: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """class of nodes -> for each detail the alternatives for which there are enough devices"""
+    _bounds: dict[tuple[int, tuple[int, ...]], _Rank] = field(default_factory=dict)
+    """(class of nodes, alternatives) -> the best score there may be"""
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
@@ -133,7 +135,8 @@ class Apart:
         """At all nodes that may have what is asked."""
         index = self.index
         self._sides = [[self._side(slot) for slot in detail] for detail in self.demand.details]
-        self._fewest.clear()
+        self._able.clear()
+        self._bounds.clear()
         self.queued.clear()
         if len(self._known) > 2 * len(index.records) + SPARE:
             self._known.clear()
@@ -171,19 +174,32 @@ class Apart:
 
     def _bound(self, record: NodeRecord) -> _Rank | None:
         """The best score there may be on a node; None where the claim cannot fit."""
-        alternatives = []
-        for detail in self._sides:
-            chosen = next((number for number, side in enumerate(detail) if self._may_have(side, record)), None)
-            if chosen is None:
-                return None
-            alternatives.append(chosen)
         node = record.member_of
         assert node is not None
-        key = node.kind.index, tuple(alternatives)
-        if key not in self._fewest:
-            self._fewest[key] = self._find_fewest(node.kind, key[1])
-        pools = self._fewest[key]
-        slots = [detail[number] for detail, number in zip(self.demand.details, key[1], strict=True)]
+        if node.index not in self._able:
+            if len(self._able) > 4 * len(self.index.records) + SPARE:
+                self._able.clear()
+                self._bounds.clear()
+            self._able[node.index] = tuple(
+                tuple([number for number, side in enumerate(detail) if self._has_devices(side, node)])
+                for detail in self._sides
+            )
+        alternatives = []
+        for detail, able in zip(self._sides, self._able[node.index], strict=True):
+            for number in able:
+                nodes = detail[number].nodes
+                if nodes is None or nodes.get(record.name, 0) + nodes.get(None, 0) >= detail[number].least:
+                    alternatives.append(number)
+                    break
+            else:
+                return None
+        key = node.index, tuple(alternatives)
+        if key not in self._bounds:
+            self._bounds[key] = self._find_bound(node, key[1])
+        return self._bounds[key]
+
+    def _find_bound(self, node: NodeClass, alternatives: tuple[int, ...]) -> _Rank:
+        slots = [detail[number] for detail, number in zip(self.demand.details, alternatives, strict=True)]
         counted = [slot.least for slot in slots if slot.mode is Mode.WHOLE]
         shareable = any(slot.portions for slot in self.demand.slots) or self.index.kinds.shareable
         devices = max(1, max(counted, default=0) if shareable else sum(counted))
@@ -192,16 +208,14 @@ class Apart:
             idle = 0 if node.in_use else -1
         else:
             idle = 0 if node.in_use or self.index.network is not None else 1
-        return key[1], pools, devices, entries, idle
+        return alternatives, self._find_fewest(node.kind, alternatives), devices, entries, idle
 
-    def _may_have(self, side: _Side, record: NodeRecord) -> bool:
-        network = self.index.network
-        if side.nodes is not None and side.nodes.get(record.name, 0) + side.nodes.get(None, 0) < side.least:
-            return False
-        if network is not None:
+    def _has_devices(self, side: _Side, node: NodeClass) -> bool:
+        """Whether enough devices of its drivers are there, and free where that matters."""
+        if self.index.network is not None:
             return True
         left = side.least
-        for state in record.states:
+        for state in node.states:
             if side.drivers is None or _driver(state.kind) in side.drivers:
                 left -= sum(state.kind.sizes if side.shared else state.free)
                 if left <= 0:
@@ -227,7 +241,8 @@ class Apart:
         found: list[Nodes | None] = [kinds.find(name, values) for name, values in self.ask.literals(slot)]
         for name in sorted((self.ask.reads(slot) or frozenset()) & kinds.varied):
             values = [value for value in kinds.values(name) if not isinstance(value, type)]
-            if len(values) <= MOST_VALUES and (passing := self.ask.passing(slot, name, values)) is not None:
+            passing = self.ask.passing(slot, name, values) if len(values) <= MOST_VALUES else None
+            if passing is not None and kinds.count(name, passing) <= len(self.index.records):
                 found.append(kinds.find(name, passing))
         if least > 1 and self.index.network is None:
             found += [kinds.repeats(name) for name in dict.fromkeys((*self.demand.match, *slot.match))]

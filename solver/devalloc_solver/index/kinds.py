@@ -123,6 +123,11 @@ class Kinds:
         by_value = self.places.get(name, {})
         return Counter(node for value in dict.fromkeys((*values, *_ODD)) for node in by_value.get(value, ()))
 
+    def count(self, name: str, values: Iterable[object]) -> int:
+        """How many devices have one of the values of a varied attribute."""
+        by_value = self.places.get(name, {})
+        return sum(len(by_value.get(value, ())) for value in values)
+
     def values(self, name: str) -> Iterable[object]:
         """Values that a varied attribute has anywhere; those of odd types only by their type."""
         return self.places.get(name, {})
