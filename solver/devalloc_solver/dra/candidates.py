@@ -7,7 +7,7 @@ judged is skipped, and the error kept: it is the answer when nothing fits (settl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.amounts import Amount
@@ -110,6 +110,18 @@ class Judge:
     _overdrawn: dict[int, str] = field(init=False)
     _reached: list[frozenset[str]] = field(init=False)
     _known: dict[object, Verdict] = field(default_factory=dict)
+    _wider: Judge | None = None
+
+    @property
+    def size(self) -> int:
+        """Verdicts that are remembered."""
+        return len(self._known) + (0 if self._wider is None else len(self._wider._known))
+
+    def with_class(self, added: Class) -> Judge:
+        """The same judge with one class more, the same one whenever it is asked for."""
+        if self._wider is None:
+            self._wider = replace(self, classes={**self.classes, added.name: added}, _known={})
+        return self._wider
 
     def __post_init__(self) -> None:
         self._overdrawn = overdrawn(self.offers, self.usage)

@@ -46,7 +46,7 @@ class ResourceFleet:
         self._state, self._placement, self._gates = state, placement, gates
         self._reader = ClaimReader(gates)
         self._world: World | None = None
-        """made when it is asked for, and gone with the next change of what there is"""
+        """made when it is asked for, and stale with the next change of what there is"""
 
     @classmethod
     def from_manifests(
@@ -162,13 +162,14 @@ class ResourceFleet:
 
     def _replace(self, name: Name, documents: list[Manifest]) -> None:
         state, key = self._state, (name[1], name[2])
-        state.replace(name, documents)
-        if name[0] != "ResourceClaim":
-            self._world = None
-        elif self._world is not None:
-            self._world.free(key)
+        is_more, world = state.replace(name, documents), self._world
+        if world is None:
+            return
+        world.is_stale = world.is_stale or is_more
+        if name[0] == "ResourceClaim":
+            world.free(key)
             if key in state.tenants:
-                self._world.hold(key, state.tenants[key])
+                world.hold(key, state.tenants[key])
 
     def _manifest(self, claim: Manifest) -> Manifest:
         if not isinstance(claim, Mapping) or claim.get("kind") != "ResourceClaim":
@@ -224,10 +225,15 @@ class ResourceFleet:
 
     # -- one claim by the whole world --------------------------------------------------------------------------------
 
+    def _get_world(self) -> World:
+        if self._world is None or self._world.is_stale:
+            selectors = None if self._world is None else self._world.selectors
+            self._world = None  # there is no room for two
+            self._world = World.of(self._state, selectors)
+        return self._world
+
     def _ask_world(self, read: Read, claim: Claim) -> dict[str, Any]:
-        if self._world is None:
-            self._world = World.of(self._state)
-        world, state = self._world, self._state
+        world, state = self._get_world(), self._state
         unit = world.unit(claim)
         if isinstance(unit, Refused):
             return refusal_answer(unit)

@@ -84,6 +84,12 @@ def lookup(offer: Offer, name: str) -> Attribute | None:
     return found
 
 
+def full_names(offer: Offer) -> Iterator[str]:
+    """The names of its attributes; one without domain is under the driver's."""
+    driver = offer.pool.driver
+    return (name if "/" in name else f"{driver}/{name}" for name in offer.device.attributes)
+
+
 def relation_value(found: Attribute | None, gates: frozenset[str]) -> object | None:
     """The value of an attribute as relations compare it: with its type; a frozenset for a list; None without one.
 
@@ -97,9 +103,9 @@ def relation_value(found: Attribute | None, gates: frozenset[str]) -> object | N
 
 
 def make_snapshot(
-    offers: Sequence[Offer], nodes: Iterable[str], attributes: Collection[str], gates: frozenset[str]
+    offers: Sequence[Offer], nodes: Iterable[str], attributes: Collection[str] | None, gates: frozenset[str]
 ) -> core.Snapshot:
-    """The core's view of these nodes and the devices, with the attributes that relations are about.
+    """The core's view of these nodes and the devices, with the attributes that relations are about; None for all.
 
     A pool of which all devices are of one node is that node's; another says device by device which nodes reach it.
     """
@@ -115,9 +121,10 @@ def make_snapshot(
 
 
 def _core_device(
-    offer: Offer, pool: int, attributes: Collection[str], gates: frozenset[str], *, local: bool
+    offer: Offer, pool: int, attributes: Collection[str] | None, gates: frozenset[str], *, local: bool
 ) -> core.Device:
-    values = {name: relation_value(lookup(offer, name), gates) for name in attributes}
+    names = full_names(offer) if attributes is None else attributes
+    values = {name: relation_value(lookup(offer, name), gates) for name in names}
     return core.Device(
         index=offer.index,
         pool=pool,
@@ -197,7 +204,7 @@ def held_amounts(offer: Offer, usage: Usage) -> tuple[tuple[str, int], ...] | No
 def overdrawn(offers: Sequence[Offer], usage: Usage) -> dict[int, str]:
     """Pools (by id of the object) with a counter of which more is in use than there is, and which counter that is."""
     found: dict[int, str] = {}
-    for pool, members in _by_pool(offers):
+    for pool, members in _by_pool([offer for offer in offers if offer.pool.counters]):
         left = {"/".join(key): nano for key, nano in pool.counters.items()}
         for offer in members:
             if pool.state is State.COMPLETE and usage.is_used(offer.id):

@@ -57,13 +57,14 @@ class Explainer:
     """given in this batch"""
     ends: float | None
     """monotonic time after which nothing is solved any more"""
+    slips: Slips | None = None
+    """of these offers, where somebody has them already"""
     _known: dict[object, Finding] = field(default_factory=dict)
     _funnels: dict[object, dict[str, Any]] = field(default_factory=dict)
     _given: tuple[Holding, ...] = field(init=False)
     _in_use: tuple[Holding, ...] = field(init=False)
     _priorities: dict[Key, int] = field(init=False)
     _numbers: Numbers = field(init=False)
-    _slips: Slips = field(init=False)
     _before: Ledger = field(init=False)
     _finder: Finder | None = field(init=False, default=None)
     _releases: Releases | None = field(init=False, default=None)
@@ -75,7 +76,6 @@ class Explainer:
         self._in_use = (*self.holdings, *self._given)
         self._priorities = {holding.claim: holding.priority for holding in self._in_use}
         self._numbers = Numbers(self.snapshot, self.offers, self._in_use)
-        self._slips = Slips(self.offers)
         self._before = self._now()
 
     def explain(self, unit: Unit) -> list[dict[str, Any]]:
@@ -118,7 +118,9 @@ class Explainer:
             return Finding(reason, told)
         edits, claims, doubt = self._in_the_way(unit, reason)
         blockers = [*(dict(edit.entry) for edit in edits), *(self._claim_entry(key) for key in claims)]
-        slips = self._slips.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit))
+        if self.slips is None:
+            self.slips = Slips(self.offers)
+        slips = self.slips.of_claims((d.claim.claim for d in unit.demands), class_selectors(unit))
         said = joined(self._counted(unit), told, *slips, remedy(edits, claims), doubt)
         return Finding(reason, said, tuple(blockers))
 
@@ -230,7 +232,7 @@ class Explainer:
         """The judge of the claims, and knows a class that every device belongs to besides."""
         if self._judge is None:
             judge: Judge = next(slot for demand in unit.demands for slot in demand.slots).spec.judge
-            self._judge = replace(judge, classes={**judge.classes, ANY.name: ANY}, _known={})
+            self._judge = judge.with_class(ANY)
         return self._judge
 
     def _get_finder(self) -> Finder:

@@ -65,6 +65,11 @@ class Selectors:
         """Whether an expression that has passed ``check`` was too expensive on some device."""
         return self._exhausted[expression] > 0
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether any expression was, so that it depends on what was asked before what is evaluated."""
+        return any(self._exhausted.values())
+
     def _read(self, offer: Offer) -> CelDevice | str:
         if len(self._devices) >= MOST_READ:
             self._devices.clear()
@@ -118,7 +123,8 @@ def cel_device(offer: Offer) -> CelDevice | str:
 
 def _names_last(found: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Full names after short ones: where a device has both, the full name counts, as in constraints."""
-    return sorted(found.items(), key=lambda item: ("/" in item[0], item[0]))
+    names = sorted(found)
+    return [(n, found[n]) for n in names if "/" not in n] + [(n, found[n]) for n in names if "/" in n]
 
 
 def _split(name: str, driver: str) -> tuple[str, str]:

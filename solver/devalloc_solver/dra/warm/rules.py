@@ -25,6 +25,7 @@ from devalloc_solver.dra.usage import Usage
 from devalloc_solver.dra.warm.traits import RESERVED, Traits, cel_value, offer_of, order_of
 from devalloc_solver.index.kinds import Kind
 from devalloc_solver.index.nodes import NodeIndex
+from devalloc_solver.index.states import NodeRecord
 from devalloc_solver.snapshot import Snapshot
 
 MAX_SHAPES = 1_000
@@ -48,6 +49,8 @@ class _Sight:
     """its candidates are kinds"""
     warned: tuple[int, tuple[str, ...]] = (-1, ())
     """(layout of the fleet, devices that could not be judged)"""
+    failures: dict[tuple[int, str], tuple[NodeRecord, tuple[str, ...]]] = field(default_factory=dict)
+    """(number of a request, node) -> the same of the node as it was then"""
 
 
 @dataclass(slots=True, eq=False)
@@ -204,24 +207,27 @@ class Rules:
         sight = ask.sight
         if sight.warned[0] != layout:
             asks = {id(slot.spec.verdict): slot.spec.ask for slot in sight.demand.slots}
-            found = {error for one in asks.values() for error in self._failures(ask.claim, one, sight)}
-            sight.warned = layout, tuple(sorted(found))
+            told = (self._failures(ask.claim, one, sight, number) for number, one in enumerate(asks.values()))
+            sight.warned = layout, tuple(sorted({error for errors in told for error in errors}))
         return sight.warned[1]
 
-    def _failures(self, claim: Claim, ask: Ask, sight: _Sight) -> list[str]:
+    def _failures(self, claim: Claim, ask: Ask, sight: _Sight, number: int) -> list[str]:
         kinds, nodes = self._suspects(claim, ask)
-        if not kinds and not nodes:
-            return []
         records = self.index.records
-        names = nodes if not kinds else records
-        offers = [
-            offer_of(device)
-            for name in names
-            if name in records
-            for device, kind in zip(records[name].snapshot.devices, records[name].kinds, strict=True)
-            if name in nodes or kind.index in kinds
-        ]
-        return self._judge(offers, frozenset()).choose(claim, ask).verdict.errors
+        found: list[str] = []
+        for name in records if kinds else sorted(nodes & records.keys()):
+            record = records[name]
+            known = sight.failures.get((number, name))
+            if known is None or known[0] is not record:
+                offers = [
+                    offer_of(device)
+                    for device, kind in zip(record.snapshot.devices, record.kinds, strict=True)
+                    if name in nodes or kind.index in kinds
+                ]
+                errors = self._judge(offers, frozenset()).choose(claim, ask).verdict.errors if offers else ()
+                known = sight.failures[number, name] = record, tuple(errors)
+            found += known[1]
+        return found
 
     def _suspects(self, claim: Claim, ask: Ask) -> tuple[set[int], set[str]]:
         """(kinds whose devices may fail, nodes on which any may fail)"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -99,23 +100,26 @@ class State:
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
-    def replace(self, name: Name, documents: list[Manifest]) -> None:
-        """These are the objects of a name now, if any."""
+    def replace(self, name: Name, documents: list[Manifest]) -> bool:
+        """These are the objects of a name now, if any. Returns whether that changes more than what one claim holds."""
+        old = self.objects.pop(name, [])
         if documents:
             self.objects[name] = documents
-        else:
-            self.objects.pop(name, None)
         match name[0]:
             case "ResourceClaim":
                 self.free((name[1], name[2]))
                 self._read_claim(name)
+                return False
+            case "ResourceSlice" | "DeviceClass" if _is_same(old, documents):
+                self.objects[name] = old  # it is known by this
+                return False
             case "ResourceSlice":
                 self._slice_changed(name)
             case "DeviceClass":
                 self._read_classes()
             case "Node":
-                self._read_node(name)
-                self._nodes_changed()
+                return self._node_changed(name)
+        return True
 
     def _slice_changed(self, name: Name) -> None:
         old = self.slices.get(name)
@@ -124,7 +128,7 @@ class State:
         pools = dict.fromkeys(found.pool_id for found in (old, new) if found is not None)
         before = {self._places[pool] for pool in pools if pool in self._places}
         keys = {key for pool in pools for key in self._by_pool.get(pool, ())}
-        known = self.node_names()
+        known = self.node_names() if None in self._own else set()
         for place in before:
             keys |= self._holders(place)
         for pool in pools:
@@ -135,24 +139,28 @@ class State:
         for key in keys:
             self.index.free(key)
         for node in sorted(place for place in places if place is not None):
-            if self._own.get(node):
+            if node in self._own:
                 self.index.put(node, self._snapshot(node))
             else:
-                self._own.pop(node, None)
                 self.index.drop(node)
         for key in sorted(keys):
             self.index.hold(key, self._items(self.tenants[key].usage))
         self.layout += 1
-        if None in places or (self._own.get(None) and known != self.node_names()):
+        if None in places or (None in self._own and known != self.node_names()):
             self._commons = self._rules = None
 
     def _holders(self, place: str | None) -> set[Key]:
         return {key for pool in self._own.get(place, ()) for key in self._by_pool.get(pool, ())} if place else set()
 
-    def _nodes_changed(self) -> None:
+    def _node_changed(self, name: Name) -> bool:
+        before = self.nodes.get(name[2])
+        self._read_node(name)
+        if self.nodes.get(name[2]) == before:
+            return False
         self.layout += 1
-        if self._own.get(None):
+        if None in self._own:
             self._commons = self._rules = None
+        return True
 
     def _read_node(self, name: Name) -> None:
         self.nodes.pop(name[2], None)
@@ -188,7 +196,10 @@ class State:
     def _settle(self, pool: PoolId) -> None:
         """Say whose a pool is, now that its slices have changed."""
         if pool in self._places:
-            del self._own[self._places.pop(pool)][pool]
+            place = self._places.pop(pool)
+            del self._own[place][pool]
+            if not self._own[place]:
+                del self._own[place]
         names = self._pools.get(pool)
         self.checker.set_pool(pool, [self.objects[name][0] for name in names or ()])
         if not names:
@@ -213,7 +224,7 @@ class State:
 
     def node_names(self) -> set[str]:
         """Of nodes that have pools of their own, or are known as objects."""
-        return {*self.nodes, *(node for node, pools in self._own.items() if node is not None and pools)}
+        return {*self.nodes, *(node for node in self._own if node is not None)}
 
     # -- rules -------------------------------------------------------------------------------------------------------
 
@@ -313,6 +324,16 @@ class State:
             if record is not None and number is not None:
                 is_whole = device in usage.whole or not offer_of(record.snapshot.devices[number]).is_shareable
                 yield node, number, None if is_whole else tuple(sorted(usage.shared[device].items()))
+
+
+def _is_same(old: list[Manifest], new: list[Manifest]) -> bool:
+    """Whether objects are what they were, to the letter; one that was written on in place is not known to be."""
+    if any(one is other for one in old for other in new):
+        return False
+    try:
+        return marshal.dumps(old, 0) == marshal.dumps(new, 0)
+    except ValueError:
+        return False
 
 
 def is_held(document: Manifest) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from devalloc_solver.dra.objects import Claim
 from devalloc_solver.dra.reasons import Explainer
 from devalloc_solver.dra.search import find
 from devalloc_solver.dra.selectors import Selectors
+from devalloc_solver.dra.slips import Slips
 from devalloc_solver.dra.usage import Usage
 from devalloc_solver.dra.warm.state import State, Tenant
 from devalloc_solver.holdings import Holding, Ledger
@@ -28,7 +29,7 @@ MAX_VERDICTS = 64
 
 @dataclass(slots=True, eq=False)
 class World:
-    """Valid as long as slices, classes and nodes are as they were; told who comes to hold what."""
+    """Told who comes to hold what, as long as slices, classes and nodes are as they were."""
 
     intake: Intake
     seen: Survey
@@ -36,18 +37,26 @@ class World:
     snapshot: Snapshot
     gates: frozenset[str]
     placement: str
+    selectors: Selectors
+    is_stale: bool = False
+    """slices, classes or nodes have changed: kept until there is another, since it takes long to throw away"""
     holdings: dict[Key, Holding] = field(default_factory=dict)
     _used: UsedDevices = field(init=False)
     _judge: Judge = field(init=False)
+    _slips: Slips = field(init=False)
     _ledger: Ledger | None = field(init=False)
+    _told: dict[object, dict[str, Any]] = field(default_factory=dict)
+    """unit -> why it gets nothing, as long as nobody gets or gives back anything"""
 
     @classmethod
-    def of(cls, state: State) -> World:
+    def of(cls, state: State, selectors: Selectors | None) -> World:
+        """``selectors``: those of the world before, whose verdicts hold as long as devices do."""
         seen = survey(state.all_slices(), state.nodes)
         offers = list_offers(seen.views, None, state.gates)
-        names = {full for offer in offers for full in _full_names(offer)}
-        snapshot = make_snapshot(offers, seen.nodes, sorted(names), state.gates)
-        world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement)
+        snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
+        if selectors is None or selectors.is_spent:
+            selectors = Selectors(state.gates)
+        world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, selectors)
         for key, tenant in state.tenants.items():
             world.hold(key, tenant)
         return world
@@ -55,29 +64,34 @@ class World:
     def __post_init__(self) -> None:
         self._used = UsedDevices(self.offers)
         self._ledger = Ledger(self.snapshot)
-        self._renew_judge()
+        self._renew()
 
-    def _renew_judge(self) -> None:
+    def _renew(self) -> None:
+        """Forget what was found out about requests."""
+        self._slips = Slips(self.offers)
         broken = frozenset(self.seen.broken)
-        selectors = Selectors(self.gates)
-        self._judge = Judge(self.gates, self.offers, Usage(), selectors, self.intake.classes, broken)
+        self._judge = Judge(self.gates, self.offers, Usage(), self.selectors, self.intake.classes, broken)
 
     def hold(self, key: Key, tenant: Tenant) -> None:
         """A claim has these devices."""
+        if self.is_stale:
+            return
         self.free(key)
+        self._told.clear()
         self.holdings[key] = Holding(key, tenant.priority, self._used.items(tenant.usage))
         if self._ledger is not None:
             self._ledger.add(self.holdings[key])
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        if self.holdings.pop(key, None) is not None:
+        if not self.is_stale and self.holdings.pop(key, None) is not None:
             self._ledger = None
+            self._told.clear()
 
     def unit(self, claim: Claim) -> Unit | Refused:
         """What a claim asks for, or why it is not solved."""
-        if len(self._judge._known) > MAX_VERDICTS:
-            self._renew_judge()
+        if self._judge.size > MAX_VERDICTS:
+            self._renew()
         demand = make(pending(claim, 0), self.intake, self._judge)
         return demand if isinstance(demand, Refused) else alone(demand)
 
@@ -91,11 +105,12 @@ class World:
 
     def explain(self, unit: Unit) -> dict[str, Any]:
         """The answer for a claim that fits nowhere."""
-        holdings = [self.holdings[key] for key in sorted(self.holdings)]
-        (answer,) = Explainer(self.snapshot, self.offers, holdings, [], None).explain(unit)
-        return answer
-
-
-def _full_names(offer: Offer) -> Iterable[str]:
-    driver = offer.pool.driver
-    return (name if "/" in name else f"{driver}/{name}" for name in offer.device.attributes)
+        known = self._told.get(unit.kind) if unit.kind is not None else None
+        if known is None:
+            holdings = [self.holdings[key] for key in sorted(self.holdings)]
+            explainer = Explainer(self.snapshot, self.offers, holdings, [], None, self._slips)
+            (known,) = explainer.explain(unit)
+            if unit.kind is not None:
+                self._told[unit.kind] = known
+        namespace, name = unit.demands[0].key
+        return deepcopy(known) | {"namespace": namespace, "name": name}
