@@ -11,7 +11,8 @@ from random import Random
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.holdings import Held, Holding
 from devalloc_solver.snapshot import Device, Pool, Resource, Snapshot
-from tests.support.normal_form import Instance, a_claim, a_slot, candidates
+from tests.support.normal_form import Instance
+from tests.support.normal_instances import a_claim, a_slot, candidates
 
 Layout = Mapping[str, tuple[int, Sequence[range]]]
 """profile -> (compute slices, the memory slices of each place where it may go)"""

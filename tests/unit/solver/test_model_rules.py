@@ -15,7 +15,7 @@ from devalloc_solver.goals import Level, optimize
 from devalloc_solver.holdings import Held, Holding
 from devalloc_solver.model import build_model
 from devalloc_solver.snapshot import Device, Pool, Resource, Snapshot
-from tests.support.normal_form import a_claim, a_slot, candidates
+from tests.support.normal_instances import a_claim, a_slot, candidates
 
 
 def fleet(

@@ -22,10 +22,10 @@ from tests.support.normal_form import (
     objections,
     option_of,
     overuse,
-    random_instance,
     rank,
     score,
 )
+from tests.support.normal_instances import random_instance
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "150"))
 BUDGET = 4_000

@@ -29,10 +29,10 @@ from tests.support.normal_form import (
     best_score,
     objections,
     option_of,
-    random_instance,
     rank,
     score,
 )
+from tests.support.normal_instances import random_instance
 
 EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
 BUDGET = 20_000
