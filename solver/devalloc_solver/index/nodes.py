@@ -251,7 +251,7 @@ class NodeIndex:
 
     def find(self, ask: Ask, pin: str | None = None) -> Spot | None:
         """The best place for a claim on the node ``pin``, or on any; None where it fits nowhere."""
-        shape = self._shape(ask)
+        shape = self.shape(ask)
         if pin is None and self.records:
             found: tuple[NodeRecord, Recipe | Found] | None = shape.best()
         else:
@@ -278,7 +278,8 @@ class NodeIndex:
         fresh.member_of = self.classes.class_of(fresh)
         return fresh
 
-    def _shape(self, ask: Ask) -> Shape | Apart:
+    def shape(self, ask: Ask) -> Shape | Apart:
+        """What is known of the shape of a claim."""
         key = ask.shape
         shape = self._shapes.pop(key, None)
         if shape is None:

@@ -16,7 +16,7 @@ from devalloc_solver.blockers.edits import Edit, applied
 from devalloc_solver.blockers.question import Question
 from devalloc_solver.blockers.slips import Slips
 from devalloc_solver.collector import quiet_collector
-from devalloc_solver.demand import Mode, Unit
+from devalloc_solver.demand import Unit
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.explain import Explainer, Fleetwide
 from devalloc_solver.holdings import Key
@@ -82,8 +82,8 @@ class Refusals:
         self._sample = self._slips = None
 
     def _find(self, ask: ClaimAsk, claim: DeviceClaim) -> ClaimAnswer:
-        shape = self.index._shape(ask)
-        if isinstance(shape, Shape) and not shape.wide and all(s.mode is not Mode.SHARE for s in shape.demand.slots):
+        shape = self.index.shape(ask)
+        if isinstance(shape, Shape) and not shape.wide:
             found = self._find_in_part(ask, claim, shape)
             if found is not None:
                 return found

@@ -12,7 +12,7 @@ from devalloc_solver.blockers.counting import match_names
 from devalloc_solver.demand import Demand, Mode, Slot
 from devalloc_solver.index.census import Census, Holds, Sort
 from devalloc_solver.index.kinds import ALONE
-from devalloc_solver.index.states import NodeClass, NodeKind, PoolKind, PoolState
+from devalloc_solver.index.states import NodeClass, NodeKind, PoolKind, PoolState, Sharing
 
 MOST_BOUNDS = 50_000
 """Ways in which nodes are held that are remembered; when there are more, all are forgotten."""
@@ -32,7 +32,10 @@ class Choice:
 
 @dataclass(slots=True)
 class Screen:
-    """Chooses nodes for one demand, whose slots ask for whole devices and have kinds as candidates."""
+    """Chooses nodes for one demand, whose slots have kinds as candidates.
+
+    Slots are counted in devices, those that take shares in nano units of one resource that they ask for.
+    """
 
     census: Census
     demand: Demand
@@ -132,11 +135,13 @@ class Screen:
         for detail in self._slots:
             least = NEVER
             for number, slot, _, kinds in detail:
+                wanted = _wanted(slot)
                 if slot.mode.is_admin:
                     least = 0 if empty[number] or slot.mode is Mode.ADMIN_ALL else least
-                elif empty[number] >= slot.least:
-                    missing = slot.least - now[number]
-                    parts = [sum(n for held, n in holds if held in kinds) for holds in tenants] if missing > 0 else ()
+                elif empty[number] >= wanted:
+                    missing = wanted - now[number]
+                    worth = self._worth(slot, kinds) if missing > 0 else {}
+                    parts = [sum(n * worth.get(held, 0) for held, n in holds) for holds in tenants] if worth else ()
                     least = min(least, fewest(missing, parts))
             bound = max(bound, least)
         return bound
@@ -144,7 +149,7 @@ class Screen:
     def _on_empty(self, kind: NodeKind) -> tuple[int, ...]:
         if kind.index not in self._empty:
             relevant = self._relevant_of(kind)
-            self._empty[kind.index] = self._most([(kind.pools[n], kind.pools[n].sizes) for n in relevant])
+            self._empty[kind.index] = self._most([(kind.pools[n], kind.pools[n].sizes, ()) for n in relevant])
         return self._empty[kind.index]
 
     def _now(self, node: NodeClass) -> tuple[int, ...] | None:
@@ -156,7 +161,7 @@ class Screen:
         key = tuple([state.index for state in states])
         found = self._best.get(key)
         if found is None:
-            found = self._best[key] = self._most([(state.kind, state.free) for state in states])
+            found = self._best[key] = self._most([(state.kind, state.free, state.shared) for state in states])
         return found
 
     def _relevant_of(self, kind: NodeKind) -> tuple[int, ...]:
@@ -167,13 +172,24 @@ class Screen:
             )
         return self._relevant[kind.index]
 
-    def _most(self, pools: Sequence[tuple[PoolKind, Sequence[int]]]) -> tuple[int, ...]:
+    def _worth(self, slot: Slot, kinds: frozenset[int]) -> dict[int, int]:
+        """What a slot can have of one device of each kind, at most."""
+        if slot.mode is not Mode.SHARE:
+            return dict.fromkeys(kinds, 1)
+        name, known = min(slot.requests), self.census.index.kinds.kinds
+        there = (known[kind] for kind in kinds if kind < len(known))  # an edit may add devices that there are not
+        return {kind.index: r.nano for kind in there if (r := kind.one.resources.get(name)) is not None}
+
+    def _most(self, pools: Sequence[tuple[PoolKind, Sequence[int], Sequence[tuple[int, Sharing]]]]) -> tuple[int, ...]:
         found = []
         for detail in self._slots:
             for _, slot, names, kinds in detail:
+                if slot.mode is Mode.SHARE:
+                    found.append(sum(self._amount(slot, kinds, *pool) for pool in pools))
+                    continue
                 together: dict[object, int] = defaultdict(int)
                 alone = 0
-                for pool, free in pools:
+                for pool, free, _ in pools:
                     sizes: Sequence[int] = pool.sizes if slot.mode.is_admin else free
                     for kind, count in zip(pool.kinds, sizes, strict=True):
                         if not count or kind.index not in kinds:
@@ -185,3 +201,24 @@ class Screen:
                             together[values] += count
                 found.append(max(alone, max(together.values(), default=0)))
         return tuple(found)
+
+    def _amount(
+        self,
+        slot: Slot,
+        kinds: frozenset[int],
+        pool: PoolKind,
+        free: Sequence[int],
+        shared: Sequence[tuple[int, Sharing]],
+    ) -> int:
+        """What is left of the resource in a pool."""
+        worth = self._worth(slot, kinds)
+        total = sum(count * worth.get(kind.index, 0) for kind, count in zip(pool.kinds, free, strict=True))
+        for group, (whole, amounts) in shared:
+            capacity = worth.get(pool.kinds[group].index, 0)
+            if not whole:
+                total += max(0, capacity - dict(amounts).get(min(slot.requests), 0))
+        return total
+
+
+def _wanted(slot: Slot) -> int:
+    return slot.requests[min(slot.requests)] if slot.mode is Mode.SHARE else slot.least
