@@ -50,11 +50,11 @@ def _rows(nodes: int) -> Iterator[Row]:
     documents = manifests(nodes)
     devices = sum(len(d["spec"]["devices"]) for d in documents if d["kind"] == "DevicePool")
     gc.collect()
-    before, start = _memory(), time.perf_counter()
+    before, start = memory(), time.perf_counter()
     warm = Fleet.from_manifests(documents)
     took = time.perf_counter() - start
     what: dict[str, str | int] = {"nodes": nodes, "devices": devices}
-    yield Row({**what, "what": f"load, {_memory() - before} MB beyond the manifests", "p99": ""}, (took,))
+    yield Row({**what, "what": f"load, {memory() - before} MB beyond the manifests", "p99": ""}, (took,))
     del documents
     shapes = [("new shape: " + name, spec) for name, spec in unseen(nodes)]
     times = _churn(warm, nodes)
@@ -71,7 +71,7 @@ def _rows(nodes: int) -> Iterator[Row]:
 
 def _once(warm: Fleet, spec: Manifest) -> float:
     asked = claim("once", spec)
-    seconds, answer = _timed(lambda: warm.allocate(asked))
+    seconds, answer = timed(lambda: warm.allocate(asked))
     if not answer["allocated"]:
         raise RuntimeError(f"nothing fits {spec}: {answer['message']}")
     warm.delete(asked)
@@ -84,7 +84,7 @@ def _refusals(warm: Fleet, spec: Manifest) -> list[float]:
     for number in range(1 + REFUSALS):
         other = claim(f"other-{number}", next(mix()))
         warm.allocate(other)
-        took, answer = _timed(lambda: warm.allocate(claim("refused", spec)))
+        took, answer = timed(lambda: warm.allocate(claim("refused", spec)))
         if answer["allocated"]:
             raise RuntimeError(f"there is room for {spec}")
         seconds.append(took)
@@ -101,35 +101,35 @@ def _churn(warm: Fleet, nodes: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {"allocate, check, commit": [], "release": []}
     capacity = USED * DEVICES * nodes
     while number < capacity / 3 + OPERATIONS:
-        timed = number > capacity / 3
-        if used > capacity or (timed and live and rng.random() < 0.4):
+        is_timed = number > capacity / 3
+        if used > capacity or (is_timed and live and rng.random() < 0.4):
             position = rng.randrange(len(live))
             live[position], live[-1] = live[-1], live[position]
             name, size = live.pop()
-            seconds, _ = _timed(lambda name=name: warm.release("default", name))
+            seconds, _ = timed(lambda name=name: warm.release("default", name))
             warm.delete(claim(name, {}))
             used -= size
             times["release"].append(seconds)
             continue
         number += 1
         asked = claim(f"c{number}", rng.choice(specs))
-        seconds, answer = _timed(lambda asked=asked: warm.allocate(asked))
+        seconds, answer = timed(lambda asked=asked: warm.allocate(asked))
         if not answer["allocated"]:
             raise RuntimeError(f"nothing fits: {answer['message']}")
         live.append((asked["metadata"]["name"], len(answer["allocations"])))
         used += len(answer["allocations"])
-        if timed:
+        if is_timed:
             times["allocate, check, commit"].append(seconds)
     return times
 
 
-def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
+def timed(act: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
     result = act()
     return time.perf_counter() - start, result
 
 
-def _memory() -> int:
+def memory() -> int:
     """MB that the process has had at most."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak // (2**20 if sys.platform == "darwin" else 2**10)

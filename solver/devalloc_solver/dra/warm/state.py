@@ -90,8 +90,8 @@ class State:
                 state._read_node(name)
         for pool in state._pools:
             state._settle(pool)
-        found: dict[str | None, Snapshot] = {node: state._snapshot(node) for node in state._own if node is not None}
-        state.index.load(found)
+        found = {node: state._snapshot(node) for node in state._own if node is not None}
+        state.index.load({node: snapshot for node, snapshot in found.items() if snapshot.pools})
         state._read_classes()
         for name in state.objects:
             if name[0] == "ResourceClaim":
