@@ -7,6 +7,8 @@ Kubernetes 1.37 (``k8s.io/apiserver/pkg/cel``): the standard functions, optional
 
 from __future__ import annotations
 
+from devalloc_solver.dra.cel.library.formats import NAMES
+
 QUANTITY = "kubernetes.Quantity"
 SEMVER = "kubernetes.Semver"
 URL = "kubernetes.URL"
@@ -35,22 +37,6 @@ GATED_VARIABLES = {SHARING_GATE: {"device.allowMultipleAllocations": "bool"}}
 GATED_FUNCTIONS = {LIST_GATE: ("dyn.includes(dyn) -> bool",)}
 GATES = frozenset({*GATED_VARIABLES, *GATED_FUNCTIONS})
 """The feature gates that change the language."""
-
-FORMATS = (
-    "dns1123Label",
-    "dns1123Subdomain",
-    "dns1035Label",
-    "qualifiedName",
-    "dns1123LabelPrefix",
-    "dns1123SubdomainPrefix",
-    "dns1035LabelPrefix",
-    "labelValue",
-    "uri",
-    "uuid",
-    "byte",
-    "date",
-    "datetime",
-)
 
 _COMPARABLE = ("int", "uint", "double", "bool", DURATION, TIMESTAMP, "string", "bytes")
 _NUMBERS = ("int", "uint", "double")
@@ -156,7 +142,7 @@ FUNCTIONS = (
     f"{CIDR}.prefixLength() -> int",
     # named formats
     f"format.named(string) -> optional_type<{FORMAT}>",
-    *(f"format.{name}() -> {FORMAT}" for name in FORMATS),
+    *(f"format.{name}() -> {FORMAT}" for name in NAMES),
     f"{FORMAT}.validate(string) -> optional_type<list<string>>",
 )
 

@@ -108,7 +108,8 @@ _PROBLEMS: dict[str, Callable[[str], list[str]]] = {
     "date": _check("a date", _is_date),
     "datetime": _check("a date and time", _is_datetime),
 }
-_FORMATS = {name: Format(name) for name in _PROBLEMS}
+NAMES = tuple(_PROBLEMS)
+_FORMATS = {name: Format(name) for name in NAMES}
 
 
 def _named(_: Frame, name: str) -> Maybe:
@@ -127,6 +128,6 @@ def _constant(name: str) -> Callable[[Frame], Format]:
 
 FUNCTIONS: tuple[Overload, ...] = (
     ("format.named", (STRING,), _named),
-    *((f"format.{name}", (), _constant(name)) for name in _PROBLEMS),
+    *((f"format.{name}", (), _constant(name)) for name in NAMES),
     ("validate", (Format, STRING), _validate),
 )
