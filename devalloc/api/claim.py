@@ -231,7 +231,8 @@ class DeviceClaim(ApiModel):
     @property
     def key(self) -> tuple[str, str]:
         """(namespace, name)"""
-        return self.namespace, self.metadata.name
+        metadata = self.metadata
+        return metadata.namespace or "default", metadata.name
 
     @property
     def priority(self) -> int:

@@ -32,8 +32,7 @@ class Recorded(NamedTuple):
     """None when whole"""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """What one claim holds, as recorded."""
 
     node: str | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode
@@ -21,8 +21,7 @@ Name = tuple[str, str, str]
 _CLUSTER_SCOPED = ("DevicePool", "DeviceClass")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Document:
+class Document(NamedTuple):
     """One manifest as it was read."""
 
     name: Name

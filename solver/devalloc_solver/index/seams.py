@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from devalloc_solver.demand import Slot, Unit
@@ -46,8 +45,7 @@ class Given(NamedTuple):
     """nano units of a share; empty for a whole device"""
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(NamedTuple):
     """Where something goes: the node (None for network devices alone) and the devices, in order of the details."""
 
     node: str | None
