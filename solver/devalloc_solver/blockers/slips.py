@@ -25,6 +25,8 @@ RARE = 0.01
 """The part of the devices that may have an attribute and it still be a slip of the pen."""
 MOST_VALUES = 1_000
 """Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
+MOST_DEMANDS = 1_000
+"""Demands whose slips are remembered; when there are more, all are forgotten."""
 SHOWN = 3
 """Slips that one message tells."""
 
@@ -123,6 +125,8 @@ class Slips:
     def of_demand(self, demand: Demand) -> tuple[Slip, ...]:
         """All slips of one claim, those of the spec's own matchAttributes first."""
         if demand not in self._known:
+            if len(self._known) >= MOST_DEMANDS:
+                self._known.clear()
             surveys = {id(found): found for found in (self._survey(slot.spec) for slot in demand.slots)}
             everything = Survey([d for survey in surveys.values() for d in survey.devices], self.copies)
             found = (_unknown_attribute(everything, name, "spec.matchAttributes") for name in demand.match)

@@ -90,7 +90,10 @@ class Fleet:
             del self._pools[key]
             self._devices.pop(key, None)
             self._listed.pop(key, None)
-        self._on_nodes.subtract(self._nodes_of.pop(name, ()))
+        for node in self._nodes_of.pop(name, ()):
+            self._on_nodes[node] -= 1
+            if not self._on_nodes[node]:
+                del self._on_nodes[node]
         keys = Counter(map(pool_key, pools))
         for pool in pools:
             rivals = len(pools) if pool.spec.node_name is None else keys[pool_key(pool)] + keys["", name]
@@ -104,7 +107,7 @@ class Fleet:
     @property
     def nodes(self) -> set[str]:
         """The nodes that any pool names, valid or not."""
-        return {node for node, count in self._on_nodes.items() if count}
+        return {*self._on_nodes}
 
     def find(self, node: str | None, pool_name: str, device_name: str) -> PooledDevice | None:
         """The device of that name which the node reaches; None as node reaches the network only (S7)."""

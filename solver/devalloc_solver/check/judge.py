@@ -93,7 +93,10 @@ class Judge:
         self._take_out(key)
         for holder in self._holders.pop(key, ()):
             for name in _pools_named(holder):
-                self._naming[name].discard(key)
+                naming = self._naming[name]
+                naming.discard(key)
+                if not naming:
+                    del self._naming[name]
 
     # -- what it says ------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ class Account:
             users.remove(use)
             if not users:
                 del pool[use.pooled]
+                if not pool:
+                    del self._pools[use.pooled.pool_key]
 
     def of_pool(self, key: PoolKey) -> Mapping[PooledDevice, Sequence[Use]]:
         return self._pools.get(key, _NOBODY)

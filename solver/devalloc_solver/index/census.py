@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc_solver.index.kinds import Kinds
 from devalloc_solver.index.nodes import Item, NodeIndex
 from devalloc_solver.index.states import NodeClass, NodeRecord, PoolState
 
@@ -82,7 +83,8 @@ class Census:
     """changes whenever anything does"""
     layout: int = 0
     """changes whenever pools do"""
-    _kinds: object = None
+    _began: tuple[Kinds | None, int] = (None, 0)
+    """the kinds it counts, and how often changes had been forgotten when it began"""
     _nodes: dict[Node, _Seen] = field(default_factory=dict)
     _states: Counter[PoolState] = field(default_factory=Counter)
     _held: dict[Hashable, tuple[Sequence[Item], Holds]] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class Census:
     def update(self) -> None:
         """Look at all nodes that are not as they were."""
         index = self.index
-        if self._kinds is not index.kinds:
+        if self._began != (index.kinds, index.forgotten):
             self._restart()
             index.changed.update(index.records, (None,))
         if not index.changed:
@@ -115,8 +117,8 @@ class Census:
         index.changed.clear()
 
     def _restart(self) -> None:
-        """Kinds have other numbers now."""
-        self._kinds = self.index.kinds
+        """Kinds have other numbers now, or too much has changed to tell what."""
+        self._began = self.index.kinds, self.index.forgotten
         self.layout += 1
         for counted in (self.sorts, self.claims, self._nodes, self._states, self._held):
             counted.clear()

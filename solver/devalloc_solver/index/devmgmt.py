@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
@@ -21,6 +21,8 @@ from devalloc_solver.index.refusal import Refusals
 from devalloc_solver.index.seams import Spot
 from devalloc_solver.intake import Intake, Refused
 from devalloc_solver.snapshot import Snapshot, take_snapshot, without_clashes
+
+_N = TypeVar("_N", str, str | None)
 
 
 class Recorded(NamedTuple):
@@ -229,7 +231,7 @@ class Devmgmt:
 
     def _let_go(self, key: Key) -> None:
         for node, _, _ in self.index.held.get(key, ()):
-            self._on_node[node].discard(key)
+            _discard(self._on_node, node, key)
         self.index.free(key)
 
     def _hold_again(self, key: Key) -> None:
@@ -248,7 +250,7 @@ class Devmgmt:
         if kept is not None:
             self._let_go(key)
             for entry in kept.entries:
-                self._by_pool[entry.pool].discard(key)
+                _discard(self._by_pool, entry.pool, key)
 
     def _forget_claim(self, key: Key) -> None:
         """It holds nothing here any more."""
@@ -320,6 +322,15 @@ class Devmgmt:
             known = granted, Document(full_name("DeviceClaim", *key), None, with_status(*granted), None, ())
             self._written[key] = known
         return known[1]
+
+
+def _discard(keys: dict[_N, set[Key]], name: _N, key: Key) -> None:
+    """Nothing stays of names that have no keys any more."""
+    mine = keys.get(name)
+    if mine is not None:
+        mine.discard(key)
+        if not mine:
+            del keys[name]
 
 
 def without_status(claim: DeviceClaim) -> DeviceClaim:

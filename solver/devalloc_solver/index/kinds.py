@@ -51,7 +51,7 @@ class Kind:
         return self.one.attributes.get(name) if mark is None else (mark,)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Kinds:
     """All kinds met so far, and where the values of varied attributes are."""
 

@@ -52,6 +52,8 @@ class NodeIndex:
     held: dict[Hashable, Sequence[Item]] = field(default_factory=dict)
     changed: set[str | None] = field(default_factory=set)
     """nodes (None: the network) that are not as they were when somebody last cleared this"""
+    forgotten: int = 0
+    """how often these were too many, and were cleared here: everything may have changed then"""
     touched: Touched = field(default_factory=Touched)
     read: frozenset[str] = frozenset()
     """attributes that claims are known to read: they come first among those that are part of kinds"""
@@ -102,6 +104,9 @@ class NodeIndex:
         if record is None:
             return
         self._touch(node)
+        if len(self.changed) > 2 * len(self.records) + SPARE_RANKS:
+            self.changed.clear()
+            self.forgotten += 1
         self.kinds.leave(node, record.snapshot)
         if node is None:
             self.network = None

@@ -1,0 +1,146 @@
+"""What a Fleet remembers has bounds: of claims and objects that never repeat, many leave no more than a few."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from devalloc_solver import Fleet
+from devalloc_solver.blockers import slips
+from devalloc_solver.check import asked, verdicts
+from devalloc_solver.index import apart, claims, log, nodes, reader, refusal, screen
+from tests.support.manifests import Manifest, claim, device, device_class, pool
+
+NODES = 12
+
+
+def gpus(name: str, node: str, model: str = "m0") -> Manifest:
+    devices = [
+        device(
+            f"g{n}",
+            attributes={"model": model, "numa": n // 2, "uuid": f"{name}-{n}", "card": hash_of(name, n)},
+            resources={"memory": "8Gi/1Gi"},
+        )
+        for n in range(4)
+    ]
+    return pool(name, node, "gpu", devices=devices)
+
+
+def hash_of(name: str, number: int) -> int:
+    """Scattered, and the same in every run."""
+    return (sum(map(ord, name)) * 7 + number * number * 5) % 11
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    """With bounds that are soon reached."""
+    for module, name, most in (
+        (nodes, "MAX_SHAPES", 8),
+        (nodes, "SPARE_CLASSES", 50),
+        (nodes, "SPARE_KINDS", 20),
+        (nodes, "SPARE_RANKS", 10),
+        (nodes, "NODE_KINDS", 4),
+        (apart, "SPARE", 10),
+        (claims, "MOST_SHAPES", 8),
+        (claims, "MOST_VERDICTS", 100),
+        (log, "KEPT", 20),
+        (reader, "MAX_SPECS", 8),
+        (asked, "MAX_SPECS", 8),
+        (verdicts, "MAX_EXPRESSIONS", 8),
+        (verdicts, "MAX_VERDICTS", 20),
+        (slips, "MOST_DEMANDS", 8),
+        (refusal, "MEMO", 8),
+        (refusal, "SCREENS", 4),
+        (refusal, "EXCERPTS", 4),
+        (screen, "MOST_BOUNDS", 20),
+    ):
+        monkeypatch.setattr(module, name, most)
+    manifests = [gpus(f"p{n}", f"n{n}", f"m{n % 3}") for n in range(NODES)]
+    return Fleet.from_manifests([*manifests, device_class("gpu", driver="gpu")])
+
+
+def kept(fleet: Fleet) -> int:
+    """Containers and objects that the fleet refers to, directly or not, but code and types."""
+    seen: set[int] = set()
+    waiting: list[Any] = [fleet]
+    while waiting:
+        for each in gc.get_referents(waiting.pop()):
+            if id(each) not in seen and gc.is_tracked(each) and not isinstance(each, type | type(gc) | type(kept)):
+                seen.add(id(each))
+                waiting.append(each)
+    return len(seen)
+
+
+def grows(fleet: Fleet, step: Callable[[int], None], rounds: int) -> float:
+    """By how much more is kept after three times as many steps, at the most that is kept on the way."""
+    most = []
+    for part in range(3):
+        high = 0
+        for number in range(part * rounds, (part + 1) * rounds):
+            step(number)
+            if number % 5 == 0:
+                high = max(high, kept(fleet))
+        most.append(high)
+    return most[2] / most[0]
+
+
+def place(fleet: Fleet, constraints: str, **detail: Any) -> None:
+    asked = claim("c", {"deviceClass": "gpu", "constraints": constraints, **detail})
+    if fleet.allocate(asked)["allocated"]:
+        fleet.release("default", "c")
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        "device.numa < {} + 5",
+        "device.card != {} + 50",
+        "device.uuid != 'u{}'",
+        "device.model == 'x{}'",
+        "device.uuid == 'x{}'",
+        "device.numa == {} +",
+    ],
+)
+def test_claims_that_never_ask_for_the_same_leave_nothing_behind(fleet: Fleet, constraints: str) -> None:
+    assert grows(fleet, lambda n: place(fleet, constraints.format(n)), 30) < 1.15
+
+
+def test_refused_shares_leave_nothing_behind(fleet: Fleet) -> None:
+    def step(number: int) -> None:
+        fleet.allocate(claim("c", {"deviceClass": "gpu", "requests": {"memory": f"{number + 100}Gi"}}))
+
+    assert grows(fleet, step, 30) < 1.15
+
+
+def test_pools_that_come_anew_leave_nothing_behind(fleet: Fleet) -> None:
+    def step(number: int) -> None:
+        fleet.update(gpus(f"p{number % NODES}", f"n{number % NODES}", f"model-{number}"))
+        place(fleet, "device.card != 50")
+        place(fleet, "device.numa == 1")
+
+    assert grows(fleet, step, 40) < 1.15
+
+
+def test_nodes_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
+    def step(number: int) -> None:
+        fleet.update(gpus(f"new-{number}", f"node-{number}"))
+        asked = claim("c", {"deviceClass": "gpu"}, annotations={"devalloc.io/node": f"node-{number}"})
+        assert fleet.allocate(asked)["allocated"]
+        place(fleet, "device.card < 50", requests={"count": 9})
+        fleet.delete({"kind": "DevicePool", "metadata": {"name": f"new-{number}"}})
+        fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": "c"}})
+
+    assert grows(fleet, step, 40) < 1.15
+
+
+def test_claims_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
+    def step(number: int) -> None:
+        asked = claim(f"c{number}", {"deviceClass": "gpu", "requests": {"count": 1 + number % 4}})
+        assert fleet.allocate(asked)["allocated"]
+        fleet.allocate(claim(f"large-{number}", {"deviceClass": "gpu", "requests": {"count": 5}}))
+        fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": f"c{number}"}})
+
+    assert grows(fleet, step, 60) < 1.15
