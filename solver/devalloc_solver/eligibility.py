@@ -136,11 +136,6 @@ class Eligibility:
         return len(self._candidates)
 
     @property
-    def expressions(self) -> int:
-        """Different expressions whose verdicts and errors are kept: whoever keeps a judge for long looks at this."""
-        return max(len(self._verdicts), len(self._errors))
-
-    @property
     def remembered(self) -> int:
         """Expressions, and verdicts of them, that are kept."""
         return len(self._errors) + sum(map(len, self._verdicts.values()))

@@ -12,8 +12,9 @@ from devalloc_solver.snapshot import Snapshot, take_snapshot
 
 MOST_KEPT = 128
 """Different requests whose candidates are kept; with more, the next solve starts afresh."""
-MOST_EXPRESSIONS = 4_096
-"""The same for expressions: a refused claim leaves the error of its expression, and no candidates."""
+MOST_REMEMBERED = 200_000
+"""The same for expressions and their verdicts: a refused claim leaves the error of its expression, and no candidates.
+"""
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Standing:
             or not _same(self._classes, classes)
             or judge.invalid_classes != intake.invalid_classes
             or judge.known > MOST_KEPT
-            or judge.expressions > MOST_EXPRESSIONS
+            or judge.remembered > MOST_REMEMBERED
         ):
             judge = self._judge = Eligibility(snapshot, intake.classes, intake.invalid_classes)
             self._classes = classes

@@ -240,7 +240,7 @@ def test_a_short_deadline_gives_what_a_first_fit_would_find(deadline: float) -> 
 
 
 def test_a_judge_that_is_kept_forgets_expressions_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "MOST_EXPRESSIONS", 2)
+    monkeypatch.setattr(standing, "MOST_REMEMBERED", 2)
     intake, kept = read_documents([GPU, *fleet(1)]), standing.Standing()
     judge = kept.take(intake)[2]
     for expression in ("device.", "device..", "device..."):
