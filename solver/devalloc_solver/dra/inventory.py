@@ -5,8 +5,9 @@ Order of devices: pools, slices and devices as upstream goes through them; it is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from devalloc_solver import snapshot as core
 from devalloc_solver.dra import features as gate
@@ -73,21 +74,29 @@ def _devices(pool: Pool) -> Iterator[tuple[Slice, Device]]:
     return ((found, device) for found in (*pool.slices, *pool.hidden) for device in found.devices)
 
 
-def lookup(offer: Offer, name: str) -> Attribute | None:
-    """An attribute by its full name; a name without domain is under the driver's."""
-    attributes = offer.device.attributes
-    found = attributes.get(name)
-    if found is None:
+T = TypeVar("T")
+
+
+def find_named(offer: Offer, found: Mapping[str, T], name: str) -> T | None:
+    """What a device has under a full name; a name without domain is under the driver's."""
+    known = found.get(name)
+    if known is None:
         domain, slash, short = name.partition("/")
         if slash and domain == offer.pool.driver:
-            found = attributes.get(short)
-    return found
+            known = found.get(short)
+    return known
 
 
-def full_names(offer: Offer) -> Iterator[str]:
-    """The names of its attributes; one without domain is under the driver's."""
-    driver = offer.pool.driver
-    return (name if "/" in name else f"{driver}/{name}" for name in offer.device.attributes)
+def lookup(offer: Offer, name: str) -> Attribute | None:
+    """An attribute by its full name."""
+    return find_named(offer, offer.device.attributes, name)
+
+
+def attributes_of(offer: Offer) -> dict[str, Attribute]:
+    """All attributes by their full names; where a device has a short name besides, the full one counts."""
+    attributes, driver = offer.device.attributes, offer.pool.driver
+    found = {f"{driver}/{name}": attribute for name, attribute in attributes.items() if "/" not in name}
+    return found | {name: attribute for name, attribute in attributes.items() if "/" in name}
 
 
 def relation_value(found: Attribute | None, gates: frozenset[str]) -> object | None:
@@ -123,8 +132,8 @@ def make_snapshot(
 def _core_device(
     offer: Offer, pool: int, attributes: Collection[str] | None, gates: frozenset[str], *, local: bool
 ) -> core.Device:
-    names = full_names(offer) if attributes is None else attributes
-    values = {name: relation_value(lookup(offer, name), gates) for name in names}
+    found = attributes_of(offer) if attributes is None else {name: lookup(offer, name) for name in attributes}
+    values = {name: relation_value(attribute, gates) for name, attribute in found.items()}
     return core.Device(
         index=offer.index,
         pool=pool,

@@ -9,16 +9,16 @@ from devalloc.api.semver import SemVer
 from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, ExhaustedError, Program, Read, compile
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import DEFAULT
-from devalloc_solver.dra.inventory import Offer
-from devalloc_solver.dra.objects import Attribute, Device
+from devalloc_solver.dra.inventory import Offer, find_named
+from devalloc_solver.dra.objects import Attribute
 
 compile("true", DEFAULT)  # loads the CEL runtime together with the dialect, so that no claim has to wait for it
 
 
 MOST_EXHAUSTED = 4
 """Devices on which an expression may exceed its cost limit before it is not evaluated any more."""
-MOST_READ = 200_000
-"""Devices that are remembered as selectors see them; when there are more, all are forgotten."""
+MOST_VERDICTS = 200_000
+"""Verdicts of an expression that are remembered; when there are more, all are forgotten."""
 
 
 class Selectors:
@@ -32,7 +32,6 @@ class Selectors:
         self._programs: dict[str, Program] = {}
         self._verdicts: dict[str, dict[object, bool | str]] = {}
         self._exhausted: dict[str, int] = {}
-        self._devices: dict[Device, CelDevice | str] = {}
 
     def check(self, expression: str, where: str) -> None:
         """Raises AllocationError for an expression that does not compile."""
@@ -46,15 +45,14 @@ class Selectors:
 
     def verdict(self, expression: str, offer: Offer) -> bool | str:
         """True, False, or why the expression cannot be evaluated on the device. It has passed ``check``."""
-        device = self._devices.get(offer.device)
-        if device is None:
-            device = self._read(offer)
-        if isinstance(device, str):
-            return device
+        if any(attribute.fault is not None for attribute in offer.device.attributes.values()):
+            return str(cel_device(offer))
         program, known = self._programs[expression], self._verdicts[expression]
-        key = offer.device if program.reads is None else tuple([_part(device, read) for read in program.reads])
+        key = offer.device if program.reads is None else tuple([_part(offer, read) for read in program.reads])
         if key not in known:
-            known[key] = self._evaluate(expression, program, device)
+            if len(known) >= MOST_VERDICTS:
+                known.clear()
+            known[key] = self._evaluate(expression, program, offer)
         return known[key]
 
     def program(self, expression: str) -> Program:
@@ -70,18 +68,12 @@ class Selectors:
         """Whether any expression was, so that it depends on what was asked before what is evaluated."""
         return any(self._exhausted.values())
 
-    def _read(self, offer: Offer) -> CelDevice | str:
-        if len(self._devices) >= MOST_READ:
-            self._devices.clear()
-            for expression, program in self._programs.items():
-                if program.reads is None:
-                    self._verdicts[expression].clear()
-        found = self._devices[offer.device] = cel_device(offer)
-        return found
-
-    def _evaluate(self, expression: str, program: Program, device: CelDevice) -> bool | str:
+    def _evaluate(self, expression: str, program: Program, offer: Offer) -> bool | str:
         if self._exhausted[expression] >= MOST_EXHAUSTED:
             return f"the expression was given up: it is too expensive on {MOST_EXHAUSTED} other devices"
+        device = cel_device(offer)
+        if isinstance(device, str):
+            return device
         try:
             return program.matches(device)
         except ExhaustedError as error:
@@ -91,19 +83,18 @@ class Selectors:
             return str(error)
 
 
-def _part(device: CelDevice, read: Read) -> object:
+def _part(offer: Offer, read: Read) -> object:
     """One part of a device, such that equal parts are of one type."""
     match read.kind:
         case "driver":
-            return device.driver
+            return offer.pool.driver
         case "allow_multiple":
-            return device.allow_multiple
+            return offer.device.allow_multiple
         case "capacity":
-            amount = device.capacity.get(read.domain, {}).get(read.id)
-            return None if amount is None else (amount.nano, amount.format)
-    value = device.attributes.get(read.domain, {}).get(read.id)
-    members = value if isinstance(value, tuple) else (value,)
-    return type(value), tuple((type(member), member) for member in members)
+            capacity = find_named(offer, offer.device.capacity, f"{read.domain}/{read.id}")
+            return None if capacity is None else (capacity.value.nano, capacity.value.format)
+    found = find_named(offer, offer.device.attributes, f"{read.domain}/{read.id}")
+    return None if found is None else (found.kind, found.is_list, found.values)
 
 
 def cel_device(offer: Offer) -> CelDevice | str:

@@ -13,6 +13,7 @@ from devalloc_solver.dra.cel import Scalar
 from devalloc_solver.dra.inventory import (
     Offer,
     View,
+    attributes_of,
     draws_of,
     list_offers,
     overdrawn,
@@ -107,14 +108,10 @@ def local_snapshot(node: str, pools: Iterable[Pool], gates: frozenset[str], numb
 
 def _read(offer: Offer, gates: frozenset[str]) -> tuple[Mapping[str, Any], Hashable]:
     """The attributes of a device that relations and selectors read, and what else there is to it."""
-    device, driver = offer.device, offer.pool.driver
+    device = offer.device
     attributes: dict[str, Any] = {}
     types: dict[str, object] = {}
-    for raw in device.attributes:
-        name = raw if "/" in raw else f"{driver}/{raw}"
-        if name in types:
-            continue  # it has a short name besides
-        attribute = device.attributes.get(name) or device.attributes[raw]
+    for name, attribute in attributes_of(offer).items():
         value = relation_value(attribute, gates)
         if name in RESERVED:
             types[name] = attribute.kind, attribute.is_list, attribute.values
