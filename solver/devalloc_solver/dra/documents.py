@@ -16,7 +16,7 @@ from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.decode import API_VERSION, check_version, read_claim, read_class, read_node, read_slice
 from devalloc_solver.dra.fields import FieldError, Fields, shown
 from devalloc_solver.dra.limits import check_claim, check_class, check_slice
-from devalloc_solver.dra.objects import Claim, Class, Node
+from devalloc_solver.dra.objects import Claim, Class, Node, Slice
 from devalloc_solver.reasons import Reason
 
 Manifest = Mapping[str, Any]
@@ -42,6 +42,8 @@ class Intake:
     """The objects of a cluster by kind."""
 
     slices: list[Manifest] = field(default_factory=list)
+    read: dict[int, Slice] = field(default_factory=dict)
+    """the same as they were read, by the id of the manifest"""
     nodes: dict[str, Node] = field(default_factory=dict)
     node_manifests: dict[str, Manifest] = field(default_factory=dict)
     classes: dict[str, Class] = field(default_factory=dict)
@@ -55,9 +57,14 @@ class Intake:
     problems: list[Problem] = field(default_factory=list)
 
 
-def read_documents(documents: Iterable[object], gates: frozenset[str]) -> Intake:
-    """Sort manifests out. Every problem says which object it is about."""
-    intake = Intake()
+def read_documents(
+    documents: Iterable[object], gates: frozenset[str], read: Mapping[int, Slice] | None = None
+) -> Intake:
+    """Sort manifests out. Every problem says which object it is about.
+
+    ``read``: slices among them that were read before, by the id of the manifest.
+    """
+    intake = Intake(read=dict(read or {}))
     objects = [content for document in documents for content in _flat(document)]
     count = Counter((_kind(content), key_of(content)) for content in objects if isinstance(content, Mapping))
     for content in objects:
@@ -126,11 +133,12 @@ def _read(intake: Intake, content: Manifest, gates: frozenset[str], *, twice: bo
 
 
 def _read_slice(intake: Intake, content: Manifest, gates: frozenset[str]) -> None:
-    found = read_slice(content)
+    found = intake.read.get(id(content)) or read_slice(content)
     if gate.COMPATIBILITY_GROUPS in gates and any(device.uses_groups for device in found.devices):
         told = f"has compatibilityGroups, an alpha feature ({gate.COMPATIBILITY_GROUPS}) that is not supported"
         raise FieldError("spec.devices.consumesCounters", told)
     intake.slices.append(content)
+    intake.read[id(content)] = found
     try:
         check_slice(found)
     except FieldError as error:

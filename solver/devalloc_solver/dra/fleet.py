@@ -115,7 +115,7 @@ class ResourceFleet:
             for one in same
             if name not in wanted and (name[0] != "ResourceClaim" or is_held(one) or _group(one) in groups)
         ]
-        intake = read_documents([*documents, *asked], self._gates)
+        intake = read_documents([*documents, *asked], self._gates, self._state.read_slices())
         answer = solve(intake, self._gates, self._placement, deadline, started)
         by_key = {(one["namespace"], one["name"]): one for one in answer["claims"]}
         for claim in intake.claims:

@@ -100,7 +100,7 @@ def solve(
 
 def prepare(intake: Intake, gates: frozenset[str]) -> Prepared:
     """All stages before the search."""
-    book = SliceBook(intake.slices, gates)
+    book = SliceBook(intake.slices, gates, intake.read)
     seen = survey(book, intake.nodes)
     usage, holders, problems = held_usage(intake)
     offers = list_offers(seen.views, usage, gates)

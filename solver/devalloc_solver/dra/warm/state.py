@@ -209,6 +209,10 @@ class State:
         place = self._places[pool] = nodes.pop() if len(nodes) == 1 else None
         self._own[place][pool] = None
 
+    def read_slices(self) -> dict[int, Slice]:
+        """All that can be read, by the id of the manifest."""
+        return {id(self.objects[name][0]): found for name, found in self.slices.items()}
+
     def book(self, pools: Iterable[PoolId]) -> SliceBook:
         """The slices of some pools."""
         names = [name for pool in pools for name in self._pools[pool]]
