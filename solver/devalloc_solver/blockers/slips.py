@@ -54,6 +54,8 @@ class Survey:
     devices: Sequence[Device]
     copies: Mapping[int, int] | None = None
     """device -> how many it stands for; None: each for itself"""
+    identifiers: frozenset[str] = frozenset()
+    """attributes of more values than one is looked for among, whatever these devices have"""
     _names: Counter[str] | None = None
     _resources: Counter[str] | None = None
     _values: dict[str, Counter[object]] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class Slips:
     eligibility: Eligibility
     copies: Mapping[int, int] | None = None
     """device -> how many of the fleet it stands for; None: each for itself"""
+    identifiers: frozenset[str] = frozenset()
+    """attributes of which the devices here have but some of the values, for there are too many"""
     _surveys: dict[object, Survey] = field(default_factory=dict)
     _known: dict[Demand, tuple[Slip, ...]] = field(default_factory=dict)
 
@@ -128,7 +132,7 @@ class Slips:
             if len(self._known) >= MOST_DEMANDS:
                 self._known.clear()
             surveys = {id(found): found for found in (self._survey(slot.spec) for slot in demand.slots)}
-            everything = Survey([d for survey in surveys.values() for d in survey.devices], self.copies)
+            everything = self._survey_of([d for survey in surveys.values() for d in survey.devices])
             found = (_unknown_attribute(everything, name, "spec.matchAttributes") for name in demand.match)
             of_slots = (slip for slot in demand.slots for slip in self._of_slot(slot))
             self._known[demand] = (*(slip for slip in found if slip is not None), *of_slots)
@@ -157,7 +161,7 @@ class Slips:
             for device_class in classes:
                 driver, name = device_class.spec.driver, f"class {device_class.metadata.name}: spec.constraints"
                 mine = [d for d in self.snapshot.devices if driver in ("", self._driver(d))]
-                yield from _in_expression(Survey(mine, self.copies), device_class.spec.constraints, name)
+                yield from _in_expression(self._survey_of(mine), device_class.spec.constraints, name)
 
     def _survey(self, detail: DeviceClaimDetail) -> Survey:
         """The devices of the detail's class and type; where there are none, all."""
@@ -166,6 +170,9 @@ class Slips:
             found = self._accepted(detail)
             self._surveys[key] = Survey([self.snapshot.devices[i] for i in found] or self.snapshot.devices, self.copies)
         return self._surveys[key]
+
+    def _survey_of(self, devices: Sequence[Device]) -> Survey:
+        return Survey(devices, self.copies, self.identifiers)
 
     def _accepted(self, detail: DeviceClaimDetail) -> list[int]:
         bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
@@ -282,7 +289,7 @@ def _odd_value(survey: Survey, operator: str, name: str, literal: object, path: 
 
 def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -> Slip | None:
     values = survey.values(name)
-    if operator != "==" or values[literal] or len(values) > MOST_VALUES:
+    if operator != "==" or values[literal] or len(values) > MOST_VALUES or name in survey.identifiers:
         return None
     near = nearest(literal, [value for value in values if isinstance(value, str)])
     if near is None:

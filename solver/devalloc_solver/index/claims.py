@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc_solver.demand import Demand, Slot, Unit, find_refusal, make_demand
 from devalloc_solver.eligibility import Eligibility, ExpressionError
 from devalloc_solver.index.kinds import Kinds
-from devalloc_solver.index.literals import literals, reads
+from devalloc_solver.index.literals import compared, literals, reads
 from devalloc_solver.intake import Intake, Refused
 from devalloc_solver.snapshot import Device, Snapshot
 
@@ -87,6 +87,16 @@ class ClaimAsk(NamedTuple):
     def literals(self, slot: Slot) -> Iterable[tuple[str, frozenset[Any]]]:
         for expression in self._expressions(slot.spec, every=False):
             yield from literals(expression)
+
+    def compared(self, slot: Slot) -> Mapping[str, frozenset[Any]] | None:
+        """The attributes that its expressions read, with all that they are compared with; None when more is done."""
+        found: dict[str, frozenset[Any]] = {}
+        for expression in self._expressions(slot.spec, every=True):
+            mine = compared(expression)
+            if mine is None:
+                return None
+            found |= {name: values | found.get(name, frozenset()) for name, values in mine.items()}
+        return found
 
     def passing(self, slot: Slot, name: str, values: Iterable[object]) -> Sequence[object] | None:
         texts = [text for text in self._expressions(slot.spec, every=False) if reads(text) == frozenset((name,))]

@@ -31,13 +31,13 @@ class KindCounts:
     def make(self, slot: Slot) -> Funnel:
         """The funnel of a slot of any part of the fleet."""
         sample = self.eligibility.snapshot
-        sizes, firsts = self.census.sizes(), self.census.firsts()
+        sizes, firsts = self.sizes(), self.firsts()
         fallen: dict[Step, list[Kind]] = defaultdict(list)
         telling: dict[Step, list[Place]] = defaultdict(list)
         accepted: set[int] = set()
         without: list[Kind] = []
         nothing = Ledger(sample)
-        for kind in self.census.index.kinds.kinds:
+        for kind in self.parts():
             if not sizes.get(kind.index):
                 continue
             fall = self.eligibility.fall(slot.spec, sample.devices[kind.index])
@@ -57,15 +57,27 @@ class KindCounts:
             count = sum(sizes[kind.index] for kind in without)
             steps.append((f"have no {' or '.join(sorted(slot.requests))} to share", count, self._names(without), None))
         matching = sum(sizes[kind] for kind in accepted)
-        taken = 0 if slot.mode.is_admin else self._taken(slot, accepted)
-        holders = self._holders(slot, accepted) if taken else ()
+        taken = 0 if slot.mode.is_admin else self.taken(slot, accepted)
+        holders = self.holders(slot, accepted) if taken else ()
         return Funnel(slot, sum(sizes.values()), tuple(steps), matching, holders, taken, matching - taken)
+
+    def parts(self) -> Sequence[Kind]:
+        """All devices, in parts that are judged alike."""
+        return self.census.index.kinds.kinds
+
+    def sizes(self) -> Mapping[int, int]:
+        """part -> devices"""
+        return self.census.sizes()
+
+    def firsts(self) -> Mapping[int, Sequence[Place]]:
+        """part -> its first devices in natural order"""
+        return self.census.firsts()
 
     # -- names -------------------------------------------------------------------------------------------------------
 
     def _names(self, kinds: Sequence[Kind]) -> tuple[str, ...]:
         """The first devices of these kinds."""
-        firsts = self.census.firsts()
+        firsts = self.firsts()
         return tuple(self._title(place) for place in islice(merge(*(firsts[kind.index] for kind in kinds)), SHOWN))
 
     def _title(self, place: Place) -> str:
@@ -89,7 +101,7 @@ class KindCounts:
 
     # -- in use ------------------------------------------------------------------------------------------------------
 
-    def _taken(self, slot: Slot, accepted: set[int]) -> int:
+    def taken(self, slot: Slot, accepted: set[int]) -> int:
         """Devices of these kinds of which the slot can have nothing now."""
         shares = slot.mode is Mode.SHARE
         total = 0
@@ -101,7 +113,7 @@ class KindCounts:
                     total += count * (size - free - (_with_room(slot, state, group, kind) if shares else 0))
         return total
 
-    def _holders(self, slot: Slot, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
+    def holders(self, slot: Slot, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         """Who holds them: the first ones, and as many nameless ones as there are more."""
         if slot.mode is Mode.SHARE:
             return self._holders_of_shared(slot, accepted)

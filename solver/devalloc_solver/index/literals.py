@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from devalloc_solver import cel
@@ -29,6 +29,34 @@ def reads(expression: str) -> frozenset[str] | None:
         return cel.compile(expression).attributes
     except cel.CompileError:
         return None
+
+
+@lru_cache(maxsize=1024)
+def compared(expression: str) -> Mapping[str, frozenset[str | int]] | None:
+    """Attributes and the texts and whole numbers that an expression compares them with (``==``, ``!=``, ``in``); None
+    when it does anything else with one, such as to order or to search its values."""
+    found: dict[str, set[str | int]] = {}
+    try:
+        plain = _note_compared(parse(expression), found)
+    except cel.CompileError:
+        return None
+    return {name: frozenset(values) for name, values in found.items()} if plain else None
+
+
+def _note_compared(node: Node, found: dict[str, set[str | int]]) -> bool:
+    if _attribute(node) is not None:
+        return False
+    pairs: list[tuple[Node, tuple[Node, ...]]] = []
+    if isinstance(node, Binary) and node.operator in ("==", "!="):
+        pairs = [(node.left, (node.right,)), (node.right, (node.left,))]
+    elif isinstance(node, Binary) and node.operator == "in" and isinstance(node.right, ListOf):
+        pairs = [(node.left, tuple(node.right.items))]
+    for attribute, others in pairs:
+        name, values = _attribute(attribute), [_plain(each) for each in others]
+        if name is not None and None not in values:
+            found.setdefault(name, set()).update(value for value in values if value is not None)
+            return True
+    return all(_note_compared(child, found) for child in node.children())
 
 
 def _conjuncts(node: Node) -> Iterator[tuple[str, frozenset[str | int]]]:

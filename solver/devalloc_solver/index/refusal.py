@@ -14,19 +14,21 @@ from typing import Any
 from devalloc.api.claim import DeviceClaim
 from devalloc_solver.blockers.edits import Edit, applied
 from devalloc_solver.blockers.question import Question
-from devalloc_solver.blockers.slips import Slips
+from devalloc_solver.blockers.slips import MOST_VALUES, Slips
 from devalloc_solver.collector import quiet_collector
-from devalloc_solver.demand import Unit
+from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.eligibility import Eligibility
 from devalloc_solver.explain import Explainer, Fleetwide
 from devalloc_solver.holdings import Key
+from devalloc_solver.index.apart import Apart
 from devalloc_solver.index.census import NETWORK, Census
 from devalloc_solver.index.claims import ClaimAsk, Rules
 from devalloc_solver.index.counts import KindCounts
 from devalloc_solver.index.excerpt import Excerpt
 from devalloc_solver.index.nodes import NodeIndex
-from devalloc_solver.index.screen import Screen
+from devalloc_solver.index.screen import MOST_KINDS, Screen
 from devalloc_solver.index.shape import Shape
+from devalloc_solver.index.split import Split, SplitCounts
 from devalloc_solver.index.states import NodeRecord
 from devalloc_solver.solution import ClaimAnswer
 
@@ -87,8 +89,12 @@ class Refusals:
             found = self._find_in_part(ask, claim, shape)
             if found is not None:
                 return found
+        if isinstance(shape, Apart) and self.index.network is None:
+            found = self._find_apart(ask, claim, shape)
+            if found is not None:
+                return found
         with quiet_collector():
-            return self._answer(ask, claim, self.census.in_order(), everywhere=True)[0]
+            return self._answer(ask, claim, self.census.in_order(), None)[0]
 
     def _find_in_part(self, ask: ClaimAsk, claim: DeviceClaim, shape: Shape) -> ClaimAnswer | None:
         """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""
@@ -116,6 +122,55 @@ class Refusals:
         assert choice is not None
         return self._answer_from(ask, claim, ranks.union(choice.ranks))[0]
 
+    def _find_apart(self, ask: ClaimAsk, claim: DeviceClaim, shape: Apart) -> ClaimAnswer | None:
+        """From the nodes that have what its expressions name, and the emptiest of each kind."""
+        split = None if any(s.mode is not Mode.WHOLE for s in shape.demand.slots) else self._split(ask, shape)
+        emptiest: dict[int, tuple[int, int]] = {}
+        for sort in self.census.sorts.values():
+            kind = sort.node.kind.index
+            emptiest[kind] = min(emptiest.get(kind, (sort.used, min(sort.ranks))), (sort.used, min(sort.ranks)))
+        if split is None or len(emptiest) > MOST_KINDS:
+            return None
+        judge = self._rules_now().on(split.kinds.sample())
+        ranks = {rank for _, rank in emptiest.values()}
+        for slot in ask.demand(judge).slots:
+            devices = split.devices({*slot.candidates.accepted})
+            wanted = sorted(devices, key=lambda node: (-len(devices[node]), self.index.records[node or ""].rank))
+            if len(wanted) > MANY:
+                return None
+            ranks.update(self.index.records[node or ""].rank for node in wanted)
+        if claim.pinned_node in self.index.records:
+            ranks.add(self.index.records[claim.pinned_node].rank)
+        few = frozenset(split.read if split.literals is not None else ())
+        slips = Slips(judge.snapshot, judge, split.sizes, few)
+        records = [self.census.record(rank) for rank in sorted(ranks)]
+        return self._answer(ask, claim, records, Fleetwide(SplitCounts(self.census, judge, split), slips))[0]
+
+    def _split(self, ask: ClaimAsk, shape: Apart) -> Split | None:
+        """The fleet by what the claim reads; None when there is no end of it."""
+        kinds = self.index.kinds
+        read: set[str] = set()
+        literals: dict[str, frozenset[object]] = {}
+        plain = True
+        for slot in shape.demand.slots:
+            mine, told = ask.reads(slot), ask.compared(slot)
+            if mine is None:
+                return None
+            read |= mine & kinds.varied
+            plain = plain and told is not None
+            for name, values in (told or {}).items():
+                literals[name] = literals.get(name, frozenset()) | values
+        many = {name for name in read if len(kinds.places.get(name, ())) > MOST_VALUES}
+        if many and not (plain and many == read):
+            return None
+        return Split(
+            self.census, tuple(sorted(read)), {name: literals[name] for name in read} if many == read else None
+        )
+
+    def _rules_now(self) -> Rules:
+        assert self._rules is not None
+        return self._rules
+
     def _edited(self, ask: ClaimAsk, edits: Sequence[Edit]) -> Screen:
         """For what the claim asks for once its spec is edited."""
         judge = self._judge_of_kinds()
@@ -123,13 +178,13 @@ class Refusals:
         return Screen(self.census, applied(question, [e for e in edits if not e.order]).unit.demands[0], least=0)
 
     def _answer_from(self, ask: ClaimAsk, claim: DeviceClaim, ranks: set[int]) -> tuple[ClaimAnswer, Sequence[Edit]]:
-        return self._answer(ask, claim, [self.census.record(rank) for rank in sorted(ranks)], everywhere=False)
+        return self._answer(ask, claim, [self.census.record(rank) for rank in sorted(ranks)], self._fleetwide())
 
     def _answer(
-        self, ask: ClaimAsk, claim: DeviceClaim, records: Sequence[NodeRecord], *, everywhere: bool
+        self, ask: ClaimAsk, claim: DeviceClaim, records: Sequence[NodeRecord], fleet: Fleetwide | None
     ) -> tuple[ClaimAnswer, Sequence[Edit]]:
-        """The answer, and what would have to change besides what claims hold."""
-        if not everywhere and self.index.network is not None:
+        """The answer, and what would have to change besides what claims hold; ``fleet`` unless these are all nodes."""
+        if fleet is not None and self.index.network is not None:
             records = [self.census.record(NETWORK), *records]
         excerpt, eligibility = self._excerpt(tuple(records))
         keys = {key for record in records for key in self.holders.get(record.name, ())}
@@ -142,7 +197,7 @@ class Refusals:
             None,
             eligibility,
             ask.rules.intake,
-            None if everywhere else self._fleetwide(),
+            fleet,
         )
         unit = Unit((demand,), None, claim.pinned_node)
         (answer,) = explainer.explain(unit, {})
