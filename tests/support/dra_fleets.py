@@ -28,6 +28,7 @@ class Cluster:
         self.spare: list[Manifest] = []
         """slices that are not there yet"""
         self._number = 0
+        self._specs: list[Manifest] = []
         twin = None
         for node in self.nodes:
             slices, twin = self._slices(node, twin)
@@ -70,22 +71,29 @@ class Cluster:
     # -- claims ------------------------------------------------------------------------------------------------------
 
     def claim(self) -> Manifest:
-        """A claim that is new."""
+        """A claim that is new; most ask for what others have asked for."""
         rng = self.rng
         self._number += 1
-        one = drawn(rng, self.themes)["input"]["claimsToAllocate"][0]
+        spec = deepcopy(rng.choice(self._specs)) if self._specs and rng.random() < 0.6 else self._spec()
         annotations = {PRIORITY: str(rng.randrange(3))} if rng.random() < 0.3 else {}
         if rng.random() < 0.1:
             annotations[NODE] = rng.choice([*self.nodes, "nowhere"])
         metadata: Manifest = {"name": f"c{self._number}", "namespace": "default"}
         if annotations:
             metadata["annotations"] = annotations
-        if rng.random() < 0.15:
-            (request, *_) = one["spec"]["devices"]["requests"]
+        return _object("ResourceClaim", {"metadata": metadata, "spec": spec})
+
+    def _spec(self) -> Manifest:
+        """What nobody has asked for yet."""
+        rng = self.rng
+        spec: Manifest = drawn(rng, self.themes)["input"]["claimsToAllocate"][0]["spec"]
+        if rng.random() < 0.25:
+            (request, *_) = spec["devices"]["requests"]
             asked = request.get("exactly") or request["firstAvailable"][0]
             text = rng.choice(_SERIALS) % f"{rng.choice(self.nodes)}-{rng.randrange(3)}"
             asked["selectors"] = [{"cel": {"expression": text}}]
-        return _object("ResourceClaim", {"metadata": metadata, "spec": one["spec"]})
+        self._specs.append(deepcopy(spec))
+        return spec
 
     def claims(self, *, held: bool) -> list[Name]:
         return [n for n, one in self.documents.items() if n[0] == "ResourceClaim" and is_held(one) is held]

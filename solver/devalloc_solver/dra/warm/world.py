@@ -46,7 +46,7 @@ class World:
     _slips: Slips = field(init=False)
     _ledger: Ledger | None = field(init=False)
     _told: dict[object, dict[str, Any]] = field(default_factory=dict)
-    """unit -> why it gets nothing, as long as nobody gets or gives back anything"""
+    """claim and what it asks for -> why it gets nothing, as long as nobody gets or gives back anything"""
 
     @classmethod
     def of(cls, state: State, selectors: Selectors | None) -> World:
@@ -105,12 +105,12 @@ class World:
 
     def explain(self, unit: Unit) -> dict[str, Any]:
         """The answer for a claim that fits nowhere."""
-        known = self._told.get(unit.kind) if unit.kind is not None else None
+        asked = unit.demands[0].key, unit.kind
+        known = self._told.get(asked) if unit.kind is not None else None
         if known is None:
             holdings = [self.holdings[key] for key in sorted(self.holdings)]
             explainer = Explainer(self.snapshot, self.offers, holdings, [], None, self._slips)
             (known,) = explainer.explain(unit)
             if unit.kind is not None:
-                self._told[unit.kind] = known
-        namespace, name = unit.demands[0].key
-        return deepcopy(known) | {"namespace": namespace, "name": name}
+                self._told[asked] = known
+        return deepcopy(known)

@@ -95,10 +95,15 @@ class Machine:
 
         assert goals(answer) == goals(whole)
         if answer["allocated"]:
+            assert self.is_avoided(answer["node"], state) <= self.is_avoided(whole["node"], state)
             assert is_right(state, answer)
             self.keep(claim, answer)
         else:
             assert answer == whole
+
+    def is_avoided(self, node: str | None, state: list[Manifest]) -> bool:
+        """Whether the policy would rather have another node (S17, goal 5)."""
+        return node is not None and (node in in_use(state)) is not (self.placement == "pack")
 
     def allocate_all(self, claims: list[Manifest]) -> None:
         whole = solve_manifests(self.state(*claims), placement=self.placement)
@@ -118,12 +123,24 @@ def answers(state: list[Manifest], placement: str) -> list[dict[str, Any]]:
 
 
 def goals(answer: dict[str, Any]) -> tuple[object, ...]:
-    """What must be equal of two answers to one claim: goals 1 to 4 of S17, and what could not be judged."""
+    """What must be equal of two answers to one claim: goals 1 to 4 of S17, and what is told of it."""
     results = answer["allocations"].get("devices", {}).get("results", [])
     pools = {(one["driver"], one["pool"]) for one in results}
     devices = {(one["driver"], one["pool"], one["device"]) for one in results}
     told = answer["reason"], answer["message"], answer.get("warnings")
     return answer["allocated"], answer["oneOf"], len(pools), len(devices), len(results), *told
+
+
+def in_use(state: list[Manifest]) -> set[str | None]:
+    """Nodes with a device of their own in use."""
+    pools = {(s["driver"], s["pool"]["name"]): s.get("nodeName") for s in _specs(state)}
+    held = (one["status"]["allocation"] for one in state if is_held(one))
+    taken = (result for one in held for result in one.get("devices", {}).get("results", ()))
+    return {pools.get((one["driver"], one["pool"])) for one in taken if not one.get("adminAccess")} - {None}
+
+
+def _specs(state: list[Manifest]) -> list[Manifest]:
+    return [one["spec"] for one in state if one["kind"] == "ResourceSlice"]
 
 
 def is_right(state: list[Manifest], answer: dict[str, Any]) -> bool:
