@@ -7,7 +7,7 @@ steps: where that is too little, ``blockers`` is empty and the reason and its nu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,9 +86,9 @@ class Explainer:
             found = self._find(unit)
             if kind is not None:
                 self._known[kind] = found
-        return [self._answer(demand, found) for demand in unit.demands]
+        return [self._answer(demand, unit, found) for demand in unit.demands]
 
-    def _answer(self, demand: Demand, found: Finding) -> dict[str, Any]:
+    def _answer(self, demand: Demand, unit: Unit, found: Finding) -> dict[str, Any]:
         errors = sorted({error for slot in demand.slots for error in slot.spec.verdict.errors})
         answer = {
             "namespace": demand.key[0],
@@ -100,7 +100,7 @@ class Explainer:
             "reason": str(found.reason),
             "message": f"{VERDICTS[found.reason]}: {found.told}" + (f"; {errors[0]}" if errors else ""),
             "funnel": [self._funnel(slot) for slot in demand.slots],
-            "blockers": [dict(blocker) for blocker in found.blockers],
+            "blockers": [_of(demand, unit, blocker) for blocker in found.blockers],
         }
         return answer | ({"warnings": errors} if errors else {})
 
@@ -258,6 +258,12 @@ class Explainer:
             return ""
         users = self._numbers.users(worst)
         return f"request {worst.spec.ask.name}: {sentence(self._funnel(worst))}" + (f", {users}" if users else "")
+
+
+def _of(demand: Demand, unit: Unit, blocker: Mapping[str, Any]) -> dict[str, Any]:
+    """What is in the way of a claim; found for an equal one, maybe, and then told of this one."""
+    own = {"claim": "/".join(demand.key)} if "claim" in blocker and len(unit.demands) == 1 else {}
+    return {**blocker, **own}
 
 
 def class_selectors(unit: Unit) -> list[str]:

@@ -230,3 +230,9 @@ def test_an_answer_that_the_check_refuses_is_never_returned(monkeypatch: pytest.
 
     with pytest.raises(AnswerRefused, match="device given twice"):
         solved(node_slice("n1", "a"), wants("x"))
+
+
+def test_what_is_in_the_way_is_told_of_each_claim_by_its_own_name() -> None:
+    found = solve_manifests([CLASS, node_slice("n1", "a"), wants("x", 2), wants("y", 2)])["claims"]
+
+    assert [[blocker["claim"] for blocker in one["blockers"]] for one in found] == [["default/x"], ["default/y"]]
