@@ -32,6 +32,8 @@ class Selectors:
         self._programs: dict[str, Program] = {}
         self._verdicts: dict[str, dict[object, bool | str]] = {}
         self._exhausted: dict[str, int] = {}
+        self.is_spent = False
+        """whether any expression was too expensive on some device: verdicts then depend on what was asked before"""
 
     def check(self, expression: str, where: str) -> None:
         """Raises AllocationError for an expression that does not compile."""
@@ -63,11 +65,6 @@ class Selectors:
         """Whether an expression that has passed ``check`` was too expensive on some device."""
         return self._exhausted[expression] > 0
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether any expression was, so that it depends on what was asked before what is evaluated."""
-        return any(self._exhausted.values())
-
     def _evaluate(self, expression: str, program: Program, offer: Offer) -> bool | str:
         if self._exhausted[expression] >= MOST_EXHAUSTED:
             return f"the expression was given up: it is too expensive on {MOST_EXHAUSTED} other devices"
@@ -78,6 +75,7 @@ class Selectors:
             return program.matches(device)
         except ExhaustedError as error:
             self._exhausted[expression] += 1
+            self.is_spent = True
             return str(error)
         except EvaluationError as error:
             return str(error)

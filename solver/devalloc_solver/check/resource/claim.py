@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from devalloc_solver.check.resource.amounts import Unaccountable, nano, taken
-from devalloc_solver.check.resource.offer import Device, Offer
+from devalloc_solver.check.resource.offer import Device, DeviceId, Offer
 from devalloc_solver.check.resource.selectors import Verdicts
 
 Manifest = Mapping[str, Any]
@@ -140,15 +140,22 @@ def request_violations(
 
 def _violations(mine: list[Taken], judge: _Judge, offer: Offer) -> Iterator[str]:
     spec = judge.request.spec
-    for key, times in Counter(one.device.id for one in mine).items():
-        if times > 1:
-            yield f"has {'/'.join(key)} {times} times"
+    for key, times in repeated(one.device.id for one in mine):
+        yield f"has {'/'.join(key)} {times} times"
     if spec.get("allocationMode", "ExactCount") == "All":
         yield from _all_violations(mine, judge, offer)
     elif len(mine) != spec.get("count", 1):
         yield f"has {len(mine)} devices instead of {spec.get('count', 1)}"
     for one in mine:
         yield from (f"{'/'.join(one.device.id)} {sentence}" for sentence in judge.violations(one))
+
+
+def repeated(devices: Iterable[DeviceId]) -> list[tuple[DeviceId, int]]:
+    """Devices that are there more than once, and how often."""
+    given = [*devices]
+    if len({*given}) == len(given):
+        return []
+    return [(key, times) for key, times in Counter(given).items() if times > 1]
 
 
 def _all_violations(mine: list[Taken], judge: _Judge, offer: Offer) -> Iterator[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 
 from devalloc_solver.check.resource.amounts import nano
-from devalloc_solver.check.resource.claim import Answered, Taken
+from devalloc_solver.check.resource.claim import Answered, Taken, repeated
 from devalloc_solver.check.resource.held import Held
 from devalloc_solver.check.resource.offer import CounterId, Device, DeviceId, Offer
 
@@ -17,7 +17,7 @@ def use_violations(answered: Sequence[Answered], offer: Offer, held: Held, featu
     ordinary = [one for answer in answered for one in answer.taken if not one.request.is_admin]
     devices: dict[DeviceId, Device] = {one.device.id: one.device for one in ordinary}
     violations = [*_claim_violations(answered, shareable), *_share_id_violations(answered, held)]
-    times = Counter(one.device.id for one in ordinary)
+    times = dict(repeated(one.device.id for one in ordinary))
     for key, device in devices.items():
         where = "/".join(key)
         if key in held.whole:
@@ -25,7 +25,7 @@ def use_violations(answered: Sequence[Answered], offer: Offer, held: Held, featu
         if not (shareable and device.manifest.get("allowMultipleAllocations")):
             if key in held.shared:
                 violations.append(f"{where} is not shareable, and shares of it are in use")
-            if times[key] > 1:
+            if key in times:
                 violations.append(f"{where} is given {times[key]} times")
     violations += _capacity_violations(ordinary, held)
     if "DRAPartitionableDevices" in features:
@@ -36,14 +36,13 @@ def use_violations(answered: Sequence[Answered], offer: Offer, held: Held, featu
 def _claim_violations(answered: Sequence[Answered], shareable: bool) -> Iterator[str]:
     """Not even admin access has a device twice in one claim, unless it is shareable."""
     for answer in answered:
-        times = Counter(
+        times = repeated(
             one.device.id
             for one in answer.taken
             if not (shareable and one.device.manifest.get("allowMultipleAllocations"))
         )
-        for key, number in times.items():
-            if number > 1:
-                yield f"{answer.title}: has {'/'.join(key)} {number} times"
+        for key, number in times:
+            yield f"{answer.title}: has {'/'.join(key)} {number} times"
 
 
 def _share_id_violations(answered: Sequence[Answered], held: Held) -> Iterator[str]:

@@ -104,6 +104,11 @@ class Rules:
         programs = [program for slot in demand.slots for program in self.programs(slot.spec.ask)]
         return None if self.is_strange(programs) else _Sight(demand)
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether any expression is too expensive on some device."""
+        return self._selectors.is_spent
+
     def is_strange(self, programs: Iterable[Program]) -> bool:
         """Whether an expression is too expensive on some device, or reads what the core has a meaning for."""
         return any(
@@ -297,7 +302,9 @@ class ClaimAsk:
     @property
     def is_strange(self) -> bool:
         """Whether an expression turned out too expensive."""
-        return self.rules.is_strange(p for slot in self.sight.demand.slots for p in self.rules.programs(slot.spec.ask))
+        return self.rules.is_spent and self.rules.is_strange(
+            program for slot in self.sight.demand.slots for program in self.rules.programs(slot.spec.ask)
+        )
 
 
 def _matches(program: Program, domain: str, identifier: str, value: object) -> bool:
