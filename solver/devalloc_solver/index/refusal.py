@@ -40,6 +40,8 @@ SCREENS = 64
 """Shapes whose view of the nodes is remembered; when there are more, all are forgotten."""
 EXCERPTS = 16
 """Parts of the fleet that are kept."""
+SPLITS = 4
+"""Sets of attributes by whose values the fleet is kept split; each takes time and room for all devices."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +58,7 @@ class Refusals:
     _sample: Eligibility | None = None
     _slips: Slips | None = None
     _screens: dict[object, Screen] = field(default_factory=dict)
+    _splits: dict[tuple[str, ...], Split] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.census = Census(self.index, self.holders)
@@ -81,6 +84,7 @@ class Refusals:
         self._answers.clear()
         self._excerpts.clear()
         self._screens.clear()
+        self._splits.clear()
         self._sample = self._slips = None
 
     def _find(self, ask: ClaimAsk, claim: DeviceClaim) -> ClaimAnswer:
@@ -163,9 +167,14 @@ class Refusals:
         many = {name for name in read if len(kinds.places.get(name, ())) > MOST_VALUES}
         if many and not (plain and many == read):
             return None
-        return Split(
-            self.census, tuple(sorted(read)), {name: literals[name] for name in read} if many == read else None
-        )
+        names = tuple(sorted(read))
+        if many == read:
+            return Split(self.census, names, {name: literals[name] for name in names})
+        if names not in self._splits:
+            if len(self._splits) >= SPLITS:
+                del self._splits[next(iter(self._splits))]
+            self._splits[names] = Split(self.census, names, None)
+        return self._splits[names]
 
     def _rules_now(self) -> Rules:
         assert self._rules is not None

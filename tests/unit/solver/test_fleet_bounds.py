@@ -55,6 +55,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (refusal, "MEMO", 8),
         (refusal, "SCREENS", 4),
         (refusal, "EXCERPTS", 4),
+        (refusal, "SPLITS", 1),
         (screen, "MOST_BOUNDS", 20),
     ):
         monkeypatch.setattr(module, name, most)
