@@ -133,10 +133,15 @@ def goals(answer: dict[str, Any]) -> tuple[object, ...]:
 
 def in_use(state: list[Manifest]) -> set[str | None]:
     """Nodes with a device of their own in use."""
-    pools = {(s["driver"], s["pool"]["name"]): s.get("nodeName") for s in _specs(state)}
+    places = {
+        (spec["driver"], spec["pool"]["name"], device["name"]): spec.get("nodeName")
+        for spec in _specs(state)
+        for device in spec.get("devices", ())
+    }
     held = (one["status"]["allocation"] for one in state if is_held(one))
     taken = (result for one in held for result in one.get("devices", {}).get("results", ()))
-    return {pools.get((one["driver"], one["pool"])) for one in taken if not one.get("adminAccess")} - {None}
+    ids = ((one["driver"], one["pool"], one["device"]) for one in taken if not one.get("adminAccess"))
+    return {places.get(one) for one in ids} - {None}
 
 
 def _specs(state: list[Manifest]) -> list[Manifest]:
