@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
+from typing import Any
 
 from devalloc_solver.demand import Mode, Slot
 from devalloc_solver.eligibility import Eligibility
@@ -131,7 +132,7 @@ class KindCounts:
     def _holders_of_shared(self, slot: Slot, accepted: set[int]) -> tuple[tuple[Key, int], ...]:
         index = self.census.index
         taken: dict[tuple[str | None, int], bool] = {}
-        users: dict[Key, int] = defaultdict(int)
+        users: dict[Any, int] = defaultdict(int)
         for key, items in index.held.items():
             for node, device, _ in items:
                 record = index.network if node is None else index.records[node]
@@ -141,7 +142,7 @@ class KindCounts:
                 if (node, device) not in taken:
                     taken[node, device] = not _has_room(slot, record, device)
                 if taken[node, device]:
-                    users[key] += 1  # type: ignore[index]
+                    users[key] += 1
         return tuple(sorted(users.items(), key=lambda item: (-item[1], item[0])))
 
 
