@@ -35,6 +35,10 @@ class Selectors:
         self.is_spent = False
         """whether any expression was too expensive on some device: verdicts then depend on what was asked before"""
 
+    def __len__(self) -> int:
+        """Expressions that are remembered."""
+        return len(self._programs)
+
     def check(self, expression: str, where: str) -> None:
         """Raises AllocationError for an expression that does not compile."""
         if expression in self._programs:

@@ -26,6 +26,9 @@ from devalloc_solver.snapshot import Snapshot
 MAX_VERDICTS = 64
 """Requests of which it is remembered what they may take; when there are more, all are forgotten."""
 
+MAX_EXPRESSIONS = 256
+"""Expressions of which the verdicts are remembered, likewise."""
+
 
 @dataclass(slots=True, eq=False)
 class World:
@@ -54,9 +57,8 @@ class World:
         seen = survey(state.all_slices(), state.nodes)
         offers = list_offers(seen.views, None, state.gates)
         snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
-        if selectors is None or selectors.is_spent:
-            selectors = Selectors(state.gates)
-        world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, selectors)
+        kept = Selectors(state.gates) if selectors is None else selectors
+        world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, kept)
         for key, tenant in state.tenants.items():
             world.hold(key, tenant)
         return world
@@ -68,6 +70,8 @@ class World:
 
     def _renew(self) -> None:
         """Forget what was found out about requests."""
+        if self.selectors.is_spent or len(self.selectors) > MAX_EXPRESSIONS:
+            self.selectors = Selectors(self.gates)
         self._slips = Slips(self.offers)
         broken = frozenset(self.seen.broken)
         self._judge = Judge(self.gates, self.offers, Usage(), self.selectors, self.intake.classes, broken)
