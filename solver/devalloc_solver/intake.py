@@ -17,10 +17,15 @@ from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.fields import ApiModel
-from devalloc.api.pool import DevicePool
+from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.holdings import Key
 from devalloc_solver.reasons import Reason
+
+# Here rather than with the first object of each: whoever loads the solver uses them, and its first answer should take
+# no longer than its second.
+for _model in (meta.ObjectMeta, Attribute, Device, DevicePool, DeviceClass, DeviceClaimStatus, DeviceClaim):
+    _model.model_rebuild()
 
 ConfigKey = tuple[str, str, str, str]
 """(apiVersion, kind, namespace, name)"""
