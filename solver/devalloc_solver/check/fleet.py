@@ -16,7 +16,17 @@ PoolKey = tuple[str, str]
 class PooledDevice:
     """A device with the pool that it is in. Two are equal only when they are the same."""
 
-    __slots__ = ("_resources", "attributes", "compatibility_group", "device", "node", "pool", "pool_key", "refusals")
+    __slots__ = (
+        "_resources",
+        "attributes",
+        "compatibility_group",
+        "device",
+        "draws",
+        "node",
+        "pool",
+        "pool_key",
+        "refusals",
+    )
 
     def __init__(self, pool: DevicePool, device: Device) -> None:
         self.pool = pool
@@ -32,6 +42,12 @@ class PooledDevice:
         """the value of the attribute; only a text is one (S12a)"""
         self.refusals: dict[tuple[object, ...], str | None] = {}
         """what is known of requests that the device was held against; see ``Catalogue.refusal``"""
+        self.draws: Sequence[tuple[str, int, int]] = [
+            (resource.name, blocks, floor_blocks(resource.capacity, resource.block))
+            for resource in pool.spec.resources
+            if (blocks := self.drawn_blocks(resource))
+        ]
+        """(resource of the pool, blocks of it that the device consumes when it is allocated, all there are) (S12)"""
         self._resources: Mapping[str, ResourceCapacity] | None = None
 
     @property

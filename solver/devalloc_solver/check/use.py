@@ -22,47 +22,71 @@ class Use(NamedTuple):
 
 
 _NOBODY: Mapping[PooledDevice, Sequence[Use]] = {}
+_NOTHING: Mapping[str, int] = {}
 
 
 class Account:
-    """The uses of all devices that are in use, by pool and device."""
+    """The uses of all devices that are in use, by pool and device, and what these devices draw from their pools."""
 
     def __init__(self) -> None:
         self._pools: dict[PoolKey, dict[PooledDevice, list[Use]]] = {}
+        self._drawn: dict[PoolKey, dict[str, int]] = {}
 
     def add(self, uses: Iterable[Use]) -> None:
         for use in uses:
-            pool = self._pools.setdefault(use.pooled.pool_key, {})
-            pool.setdefault(use.pooled, []).append(use)
+            pooled = use.pooled
+            pool = self._pools.setdefault(pooled.pool_key, {})
+            users = pool.get(pooled)
+            if users is None:
+                pool[pooled] = [use]
+                self._draw(pooled, 1)
+            else:
+                users.append(use)
 
     def remove(self, uses: Iterable[Use]) -> None:
         for use in uses:
-            pool = self._pools[use.pooled.pool_key]
-            users = pool[use.pooled]
+            pooled = use.pooled
+            pool = self._pools[pooled.pool_key]
+            users = pool[pooled]
             users.remove(use)
             if not users:
-                del pool[use.pooled]
+                del pool[pooled]
+                self._draw(pooled, -1)
                 if not pool:
-                    del self._pools[use.pooled.pool_key]
+                    del self._pools[pooled.pool_key]
+                    self._drawn.pop(pooled.pool_key, None)
+
+    def _draw(self, pooled: PooledDevice, times: int) -> None:
+        if pooled.draws:
+            drawn = self._drawn.setdefault(pooled.pool_key, {})
+            for name, blocks, _ in pooled.draws:
+                drawn[name] = drawn.get(name, 0) + times * blocks
 
     def of_pool(self, key: PoolKey) -> Mapping[PooledDevice, Sequence[Use]]:
         return self._pools.get(key, _NOBODY)
 
+    def drawn(self, key: PoolKey) -> Mapping[str, int]:
+        """Blocks of each resource of a pool that the devices in use draw, each device once (S12)."""
+        return self._drawn.get(key, _NOTHING)
+
 
 def are_apart(account: Account, uses: Sequence[Use]) -> bool:
-    """Whether the new uses are of whole devices, one each, that nobody uses and whose pools bind them by nothing.
+    """Whether the new uses are of whole devices, one each, that nobody uses, and there is what these draw.
 
     Then there are no conflicts, which is quickly seen of most claims.
     """
+    more: dict[tuple[PoolKey, str], int] = {}
     for use in uses:
         pooled = use.pooled
-        if (
-            use.amounts
-            or pooled in account.of_pool(pooled.pool_key)
-            or pooled.pool.spec.resources
-            or pooled.compatibility_group
-        ):
+        key = pooled.pool_key
+        if use.amounts or pooled in account.of_pool(key) or pooled.compatibility_group:
             return False
+        if pooled.draws:
+            drawn = account.drawn(key)
+            for name, blocks, capacity in pooled.draws:
+                more[key, name] = new = more.get((key, name), 0) + blocks
+                if drawn.get(name, 0) + new > capacity:
+                    return False
     return len(uses) == 1 or len({use.pooled for use in uses}) == len(uses)
 
 
