@@ -5,11 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
 from devalloc_solver.columns.geometry import Geometry, Ground, Ints, Template, survey
 from devalloc_solver.columns.kinds import Kind
+from devalloc_solver.columns.merge import merge_templates
 from devalloc_solver.columns.network import Lattice, Network, Part, User, build_lattice, join
 from devalloc_solver.columns.patterns import LocalWay, Pattern, find_patterns, localize
 from devalloc_solver.columns.shapes import Bin, Shape, cut
@@ -72,6 +74,7 @@ def set_up(snapshot: Snapshot, ledger: Ledger, kinds: Sequence[Kind], cache: Cac
     refused: list[Kind] = []
     while True:
         ground = survey(snapshot, ledger, left)
+        ground.templates = merge_templates(ground.templates)
         builder = _Builder(left, ground, cache)
         if not builder.too_free:
             return builder.build(), refused
@@ -124,13 +127,18 @@ class _Builder:
         found: list[tuple[Template, Bin, Ints]] = []
         all_bins: dict[Geometry, list[Bin]] = {}
         offset = 0
-        shares = MOST_PAIRS // max(1, len(by_geometry))
-        for geometry, templates in by_geometry.items():
+        room, waiting = MOST_PAIRS, len(by_geometry)
+        # Those with few states first: what they leave of the room is for the others.
+        for geometry, templates in sorted(
+            by_geometry.items(), key=lambda item: prod(c.size + 1 for c in item[0].cells)
+        ):
             rows = {id(template): np.array(template.states, dtype=np.int64) for template in templates}
             bins = all_bins[geometry] = cut(geometry, self.patterns[geometry], np.concatenate([*rows.values()]))
             full = np.array([*(cell.size for cell in geometry.cells), *geometry.counters], dtype=np.int64)
             states = {(id(t), id(b)): b.states(rows[id(t)], full) for t in templates for b in bins}
-            lattices = self.lattices(bins, templates, states, shares)
+            lattices = self.lattices(bins, templates, states, room // waiting)
+            room -= sum(len(lattice.rows) * shape.width for shape, lattice in lattices)
+            waiting -= 1
             for template in templates:
                 users = self.users(template)
                 for shape, lattice in lattices:

@@ -42,6 +42,11 @@ class Shape:
             for counter, units in cell.draws:
                 self.draws[c, counter] = units
 
+    @property
+    def width(self) -> int:
+        """Patterns of all ways, and of cards."""
+        return sum(map(len, self.patterns.values())) + len(self.opens)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bin:
@@ -104,9 +109,11 @@ class _Cutter:
     def is_card(self, part: Sequence[int]) -> bool:
         """Whether all that reaches beyond the part takes it whole: all of a counter on which all its cells draw."""
         mine = set(part)
-        wide = [p.counts for found in self.patterns.values() for p in found if self.straddles(p, mine)]
         shared = set.intersection(*({counter for counter, _ in self.cells[c].draws} for c in part))
-        if not wide or len(part) < 2 or len({self.cells[c].values for c in part}) > 1:
+        if not shared or len(part) < 2 or len({self.cells[c].values for c in part}) > 1:
+            return False
+        wide = [p.counts for found in self.patterns.values() for p in found if self.straddles(p, mine)]
+        if not wide:
             return False
         for counter in sorted(shared):
             drawn = {sum(counts[c] * dict(self.cells[c].draws)[counter] for c in part) for counts in wide}
