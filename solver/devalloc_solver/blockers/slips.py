@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -30,6 +30,9 @@ MOST_DEMANDS = 1_000
 SHOWN = 3
 """Slips that one message tells."""
 
+Known = Callable[[Sequence[Device]], Collection[object] | None]
+"""The values of one attribute on all that some devices stand for; None when they are too many to look among."""
+
 _T = TypeVar("_T")
 _KINDS: dict[type, str] = {str: "text", int: "number", Quantity: "quantity", SemVer: "version"}
 _SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -54,8 +57,8 @@ class Survey:
     devices: Sequence[Device]
     copies: Mapping[int, int] | None = None
     """device -> how many it stands for; None: each for itself"""
-    identifiers: frozenset[str] = frozenset()
-    """attributes of more values than one is looked for among, whatever these devices have"""
+    identifiers: Mapping[str, Known] = field(default_factory=dict)
+    """attributes of which the devices here have but some of the values"""
     _names: Counter[str] | None = None
     _resources: Counter[str] | None = None
     _values: dict[str, Counter[object]] = field(default_factory=dict)
@@ -85,6 +88,13 @@ class Survey:
             self._values[name] = self._counted((device, (value,)) for device, value in having)
         return self._values[name]
 
+    def known(self, name: str) -> Collection[object] | None:
+        """All values of an attribute; None when they are too many to look among."""
+        if name in self.identifiers:
+            return self.identifiers[name](self.devices)
+        values = self.values(name)
+        return values if len(values) <= MOST_VALUES else None
+
     def _counted(self, marked: Iterable[tuple[Device, Iterable[_T]]]) -> Counter[_T]:
         if self.copies is None:
             return Counter(mark for _, marks in marked for mark in marks)
@@ -105,11 +115,17 @@ class Slips:
     snapshot: Snapshot
     eligibility: Eligibility
     copies: Mapping[int, int] | None = None
-    """device -> how many of the fleet it stands for; None: each for itself"""
-    identifiers: frozenset[str] = frozenset()
-    """attributes of which the devices here have but some of the values, for there are too many"""
+    """device -> how many of the fleet it stands for, of some none; None: each for itself"""
+    identifiers: Mapping[str, Known] = field(default_factory=dict)
+    """attributes of which the devices here have but some of the values"""
+    _there: dict[int, Device] = field(init=False)
+    """those that stand for any, by index: what is gone from a fleet is not what anybody meant"""
     _surveys: dict[object, Survey] = field(default_factory=dict)
     _known: dict[Demand, tuple[Slip, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        copies = self.copies
+        self._there = {d.index: d for d in self.snapshot.devices if copies is None or copies.get(d.index)}
 
     def of_unit(self, unit: Unit) -> list[str]:
         """What the first slips of the unit are, in words."""
@@ -160,23 +176,23 @@ class Slips:
         if classes and not self._accepted(detail):
             for device_class in classes:
                 driver, name = device_class.spec.driver, f"class {device_class.metadata.name}: spec.constraints"
-                mine = [d for d in self.snapshot.devices if driver in ("", self._driver(d))]
+                mine = [d for d in self._there.values() if driver in ("", self._driver(d))]
                 yield from _in_expression(self._survey_of(mine), device_class.spec.constraints, name)
 
     def _survey(self, detail: DeviceClaimDetail) -> Survey:
         """The devices of the detail's class and type; where there are none, all."""
         key = detail.device_class, detail.device_type
         if key not in self._surveys:
-            found = self._accepted(detail)
-            self._surveys[key] = Survey([self.snapshot.devices[i] for i in found] or self.snapshot.devices, self.copies)
+            self._surveys[key] = self._survey_of(self._accepted(detail) or [*self._there.values()])
         return self._surveys[key]
 
     def _survey_of(self, devices: Sequence[Device]) -> Survey:
         return Survey(devices, self.copies, self.identifiers)
 
-    def _accepted(self, detail: DeviceClaimDetail) -> list[int]:
+    def _accepted(self, detail: DeviceClaimDetail) -> list[Device]:
         bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
-        return [*self.eligibility.candidates(bare).accepted]
+        accepted = self.eligibility.candidates(bare).accepted
+        return [self._there[index] for index in accepted if index in self._there]
 
     def _driver(self, device: Device) -> str:
         return self.snapshot.pools[device.pool].driver
@@ -288,10 +304,9 @@ def _odd_value(survey: Survey, operator: str, name: str, literal: object, path: 
 
 
 def _unseen(survey: Survey, operator: str, name: str, literal: str, path: str) -> Slip | None:
-    values = survey.values(name)
-    if operator != "==" or values[literal] or len(values) > MOST_VALUES or name in survey.identifiers:
+    if operator != "==" or survey.values(name)[literal]:
         return None
-    near = nearest(literal, [value for value in values if isinstance(value, str)])
+    near = nearest(literal, [value for value in survey.known(name) or () if isinstance(value, str)])
     if near is None:
         return None
     told = f"`{name}` is {literal!r} on 0 of {devices(survey.total)}; did you mean {near!r}?"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from devalloc.api.claim import DeviceClaim
@@ -145,8 +146,8 @@ class Refusals:
             ranks.update(self.index.records[node or ""].rank for node in wanted)
         if claim.pinned_node in self.index.records:
             ranks.add(self.index.records[claim.pinned_node].rank)
-        few = frozenset(split.read if split.literals is not None else ())
-        slips = Slips(judge.snapshot, judge, split.sizes, few)
+        identifiers = {name: partial(split.known, name) for name in split.read if split.literals is not None}
+        slips = Slips(judge.snapshot, judge, split.sizes, identifiers)
         records = [self.census.record(rank) for rank in sorted(ranks)]
         return self._answer(ask, claim, records, Fleetwide(SplitCounts(self.census, judge, split), slips))[0]
 

@@ -7,15 +7,17 @@ of a kind stay together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from devalloc_solver.blockers.slips import MOST_VALUES
 from devalloc_solver.demand import Slot
 from devalloc_solver.holdings import Key
 from devalloc_solver.index.census import FIRST, NETWORK, Census, Place
 from devalloc_solver.index.counts import KindCounts
 from devalloc_solver.index.kinds import Kind, Kinds
 from devalloc_solver.index.states import NodeRecord
+from devalloc_solver.snapshot import Device
 
 At = tuple[str | None, int]
 """(node, device in the snapshot of that node)"""
@@ -133,6 +135,23 @@ class Split:
                 if (self.rest.get(kind.index, -1) if number < 0 else number) in parts:
                     found.setdefault(record.name, []).append(device)
         return found
+
+    def known(self, name: str, parts: Sequence[Device]) -> Collection[object] | None:
+        """The values of an identifier on all devices of these parts; None when they are more than MOST_VALUES."""
+        mine = {part.index for part in parts}
+        others = sum(
+            self.sizes[kind.index]
+            for kind in self.kinds.kinds
+            if kind.index not in mine and name in kind.one.attributes
+        )
+        # Each other device has one value at most that no device of these parts has.
+        if len(self.census.index.kinds.places.get(name, ())) - others > MOST_VALUES:
+            return None
+        found: set[object] = set()
+        for node, devices in self.devices(mine).items():
+            own = _record(self.census, node).snapshot.devices
+            found.update(own[device].attributes[name] for device in devices if name in own[device].attributes)
+        return found if len(found) <= MOST_VALUES else None
 
 
 @dataclass(slots=True)

@@ -173,3 +173,28 @@ def test_each_claim_hears_its_own_name_and_warnings(fleet: Fleet) -> None:
     first["blockers"][0].clear()
     first["funnel"][0].clear()
     assert fleet.allocate(wants("b", 9)) == second, "what a caller does to an answer is his own affair"
+
+
+@pytest.mark.parametrize("constraints", ["device.model == 'l4'", "device.model == 'a1O0'", "device.modell == 'l4'"])
+def test_what_is_gone_is_not_what_was_meant(constraints: str) -> None:
+    """Kinds of devices outlive the devices; hints and words are of what is there."""
+    nodes = [gpus("n0", model="a100"), gpus("n1", model="l4")]
+    rules = device_class("gpu", driver="gpu")
+    fleet = Fleet.from_manifests([*nodes, rules])
+    asked = wants("c", 9, constraints)
+    for gone in (0, 1):
+        fleet.delete(nodes[gone])
+        assert fleet.allocate(asked) == _answer_to(("default", "c"), [*nodes[gone + 1 :], rules, asked])
+
+
+@pytest.mark.parametrize("constraint", [None, "device.numa == 0"])
+@pytest.mark.parametrize("meant", ["n3-O", "n-3-1", "n77-1", "n77-9"])
+def test_an_identifier_is_looked_for_among_those_of_its_class(constraint: str | None, meant: str) -> None:
+    """Among 1,200 identifiers none is looked for; the class that has 400 of them is told the nearest."""
+    nodes = [gpus(f"n{n}", model="a100" if n < 200 else "l4") for n in range(300)]
+    few = device_class("gpu", driver="gpu", constraints="device.model == 'l4'")
+    rest = f" && {constraint}" if constraint else ""
+    asked = wants("c", 1, f"device.uuid == '{meant}'{rest}")
+    for rules in (few, device_class("gpu", driver="gpu")):
+        told = Fleet.from_manifests([*nodes, rules]).allocate(asked)
+        assert told == _answer_to(("default", "c"), [*nodes, rules, asked])
