@@ -158,6 +158,8 @@ def _representatives(view: _View, units: Sequence[Unit]) -> set[str]:
     network_values = {value for device in network for name in view.attributes for value in device.values(name)}
     reaches = [*dict.fromkeys(device.reach for device in network if device.reach is not None)]
     in_use = ledger.pools_in_use()
+    slots = (slot for unit in units for demand in unit.demands for slot in demand.slots)
+    barred = [*dict.fromkeys(slot.candidates.barred for slot in slots if slot.candidates.barred)]
     kept: set[str] = set()
     counts: dict[object, int] = defaultdict(int)
     for node in snapshot.nodes:
@@ -170,7 +172,7 @@ def _representatives(view: _View, units: Sequence[Unit]) -> set[str]:
             continue
         renamed: dict[object, int] = {}
         own = tuple(_look(view, pool, renamed, network_values, pool.index in in_use) for pool in pools if useful)
-        look = (own, tuple(node in reach for reach in reaches))
+        look = (own, tuple(node in some for some in (*reaches, *barred)))
         counts[look] += 1
         if counts[look] <= (free_units if useful else 1):
             kept.add(node)

@@ -38,6 +38,8 @@ class Candidates:
     funnel: tuple[Step, ...]
     bars: frozenset[int] = frozenset()
     """devices of which a node must have none for the others there to be had (resource.k8s.io ``All``)"""
+    barred: frozenset[str] = frozenset()
+    """nodes where none of them is to be had, whatever reaches it: those that have such devices, or a broken pool"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,14 +103,17 @@ def _places_of(draft: Draft, unit: Unit) -> list[Place]:
         network.append({b for b in found if model.bunches[b].node is None})
         own.append({model.bunches[b].node for b in found})
     every_network, any_own = set[int]().union(*network), set[Place]().union(*own)
+    slots = [slot for demand in unit.demands for slot in demand.slots]
+    barred = [*dict.fromkeys(slot.candidates.barred for slot in slots if slot.candidates.barred)]
     places: list[Place] = []
-    seen: set[frozenset[int]] = set()
+    seen: set[object] = set()
     for place in model.nodes if model.snapshot.nodes else [None]:
         reached = frozenset(b for b in every_network if model.bunches[b].is_reached_from(place))
         if place is None or place not in any_own:
-            if reached in seen:
+            look = reached, tuple(place in nodes for nodes in barred)
+            if look in seen:
                 continue
-            seen.add(reached)
+            seen.add(look)
         if all(place in nodes or reached & bunches for nodes, bunches in zip(own, network, strict=True)):
             places.append(place)
     return places

@@ -141,7 +141,8 @@ class _Asked:
         slot = parts.slot
         eligible = {*self.draft.eligible(slot)}
         for place, literal in self.places.items():
-            mine = [b for b in self.draft.accepted(slot) if self.model.bunches[b].is_reached_from(place)]
+            reached = (b for b in self.draft.accepted(slot) if self.model.bunches[b].is_reached_from(place))
+            mine = [*reached] if place not in slot.candidates.barred else []
             count = sum(self.model.bunches[b].size for b in mine)
             too_many = slot.most is not None and count > slot.most
             if not mine or too_many or not eligible.issuperset(mine):

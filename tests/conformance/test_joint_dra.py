@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from devalloc_solver import dra
 from tests.support.dra_differential import violations
-from tests.support.dra_joint import Joint, TooLarge, best, counts, joint, placed
+from tests.support.dra_joint import Joint, TooLarge, best, counts, joint, networked, placed
 
 BATCH = 20
 JOINTS = st.randoms(use_true_random=False).map(joint)
@@ -38,6 +38,14 @@ def test_counts_agree_with_trying_everything(first: int) -> None:
     told = {seed: complaints(joint(Random(seed))) for seed in range(first, first + BATCH)}
     assert {seed: found for seed, (found, _) in told.items() if found} == {}
     assert sum(is_compared for _, is_compared in told.values()) > BATCH * 3 // 4
+
+
+@pytest.mark.parametrize("first", range(0, 120, 2 * BATCH))
+def test_devices_that_several_nodes_reach_are_judged_node_by_node(first: int) -> None:
+    """Above all ``All``: what it is differs from node to node, and one where it cannot be had says nothing of others."""
+    told = {seed: complaints(networked(Random(seed))) for seed in range(first, first + 2 * BATCH)}
+    assert {seed: found for seed, (found, _) in told.items() if found} == {}
+    assert sum(is_compared for _, is_compared in told.values()) > BATCH
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=SLOW)

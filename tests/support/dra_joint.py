@@ -1,6 +1,7 @@
 """Claims of resource.k8s.io over several nodes: random instances, and the best that can be done by trying everything.
 
-Pools are local to a node each, so that a node's claims can be judged on their own, by the oracle for one node.
+Pools are local to a node each, so that a node's claims can be judged on their own, by the oracle for one node. Where
+there are pools that several nodes reach, one claim or group asks, so that no two nodes ever want the same device.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ class Joint:
     nodes: Mapping[str, Instance]
     claims: tuple[Manifest, ...]
     classes: tuple[Manifest, ...]
+    shared: tuple[Manifest, ...] = ()
+    """slices that are among those of every node"""
 
     @property
     def documents(self) -> list[Manifest]:
         """Manifests as ``solve_manifests`` takes them."""
         nodes = [{"apiVersion": "v1", "kind": "Node", **instance["input"]["node"]} for instance in self.nodes.values()]
-        slices = [one for instance in self.nodes.values() for one in instance["input"]["slices"]]
+        local = (one for instance in self.nodes.values() for one in instance["input"]["slices"])
+        slices = [*(one for one in local if one not in self.shared), *self.shared]
         return [
             *nodes,
             *({"apiVersion": API, "kind": "ResourceSlice", **one} for one in slices),
@@ -48,9 +52,37 @@ class Joint:
         ]
 
 
+def networked(rng: Random) -> Joint:
+    """Two or three nodes, devices that several of them reach, and one claim or group that may ask for ``All``."""
+    themes = {"all", *rng.sample(ALONE, rng.choice([1, 2])), *(["taints"] if rng.random() < 0.5 else [])}
+    given = _joint(rng, themes)
+    shared = drawn(rng, themes)["input"]["slices"]
+    for one in shared:
+        one["metadata"]["name"] += "-net"
+        spec = one["spec"]
+        spec["pool"]["name"] += "-net"
+        for where in ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"):
+            spec.pop(where, None)
+        if spec.get("devices") and rng.random() < 0.4:
+            spec["perDeviceNodeSelection"] = True
+            for device in spec["devices"]:
+                device |= {"allNodes": True} if rng.random() < 0.4 else {"nodeName": rng.choice([*given.nodes])}
+        else:
+            spec["allNodes"] = True
+    for instance in given.nodes.values():
+        instance["input"]["slices"] += shared
+    claims = given.claims[: rng.choice([1, 1, 2])]
+    for claim in claims:
+        claim["metadata"]["annotations"] = {PRIORITY: "0", GROUP: "g"}
+    return Joint(given.nodes, claims, given.classes, tuple(shared))
+
+
 def joint(rng: Random) -> Joint:
     """Two or three nodes and a few claims, some of them in a group."""
-    themes = set(rng.sample(ALONE, rng.choice([1, 2, 3])))
+    return _joint(rng, set(rng.sample(ALONE, rng.choice([1, 2, 3]))))
+
+
+def _joint(rng: Random, themes: set[str]) -> Joint:
     nodes = {}
     classes: tuple[Manifest, ...] = ()
     claims: list[Manifest] = []
@@ -124,7 +156,10 @@ def counts(given: Joint, answer: Mapping[str, Any]) -> dict[int, int]:
 
 
 def placed(given: Joint, answer: Mapping[str, Any]) -> list[tuple[Instance, list[Manifest]]]:
-    """For each node its instance with the claims that were placed there, and their results, for the check."""
+    """For each node its instance with the claims that were placed there, and their results, for the check.
+
+    Those that any node may use are left out.
+    """
     manifests = {claim["metadata"]["name"]: claim for claim in given.claims}
     shown = []
     for node, instance in given.nodes.items():

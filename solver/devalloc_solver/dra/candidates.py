@@ -61,21 +61,16 @@ class Verdict:
             steps = [Step(what, tuple(i for i, _ in found), found[0][1] or None) for what, found in self.fallen.items()]
             for index, fall in self.blocked.items():
                 steps.append(Step(fall.what, (index,), fall.why or None))
-            accepted = dict.fromkeys(self._offered(), class_name)
-            self._candidates = Candidates(accepted, tuple(steps), frozenset(self.blocked))
+            barred = self._barred()
+            # A device that a barred node shares with others is to be had on these.
+            offered = [index for index in self.accepted if not self.nodes[index] <= barred] if barred else self.accepted
+            accepted = dict.fromkeys(offered, class_name)
+            self._candidates = Candidates(accepted, tuple(steps), frozenset(self.blocked), barred)
         return self._candidates
 
-    def _offered(self) -> Sequence[int]:
-        """What may be taken: nothing of a node where ``All`` cannot have all.
-
-        A device that such a node shares with others is offered to none of them: ``All`` would miss it there.
-        """
-        barred = self.broken.union(*(self.nodes[index] for index in self.blocked))
-        if not barred:
-            return self.accepted
-        if any(self.nodes[i] & barred and not self.nodes[i] <= barred for i in self.accepted):
-            return ()
-        return [index for index in self.accepted if not self.nodes[index] & barred]
+    def _barred(self) -> frozenset[str]:
+        """Nodes where ``All`` cannot have all."""
+        return self.broken.union(*(self.nodes[index] for index in self.blocked))
 
 
 @dataclass(frozen=True, slots=True)

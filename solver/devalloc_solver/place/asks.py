@@ -96,6 +96,8 @@ class Asks:
     distincts: tuple[Tie, ...]
     sets: tuple[tuple[Mapping[int, str | None], int], ...]
     """(accepted devices, mask of the asks that accept them)"""
+    barred: tuple[tuple[frozenset[str], int], ...]
+    """(nodes, mask of the asks that can have nothing there)"""
     portions: tuple[tuple[Mapping[int, Portion], int], ...]
     """(what a portion takes of each device, mask of the asks that take it)"""
     portioned: int
@@ -109,6 +111,14 @@ class Asks:
     def names(self) -> tuple[str, ...]:
         """The attributes that ties read."""
         return tuple(dict.fromkeys(name for tie in (*self.ties, *self.distincts) for name in tie.names))
+
+    def barred_from(self, node: str | None) -> int:
+        """The mask of the asks that can have nothing on a node."""
+        found = 0
+        for nodes, mask in self.barred:
+            if node in nodes:
+                found |= mask
+        return found
 
     def of(self, mask: int) -> Iterator[Ask]:
         """The asks of a mask, in order."""
@@ -150,6 +160,7 @@ def read_unit(unit: Unit) -> Asks:
         ties=ties,
         distincts=distincts,
         sets=tuple(sets.values()),
+        barred=tuple((ask.slot.candidates.barred, ask.bit) for ask in asks if ask.slot.candidates.barred),
         portions=tuple(portions.values()),
         portioned=sum(ask.bit for ask in asks if ask.slot.portions),
         resources=tuple(sorted({n for s in amounts for n in (*s.requests, *s.limits)})),

@@ -113,11 +113,13 @@ def reached_pools(snapshot: Snapshot, node: Place) -> Iterator[Pool]:
 
 def candidates(asks: Asks, pool: Pool, node: Place) -> Iterator[tuple[Device, int]]:
     """The pool's devices that some ask accepts and the node reaches, with the mask of these asks."""
+    barred = asks.barred_from(node)
     for device in pool.devices:
         mask = 0
         for accepted, bits in asks.sets:
             if device.index in accepted:
                 mask |= bits
+        mask &= ~barred
         if mask and (device.reach is None or node in device.reach):
             yield device, mask
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from devalloc_solver import AnswerRefused
+from devalloc_solver import AnswerRefused, Fleet
 from devalloc_solver.dra import solve_manifests
 from devalloc_solver.dra.checked import Checker
 from tests.support.dra import claim, counter_slice, device, devices, request, slice_
@@ -44,6 +44,48 @@ def test_claims_go_where_they_fit_all_of_them_if_that_can_be() -> None:
     found = solved(node_slice("n1", *"ab"), node_slice("n2", *"abc"), wants("x", 3), wants("y", 2))
 
     assert nodes(found) == {"x": "n2", "y": "n1"}
+
+
+def _all_over_two_nodes(**local: Any) -> list[dict[str, Any]]:
+    """Two nodes, a device that both reach, and one of n0 alone."""
+    nodes = [object_("Node", {"metadata": {"name": name}}) for name in ("n0", "n1")]
+    return [
+        *nodes,
+        object_("ResourceSlice", slice_("net", devices("d0"), pool="net", allNodes=True)),
+        node_slice("n0", **local),
+    ]
+
+
+TAINTED = [device("d0", taints=[{"key": "t", "value": "v", "effect": "NoSchedule"}])]
+
+
+def test_a_node_where_all_cannot_be_had_says_nothing_of_others() -> None:
+    """What counts as all is what the node reaches; here it is the shared device alone on n1."""
+    documents = _all_over_two_nodes(content=TAINTED)
+    asked = wants("x", None)
+
+    (found,) = solve_manifests([CLASS, *documents, asked])["claims"]
+    taken = [(one["pool"], one["device"]) for one in found["allocations"]["devices"]["results"]]
+
+    assert taken == [("net", "d0")]
+    assert Fleet.from_manifests([CLASS, *documents]).allocate(asked) == found
+
+
+def test_all_is_refused_where_its_only_node_cannot_have_it() -> None:
+    documents = _all_over_two_nodes(content=TAINTED)
+
+    found = solved(*documents, wants("x", None, node="n0"))["x"]
+    nowhere = solved(*documents, node_slice("n1", content=TAINTED), wants("x", None))["x"]
+
+    assert (found["allocated"], found["reason"]) == (False, "NodeUnavailable")
+    assert (nowhere["allocated"], nowhere["reason"]) == (False, "NoMatchingDevices")
+
+
+def test_all_is_decided_on_a_node_without_a_broken_pool() -> None:
+    incomplete = _all_over_two_nodes(content=devices("d0"), count=2)
+
+    assert not solved(*incomplete, wants("x", None, node="n0"))["x"]["allocated"]
+    assert solved(*incomplete, wants("x", None))["x"]["allocated"]
 
 
 def test_higher_priority_comes_first_and_the_loser_is_told_so() -> None:
