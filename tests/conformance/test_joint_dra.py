@@ -42,7 +42,7 @@ def test_counts_agree_with_trying_everything(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, 120, 2 * BATCH))
 def test_devices_that_several_nodes_reach_are_judged_node_by_node(first: int) -> None:
-    """Above all ``All``: what it is differs from node to node, and one where it cannot be had says nothing of others."""
+    """Above all ``All``: it differs from node to node, and one where it cannot be had says nothing of others."""
     told = {seed: complaints(networked(Random(seed))) for seed in range(first, first + 2 * BATCH)}
     assert {seed: found for seed, (found, _) in told.items() if found} == {}
     assert sum(is_compared for _, is_compared in told.values()) > BATCH

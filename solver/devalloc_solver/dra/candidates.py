@@ -142,7 +142,7 @@ class Judge:
             barred = self._bar(verdict, ask, offer)
             if barred is None or ask.is_all:
                 verdict.accepted.append(offer.index)
-                verdict.binds = verdict.binds or offer.device.binds_to_node
+                verdict.binds = verdict.binds or offer.binds
             if barred is not None and ask.is_all:
                 verdict.blocked[offer.index] = barred
             elif barred is not None:

@@ -13,9 +13,13 @@ from devalloc_solver import snapshot as core
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.nodes import reaches
 from devalloc_solver.dra.objects import Attribute, Device, Node, Reach, Slice
-from devalloc_solver.dra.pools import Pool, State
+from devalloc_solver.dra.pools import Pool, PoolId, State
+from devalloc_solver.dra.twins import find_twins, joined, mark
 from devalloc_solver.dra.usage import DeviceId, Usage
 from devalloc_solver.holdings import Held
+
+Draws = tuple[tuple[str, int], ...]
+"""(counter, nano units)"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +43,11 @@ class Offer:
         return "/".join(self.id)
 
     @property
+    def binds(self) -> bool:
+        """Whether whoever gets it is bound to a node, which it does not tell."""
+        return self.device.binds_to_node or (len(self.nodes) > 1 and self.reach.node_name is not None)
+
+    @property
     def reach(self) -> Reach:
         """Which nodes reach it: said by the device or by its slice."""
         return self.device.reach if self.slice.per_device else self.slice.reach
@@ -58,6 +67,7 @@ def list_offers(views: Sequence[View], usage: Usage | None, gates: frozenset[str
     ``usage`` None: what is in use is not known yet.
     """
     offers: list[Offer] = []
+    known: dict[DeviceId, int] = {}
     sharing = gate.CONSUMABLE_CAPACITY in gates
     for view in views:
         pool = view.pool
@@ -66,7 +76,13 @@ def list_offers(views: Sequence[View], usage: Usage | None, gates: frozenset[str
             nodes = frozenset(node.name for node in view.nodes if reaches(node, reach))
             used = usage is None or usage.is_used((pool.driver, pool.name, device.name))
             if nodes or (device.consumes and used):
-                offers.append(Offer(len(offers), pool, found, device, sharing and device.allow_multiple, nodes))
+                offer = Offer(len(offers), pool, found, device, sharing and device.allow_multiple, nodes)
+                first = known.setdefault(offer.id, offer.index)
+                merged = None if first == offer.index else joined(offers[first], offer)
+                if merged is None:
+                    offers.append(offer)
+                else:
+                    offers[first] = merged
     return offers
 
 
@@ -117,20 +133,63 @@ def make_snapshot(
     """The core's view of these nodes and the devices, with the attributes that relations are about; None for all.
 
     A pool of which all devices are of one node is that node's; another says device by device which nodes reach it.
+    Pools of one name that have devices of one name are one pool.
     """
     pools: list[core.Pool] = []
-    for pool, members in _by_pool(offers):
-        names = {offer.reach.node_name for offer in members if offer.nodes}
-        local = len(names) == 1 and None not in names and all(offer.nodes for offer in members)
-        devices = tuple(_core_device(offer, len(pools), attributes, gates, local=local) for offer in members)
-        resources = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
-        where = names.pop() if local else None
+    twins = find_twins(offers)
+    common = {name[:2] for name in twins}
+    for members in _together(offers, common):
+        pool = members[0].pool
+        where, draws = None, dict[int, Draws]()
+        if pool.id in common:
+            resources, draws = _of_twins(members, twins, gates)
+        else:
+            resources = {"/".join(key): core.Resource(1, max(0, nano)) for key, nano in pool.counters.items()}
+            nodes_of = {offer.nodes for offer in members}
+            names = {offer.reach.node_name for offer in members}
+            where = names.pop() if len(names) == 1 and nodes_of == {frozenset(names)} else None
+        devices = tuple(
+            _core_device(offer, len(pools), attributes, gates, draws.get(offer.index), local=where is not None)
+            for offer in members
+        )
         pools.append(core.Pool(len(pools), where, pool.title, pool.driver, resources, devices))
     return snapshot_of(pools, tuple(nodes))
 
 
+def _of_twins(
+    members: Sequence[Offer], twins: Mapping[DeviceId, Sequence[Offer]], gates: frozenset[str]
+) -> tuple[dict[str, core.Resource], dict[int, Draws]]:
+    """The resources of pools that are one, and what their devices draw: a device also what its twins would."""
+    numbers = {pool: number for number, pool in enumerate(dict.fromkeys(offer.pool for offer in members))}
+    resources = {
+        _numbered("/".join(key), number): core.Resource(1, max(0, nano))
+        for pool, number in numbers.items()
+        for key, nano in pool.counters.items()
+    }
+    draws: dict[int, Draws] = {}
+    for offer in members:
+        same = twins.get(offer.id, (offer,))
+        found = {_numbered(name, numbers[one.pool]): nano for one in same for name, nano in draws_of(one, gates)}
+        if len(same) > 1:
+            found[mark(offer.device.name)] = 1
+            resources[mark(offer.device.name)] = core.Resource(1, 1)
+        draws[offer.index] = tuple(sorted(found.items()))
+    return resources, draws
+
+
+def _numbered(name: str, number: int) -> str:
+    """A counter of the pool of that number among those that are one."""
+    return f"{name} ({number + 1})" if number else name
+
+
 def _core_device(
-    offer: Offer, pool: int, attributes: Collection[str] | None, gates: frozenset[str], *, local: bool
+    offer: Offer,
+    pool: int,
+    attributes: Collection[str] | None,
+    gates: frozenset[str],
+    draws: Draws | None,
+    *,
+    local: bool,
 ) -> core.Device:
     found = attributes_of(offer) if attributes is None else {name: lookup(offer, name) for name in attributes}
     values = {name: relation_value(attribute, gates) for name, attribute in found.items()}
@@ -140,11 +199,19 @@ def _core_device(
         name=offer.device.name,
         attributes={name: value for name, value in values.items() if value is not None},
         resources=resources_of(offer),
-        draws=draws_of(offer, gates),
+        draws=draws_of(offer, gates) if draws is None else draws,
         undefined=None,
         shareable=offer.is_shareable,
         reach=None if local else offer.nodes,
     )
+
+
+def _together(offers: Sequence[Offer], common: Collection[PoolId]) -> Iterable[list[Offer]]:
+    """The devices of each pool; those of pools of these names are together."""
+    pools: dict[object, list[Offer]] = {}
+    for offer in offers:
+        pools.setdefault(offer.pool.id if offer.pool.id in common else id(offer.pool), []).append(offer)
+    return pools.values()
 
 
 def _by_pool(offers: Sequence[Offer]) -> Iterator[tuple[Pool, list[Offer]]]:
@@ -161,13 +228,13 @@ def resources_of(offer: Offer) -> dict[str, core.Resource]:
     return {name: core.Resource(1, max(0, found.value.nano)) for name, found in offer.device.capacity.items()}
 
 
-def draws_of(offer: Offer, gates: frozenset[str]) -> tuple[tuple[str, int], ...]:
+def draws_of(offer: Offer, gates: frozenset[str]) -> Draws:
     """What taking a device draws of the counters of its pool."""
     counts = offer.device.consumes and offer.pool.state is State.COMPLETE and gate.PARTITIONABLE_DEVICES in gates
     return _draws(offer) if counts else ()
 
 
-def _draws(offer: Offer) -> tuple[tuple[str, int], ...]:
+def _draws(offer: Offer) -> Draws:
     total: dict[str, int] = {}
     for use in offer.device.consumes:
         for counter, amount in use.counters.items():
@@ -183,7 +250,7 @@ def snapshot_of(pools: Sequence[core.Pool], nodes: tuple[str, ...]) -> core.Snap
     for pool in pools:
         by_node[pool.node] = (*by_node.get(pool.node, ()), pool)
         by_name[pool.name] = (*by_name.get(pool.name, ()), pool)
-    devices = tuple(device for pool in pools for device in pool.devices)
+    devices = tuple(sorted((device for pool in pools for device in pool.devices), key=lambda device: device.index))
     return core.Snapshot(tuple(pools), devices, nodes, by_node, by_name)
 
 
@@ -197,10 +264,14 @@ class UsedDevices:
 
     def items(self, usage: Usage) -> tuple[Held, ...]:
         """What of a usage is in use of them; the rest is of devices that are not there."""
-        found = [
-            offer for device in {**dict.fromkeys(usage.whole), **usage.shared} for offer in self._by_id.get(device, ())
-        ]
-        return tuple(Held(o.index, held_amounts(o, usage)) for o in sorted(found, key=lambda offer: offer.index))
+        found: list[Held] = []
+        for device in {**dict.fromkeys(usage.whole), **usage.shared}:
+            same = self._by_id.get(device, ())
+            # Of twins that draw counters one is enough: it draws what all of them would.
+            for offer in same[:1] if any(one.device.consumes for one in same) else same:
+                # Shares of a device that nodes see differently cannot be added up.
+                found.append(Held(offer.index, held_amounts(offer, usage) if len(same) == 1 else None))
+        return tuple(sorted(found, key=lambda held: held.device))
 
 
 def held_amounts(offer: Offer, usage: Usage) -> tuple[tuple[str, int], ...] | None:

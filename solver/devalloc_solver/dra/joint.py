@@ -27,6 +27,7 @@ from devalloc_solver.dra.reasons import Explainer
 from devalloc_solver.dra.result import ShareIds, given_by, make_result
 from devalloc_solver.dra.selectors import Selectors
 from devalloc_solver.dra.translate import attributes_of
+from devalloc_solver.dra.twins import problems_of
 from devalloc_solver.dra.usage import Usage, add_allocation
 from devalloc_solver.holdings import Holding
 from devalloc_solver.policy import PLACEMENTS
@@ -119,7 +120,7 @@ def prepare(intake: Intake, gates: frozenset[str]) -> Prepared:
         holdings=tuple(Holding(*one) for one in sorted(holdings, key=lambda h: h[0])),
         units=tuple(units),
         refused=(*intake.refused, *refused),
-        problems=(*intake.problems, *left_out, *problems, *_broken_pools(seen)),
+        problems=(*intake.problems, *left_out, *problems, *_broken_pools(seen), *problems_of(offers)),
     )
 
 

@@ -47,8 +47,16 @@ class Pool:
     """(counter set, counter) -> nano units there are"""
 
     @property
+    def id(self) -> PoolId:
+        return self.driver, self.name
+
+    @property
     def title(self) -> str:
         return f"{self.driver}/{self.name}"
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state is State.COMPLETE
 
     @property
     def has_binding_conditions(self) -> bool:

@@ -23,6 +23,7 @@ from devalloc_solver.dra.inventory import Offer
 from devalloc_solver.dra.numbers import Numbers
 from devalloc_solver.dra.relief import ANY, Reliefs
 from devalloc_solver.dra.slips import Slips
+from devalloc_solver.dra.twins import is_counter
 from devalloc_solver.holdings import Holding, Key, Ledger
 from devalloc_solver.place import OutOfSteps, place
 from devalloc_solver.reasons import VERDICTS, Reason
@@ -144,7 +145,8 @@ class Explainer:
             if found is not None:
                 return found
         short = self._numbers.shortage(unit, is_empty=True)
-        if any(self.snapshot.devices[i].draws for d in unit.demands for s in d.slots for i in s.candidates.accepted):
+        devices = (self.snapshot.devices[i] for d in unit.demands for s in d.slots for i in s.candidates.accepted)
+        if any(is_counter(name) for device in devices for name, _ in device.draws):
             lacking = "no node has that many such devices with the counters they consume"
             return Reason.POOL_RESOURCES_EXHAUSTED, short or lacking
         return Reason.NOT_ENOUGH_DEVICES, short or "no one node has all that is requested together"

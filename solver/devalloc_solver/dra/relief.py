@@ -16,6 +16,7 @@ from devalloc_solver.dra.candidates import Choice, Judge
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.objects import Ask, Class, Constraint
 from devalloc_solver.dra.remedies import counter_entry
+from devalloc_solver.dra.twins import is_counter
 
 ANY = Class("", (), ())
 """A class of all devices; no object can have its name."""
@@ -89,7 +90,7 @@ class Reliefs:
 
     def counters(self, question: Question) -> list[Edit]:
         """All counters raised at once, narrowed to those that fall short, and by how much."""
-        if not any(pool.resources for pool in question.snapshot.pools):
+        if not any(is_counter(name) for pool in question.snapshot.pools for name in pool.resources):
             return []
         return [Edit({"kind": "counter"}, "with more of the counters", _raised(None), 1, _short_counters)]
 
@@ -213,7 +214,9 @@ def _raised(chosen: tuple[int, str] | None, nano: int = UNTOLD) -> Callable[[Que
     def apply(question: Question) -> Question:
         def change(pool: Any) -> Any:
             resources = {
-                name: replace(r, blocks=nano // r.block) if chosen in (None, (pool.index, name)) else r
+                name: replace(r, blocks=nano // r.block)
+                if chosen in (None, (pool.index, name)) and is_counter(name)
+                else r
                 for name, r in pool.resources.items()
             }
             return replace(pool, resources=resources) if pool.resources else pool

@@ -1,0 +1,206 @@
+"""Devices that several nodes publish under one name are one device: never given twice, and never a crash."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc_solver import Fleet, dra
+from tests.support.dra import claim, counter_slice, device, request, slice_
+
+API = "resource.k8s.io/v1"
+CLASS = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
+NODES = ("n0", "n1", "n2")
+COUNTS = {"apiVersion": API, "kind": "ResourceSlice"}
+Manifest = dict[str, Any]
+
+
+def slice_of(node: str, devices: list[Manifest], **spec: Any) -> Manifest:
+    return {**COUNTS, **slice_(f"s-{node}", devices, **{"pool": "gpus", "nodeName": node, **spec})}
+
+
+def wants(name: str, count: int = 1, *selectors: str, node: str | None = None, **fields: Any) -> Manifest:
+    found = {"apiVersion": API, "kind": "ResourceClaim", **claim(request("r", count, *selectors, **fields), name=name)}
+    found["metadata"]["annotations"] = {} if node is None else {"devalloc.io/node": node}
+    return found
+
+
+def given(answer: Manifest) -> list[str]:
+    """The names of the devices of all claims."""
+    return [
+        result["device"]
+        for one in answer["claims"]
+        if one["allocated"]
+        for result in one["allocations"]["devices"]["results"]
+    ]
+
+
+LAYOUTS = {
+    "a slice for each node": [slice_of(node, [device("d0")]) for node in NODES[:2]],
+    "generations of their own": [slice_of(node, [device("d0")], generation=n) for n, node in enumerate(NODES[:2])],
+    "slices of one pool": [slice_of(node, [device("d0")], count=2) for node in NODES[:2]],
+    "devices that say their node": [
+        slice_of(node, [device("d0", nodeName=node)], count=2, nodeName=None, perDeviceNodeSelection=True)
+        for node in NODES[:2]
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_claim_gets_it_and_the_other_is_told_who_has_it(layout: str) -> None:
+    documents = [CLASS, *LAYOUTS[layout]]
+    claims = [wants("a", node="n0"), wants("b", node="n1")]
+
+    answer = dra.solve_manifests([*documents, *claims])
+    fleet = Fleet.from_manifests(documents)
+    one, other = (fleet.allocate(asked) for asked in claims)
+
+    assert [found["allocated"] for found in answer["claims"]] == [True, False]
+    assert answer["claims"][1]["reason"] == "LostToCompetition"
+    assert answer["claims"][1]["blockers"] == [{"kind": "claim", "namespace": "default", "name": "a", "priority": 0}]
+    assert answer["optimal"]
+    assert (one["allocated"], other["allocated"], other["reason"]) == (True, False, "DevicesInUse")
+    assert ["published by the nodes n0, n1" in problem["message"] for problem in answer["problems"]] == [True]
+
+
+def test_each_node_may_be_asked_for_it_by_itself() -> None:
+    for node in NODES[:2]:
+        assert dra.allocate(node, [wants("a")], [CLASS], LAYOUTS["a slice for each node"]) is not None
+
+
+def test_pools_of_one_name_without_a_device_in_common_are_nobodys_concern() -> None:
+    documents = [CLASS, slice_of("n0", [device("d0")]), slice_of("n1", [device("d1")])]
+
+    answer = dra.solve_manifests([*documents, wants("a"), wants("b")])
+
+    assert sorted(given(answer)) == ["d0", "d1"]
+    assert answer["problems"] == []
+
+
+def test_a_claim_for_too_many_is_not_told_of_counters() -> None:
+    (found,) = dra.solve_manifests([CLASS, *LAYOUTS["a slice for each node"], wants("a", 2)])["claims"]
+
+    assert found["reason"] == "NotEnoughDevices"
+    assert [blocker["kind"] for blocker in found["blockers"]] == ["amount"]
+
+
+def test_who_takes_it_draws_the_counters_of_every_node() -> None:
+    """A node counts what is in use by name: what another node's claim holds draws on its own counters too."""
+
+    def of(node: str) -> list[Manifest]:
+        parts = [device(name, counters={"s": {"c": "1"}}) for name in ("d0", "d1", "d2")]
+        counts = counter_slice(f"c-{node}", {"s": {"c": "2"}}, pool="gpus", count=2, nodeName=node)
+        return [slice_of(node, parts, count=2), {**COUNTS, **counts}]
+
+    documents = [CLASS, *of("n0"), *of("n1")]
+    claims = [wants("a", node="n0"), wants("b", node="n1"), wants("c")]
+    fleet = Fleet.from_manifests(documents)
+
+    answer = dra.solve_manifests([*documents, *claims])
+
+    assert sum(one["allocated"] for one in answer["claims"]) == 2
+    assert len(set(given(answer))) == 2
+    assert [fleet.allocate(asked)["allocated"] for asked in claims] == [True, True, False]
+
+
+SHARED = [device("d0", shared=True, capacity={"m": "4"})]
+
+
+def test_shares_of_it_add_up_over_the_nodes() -> None:
+    documents = [CLASS, slice_of("n0", SHARED), slice_of("n1", SHARED)]
+    claims = [wants(f"c{n}", node=NODES[n % 2], capacity={"requests": {"m": "1"}}) for n in range(5)]
+    fleet = Fleet.from_manifests(documents)
+
+    answer = dra.solve_manifests([*documents, *claims])
+    told = [fleet.allocate(asked) for asked in claims]
+
+    assert sum(one["allocated"] for one in answer["claims"]) == 4
+    assert [(one["allocated"], one["node"]) for one in told[:4]] == [(True, NODES[n % 2]) for n in range(4)]
+    assert not told[4]["allocated"]
+
+
+def test_shares_of_what_nodes_see_differently_are_of_one_node_at_a_time() -> None:
+    other = [device("d0", {"uuid": "x"}, shared=True, capacity={"m": "4"})]
+    documents = [CLASS, slice_of("n0", SHARED), slice_of("n1", other)]
+    asks = {"capacity": {"requests": {"m": "1"}}}
+
+    answer = dra.solve_manifests([*documents, wants("a", node="n0", **asks), wants("b", node="n1", **asks)])
+
+    assert [one["allocated"] for one in answer["claims"]] == [True, False]
+
+
+# -- against trying everything ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Nodes with devices of one pool name, and claims for some of them."""
+
+    devices: dict[str, dict[str, bool]]
+    """node -> device -> whether it is fine"""
+    claims: tuple[tuple[int, bool, str | None], ...]
+    """(count, whether only fine ones will do, node)"""
+
+    @property
+    def documents(self) -> list[Manifest]:
+        slices = [
+            slice_of(node, [device(name, {"fine": fine}) for name, fine in devices.items()])
+            for node, devices in self.devices.items()
+        ]
+        fine = 'device.attributes["gpu.io"].fine'
+        claims = [
+            wants(f"c{n}", count, *([fine] if choosy else []), node=node)
+            for n, (count, choosy, node) in enumerate(self.claims)
+        ]
+        return [CLASS, *slices, *claims]
+
+    def best(self) -> int:
+        """The most claims that devices of different names satisfy."""
+        return max(len(taken) for taken in self._ways(0, frozenset()))
+
+    def _ways(self, number: int, used: frozenset[str]) -> Iterator[tuple[int, ...]]:
+        if number == len(self.claims):
+            yield ()
+            return
+        yield from self._ways(number + 1, used)
+        count, choosy, pin = self.claims[number]
+        for node, devices in self.devices.items():
+            free = [name for name, fine in devices.items() if name not in used and (fine or not choosy)]
+            for some in itertools.combinations(free, count) if pin in (None, node) else ():
+                for others in self._ways(number + 1, used.union(some)):
+                    yield (number, *others)
+
+
+def drawn(rng: Random) -> Drawn:
+    names = ["d0", "d1", "d2", "d3"]
+    devices = {
+        node: {name: rng.random() < 0.6 for name in rng.sample(names, rng.choice([1, 2, 3]))}
+        for node in NODES[: rng.choice([2, 3])]
+    }
+    claims = (
+        (rng.choice([1, 1, 2]), rng.random() < 0.5, rng.choice([None, *devices])) for _ in range(rng.choice([2, 3, 4]))
+    )
+    return Drawn(devices, tuple(claims))
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_as_many_claims_as_trying_everything_finds(first: int) -> None:
+    for seed in range(first, first + 50):
+        one = drawn(Random(seed))
+        answer = dra.solve_manifests(one.documents)
+        shuffled = one.documents
+        Random(seed).shuffle(shuffled)
+
+        assert (seed, sum(found["allocated"] for found in answer["claims"])) == (seed, one.best())
+        assert answer["optimal"]
+        assert len(given(answer)) == len(set(given(answer)))
+        assert json.dumps(dra.solve_manifests(shuffled) | {"seconds": 0}) == json.dumps(answer | {"seconds": 0})
+        fleet = Fleet.from_manifests([found for found in one.documents if found["kind"] != "ResourceClaim"])
+        told = [fleet.allocate(found) for found in one.documents if found["kind"] == "ResourceClaim"]
+        assert len(given({"claims": told})) == len(set(given({"claims": told})))
