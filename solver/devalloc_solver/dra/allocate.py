@@ -18,7 +18,7 @@ from devalloc_solver.dra.errors import AllocationError, AnswerRefused
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import FieldError, shown
 from devalloc_solver.dra.inventory import Offer, UsedDevices, View, list_offers, make_snapshot
-from devalloc_solver.dra.objects import Claim, Class, Node
+from devalloc_solver.dra.objects import Claim, Class, Node, holder
 from devalloc_solver.dra.pools import Ignored, Pool, SliceBook, State, name_of
 from devalloc_solver.dra.result import ShareIds, given_by, make_result
 from devalloc_solver.dra.search import find
@@ -113,7 +113,8 @@ def prepare(
     """All before the search; None when no claim waits. Raises AllocationError."""
     gates = read_features(features)
     target = _read_node(node)
-    read = tuple(_read_claim(content, position, gates) for position, content in enumerate(claims))
+    faults: list[Ignored] = []
+    read = tuple(_read_claim(content, position, gates, faults) for position, content in enumerate(claims))
     pending = [
         PendingClaim(_key(claim, position, read), 0, ClaimMeta(claim.name, claim.created), claim, position)
         for position, claim in enumerate(read)
@@ -137,7 +138,7 @@ def prepare(
         gates=gates,
         claims=read,
         pools=pools,
-        ignored=book.ignored,
+        ignored=(*book.ignored, *faults),
         usage=usage,
         classes=named,
         offers=offers,
@@ -176,16 +177,22 @@ def _read_node(content: Manifest | str) -> Node:
         raise AllocationError(f"node: {error}") from None
 
 
-def _read_claim(content: Manifest, position: int, gates: frozenset[str]) -> Claim:
+def _read_claim(content: Manifest, position: int, gates: frozenset[str], faults: list[Ignored]) -> Claim:
+    """A claim; of one that has an allocation and cannot be read, what it holds, and a fault."""
     try:
         claim = read_claim(content, gates)
-        _refuse_twins(claim)
+        if claim.allocation is None:
+            _refuse_twins(claim)
         return claim
     except FieldError as error:
-        metadata = content.get("metadata")
+        metadata, status = content.get("metadata"), content.get("status")
         told = metadata if isinstance(metadata, Mapping) else {}
-        title = "/".join(shown(told[part]) for part in ("namespace", "name") if told.get(part))
-        raise AllocationError(f"claim {title or f'#{position}'}: {_told(content, error)}") from None
+        title = "/".join(shown(told[part]) for part in ("namespace", "name") if told.get(part)) or f"#{position}"
+        allocation = status.get("allocation") if isinstance(status, Mapping) else None
+        if not isinstance(allocation, Mapping) or not allocation:
+            raise AllocationError(f"claim {title}: {_told(content, error)}") from None
+        faults.append(Ignored(f"claim {title}", f"{_told(content, error)}; what it holds counts all the same"))
+        return holder(shown(told.get("namespace") or ""), shown(told.get("name") or ""), allocation)
 
 
 def _refuse_twins(claim: Claim) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from devalloc_solver.assignment import Placement
 from devalloc_solver.dra.allocate import Manifest, Task, prepare
+from devalloc_solver.dra.decode import read_slice
 from devalloc_solver.dra.errors import AllocationError
+from devalloc_solver.dra.fields import FieldError, shown
 from devalloc_solver.dra.search import find
 
 Body = dict[str, Any]
@@ -24,8 +27,11 @@ class Inputs:
     claims: tuple[Manifest, ...]
     classes: tuple[Manifest, ...]
     slices: tuple[Manifest, ...]
+    """those that can be read, in order of pool and name"""
     allocated: Mapping[str, Sequence[Manifest]]
     features: frozenset[str]
+    unread: tuple[Manifest, ...] = ()
+    """slices that cannot, and stay as they are"""
     dropped_claims: frozenset[int] = frozenset()
     dropped_requests: frozenset[Spot] = frozenset()
     dropped_constraints: frozenset[Spot] = frozenset()
@@ -44,7 +50,8 @@ class Inputs:
     def task(self) -> Task | None:
         """Everything known before the search; None when no claim waits. Raises AllocationError."""
         claims = [self._claim(i, claim) for i, claim in enumerate(self.claims) if i not in self.dropped_claims]
-        return prepare(self.node, claims, self.classes, self.slices, allocated=self.allocated, features=self.features)
+        slices = (*self.slices, *self.unread)
+        return prepare(self.node, claims, self.classes, slices, allocated=self.allocated, features=self.features)
 
     def placements(self) -> Sequence[Placement] | None:
         """Where everything goes; None when it does not fit, or cannot be judged."""
@@ -95,7 +102,7 @@ class Inputs:
         broken = {index for at, index in self.dropped_constraints if at == position}
         if not gone and not broken:
             return claim
-        devices = claim["spec"]["devices"]
+        devices = devices_of(claim)
         requests = [request for i, request in enumerate(devices.get("requests") or ()) if i not in gone]
         names = {request["name"] for request in requests}
         constraints = [one for i, one in enumerate(devices.get("constraints") or ()) if i not in broken]
@@ -114,7 +121,7 @@ def _about(entries: Iterable[Manifest], names: set[str]) -> Iterator[Manifest]:
 
 def asks_of(claim: Manifest) -> Iterator[tuple[int, int | None, str, Body]]:
     """(index, alternative, path, content) of what a claim asks for."""
-    for index, request in enumerate(claim["spec"]["devices"].get("requests") or ()):
+    for index, request in enumerate(devices_of(claim).get("requests") or ()):
         path = f"spec.devices.requests[{index}]"
         if request.get("firstAvailable"):
             for number, choice in enumerate(request["firstAvailable"]):
@@ -123,11 +130,33 @@ def asks_of(claim: Manifest) -> Iterator[tuple[int, int | None, str, Body]]:
             yield index, None, f"{path}.exactly", request["exactly"]
 
 
+def devices_of(claim: Manifest) -> Manifest:
+    """What a claim that can be read says of devices."""
+    return (claim.get("spec") or {}).get("devices") or {}
+
+
+def sorted_out(slices: Iterable[Manifest]) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
+    """(slices that can be read, in an order that does not depend on theirs, and the others)"""
+    known: list[tuple[object, Manifest]] = []
+    unread: list[Manifest] = []
+    for content in slices:
+        try:
+            found = read_slice(content)
+        except FieldError:
+            unread.append(content)
+            continue
+        place = found.reach.node_name or "", [device.name for device in found.devices]
+        known.append(((*found.pool_id, found.generation, found.name, *place), content))
+    return tuple(content for _, content in sorted(known, key=itemgetter(0))), tuple(unread)
+
+
 def is_allocated(claim: Manifest) -> bool:
-    return bool((claim.get("status") or {}).get("allocation"))
+    status = claim.get("status")
+    return isinstance(status, Mapping) and bool(status.get("allocation"))
 
 
 def title(claim: Manifest) -> str:
     """namespace/name"""
-    metadata = claim.get("metadata") or {}
-    return f"{metadata.get('namespace') or 'default'}/{metadata.get('name') or ''}"
+    metadata = claim.get("metadata")
+    told = metadata if isinstance(metadata, Mapping) else {}
+    return f"{shown(told.get('namespace') or 'default')}/{shown(told.get('name') or '')}"

@@ -244,6 +244,11 @@ class Claim:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
+def holder(namespace: str, name: str, allocation: Mapping[str, Any]) -> Claim:
+    """A claim of which only what it holds matters."""
+    return Claim(namespace, name, "", (), (), (), allocation, {}, None, False, {})
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Class:
     """A DeviceClass."""

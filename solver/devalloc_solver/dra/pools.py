@@ -65,7 +65,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A slice that is left out, and why; what it holds is as good as absent."""
+    """A slice that is left out, or a claim of which only what it holds counts, and why."""
 
     name: str
     why: str

@@ -13,8 +13,8 @@ from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.amounts import Amount
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import read_features
-from devalloc_solver.dra.inputs import Body, Inputs, asks_of, is_allocated, title
-from devalloc_solver.dra.pools import State
+from devalloc_solver.dra.inputs import Body, Inputs, asks_of, devices_of, is_allocated, title
+from devalloc_solver.dra.pools import State, name_of
 from devalloc_solver.holdings import Ledger
 
 ENDLESS = "4E"
@@ -49,7 +49,7 @@ def applied(inputs: Inputs, remedies: Sequence[Remedy]) -> Inputs:
 def constraints(inputs: Inputs) -> Iterator[Remedy]:
     """matchAttributes and distinctAttributes, one by one."""
     for position, claim in inputs.waiting:
-        for index, one in enumerate(claim["spec"]["devices"].get("constraints") or ()):
+        for index, one in enumerate(devices_of(claim).get("constraints") or ()):
             field = "matchAttribute" if one.get("matchAttribute") else "distinctAttribute"
             path = f"spec.devices.constraints[{index}]"
             entry = {"kind": "constraint", **_claim(claim), "path": path, field: one.get(field)}
@@ -65,7 +65,7 @@ def requests(inputs: Inputs) -> list[Remedy]:
     """Whole requests."""
     found = []
     for position, claim in inputs.waiting:
-        for index, request in enumerate(claim["spec"]["devices"].get("requests") or ()):
+        for index, request in enumerate(devices_of(claim).get("requests") or ()):
             entry = {"kind": "request", **_claim(claim), "request": request["name"]}
             entry["path"] = f"spec.devices.requests[{index}]"
             words = f"without request {request['name']} of {title(claim)}"
@@ -159,7 +159,7 @@ def classes(inputs: Inputs) -> Iterator[Remedy]:
 
 def _open_class(name: str, inputs: Inputs) -> Inputs:
     def change(content: Mapping[str, Any]) -> Mapping[str, Any]:
-        if (content.get("metadata") or {}).get("name") != name:
+        if name_of(content) != name:
             return content
         return {**content, "spec": {**(content.get("spec") or {}), "selectors": []}}
 
@@ -219,10 +219,12 @@ def _counted(spec: Body, value: Callable[[str, str, Any], Any]) -> Body:
     """A slice with other values of its counters, by set, counter and old value."""
     if not spec.get("sharedCounters"):
         return spec
-    sets = [
-        {**s, "counters": {n: {**c, "value": value(s["name"], n, c.get("value"))} for n, c in s["counters"].items()}}
-        for s in spec["sharedCounters"]
-    ]
+
+    def counted(one: Body) -> Body:
+        counts = (one.get("counters") or {}).items()
+        return {**one, "counters": {n: {**c, "value": value(one["name"], n, c.get("value"))} for n, c in counts}}
+
+    sets = [counted(one) for one in spec["sharedCounters"]]
     return {**spec, "sharedCounters": sets}
 
 
@@ -292,8 +294,8 @@ def pools(inputs: Inputs) -> Iterator[Remedy]:
 
 def _complete(key: tuple[str, str], inputs: Inputs) -> Inputs:
     mine = [s["spec"] for s in inputs.slices if (s["spec"]["driver"], s["spec"]["pool"]["name"]) == key]
-    newest = max(spec["pool"].get("generation", 0) for spec in mine)
-    count = sum(spec["pool"].get("generation", 0) == newest for spec in mine)
+    newest = max(spec["pool"].get("generation") or 0 for spec in mine)
+    count = sum((spec["pool"].get("generation") or 0) == newest for spec in mine)
 
     def change(spec: Body) -> Body:
         if (spec["driver"], spec["pool"]["name"]) != key:
@@ -340,12 +342,12 @@ def _switch_on(name: str, inputs: Inputs) -> Inputs:
 def holders(inputs: Inputs) -> list[Remedy]:
     """Claims that hold something, and devices that are in use without a claim that is known to hold them."""
     found = []
-    for position, claim in enumerate(inputs.claims):
+    for position, claim in sorted(enumerate(inputs.claims), key=lambda one: title(one[1])):
         if is_allocated(claim):
             entry = {"kind": "claim", **_name(claim), "priority": 0}
             found.append(Remedy(entry, f"once {title(claim)} is released", partial(_drop_claim, position)))
     used = [_used(item) for part in inputs.allocated.values() for item in part or ()]
-    for where in dict.fromkeys(used):
+    for where in sorted(set(used)):
         entry = {"kind": "device", **dict(zip(("driver", "pool", "device"), where, strict=True))}
         found.append(Remedy(entry, f"once {'/'.join(where)} is free", partial(_free, where)))
     return found

@@ -15,7 +15,7 @@ from devalloc_solver.dra.allocate import Manifest, Task, objects
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.funnel import funnel, sentence
-from devalloc_solver.dra.inputs import Inputs
+from devalloc_solver.dra.inputs import Inputs, sorted_out
 from devalloc_solver.dra.numbers import Numbers
 from devalloc_solver.dra.reasons import class_selectors
 from devalloc_solver.dra.remedies import Remedy, applied
@@ -49,7 +49,8 @@ def explain(
     claims, classes, slices = objects(claims, "claims"), objects(classes, "classes"), objects(slices, "slices")
     if allocated is not None and not isinstance(allocated, Mapping):
         raise AllocationError(f"allocated: must be a map, not {type_name(allocated)}")
-    inputs = Inputs(node, tuple(claims), tuple(classes), tuple(slices), dict(allocated or {}), gates)
+    read, unread = sorted_out(slices)
+    inputs = Inputs(node, tuple(claims), tuple(classes), read, dict(allocated or {}), gates, unread)
     task = inputs.task()
     if task is None:
         return {"reason": None, "message": None, "blockers": [], "claims": [], "pools": [], "ignored": []}

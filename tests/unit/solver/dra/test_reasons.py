@@ -265,3 +265,12 @@ def test_what_is_there_is_no_slip() -> None:
 )
 def test_names_are_near_within_their_domain_or_in_one_that_is_near(name: str, near: str | None) -> None:
     assert nearest_name(name, ["d.io/model", "d.io/numa", "other.net/model"]) == near
+
+
+def test_the_order_of_slices_does_not_matter_to_what_is_in_the_way() -> None:
+    pools = [slice_(f"s-{pool}", devices("d0"), pool=pool, nodeName="n2") for pool in ("p", "q")]
+
+    first, second = (explain("n1", [claim(request())], [CLASS], order) for order in (pools, pools[::-1]))
+
+    assert first == second
+    assert first["blockers"] == [{"kind": "node", "node": "n1", "driver": "gpu.io", "pool": "p"}]

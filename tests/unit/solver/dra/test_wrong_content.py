@@ -84,14 +84,18 @@ WORLD: dict[str, Any] = {
 SEEDS = range(6)
 
 
-def broken(seed: int, rounds: int) -> list[dict[str, Any]]:
+MANY = claim(request("r", 20), name="many")
+"""What is more than there is."""
+
+
+def broken(seed: int, rounds: int, part: str | None = None) -> list[dict[str, Any]]:
     """The same world with another value in one of its places, for so many of all the places and values."""
     rng = random.Random(seed)
-    wholes = len(places(WORLD))
+    wholes = len(places(WORLD[part] if part else WORLD))
     found = []
     for _ in range(rounds):
         world = deepcopy(WORLD)
-        container, key = places(world)[rng.randrange(wholes)]
+        container, key = places(world[part] if part else world)[rng.randrange(wholes)]
         container[key] = rng.choice(JUNK)
         found.append(world)
     return found
@@ -120,6 +124,44 @@ def test_nothing_but_an_allocation_error_comes_out_of_explain() -> None:
     for world in broken(7, 12):
         with suppress(AllocationError):
             explain(**world)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_but_an_allocation_error_comes_out_where_nothing_fits(seed: int) -> None:
+    """``explain`` looks for what to take away then, in all that it was given."""
+    told = 0
+    for world in broken(200 + seed, 12, "slices"):
+        with suppress(AllocationError):
+            told += explain(**{**world, "claims": [HELD, MANY]})["reason"] is not None
+
+    assert told > 3
+
+
+@pytest.mark.parametrize("damage", [{"spec": None}, {"driver": None}, {"pool": "x"}, {"devices": "x"}, {"allNodes": 1}])
+def test_a_slice_that_is_left_out_changes_nothing_in_what_is_said_of_the_others(damage: Any) -> None:
+    lost = {"metadata": {"name": "lost"}, "spec": PLENTY["spec"] | {"pool": {"name": "lost"}} | damage}
+    lost = lost | damage if "spec" in damage else lost
+
+    with_it, without = (explain("n1", [MANY], [CLASS], [PLENTY, *rest]) for rest in ([lost], []))
+
+    assert [one["name"] for one in with_it["ignored"]] == ["lost"]
+    assert with_it | {"ignored": []} == without
+
+
+@pytest.mark.parametrize("spec", [{"exactly": {"deviceClassName": "any", "futureField": 1}}, {"exactly": 3}, {}])
+def test_what_a_claim_holds_counts_whatever_its_spec_has_come_to(spec: Any) -> None:
+    held = deepcopy(HELD)
+    held["spec"]["devices"]["requests"] = [{"name": "r", **spec}]
+    two = claim(request("r", 2), name="two")
+
+    first, kept = allocate("n1", [two, held], [CLASS], [PLENTY]) or ()
+    told = explain("n1", [claim(request("r", 3)), held], [CLASS], [PLENTY])
+
+    assert [one["device"] for one in first["devices"]["results"]] == ["d", "e"]
+    assert kept == held["status"]["allocation"]
+    assert told["blockers"] == [{"kind": "claim", "namespace": "default", "name": "held", "priority": 0}]
+    assert [one["name"] for one in told["ignored"]] == ["claim default/held"]
+    assert "what it holds counts" in told["ignored"][0]["why"]
 
 
 UNTOUCHED = documents({"node": [], "classes": [CLASS], "slices": [PLENTY], "claims": [OTHER]})[1:]
