@@ -268,7 +268,7 @@ class Apart:
         (demand,) = unit.demands
         if not all(any(slot.candidates.accepted for slot in detail) for detail in demand.details):
             return None
-        placements = place(snapshot, ledger, unit, record.name, index.placement)
+        placements, loss = place(snapshot, ledger, unit, record.name, index.placement)
         if not placements:
             return None
         given, used, chosen = [], [], {}
@@ -281,7 +281,7 @@ class Apart:
             used.append((owner, device.pool, device.index))
             chosen[entry.slot.detail] = entry.slot.alternative or 0
         alternatives = tuple(chosen.get(position, 0) for position in range(len(demand.details)))
-        score = score_of(alternatives, used, len(given), 0, spread=index.spread)
+        score = score_of(alternatives, used, len(given), loss, spread=index.spread)
         return Found(score, tuple(given), local=any(owner is not network for owner, _, _ in used))
 
 

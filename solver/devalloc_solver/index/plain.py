@@ -6,7 +6,7 @@ is not plain on some kind of node goes to the exact search there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -14,6 +14,7 @@ from devalloc_solver.demand import Demand, Mode, Slot
 from devalloc_solver.index.kinds import ALONE, Kind
 from devalloc_solver.index.recipe import Part, Recipe
 from devalloc_solver.index.states import NodeClass, NodeKind, PoolKind, PoolState
+from devalloc_solver.place.partitions import Shapes, loss_of, shapes_of
 
 MAX_COMBINATIONS = 64
 """Choices of alternatives that are tried one after the other."""
@@ -29,7 +30,7 @@ class Offer:
     """devices that can be had together, as far as anybody needs"""
     groups: tuple[int, ...]
     loss: int
-    """how much smaller the largest device left gets (S17, goal 5)"""
+    """what is lost of the largest devices (S17, goal 5); see ``loss_of``"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Plain:
     _choices: dict[tuple[int, ...], dict[Values, Choice]] = field(default_factory=dict)
     """slot, kind of node and states of the pools with candidates -> what the slot can have there"""
     _pools: dict[int, dict[int, tuple[int, ...]] | None] = field(default_factory=dict)
+    _shapes: dict[int, Shapes] = field(default_factory=dict)
+    """state of a pool -> what partitions it has left"""
 
     def __post_init__(self) -> None:
         self.combinations = list(product(*self.demand.details))
@@ -258,18 +261,20 @@ class Plain:
             count = min(most, sum(state.free[group] for group in groups))
             return Offer(count, tuple(groups), self._loss(state, groups[0], min(count, slot.least))) if count else None
         fitting = [(self._loss(state, group, 1), group) for group in groups if _fits(state, kinds[group])]
-        return Offer(1, (min(fitting)[1],), min(fitting)[0]) if fitting else None
+        least = min((loss for loss, _ in fitting), default=0)
+        return Offer(1, tuple(group for loss, group in fitting if loss == least), least) if fitting else None
 
     def _loss(self, state: PoolState, group: int, count: int) -> int:
         """What taking devices of a partitioned pool takes off the largest device that can still be had."""
         if self.spread:
             return 0
-        draws = dict(state.kind.kinds[group].one.draws)
-        free = list(state.free)
-        before = _largest(state, free, state.left)
-        free[group] -= count
-        left = {name: blocks - count * draws.get(name, 0) for name, blocks in state.left.items()}
-        return before - _largest(state, free, left)
+        key = state.index
+        if key not in self._shapes:
+            there = (k.one for k, free in zip(state.kind.kinds, state.free, strict=True) if free)
+            draws = (one.draws for one in there if one.undefined is None and one.unavailable is None)
+            self._shapes[key] = shapes_of(draws, {name: r.blocks for name, r in state.kind.resources.items()})
+        shapes = self._shapes[key]
+        return loss_of(shapes, state.left, [state.kind.kinds[group].one.draws] * count) if shapes else 0
 
 
 def _rank(choice: Choice) -> tuple[object, ...]:
@@ -289,34 +294,19 @@ def _fits(state: PoolState, kind: Kind) -> bool:
     return all(blocks <= state.left[name] for name, blocks in kind.one.draws)
 
 
-def _largest(state: PoolState, free: Sequence[int], left: Mapping[str, int]) -> int:
-    sizes = [
-        _size(kind, state)
-        for kind, count in zip(state.kind.kinds, free, strict=True)
-        if count > 0
-        and kind.one.undefined is None
-        and kind.one.unavailable is None
-        and all(blocks <= left[name] for name, blocks in kind.one.draws)
-    ]
-    return max(sizes, default=0)
-
-
-def _size(kind: Kind, state: PoolState) -> int:
-    """How much of its pool a device is, in thousandths of each resource."""
-    capacity = state.kind.resources
-    return sum(1000 * blocks // capacity[name].blocks for name, blocks in kind.one.draws if capacity[name].blocks)
-
-
 def _is_list(kind: Kind, name: str) -> bool:
     return isinstance(kind.one.attributes.get(name), frozenset)
 
 
 def _values(kind: Kind, names: Iterable[str], *, comparable: bool) -> Values | None:
-    """The values of match attributes; None where one is missing, or can equal no other although it must."""
+    """The values of match attributes; None where one is missing, or can equal no other although it must.
+
+    Where a device is compared with none, only that it has them counts.
+    """
     values = []
     for name in names:
         value = kind.value(name)
         if value is None or (comparable and value == (ALONE,)):
             return None
         values.append(value)
-    return tuple(values)
+    return tuple(values) if comparable else ()

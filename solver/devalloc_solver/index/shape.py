@@ -356,7 +356,7 @@ class Shape:
             ledger = record.ledger(snapshot, offset)
             network.fill(ledger, 0)
         kinds = record.kinds if network is None else (*network.kinds, *record.kinds)
-        placements = place(snapshot, ledger, self._unit_on(kinds), record.name, index.placement)
+        placements, loss = place(snapshot, ledger, self._unit_on(kinds), record.name, index.placement)
         if not placements:
             return None
         (placement,) = placements
@@ -374,7 +374,7 @@ class Shape:
             position = device.index - owner.starts[device.pool]
             picks.append(pick_of(slot, owner, device.pool, position, entry.amounts, network=owner is network))
         alternatives = tuple(chosen.get(position, 0) for position in range(len(self.demand.details)))
-        score = score_of(alternatives, used, len(picks), 0, spread=index.spread)
+        score = score_of(alternatives, used, len(picks), loss, spread=index.spread)
         return Recipe(score, tuple(picks), local=any(not pick.network for pick in picks))
 
 

@@ -37,6 +37,11 @@ class Ground:
         """Whether some device of a node's own pools is in use."""
         return any(self.is_busy(pool.index) for pool in self.snapshot.pools_by_node.get(node, ())) if node else True
 
+    def rank(self, node: str | None) -> int:
+        """In the natural order of nodes; before all where there are no pools."""
+        pools = self.snapshot.pools_by_node.get(node, ()) if node is not None else ()
+        return pools[0].index if pools else -1
+
     def avoids(self, pools: Sequence[int]) -> int:
         """How many of these pools the policy would rather not use."""
         return sum(self.is_busy(pool) is not self.packs for pool in pools)

@@ -2,31 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.snapshot import Pool
 
 Draws = tuple[tuple[str, int], ...]
+Shapes = Sequence[tuple[int, Draws]]
+"""(size in thousandths of the pool resources, draws), large ones first"""
 
 
 def partitions(pool: Pool, ledger: Ledger) -> list[tuple[int, Draws]]:
-    """(size in thousandths of the pool resources, draws) of the devices that may still be had, large ones first.
+    """The shapes of the devices that may still be had; see ``shapes_of``."""
+    there = (d for d in pool.devices if d.draws and not ledger.in_use(d))
+    capacity = {name: resource.blocks for name, resource in pool.resources.items()}
+    return shapes_of((d.draws for d in there if d.undefined is None and d.unavailable is None), capacity)
+
+
+def shapes_of(draws: Iterable[Draws], capacity: Mapping[str, int]) -> list[tuple[int, Draws]]:
+    """The shapes of some devices of a pool, large ones first.
 
     Empty where all are of one size: then none is worth keeping more than another.
     """
-    capacity = {name: resource.blocks for name, resource in pool.resources.items()}
     sizes: dict[Draws, int] = {}
-    for device in pool.devices:
-        if not device.draws or device.draws in sizes or ledger.in_use(device):
-            continue
-        if device.undefined is None and device.unavailable is None:
-            sizes[device.draws] = sum(1000 * blocks // capacity[n] for n, blocks in device.draws if capacity[n])
+    for each in draws:
+        if each and each not in sizes:
+            sizes[each] = sum(1000 * blocks // capacity[name] for name, blocks in each if capacity[name])
     if len({*sizes.values()}) < 2:
         return []
-    return sorted(((size, draws) for draws, size in sizes.items()), reverse=True)
+    return sorted(((size, each) for each, size in sizes.items()), reverse=True)
 
 
-def largest(shapes: Sequence[tuple[int, Draws]], free: Mapping[str, int]) -> int:
+def largest(shapes: Shapes, free: Mapping[str, int]) -> int:
     """The size of the largest that fits into what is free."""
     return next((size for size, draws in shapes if all(blocks <= free[name] for name, blocks in draws)), 0)
+
+
+def loss_of(shapes: Shapes, free: Mapping[str, int], taken: Iterable[Draws]) -> int:
+    """What a pool loses by giving away devices that draw so much.
+
+    Of each part of the pool that is drawn on apart from the others, such as one card, it is what the square of the
+    size of its largest device falls by: a pool of two cards loses something when one of them is broken up.
+    """
+    left = dict(free)
+    drawn: set[str] = set()
+    for draws in taken:
+        for name, blocks in draws:
+            left[name] -= blocks
+            drawn.add(name)
+    total = 0
+    while drawn:
+        part = {drawn.pop()}
+        near: Shapes = ()
+        size = -1
+        while size < len(near):
+            size = len(near)
+            near = [shape for shape in shapes if any(name in part for name, _ in shape[1])]
+            part.update(name for _, draws in near for name, _ in draws)
+        drawn -= part
+        total += largest(near, free) ** 2 - largest(near, left) ** 2
+    return total

@@ -10,7 +10,7 @@ from devalloc_solver.assignment import Entry, Placement
 from devalloc_solver.demand import Mode
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.place.ground import Ground
-from devalloc_solver.place.partitions import largest, partitions
+from devalloc_solver.place.partitions import loss_of, partitions
 from devalloc_solver.snapshot import Device, Snapshot
 
 
@@ -25,7 +25,8 @@ class Score:
     devices: int
     """distinct devices, likewise"""
     policy: tuple[int, ...]
-    """entries of shares; node and pools that the policy avoids; what is lost of large partitions; natural order"""
+    """entries of shares; node and pools that the policy avoids; what is lost of large partitions; rank of the node;
+    natural order of pools and devices there"""
 
 
 def score_of(ground: Ground, placements: Sequence[Placement], node: str | None) -> Score:
@@ -39,6 +40,7 @@ def score_of(ground: Ground, placements: Sequence[Placement], node: str | None) 
         ground.avoids_node(node),
         ground.avoids(pools),
         loss(ground.snapshot, ground.ledger, entries) if ground.packs else 0,
+        ground.rank(node),
         sum(pools),
         offsets,
     )
@@ -55,7 +57,7 @@ def _one_of(placements: Iterable[Placement]) -> tuple[int, ...]:
 
 
 def loss(snapshot: Snapshot, ledger: Ledger, entries: Iterable[Entry]) -> int:
-    """How much smaller the largest device is that each pool has left, in thousandths of a pool."""
+    """What the pools lose of their largest devices; see ``loss_of``."""
     taken: dict[int, dict[int, Device]] = defaultdict(dict)
     for entry in entries:
         if entry.device.draws and not entry.slot.mode.is_admin and not ledger.in_use(entry.device):
@@ -66,9 +68,5 @@ def loss(snapshot: Snapshot, ledger: Ledger, entries: Iterable[Entry]) -> int:
         if not shapes:
             continue
         free = {name: ledger.free_pool_blocks(index, name) for name in snapshot.pools[index].resources}
-        before = largest(shapes, free)
-        for device in devices.values():
-            for name, blocks in device.draws:
-                free[name] -= blocks
-        total += before - largest(shapes, free)
+        total += loss_of(shapes, free, [device.draws for device in devices.values()])
     return total

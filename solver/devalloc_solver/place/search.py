@@ -15,7 +15,7 @@ from devalloc_solver.place.nodes import fewest_pools, kind_of, nodes_of
 from devalloc_solver.place.polish import polish
 from devalloc_solver.place.score import Score, score_of
 from devalloc_solver.place.screen import Screen
-from devalloc_solver.place.simple import place_simple, simple_slot
+from devalloc_solver.place.simple import place_simple, simple_slots
 from devalloc_solver.place.site import Place, survey
 from devalloc_solver.place.steps import DEFAULT, Steps
 from devalloc_solver.snapshot import Snapshot
@@ -89,7 +89,7 @@ class _Seek:
 
     def __init__(self, ground: Ground, unit: Unit, steps: Steps) -> None:
         self.ground, self.unit, self.steps = ground, unit, steps
-        self.slot = simple_slot(unit)
+        self.slots = simple_slots(unit)
         self.best: Found | None = None
         self.tasted = 0
         """nodes looked at since goals 2 to 4 were reached"""
@@ -100,7 +100,7 @@ class _Seek:
 
     def look(self, node: Place) -> None:
         """Place the unit on a node, if that may be better than what was found so far."""
-        answer = True if self.slot is None else place_simple(self.ground, self.unit, self.slot, node)
+        answer = place_simple(self.ground, self.unit, self.slots, node) if self.slots else True
         found: Found | None = None
         if not isinstance(answer, bool):
             found = Found((answer[0],), answer[1])
@@ -111,7 +111,7 @@ class _Seek:
 
     def may_go(self, node: Place) -> bool:
         """Whether the unit fits on a node; not asked again of one like it."""
-        answer = True if self.slot is None else place_simple(self.ground, self.unit, self.slot, node)
+        answer = place_simple(self.ground, self.unit, self.slots, node) if self.slots else True
         if not isinstance(answer, bool):
             return True
         if not answer or (chooser := self._chooser(node)) is None:

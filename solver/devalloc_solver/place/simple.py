@@ -1,4 +1,4 @@
-"""The common question, answered at once: one slot that wants devices, nothing to weigh but which.
+"""The common question, answered at once: one detail that wants devices, nothing to weigh but which.
 
 Covers a single device whatever it draws, and several that draw nothing, are of no compatibility group and fit into one
 pool. All else is for the search, which would answer the same.
@@ -6,32 +6,44 @@ pool. All else is for the search, which would answer the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from devalloc_solver.assignment import Entry, Placement
-from devalloc_solver.demand import Mode, Slot, Unit
+from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.place.ground import Ground
-from devalloc_solver.place.partitions import Draws, largest, partitions
+from devalloc_solver.place.partitions import Draws, loss_of, partitions
 from devalloc_solver.place.score import Score
 from devalloc_solver.place.site import pool_allows
 from devalloc_solver.snapshot import Device, Pool
 
 
-def simple_slot(unit: Unit) -> Slot | None:
-    """The slot of a unit that is simple, or None."""
-    if [len(demand.details) for demand in unit.demands] != [1] or len(unit.demands[0].details[0]) > 1:
-        return None
+def simple_slots(unit: Unit) -> tuple[Slot, ...]:
+    """The alternatives of a unit that is simple; empty for any other."""
+    if [len(demand.details) for demand in unit.demands] != [1]:
+        return ()
     demand = unit.demands[0]
-    slot = demand.details[0][0]
+    slots = demand.details[0]
+    return slots if not demand.relations and all(_is_simple(slot, demand) for slot in slots) else ()
+
+
+def _is_simple(slot: Slot, demand: Demand) -> bool:
     if slot.mode is not Mode.WHOLE or slot.requests or slot.limits or slot.portions:
-        return None
-    if demand.relations or (slot.least > 1 and (slot.match or demand.match)):
-        return None
-    return None if demand.most is not None and slot.least > demand.most else slot
+        return False
+    if slot.least > 1 and (slot.match or demand.match):
+        return False
+    return demand.most is None or slot.least <= demand.most
 
 
-def place_simple(ground: Ground, unit: Unit, slot: Slot, node: str | None) -> tuple[Placement, Score] | bool:
-    """Where the slot goes on one node; False when it does not fit, True when the search has to tell."""
+def place_simple(ground: Ground, unit: Unit, slots: Sequence[Slot], node: str | None) -> tuple[Placement, Score] | bool:
+    """Where the first slot that fits goes on one node; False when none does, True when the search has to tell."""
+    for slot in slots:
+        answer = _place_slot(ground, unit, slot, node)
+        if answer is not False:
+            return answer
+    return False
+
+
+def _place_slot(ground: Ground, unit: Unit, slot: Slot, node: str | None) -> tuple[Placement, Score] | bool:
     names = (*slot.match, *unit.demands[0].match)
     best: tuple[tuple[int, ...], Pool, list[Device]] | None = None
     several = 0
@@ -60,7 +72,7 @@ def place_simple(ground: Ground, unit: Unit, slot: Slot, node: str | None) -> tu
     )
     offsets = sum(device.index for device in devices) - len(devices) * pool.devices[0].index
     chosen_index = () if slot.alternative is None else (slot.alternative,)
-    policy = (0, ground.avoids_node(node), avoided, loss, pool.index, offsets)
+    policy = (0, ground.avoids_node(node), avoided, loss, ground.rank(node), pool.index, offsets)
     return placed, Score(chosen_index, 1, len(devices), policy)
 
 
@@ -101,15 +113,5 @@ def _least_loss(ground: Ground, pool: Pool, devices: list[Device]) -> tuple[int,
     losses: dict[Draws, int] = {}
     for device in devices:
         if device.draws not in losses:
-            left = dict(free)
-            for name, blocks in device.draws:
-                left[name] -= blocks
-            losses[device.draws] = loss_of(shapes, device.draws, free, left)
+            losses[device.draws] = loss_of(shapes, free, [device.draws])
     return min(((losses[device.draws], device) for device in devices), key=lambda pair: pair[0])
-
-
-def loss_of(shapes: list[tuple[int, Draws]], draws: Draws, free: dict[str, int], left: dict[str, int]) -> int:
-    """The same measure as the search has, for the part of the pool that the device draws on."""
-    drawn = {name for name, _ in draws}
-    near = [shape for shape in shapes if any(name in drawn for name, _ in shape[1])]
-    return largest(near, free) ** 2 - largest(near, left) ** 2

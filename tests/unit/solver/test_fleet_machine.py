@@ -58,10 +58,8 @@ def with_answer(manifest: Manifest, answer: dict[str, Any]) -> Manifest:
 
 
 def goals(answer: dict[str, Any]) -> tuple[object, ...]:
-    """What must be equal of two answers to one claim: goals 1 to 4 of S17."""
-    pools = {entry["devicePoolName"] for entry in answer["allocations"]}
-    devices = {(entry["devicePoolName"], entry["deviceName"]) for entry in answer["allocations"]}
-    return answer["allocated"], answer["oneOf"], len(pools), len(devices), answer["reason"]
+    """What must be equal of two answers to one claim: where it goes, and all that it gets there (S17)."""
+    return answer["allocated"], answer["oneOf"], answer["node"], answer["allocations"], answer["reason"]
 
 
 def state_of(fleet: Fleet) -> Devmgmt:

@@ -1,0 +1,79 @@
+"""A warm Fleet chooses among partitions as solve_manifests does: goals 5 and 6 of S17 mean the same to both."""
+
+from __future__ import annotations
+
+import copy
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc_solver import Fleet, solve_manifests
+from tests.support.manifests import Manifest, claim, device, device_class, pool
+
+SEEDS = range(60)
+RULES = device_class("any")
+
+
+def cards(random: Random) -> list[Manifest]:
+    """Pools of one or two cards each, with whole devices among the partitions."""
+    found = []
+    for number in range(random.randint(1, 5)):
+        count, capacity = random.choice([1, 1, 2]), random.choice([4, 7])
+        devices = []
+        for each in range(random.randint(1, 6)):
+            size = random.choice([0, 1, 2, 3, capacity])
+            draws = {f"card-{random.randrange(count)}": size} if size else None
+            attributes = {"size": size, "model": random.choice("ab")}
+            devices.append(device(f"d{each}", attributes=attributes, requests=draws))
+        resources = {f"card-{card}": capacity for card in range(count)}
+        found.append(pool(f"p{number}", random.choice(["n0", "n1", "n2"]), resources=resources, devices=devices))
+    return found
+
+
+def detail(random: Random) -> dict[str, Any]:
+    found: dict[str, Any] = {"deviceClass": "any"}
+    if random.random() < 0.5:
+        found["constraints"] = random.choice(["device.size >= 2", "device.size == 1", "device.model == 'a'"])
+    if random.random() < 0.3:
+        found["requests"] = {"count": random.randint(1, 3)}
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_fleet_gives_what_solve_manifests_gives(seed: int) -> None:
+    random = Random(seed)
+    documents, placement = [RULES, *cards(random)], random.choice(["pack", "pack", "spread"])
+    fleet = Fleet.from_manifests(documents, placement=placement)
+    for number in range(4):
+        one, other = detail(random), detail(random)
+        asked = claim(f"c{number}", random.choice([one, {"oneOf": [one, other]}]))
+        answer = fleet.allocate(copy.deepcopy(asked))
+        told = solve_manifests([*copy.deepcopy(documents), asked], placement=placement)["claims"]
+        (expected,) = [each for each in told if each["name"] == f"c{number}"]
+        for each in ("allocated", "node", "oneOf", "allocations"):
+            assert answer[each] == expected[each], (seed, number)
+        if answer["allocated"]:
+            asked["metadata"]["annotations"] = answer["annotations"]
+            documents.append({**asked, "status": {"allocations": answer["allocations"]}})
+
+
+def test_the_only_size_of_partitions_is_worth_no_more_than_any_device() -> None:
+    card = pool("p1", "n0", resources={"slices": 4}, devices=[device("x", requests={"slices": 3})])
+    documents = [RULES, card, pool("p2", "n1", devices=[device("x")])]
+    asked = claim("c", {"deviceClass": "any"})
+    assert Fleet.from_manifests(documents).allocate(asked)["node"] == "n0", "the first in order (goal 6)"
+    assert solve_manifests([*documents, asked])["claims"][0]["node"] == "n0"
+
+
+def test_a_node_that_loses_less_is_found_behind_one_with_equal_devices_to_offer() -> None:
+    """What a claim may have is alike on both; that its device breaks up a card is not."""
+    small = [device(f"small-{n}", attributes={"size": 1}, requests={"slices": 1}) for n in range(2)]
+    large = device("large", attributes={"size": 4}, requests={"slices": 4})
+    broken = pool("p1", "n0", resources={"slices": 4}, devices=[*small, large])
+    spare = pool("p2", "n1", resources={"slices": 4}, devices=small)
+    two = {"constraints": "device.size == 1", "matchAttributes": ["size"], "requests": {"count": 2}}
+    asked = claim("c", {"deviceClass": "any", **two})
+    documents = [RULES, broken, spare]
+    assert Fleet.from_manifests(documents).allocate(asked)["node"] == "n1"
+    assert solve_manifests([*documents, asked])["claims"][0]["node"] == "n1"
