@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from devalloc.api.meta import GROUP
 from devalloc_solver.demand import Demand, Unit
 from devalloc_solver.goals import Search
 from devalloc_solver.holdings import Ledger
@@ -40,7 +41,8 @@ def capacity(documents: Iterable[Mapping[str, Any]], claim: Mapping[str, Any]) -
     wanted = _pending(claim)
     others = [d for d in documents if not (isinstance(d, Mapping) and _is_pending(d))]
     prepared = prepare(read_documents([*others, wanted]))
-    key = wanted["metadata"].get("namespace") or "default", wanted["metadata"]["name"]
+    namespace = wanted["metadata"].get("namespace")
+    key = namespace if isinstance(namespace, str) and namespace else "default", wanted["metadata"]["name"]
     for refused in prepared.refused:
         if refused.key == key:
             return Capacity(0, True, {}, refused.reason, refused.message)
@@ -118,12 +120,18 @@ def _candidate_pools(prepared: Prepared, demand: Demand) -> set[int]:
 
 def _pending(claim: Mapping[str, Any]) -> dict[str, Any]:
     metadata = claim.get("metadata")
-    if claim.get("kind") != "DeviceClaim" or not isinstance(metadata, Mapping) or not metadata.get("name"):
+    if claim.get("kind") != "DeviceClaim" or not isinstance(metadata, Mapping) or not _named(metadata):
         raise ValueError("capacity needs a DeviceClaim manifest with a name")
-    marks = {k: v for k, v in (metadata.get("annotations") or {}).items() if k != "devalloc.io/group"}
-    kept = {k: v for k, v in metadata.items() if k != "deletionTimestamp"} | {"annotations": marks}
-    kept["name"] = "capacity-of-" + str(metadata["name"])[:200]  # beside the claim of that name, if there is one
+    kept = {k: v for k, v in metadata.items() if k != "deletionTimestamp"}
+    marks = metadata.get("annotations")
+    if isinstance(marks, Mapping):  # any others are for the reader to refuse
+        kept["annotations"] = {k: v for k, v in marks.items() if k != GROUP}
+    kept["name"] = "capacity-of-" + metadata["name"][:200]  # beside the claim of that name, if there is one
     return {k: v for k, v in claim.items() if k != "status"} | {"metadata": kept}
+
+
+def _named(metadata: Mapping[str, Any]) -> bool:
+    return isinstance(metadata.get("name"), str) and metadata["name"] != ""
 
 
 def _is_pending(document: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from devalloc_solver import cel
 from devalloc_solver.assignment import Placement
 from devalloc_solver.blockers.claims import Releases
-from devalloc_solver.blockers.details import Offers, members
+from devalloc_solver.blockers.details import Offers, members, without_moot
 from devalloc_solver.blockers.edits import Edit, applied, needed
 from devalloc_solver.blockers.question import Finder, Question, Undecided
 from devalloc_solver.blockers.slips import Slips
@@ -216,7 +216,8 @@ class Explainer:
         if not self.finder.works(eased):
             edits += why_impossible(eased, self._offers(eased.unit), self.finder).edits
         # What one member needs, such as another node, may be all that another one needs too.
-        edits = needed(edits, lambda chosen: self.finder.works(applied(whole, chosen)))
+        self.finder.refill()
+        edits = needed(without_moot(edits), lambda chosen: self.finder.works(applied(whole, chosen)))
         names = ", ".join(f"{namespace}/{name}" for namespace, name in hopeless)
         others = f"group {unit.group} is all or none, and {names} cannot be satisfied"
         common = self._structural(unit, Reason.GROUP_UNSATISFIABLE, edits, others)
@@ -246,7 +247,8 @@ class Explainer:
         part = replace(unit, demands=demands)
         if self.held_back is None:
             self.held_back = withheld_devices(self.snapshot)
-        return Offers(self.eligibility, part, self.held_back, self.limits, self._bound_by(unit))
+        pinned = [d.key for d in unit.demands if unit.group is not None and d.claim.pinned_node]
+        return Offers(self.eligibility, part, self.held_back, self.limits, self._bound_by(unit), pinned)
 
     def _bound_by(self, unit: Unit) -> tuple[Key, ...]:
         """The members of a group that are on its node already, and so bind the others."""

@@ -33,6 +33,8 @@ class Offers:
     """``supply.shared_limits`` of the fleet"""
     bound_by: Sequence[Key] = ()
     """members of the group that have their devices already, on the node that the others must go to"""
+    pinned: Sequence[Key] = ()
+    """members of the group that name its node"""
 
     def matches(self) -> list[Edit]:
         """matchAttributes, of the spec and of each detail (S15)."""
@@ -77,7 +79,7 @@ class Offers:
 
     def pins(self) -> list[Edit]:
         """The node that the unit is bound to."""
-        return [] if self.unit.pin is None else [_pin(self.unit, self.bound_by)]
+        return [] if self.unit.pin is None else [_pin(self.unit, self.bound_by, self.pinned)]
 
     def withheld(self) -> list[Edit]:
         """Devices that are withheld and would do (S6a, S12)."""
@@ -185,10 +187,13 @@ class Offers:
         return _member(self.unit, demand.key) | {"request": slot.label}
 
 
-def _pin(unit: Unit, binding: Sequence[Key]) -> Edit:
-    """The node that a unit is bound to. ``binding``: members that have their devices there already."""
+def _pin(unit: Unit, binding: Sequence[Key], pinned: Sequence[Key]) -> Edit:
+    """The node that a unit is bound to; see ``Offers`` for by whom."""
     entry: dict[str, Any] = {"kind": "node", "node": unit.pin}
     words = f"without the pin to node {unit.pin}"
+    if pinned and not binding:
+        words += f" of {', '.join(f'{namespace}/{name}' for namespace, name in pinned)}"
+        entry["pinned"] = [{"namespace": namespace, "name": name} for namespace, name in pinned]
     if binding:
         names = ", ".join(f"{namespace}/{name}" for namespace, name in binding)
         entry["boundBy"] = [{"namespace": namespace, "name": name} for namespace, name in binding]
@@ -205,6 +210,18 @@ def members(unit: Unit, but: Key) -> list[Edit]:
             entry = {"kind": "member", "namespace": namespace, "name": name}
             edits.append(Edit(entry, f"without member {namespace}/{name} of the group", _leave_out(demand.key)))
     return edits
+
+
+def without_moot(edits: Sequence[Edit]) -> list[Edit]:
+    """The same without those that change a detail, or a member of a group, which another one leaves out."""
+    left_out = {f"{e.entry['namespace']}/{e.entry['name']}" for e in edits if e.kind == "member"}
+    gone = {(e.entry.get("claim"), e.entry["request"]) for e in edits if e.kind == "request"}
+
+    def is_moot(edit: Edit) -> bool:
+        claim, detail = edit.entry.get("claim"), str(edit.entry.get("request", "")).partition(".")[0]
+        return claim in left_out or (edit.kind != "request" and (claim, detail) in gone)
+
+    return [edit for edit in edits if not is_moot(edit)]
 
 
 def path_of(slot: Slot) -> str:

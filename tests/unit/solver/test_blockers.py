@@ -120,6 +120,33 @@ def test_the_pin_is_named_and_who_of_the_group_is_there_already() -> None:
     ]
 
 
+def test_the_members_are_named_whose_pin_it_is() -> None:
+    marks = {"devalloc.io/group": "vm"}
+    pinned = claim("b", {"deviceClass": "gpu"}, annotations={**marks, "devalloc.io/node": "n1"})
+    other = claim("c", {"deviceClass": "gpu", "requests": {"count": 3}}, annotations=marks)
+    found = answer("c", GPU, gpus(2, "n1"), gpus(4, "n2"), pinned, other)
+    assert found["blockers"] == [{"kind": "node", "node": "n1", "pinned": [{"namespace": "default", "name": "b"}]}]
+    assert "without the pin to node n1 of default/b" in found["message"]
+
+
+def test_nothing_is_named_of_a_request_that_is_to_be_left_out() -> None:
+    """Its amount, which the other members' search had found, says no more."""
+    marks = {"devalloc.io/group": "vm"}
+    cards = device("x2", attributes={"kind": "gpu"}, resources={"vram": 5, "bw": 4})
+    fleet = [
+        pool("p0", None, attributes={"num": 0}, devices=[device("x0"), device("x1"), cards]),
+        *(pool(f"p{n}", None, "other", devices=[device("x")]) for n in (1, 2)),
+    ]
+    many = {"constraints": "device.kind in ['gpu', 'nic']", "requests": {"count": 4}, "matchAttributes": ["num"]}
+    either = {"oneOf": [{"requests": {"count": 2, "bw": 3}}, {"deviceType": "t1", "limits": {"vram": 8}}]}
+    members = [
+        claim("c", {}, many, annotations=marks),
+        claim("d", either, {"oneOf": [{"requests": {"vram": 4}}, {}]}, annotations=marks),
+    ]
+    wanted = [{"kind": "request", "claim": "default/c", "request": "1", "path": "spec.claims[1]"}]
+    assert [a["blockers"] for a in solve_manifests([*fleet, *members])["claims"]] == [wanted, wanted]
+
+
 def test_the_member_is_named_for_which_there_is_no_room_beside_the_others() -> None:
     marks = {"devalloc.io/group": "vm"}
     members = [claim(n, {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=marks) for n in ("c", "d")]

@@ -16,7 +16,7 @@ from devalloc_solver.columns import allocate_batch
 from devalloc_solver.goals import Search
 from devalloc_solver.intake import read_documents
 from devalloc_solver.stages import prepare
-from tests.support.manifests import allocated, claim, device, device_class, entry, pool
+from tests.support.manifests import Manifest, allocated, claim, device, device_class, entry, pool
 
 GPU = device_class("gpu", driver="gpu", deviceType="gpu")
 
@@ -206,6 +206,22 @@ def test_capacity_is_what_solving_that_many_copies_reaches() -> None:
 def test_capacity_of_network_devices_is_shared_by_all_nodes() -> None:
     shared = pool("net", None, devices=[device(f"g{i}") for i in range(3)])
     assert capacity([GPU, shared, *fleet(1, 1)], claim("c", {"deviceClass": "gpu"})).count == 4
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"namespace": 1}, {"namespace": ["a"]}, {"annotations": 1}, {"annotations": "x"}, {"labels": 3}]
+)
+def test_capacity_of_a_claim_with_odd_metadata_is_none(metadata: Manifest) -> None:
+    found = capacity([GPU, *fleet(1)], claim("c", {"deviceClass": "gpu"}, **metadata))
+    assert (found.count, found.reason) == (0, "ClaimInvalid")
+
+
+@pytest.mark.parametrize("name", [1, None, "", ["a"]])
+def test_capacity_needs_a_claim_with_a_name(name: object) -> None:
+    unnamed = claim("c", {"deviceClass": "gpu"})
+    unnamed["metadata"]["name"] = name
+    with pytest.raises(ValueError, match="name"):
+        capacity(fleet(1), unnamed)
 
 
 def test_capacity_of_a_claim_that_cannot_be_solved_says_why() -> None:
