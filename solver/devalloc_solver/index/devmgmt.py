@@ -319,7 +319,9 @@ class Devmgmt:
         granted = self.granted[key]
         known = self._written.get(key)
         if known is None or known[0] is not granted:
-            known = granted, Document(full_name("DeviceClaim", *key), None, with_status(*granted), None, ())
+            name = full_name("DeviceClaim", *key)
+            (own,) = self.documents.by_name[name]
+            known = granted, Document(name, None, with_status(*granted), None, own.problems)
             self._written[key] = known
         return known[1]
 

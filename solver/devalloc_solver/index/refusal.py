@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,9 @@ class Refusals:
             if len(self._answers) >= MEMO:
                 self._forget()
             known = self._answers[key] = self.census.stamp, self._find(ask, claim)
-        return deepcopy(known[1].to_dict()) | _named(claim, warnings)
+        namespace, name = claim.key
+        own = replace(known[1], namespace=namespace, name=name, warnings=tuple(warnings))
+        return deepcopy(own.to_dict())
 
     def _forget(self) -> None:
         """Whatever is kept here, judges and slips too: they remember each shape that was ever explained."""
@@ -241,9 +243,3 @@ class Refusals:
 def _released(answer: ClaimAnswer) -> int:
     """Claims that would have to go."""
     return sum(blocker["kind"] == "claim" for blocker in answer.blockers)
-
-
-def _named(claim: DeviceClaim, warnings: Sequence[str]) -> dict[str, Any]:
-    namespace, name = claim.key
-    own: dict[str, Any] = {"namespace": namespace, "name": name}
-    return own | ({"warnings": [*warnings]} if warnings else {})

@@ -516,3 +516,17 @@ def test_a_class_with_a_broken_expression_is_told_when_it_comes() -> None:
     warm = Fleet.from_manifests([])
     broken = device_class("gpu", constraints="device.(")
     assert [problem["path"] for problem in warm.update(broken)] == ["spec.constraints"]
+
+
+def test_what_was_warned_of_is_said_again_with_every_echo() -> None:
+    """Of a claim that was placed here: it names neither class nor type."""
+    documents = [pool("p", devices=[device("x")])]
+    fleet = Fleet.from_manifests(documents)
+    asked = claim("c", {})
+    answer = fleet.allocate(asked)
+    assert answer["warnings"]
+    assert fleet.allocate(asked)["warnings"] == answer["warnings"]
+    refused = claim("d", {})
+    told = fleet.allocate_all([asked, refused])["claims"]
+    assert [each["warnings"] for each in told] == [answer["warnings"], answer["warnings"]]
+    assert [*fleet.allocate(refused)] == [*told[1]], "the same form as of solve_manifests"
