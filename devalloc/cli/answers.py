@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from devalloc.cli.columns import devices_text
 from devalloc.cli.output import Cell, Styled, note, table
 
 if TYPE_CHECKING:
-    from devalloc.api.problems import Problem
+    from devalloc.cli.documents import Documents
 
 Answer = dict[str, Any]
 
@@ -34,13 +35,17 @@ def _chosen(claim: Answer) -> str:
     return "".join(f" (alternative {index + 1})" for index in chosen)
 
 
-def show_answer_problems(answer: Answer, known: Iterable[Problem] = ()) -> None:
-    """Print the solver's problems on stderr, but for those that were shown already."""
-    seen = {(problem.kind, problem.name, problem.path, problem.message) for problem in known}
+def show_answer_problems(answer: Answer, known: Documents) -> None:
+    """Print the solver's problems on stderr, each with its document, but for those that were shown already."""
+    from devalloc.api.problems import Problem
+
+    seen = {(problem.kind, problem.name, problem.path, problem.message) for problem in known.problems}
+    met: Counter[Problem] = Counter()
     for entry in answer["problems"]:
         if (entry.get("kind"), entry.get("name"), entry.get("path", ""), entry["message"]) in seen:
             continue
-        from devalloc.api.problems import Problem
-
         problem = Problem(**entry)
-        note(f"error: {problem}" if problem.is_error else str(problem))
+        placed = known.place(problem, met[problem])
+        if not met[problem] or placed.source:
+            note(f"error: {placed}" if placed.is_error else str(placed))
+        met[problem] += 1

@@ -28,6 +28,11 @@ class Documents:
         """2 when something was left out, else 0."""
         return 2 if any(problem.is_error for problem in self.problems) else 0
 
+    def place(self, problem: Problem, number: int = 0) -> Problem:
+        """The problem with the document of its object; ``number``: of several objects of that name, which one."""
+        found = [document for document in self.all if is_about(problem, document.content)]
+        return found[number].place(problem) if number < len(found) else problem
+
 
 def read(files: Sequence[str], namespace: str | None = None, *, expressions: bool = False) -> Documents:
     """Read and decode manifests, and show every problem on stderr.
@@ -55,6 +60,14 @@ def read(files: Sequence[str], namespace: str | None = None, *, expressions: boo
                 good.append(valid)
     show(problems)
     return Documents(documents, good, problems)
+
+
+def is_about(problem: Problem, content: Any) -> bool:
+    """Whether a problem is about an object."""
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    if not isinstance(metadata, dict) or content.get("kind") != problem.kind or metadata.get("name") != problem.name:
+        return False
+    return problem.namespace is None or (metadata.get("namespace") or "default") == problem.namespace
 
 
 def show(problems: Iterable[Problem]) -> None:

@@ -11,7 +11,7 @@ from devalloc.cli.options import files_option, output_option
 from devalloc.cli.verb import BadInput, verb
 
 if TYPE_CHECKING:
-    from devalloc_solver.dra.documents import Intake
+    from devalloc_solver.dra.documents import Intake, Refused
 
 
 @click.group("dra")
@@ -43,6 +43,7 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
 
     intake, code = read(files)
     claims = [intake.manifests[claim.namespace, claim.name] for claim in intake.claims]
+    claims += [_holder(refused) for refused in intake.refused if refused.allocation is not None]
     classes = [*intake.class_manifests.values()]
     target = intake.node_manifests.get(node, node)
     try:
@@ -53,6 +54,7 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
             dump(None, output)
         click.echo(f"error: {error}", err=True)
         return code or (1 if error.node_local else 2)
+    answer = None if answer is None else answer[: len(intake.claims)]
     if output in ("json", "yaml"):
         dump(answer, output)
     elif answer is not None:
@@ -66,11 +68,21 @@ def allocate(files: tuple[str, ...], node: str, output: str) -> int:
 dra.add_command(allocate)
 
 
+def _holder(refused: Refused) -> dict[str, Any]:
+    """A claim that cannot be read, as far as it holds devices."""
+    from devalloc_solver.dra.usage import readable
+
+    namespace, name = refused.key
+    status = {"allocation": readable(refused.allocation or {})}
+    return {"metadata": {"namespace": namespace, "name": name}, "status": status}
+
+
 def read(files: tuple[str, ...]) -> tuple[Intake, int]:
     """The objects, and the exit code so far; problems are shown with file and document."""
     import sys
 
     from devalloc.api.manifests import load
+    from devalloc.cli.documents import is_about
     from devalloc.cli.documents import show as show_problems
     from devalloc.cli.output import working
     from devalloc_solver.dra.documents import read_documents
@@ -81,20 +93,12 @@ def read(files: tuple[str, ...]) -> tuple[Intake, int]:
         intake = read_documents([document.content for document in manifests.documents], DEFAULT)
     problems = [*manifests.problems]
     for problem in intake.problems:
-        place = next((d for d in manifests.documents if _is_about(problem, d.content)), None)
+        place = next((d for d in manifests.documents if is_about(problem, d.content)), None)
         problems.append(problem if place is None else place.place(problem))
     show_problems(problems)
     if not intake.claims and not problems:
         raise BadInput("there are no ResourceClaims in these files")
     return intake, 2 if any(problem.is_error for problem in problems) else 0
-
-
-def _is_about(problem: Any, content: Any) -> bool:
-    metadata = content.get("metadata")
-    if content.get("kind") != problem.kind or not isinstance(metadata, dict):
-        return False
-    namespace = metadata.get("namespace") or ("default" if problem.kind == "ResourceClaim" else None)
-    return bool(metadata.get("name") == problem.name and (namespace or None) == problem.namespace)
 
 
 def show(intake: Intake, answer: Sequence[dict[str, Any]]) -> None:

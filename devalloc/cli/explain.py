@@ -38,15 +38,16 @@ def explain(
 ) -> int:
     """Say why a claim is not allocated: what became of every device, who is in the way, what to do.
 
-    Exit code 1 when the claim is not allocated.
+    Exit code 1 when the claim is not allocated, 2 when a manifest is wrong, as with solve.
 
     \b
     devalloc explain train
     devalloc explain pair -f examples/unsatisfiable
     """
+    from devalloc.cli.answers import show_answer_problems
     from devalloc.cli.explanation import show
     from devalloc.cli.output import dump, working
-    from devalloc.cli.solve import documents
+    from devalloc.cli.solve import documents, has_errors
     from devalloc_solver import solve_manifests
 
     kind, _, bare = name.rpartition("/")
@@ -55,15 +56,18 @@ def explain(
 
         if kind_of(kind).kind != "DeviceClaim":
             raise Failed(f"only claims are explained, not a {kind_of(kind).kind}; see: devalloc describe {name}")
-    contents, _, _ = documents(files, namespace, store)
+    contents, known, code = documents(files, namespace, store)
     waiting = not files and not _has_devices(contents, namespace, bare)
     with working("solving"):
         answer = solve_manifests(contents, placement=placement, deadline=deadline)
+    show_answer_problems(answer, known)
     claim = _found(answer["claims"], namespace, bare)
     if output in ("json", "yaml"):
         dump(claim, output)
     else:
         show(claim, only_would=waiting and claim["allocated"])
+    if code or (files and has_errors(answer)):
+        return 2
     return 0 if claim["allocated"] else 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from devalloc.cli.options import (
     store_option,
 )
 from devalloc.cli.verb import verb
+
+if TYPE_CHECKING:
+    from devalloc.cli.documents import Documents
 
 
 @verb("solve")
@@ -50,21 +53,25 @@ def solve(
         answer_table(answer["claims"], wide=output == "wide")
     else:
         click.echo("no claims")
-    errors = any(problem.get("severity", "error") == "error" for problem in answer["problems"])
-    if code or (files and errors):
+    if code or (files and has_errors(answer)):
         return 2
     return 0 if all(claim["allocated"] for claim in answer["claims"]) else 1
 
 
-def documents(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[list[Any], list[Any], int]:
-    """The contents to solve, the problems that were shown already, and the exit code so far."""
-    if files:
-        from devalloc.cli.documents import read
+def has_errors(answer: dict[str, Any]) -> bool:
+    """Whether anything was left out."""
+    return any(problem.get("severity", "error") == "error" for problem in answer["problems"])
 
+
+def documents(files: tuple[str, ...], namespace: str, store: Path | None) -> tuple[list[Any], Documents, int]:
+    """The contents to solve, the documents they are of with what was said of them, and the exit code so far."""
+    from devalloc.cli.documents import Documents, read
+
+    if files:
         found = read(files, namespace)
-        return [document.content for document in found.all], list(found.problems), found.exit_code
+        return [document.content for document in found.all], found, found.exit_code
     from devalloc.cli.storage import opened
     from devalloc.controller.snapshot import snapshot
 
     with opened(store) as objects:
-        return snapshot(objects), [], 0
+        return snapshot(objects), Documents((), (), ()), 0

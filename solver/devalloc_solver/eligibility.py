@@ -243,9 +243,9 @@ class Eligibility:
         if classes is None:
             return None
         if not classes and detail.device_class:
-            return Fall(0, f"class {detail.device_class} is not of type {detail.device_type}")
+            return Fall(0, f"are of no class: class {detail.device_class} is not of type {detail.device_type}")
         if not classes:
-            return Fall(0, f"no class has deviceType {detail.device_type!r}")
+            return Fall(0, f"are of no class: none has deviceType {detail.device_type!r}")
         driver = self.snapshot.pools[device.pool].driver
         of_driver = [c for c in classes if c.spec.driver in ("", driver)]
         if not of_driver:

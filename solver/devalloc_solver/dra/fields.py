@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from devalloc.api.nearest import nearest
 from devalloc.api.quantity import QuantityError, type_name
 from devalloc_solver.dra.amounts import Amount
 
@@ -142,7 +143,9 @@ class Fields:
     def finish(self) -> None:
         """Raises FieldError when something is left that no release up to 1.37 has."""
         if (path := self.unknown()) is not None:
-            raise FieldError(path, "is not a field of resource.k8s.io/v1 that is known here: it may mean anything")
+            near = nearest(path.rpartition(".")[2], self.seen)
+            told = "it may mean anything" if near is None else f"did you mean {near}?"
+            raise FieldError(path, f"is not a field of resource.k8s.io/v1 that is known here: {told}")
 
 
 def read_amount(value: object, path: str) -> Amount:

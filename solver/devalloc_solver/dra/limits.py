@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc_solver.dra.fields import FieldError
-from devalloc_solver.dra.objects import Claim, Class, Request, Slice
+from devalloc_solver.dra.objects import Claim, Class, Constraint, Request, Slice
 
 MOST_REQUESTS = 32
 MOST_CONSTRAINTS = 32
@@ -36,11 +36,22 @@ def check_claim(claim: Claim) -> None:
     _at_most(claim.constraints, MOST_CONSTRAINTS, f"{path}.constraints")
     _at_most(claim.config, MOST_CONFIGS, f"{path}.config")
     _once([request.name for request in claim.requests], f"{path}.requests", "requests")
+    for number, constraint in enumerate(claim.constraints):
+        _check_name(constraint, f"{path}.constraints[{number}]")
     for number, request in enumerate(claim.requests):
         _check_request(request, f"{path}.requests[{number}]")
     names = {name for request in claim.requests for name in (request.name, *(ask.name for ask in request.asks))}
     for number, config in enumerate(claim.config):
         _check_config(config, names, f"{path}.config[{number}].requests")
+
+
+def _check_name(constraint: Constraint, path: str) -> None:
+    """Upstream's validation wants a domain before the identifier: a constraint may be about several drivers."""
+    domain, slash, identifier = constraint.attribute.partition("/")
+    if not (domain and slash and identifier):
+        field = "distinctAttribute" if constraint.distinct else "matchAttribute"
+        told = f"{constraint.attribute!r} is not a qualified name: write its domain too, such as"
+        raise FieldError(f"{path}.{field}", f"{told} resource.kubernetes.io/pcieRoot or <driver>/<attribute>")
 
 
 def _check_request(request: Request, path: str) -> None:

@@ -18,6 +18,7 @@ from devalloc_solver.dra.objects import Ask, Claim
 
 MOST_VALUES = 1_000
 """Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
+_TYPES: dict[type, str] = {str: "string", int: "int", bool: "bool"}
 SHOWN = 3
 """Slips that one message tells."""
 
@@ -33,6 +34,8 @@ class Slips:
     _capacities: Counter[str] | None = None
     """capacity as the devices write it -> devices that have it"""
     _values: dict[str, Counter[str]] = field(default_factory=dict)
+    _kinds: dict[str, Counter[str]] = field(default_factory=dict)
+    """attribute -> type of its value -> devices"""
     _known: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """expression -> its slips"""
 
@@ -71,8 +74,10 @@ class Slips:
                 yield from self._name(read.kind, f"{read.domain}/{read.id}")
         for equality in program.equalities:
             name = f"{equality.domain}/{equality.id}"
-            for value in equality.values:
-                if isinstance(value, str):
+            for value in sorted(equality.values, key=repr):
+                if (odd := self._type(name, value)) is not None:
+                    yield odd
+                elif isinstance(value, str):
                     yield from self._value(name, value)
 
     def _name(self, kind: str, name: str) -> Iterator[str]:
@@ -89,6 +94,26 @@ class Slips:
         near = None if self._capacities[name] else nearest(name, self._capacities)
         if near is not None:
             yield f"capacity `{name}` exists on 0 of {devices(len(self._devices))}; did you mean `{near}`?"
+
+    def _type(self, name: str, value: object) -> str | None:
+        """A value of another type than the attribute has on all devices."""
+        if name not in self._kinds:
+            found = (lookup(offer, name) for offer in self._devices)
+            self._kinds[name] = Counter(a.kind for a in found if a is not None and not a.is_list and a.fault is None)
+        kinds, mine = self._kinds[name], _TYPES.get(type(value))
+        if len(kinds) != 1 or mine is None or mine in kinds:
+            return None
+        ((other, count),) = kinds.items()
+        if other not in _TYPES.values():
+            return None
+        shown = repr(value) if mine == "string" else str(value).lower()
+        advice = ""
+        bare = {"int": str(value).removeprefix("-").isdecimal(), "bool": value in ("true", "false")}
+        if mine == "string" and bare.get(other):
+            advice = f"; write {value} without quotes"
+        elif other == "string":
+            advice = f"; write '{shown}' in quotes"
+        return f"`{name}` is of type {other} on {devices(count)}, and is compared with the {mine} {shown}{advice}"
 
     def _value(self, name: str, value: str) -> Iterator[str]:
         if name not in self._values:

@@ -235,3 +235,18 @@ def test_the_page_of_reasons_lists_every_code_with_its_advice() -> None:
     listed = {row[0].strip("| `"): row[-1].removesuffix(" |") for row in rows if len(row) == 4 and "`" in row[0]}
 
     assert listed == ADVICE
+
+
+def test_explain_ends_as_solve_does_where_a_manifest_is_wrong(devalloc: Shell) -> None:
+    documents = text(*FLEET, claim(), claim("wrong", count=-1))
+
+    codes = [devalloc(*verb, "-f", "-", stdin=documents).code for verb in (("solve",), ("explain", "train"))]
+
+    assert codes == [2, 2]
+
+
+def test_of_objects_of_one_name_each_is_told_with_its_document(devalloc: Shell) -> None:
+    found = devalloc("solve", "-f", "-", stdin=text(*FLEET, claim(), claim()))
+
+    lines = [line for line in found.err.splitlines() if "2 claims are named" in line]
+    assert [line.partition(", line")[0].rpartition(", ")[2] for line in lines] == ["document 3", "document 4"]

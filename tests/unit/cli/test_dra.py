@@ -144,3 +144,29 @@ def test_explain_tells_why_a_claim_gets_no_device_that_another_has(devalloc: She
     table = [line.split() for line in found.out.splitlines()]
     assert ["1", "of", "those", "are", "in", "use"] in table
     assert ["claim", "default/done", "(priority", "0)"] in table
+
+
+def test_what_a_claim_holds_counts_though_its_spec_is_wrong(devalloc: Shell, tmp_path: Path) -> None:
+    held = claim(request("r", 1, futureField=1), name="held")
+    held["status"] = {
+        "allocation": {"devices": {"results": [{"request": "r", "driver": "gpu.io", "pool": "p", "device": "d0"}]}}
+    }
+    files = write(tmp_path, *fleet(held, claim(request(), name="new")))
+
+    found = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
+
+    assert (found.code, len(found.json)) == (2, 1)
+    assert [one["device"] for one in found.json[0]["devices"]["results"]] == ["d1"]
+    assert "exactly.futureField" in found.err
+
+
+def test_nodes_that_name_their_pools_alike_are_told(devalloc: Shell, tmp_path: Path) -> None:
+    slices = [
+        ("ResourceSlice", slice_(f"s-{node}", devices("d0"), pool="gpus", nodeName=node)) for node in ("n0", "n1")
+    ]
+    claims = [("ResourceClaim", claim(request(), name=name)) for name in "ab"]
+
+    found = devalloc("solve", "-f", write(tmp_path, ("DeviceClass", CLASS), *slices, *claims), "-o", "json")
+
+    assert [one["allocated"] for one in found.json["claims"]] == [True, False]
+    assert (found.code, "published by the nodes n0, n1" in found.err) == (1, True)

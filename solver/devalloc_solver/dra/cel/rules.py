@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from devalloc.api.nearest import nearest
 from devalloc_solver.dra.cel.build import build
 from devalloc_solver.dra.cel.declarations import SHARING_GATE
 from devalloc_solver.dra.cel.errors import CompileError, CostExceeded, EvaluationError
@@ -123,7 +124,8 @@ def _field_problem(field: str, gates: frozenset[str]) -> str | None:
         return None
     if field == "allowMultipleAllocations":
         return None if SHARING_GATE in gates else f"undefined field '{field}'; it needs the feature gate {SHARING_GATE}"
-    return f"undefined field '{field}'"
+    near = nearest(field, ("driver", "attributes", "capacity", "allowMultipleAllocations"))
+    return f"undefined field '{field}'" + ("" if near is None else f"; did you mean '{near}'?")
 
 
 def _is_of_device(node: Node) -> bool:

@@ -274,3 +274,62 @@ def test_the_order_of_slices_does_not_matter_to_what_is_in_the_way() -> None:
 
     assert first == second
     assert first["blockers"] == [{"kind": "node", "node": "n1", "driver": "gpu.io", "pool": "p"}]
+
+
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        (
+            "device.attributes['gpu.io'].numa == '0'",
+            "type int on 1 device, and is compared with the string '0'; write 0 without",
+        ),
+        (
+            "device.attributes['gpu.io'].model == 3",
+            "type string on 1 device, and is compared with the int 3; write '3' in quotes",
+        ),
+        (
+            "device.attributes['gpu.io'].ready == 'true'",
+            "type bool on 1 device, and is compared with the string 'true'; write true",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_told(expression: str, told: str) -> None:
+    card = [device("a", {"numa": 0, "model": "A100", "ready": True})]
+
+    assert told in solved(pool("n1", card), wants("x", request("r", 1, expression)))["x"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"selector": []},
+            "exactly.selector is not a field of resource.k8s.io/v1 that is known here: did you mean selectors?",
+        ),
+        (
+            {"futureField": 1},
+            "exactly.futureField is not a field of resource.k8s.io/v1 that is known here: it may mean anything",
+        ),
+        (
+            {"selectors": [{"cel": {"expression": "device.attribute['gpu.io'].a"}}]},
+            "'attribute'; did you mean 'attributes'?",
+        ),
+    ],
+)
+def test_a_mistyped_field_is_told(fields: Content, told: str) -> None:
+    found = solved(pool("n1", CARD), wants("x", request("r", 1, **fields)))["x"]
+
+    assert (found["reason"], told in found["message"]) == ("ClaimInvalid", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_valid"), [("pcieRoot", False), ("/x", False), ("gpu.io/", False), ("gpu.io/model", True)]
+)
+def test_constraints_want_qualified_names_as_the_api_server_does(name: str, is_valid: bool) -> None:
+    for field in ("matchAttribute", "distinctAttribute"):
+        asked = wants("x", request("r", 1))
+        asked["spec"]["devices"]["constraints"] = [{field: name}]
+        found = solved(pool("n1", CARD), asked)["x"]
+
+        assert (found["reason"] == "ClaimInvalid") is not is_valid
+        assert is_valid or f"constraints[0].{field} {name!r} is not a qualified name" in found["message"]
