@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from devalloc_solver import dra
+from devalloc_solver import Fleet, dra
 from tests.support.dra_differential import violations
 from tests.support.dra_joint import Joint, TooLarge, best, counts, joint, networked, placed
 
@@ -61,3 +61,32 @@ def test_the_order_of_documents_does_not_matter(one: Joint, seed: int) -> None:
     Random(seed).shuffle(shuffled)
     first, second = dra.solve_manifests(one.documents), dra.solve_manifests(shuffled)
     assert json.dumps(first | {"seconds": 0}) == json.dumps(second | {"seconds": 0})
+
+
+@pytest.mark.parametrize("first", range(0, 60, BATCH))
+def test_pools_that_every_node_names_alike_never_end_in_a_bug(first: int) -> None:
+    """Devices of one name with whatever in them, from counters to admin access; each answer is checked."""
+    warned = 0
+    for seed in range(first, first + BATCH):
+        documents = joint(Random(seed)).documents
+        for one in documents:
+            if one["kind"] == "ResourceSlice":
+                pool = one["spec"]["pool"]
+                pool["name"] = pool["name"].rpartition("-")[0]
+        claims = [one for one in documents if one["kind"] == "ResourceClaim"]
+
+        answer = dra.solve_manifests(documents)
+        fleet = Fleet.from_manifests([one for one in documents if one["kind"] != "ResourceClaim"])
+        for claim in claims:
+            fleet.allocate(claim)
+
+        results = [found["allocations"] for found in answer["claims"] if found["allocated"]]
+        whole = [
+            (one["driver"], one["pool"], one["device"])
+            for result in results
+            for one in result["devices"].get("results", ())
+            if not one.get("shareID") and not one.get("adminAccess")
+        ]
+        assert len(whole) == len(set(whole))
+        warned += any("published by the nodes" in problem["message"] for problem in answer["problems"])
+    assert warned > BATCH // 2
