@@ -86,7 +86,7 @@ def grows(fleet: Fleet, step: Callable[[int], None]) -> float:
         high = 0
         for number in range(part * ROUNDS, (part + 1) * ROUNDS):
             step(number)
-            if number % 8 == 0:
+            if number % 12 == 0:
                 high = max(high, kept(fleet))
         most.append(high)
     return most[2] / most[0]
