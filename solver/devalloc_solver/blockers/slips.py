@@ -160,24 +160,33 @@ class Slips:
         for name in slot.match:
             if (slip := _unknown_attribute(survey, name, f"{path}.matchAttributes")) is not None:
                 yield slip
-        for name in slot.requests:
-            if (slip := _unknown_resource(survey, name, f"{path}.requests")) is not None:
-                yield slip
+        for field_name, amounts in (("requests", slot.requests), ("limits", slot.limits)):
+            for name in amounts:
+                if (slip := _unknown_resource(survey, name, f"{path}.{field_name}")) is not None:
+                    yield slip
         yield from self._in_class(detail, path)
 
     def _in_class(self, detail: DeviceClaimDetail, path: str) -> Iterator[Slip]:
         """Slips in what the classes of a detail demand, or in the name of the type."""
         classes = self.eligibility.classes_of(detail)
         if classes == [] and detail.device_type and not detail.device_class:
-            types = {c.spec.device_type for c in self.eligibility.classes.values() if c.spec.device_type}
-            if (near := nearest(detail.device_type, types)) is not None:
-                words = f"no class has deviceType {detail.device_type!r}; did you mean {near!r}?"
-                yield Slip(f"{path}.deviceType", words, detail.device_type, near)
+            yield from self._in_type(detail.device_type, f"{path}.deviceType")
         if classes and not self._accepted(detail):
             for device_class in classes:
                 driver, name = device_class.spec.driver, f"class {device_class.metadata.name}: spec.constraints"
                 mine = [d for d in self._there.values() if driver in ("", self._driver(d))]
                 yield from _in_expression(self._survey_of(mine), device_class.spec.constraints, name)
+
+    def _in_type(self, written: str, path: str) -> Iterator[Slip]:
+        """A type that no class has, or only classes that it does not lead to (S14)."""
+        classes = self.eligibility.classes.values()
+        admin = sorted(c.metadata.name for c in classes if c.spec.admin_access and c.spec.device_type == written)
+        types = {c.spec.device_type for c in classes if c.spec.device_type and not c.spec.admin_access} - {written}
+        if admin:
+            told = f"class {admin[0]} has deviceType {written!r}, but gives admin access: it is reached by name only"
+            yield Slip(path, told, written, None)
+        elif (near := nearest(written, types)) is not None:
+            yield Slip(path, f"no class has deviceType {written!r}; did you mean {near!r}?", written, near)
 
     def _survey(self, detail: DeviceClaimDetail) -> Survey:
         """The devices of the detail's class and type; where there are none, all."""
@@ -263,7 +272,9 @@ def _unknown_attribute(survey: Survey, name: str, path: str) -> Slip | None:
 
 
 def _unknown_resource(survey: Survey, name: str, path: str) -> Slip | None:
-    return None if name == COUNT else _unknown(survey.resources, survey.total, name, path)
+    if name == COUNT:
+        return None
+    return _unknown(survey.resources + Counter({COUNT: survey.total}), survey.total, name, path)
 
 
 def _unknown(having: Counter[str], total: int, name: str, path: str) -> Slip | None:

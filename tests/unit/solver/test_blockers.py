@@ -312,3 +312,23 @@ def test_the_sentence_stays_short_and_the_blockers_are_complete() -> None:
     found = answer("c", GPU, gpus(9), *holders, claim("c", {"deviceClass": "gpu", "requests": {"count": 9}}))
     assert len(found["blockers"]) == 9
     assert "default/h5 and 3 more claims would make room" in found["message"]
+
+
+def test_a_type_of_admin_classes_only_is_no_slip_and_leads_nowhere() -> None:
+    monitor = device_class("monitor", driver="gpu", deviceType="watched", adminAccess=True)
+    told = answer("c", monitor, gpus(1), claim("c", {"deviceType": "watched"}))["message"]
+    assert "is of no class: none has deviceType 'watched'" in told
+    assert "class monitor has deviceType 'watched', but gives admin access: it is reached by name only" in told
+    assert "did you mean" not in told
+
+
+@pytest.mark.parametrize(
+    ("detail", "slip"),
+    [
+        ({"requests": {"Count": 2}}, "`Count` exists on 0 of 2 devices; did you mean `count`?"),
+        ({"requests": {"count": 3}, "limits": {"memmory": 1}}, "`memmory` exists on 0 of 2 devices"),
+    ],
+)
+def test_the_names_of_amounts_are_looked_at(detail: Manifest, slip: str) -> None:
+    card = pool("card", devices=[device(f"g{i}", resources={"memory": 8}) for i in range(2)])
+    assert slip in answer("c", GPU, card, claim("c", {"deviceClass": "gpu", **detail}))["message"]
