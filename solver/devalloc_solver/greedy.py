@@ -1,12 +1,16 @@
-"""A first answer: units in the order of claims, each on the first node that has room. What a deadline falls back on."""
+"""First answers: units in some order, each on the first node that has room. What a deadline falls back on, and what a
+better answer must not fall short of."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from devalloc_solver.assignment import Placement
-from devalloc_solver.demand import Unit
+from devalloc_solver.demand import Mode, Slot, Unit
+from devalloc_solver.eligibility import Candidates
 from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.place import OutOfSteps, place_on
 from devalloc_solver.snapshot import Snapshot
@@ -16,30 +20,121 @@ STEPS = 2_000
 
 
 def place_greedily(
-    snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], *, placement: str, ends: float
+    snapshot: Snapshot, holdings: Sequence[Holding], units: Sequence[Unit], *, placement: str, ends: float | None
 ) -> list[Placement]:
     """Placements that are right but not always best, as many as come about before ``ends`` (monotonic time)."""
     ledger = Ledger.of(snapshot, holdings)
+    rooms = _Rooms(snapshot, ledger)
     found: list[Placement] = []
     hopeless: dict[object, int] = {}
     """kind of units -> how many of the nodes have no room for one: what a node has only gets less"""
     for unit in units:
-        if time.monotonic() > ends:
+        if ends is not None and time.monotonic() > ends:
             break
         nodes = _nodes(snapshot, unit)
-        start = hopeless.get(unit.kind, 0) if unit.kind is not None else 0
+        kind = _kind(unit)
+        start = hopeless.get(kind, 0) if kind is not None else 0
+        wants = _wants(unit)
         for position in range(start, len(nodes)):
+            if not rooms.may_have(nodes[position], wants):
+                continue
             placed = _try(snapshot, ledger, unit, nodes[position], placement)
             if placed:
                 for one in placed:
                     ledger.add(one.holding())
+                    rooms.take(one)
                 found += placed
                 break
         else:
             position = len(nodes)
-        if unit.kind is not None:
-            hopeless[unit.kind] = position
+        if kind is not None:
+            hopeless[kind] = position
     return found
+
+
+def orders(units: Sequence[Unit]) -> Iterator[list[Unit]]:
+    """Orders in which a first fit may do well, higher priorities first in all of them: the small units first; of these
+    those with the fewest candidates; those with the fewest candidates, of these the small ones; and as they come."""
+    looks: tuple[Callable[[Unit], tuple[int, ...]], ...] = (
+        lambda unit: (fewest(unit),),
+        lambda unit: (fewest(unit), _choice(unit)),
+        lambda unit: (_choice(unit), fewest(unit)),
+        lambda unit: (),
+    )
+    for look in looks:
+        yield sorted(units, key=lambda unit: (-unit.demands[0].claim.priority, *look(unit)))
+
+
+def fewest(unit: Unit) -> int:
+    """Devices that a unit takes whole, at least."""
+    return sum(
+        min(slot.least if _is_whole(slot) else 0 for slot in alternatives)
+        for demand in unit.demands
+        for alternatives in demand.details
+    )
+
+
+def _choice(unit: Unit) -> int:
+    """Candidates of the detail that has the fewest."""
+    return min(
+        (sum(len(slot.candidates.accepted) for slot in detail) for demand in unit.demands for detail in demand.details),
+        default=0,
+    )
+
+
+def _is_whole(slot: Slot) -> bool:
+    return slot.mode is Mode.WHOLE and not slot.portions
+
+
+def _kind(unit: Unit) -> object | None:
+    """Equal for units that ask for the same, groups included."""
+    shapes = tuple(demand.shape for demand in unit.demands)
+    return None if None in shapes else (unit.pin, shapes)
+
+
+_Wants = list[list[tuple[Candidates, int]]]
+"""detail -> (candidates, devices) of each alternative"""
+
+
+def _wants(unit: Unit) -> _Wants:
+    details = (detail for demand in unit.demands for detail in demand.details)
+    return [[(slot.candidates, slot.least) for slot in detail] for detail in details if all(map(_is_whole, detail))]
+
+
+@dataclass(slots=True, eq=False)
+class _Rooms:
+    """How many devices of a set of candidates are free on a node: where there are too few, no search is needed."""
+
+    snapshot: Snapshot
+    ledger: Ledger
+    free: dict[int, dict[str | None, int]] = field(default_factory=dict)
+    """id of candidates -> node -> devices"""
+    owners: dict[int, list[dict[str | None, int]]] = field(default_factory=lambda: defaultdict(list))
+    """device -> the counts that it is in"""
+    taken: set[int] = field(default_factory=set)
+
+    def may_have(self, node: str | None, wants: _Wants) -> bool:
+        return all(any(self.count(found, node) >= least for found, least in detail) for detail in wants)
+
+    def count(self, candidates: Candidates, node: str | None) -> int:
+        """Free devices on a node, those of the network included."""
+        counts = self.free.get(id(candidates))
+        if counts is None:
+            counts = self.free[id(candidates)] = defaultdict(int)
+            for index in candidates.accepted:
+                device = self.snapshot.devices[index]
+                if not self.ledger.in_use(device):
+                    counts[self.snapshot.pools[device.pool].node] += 1
+                    self.owners[index].append(counts)
+        return counts.get(node, 0) + (counts.get(None, 0) if node is not None else 0)
+
+    def take(self, placement: Placement) -> None:
+        for entry in placement.entries:
+            device = entry.device
+            if device.index not in self.taken and self.ledger.in_use(device):
+                self.taken.add(device.index)
+                for counts in self.owners.get(device.index, ()):
+                    counts[self.snapshot.pools[device.pool].node] -= 1
 
 
 def _nodes(snapshot: Snapshot, unit: Unit) -> Sequence[str | None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.assignment import Placement
 from devalloc_solver.columns.board import Board, Cache, set_up
+from devalloc_solver.columns.counting import count_devices
 from devalloc_solver.columns.extent import fewest_devices, fewest_pools
 from devalloc_solver.columns.kinds import Kind, split_units
 from devalloc_solver.columns.levels import Decider
@@ -15,6 +17,7 @@ from devalloc_solver.columns.naming import name_devices
 from devalloc_solver.columns.singles import Singles
 from devalloc_solver.demand import Unit
 from devalloc_solver.goals import Level
+from devalloc_solver.greedy import orders, place_greedily
 from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.snapshot import Snapshot
 
@@ -49,13 +52,13 @@ class _Batch:
     placement: str
     ends: float | None
     placements: list[Placement] = field(default_factory=list)
-    satisfied: dict[int, int] = field(default_factory=dict)
-    """priority -> claims that columns satisfy"""
     bounds: dict[int, int] = field(default_factory=dict)
-    """priority -> an upper bound of these"""
+    """priority -> claims that can be satisfied at the most"""
     cache: Cache = field(default_factory=dict)
     least_ranks: int = 0
     """a lower bound of the sum of chosen alternatives, where columns are all there is"""
+    is_greedy: bool = False
+    """whether a first fit was better"""
     singles: Singles = field(init=False)
 
     def run(self) -> None:
@@ -78,16 +81,51 @@ class _Batch:
                     self.placements += self.singles.place(unit)
             waiting += [kind for kind in board.kinds if kind.priority == priority]
         self.columns(waiting, None if alone else board)
-        if alone and self.satisfied:
-            # On all that was free at first, and with as many of theirs as could be anybody's.
+        if alone or len(board.network.stubs):
+            self.compare()
+            self.prove(board)
+
+    def compare(self) -> None:
+        """A first fit may do better where not all was decided together: never answer less than that."""
+        for units in orders(self.units):
+            if len(self.placements) == sum(len(unit.demands) for unit in self.units) or self.is_late():
+                return
+            found = place_greedily(self.snapshot, self.holdings, units, placement=self.placement, ends=self.ends)
+            if self.counts(found) > self.counts(self.placements):
+                self.placements, self.is_greedy = found, True
+
+    def prove(self, board: Board) -> None:
+        """Bounds for as many claims of higher priorities as there are now.
+
+        ``board``: of all that was free at first. The other units may have as many claims as could be anybody's.
+        """
+        reached, possible = dict(zip(self.priorities, self.counts(self.placements), strict=True)), self.singles.possible
+        self.bounds = {}
+        if board.kinds:
             decider = Decider(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
-            singles = self.singles
-            floors = {
-                priority: count + singles.satisfied.get(priority, 0) - singles.possible.get(priority, 0)
-                for priority, count in self.satisfied.items()
-            }
-            decider.prove(self.satisfied, floors)
+            needed = {priority: count - possible.get(priority, 0) for priority, count in reached.items()}
+            decider.prove(needed, needed)
             self.bounds = decider.bounds
+        counting = count_devices(self.snapshot, Ledger.of(self.snapshot, self.holdings), self.units)
+        for priority in self.priorities:
+            bound = self.bounds.get(priority, 0) + possible.get(priority, 0)
+            if reached[priority] < bound and not self.is_late():
+                higher = {p: count for p, count in reached.items() if p > priority}
+                bound = min(bound, counting.bound(priority, higher))
+            self.bounds[priority] = bound
+
+    def is_late(self) -> bool:
+        return self.ends is not None and time.monotonic() > self.ends
+
+    @property
+    def priorities(self) -> list[int]:
+        """Of all claims, highest first."""
+        return sorted({demand.claim.priority for unit in self.units for demand in unit.demands}, reverse=True)
+
+    def counts(self, placements: Sequence[Placement]) -> list[int]:
+        """Claims of each priority."""
+        found = Counter(placed.demand.claim.priority for placed in placements)
+        return [found[priority] for priority in self.priorities]
 
     def columns(self, kinds: list[Kind], board: Board | None) -> None:
         """Satisfy these kinds on what is free by now. ``board``: where it is the one of what was free at first."""
@@ -101,7 +139,6 @@ class _Batch:
         pools = self.singles.ledger.pools_in_use()
         busy = {node for pool in pools if (node := self.snapshot.pools[pool].node) is not None}
         found = name_devices(self.snapshot, board, decider.best, busy, self.placement)
-        self.satisfied |= decider.best.satisfied()
         self.bounds |= decider.bounds
         self.least_ranks = decider.least_ranks
         self.placements += found
@@ -120,24 +157,23 @@ class _Batch:
                     if not more:
                         break
                     self.placements += more
-                    self.satisfied[kind.priority] = self.satisfied.get(kind.priority, 0) + 1
 
     # -- levels ------------------------------------------------------------------------------------------------------
 
     def levels(self) -> list[Level]:
-        alone = self.singles
         asked = Counter(demand.claim.priority for unit in self.units for demand in unit.demands)
         levels: list[Level] = []
-        for priority in sorted(asked, reverse=True):
-            value = self.satisfied.get(priority, 0) + alone.satisfied.get(priority, 0)
-            bound = self.bounds.get(priority, 0) + alone.possible.get(priority, 0)
+        for priority, value in zip(self.priorities, self.counts(self.placements), strict=True):
+            bound = self.bounds.get(priority, 0)
             # Which ones of several kinds are left out is best effort; all or none of them is no choice.
             certain = (value == asked[priority] or bound == 0) and all(level.choice for level in levels)
             levels.append(Level("satisfied", value, bound, priority, choice=certain))
         chosen = {(p.demand.key, e.slot.detail): e.slot.alternative for p in self.placements for e in p.entries}
         indexes = [alternative for alternative in chosen.values() if alternative is not None]
         if indexes:
-            levels.append(Level("oneOf", sum(indexes), 0 if alone.satisfied else self.least_ranks))
+            levels.append(
+                Level("oneOf", sum(indexes), 0 if self.is_greedy or self.singles.satisfied else self.least_ranks)
+            )
         pools = {e.device.pool for p in self.placements for e in p.entries}
         devices = {e.device.index for p in self.placements for e in p.entries}
         reached = {level.priority: level.value for level in levels if level.priority is not None}

@@ -87,7 +87,7 @@ def survey(snapshot: Snapshot, ledger: Ledger, kinds: Sequence[Kind]) -> Ground:
     names |= {relation.attribute for demand in demands for relation in demand.relations}
     attributes = tuple(sorted(names))
     resources = tuple(sorted({name for slot in slots for name in (*slot.requests, *slot.limits)}))
-    sets, signatures, members = _signatures(len(snapshot.devices), [slot.candidates.accepted for slot in slots])
+    sets, signatures, members = signatures_of(len(snapshot.devices), [slot.candidates.accepted for slot in slots])
     numbers = {id(slot.candidates): sets[id(slot.candidates.accepted)] for slot in slots}
     ground = Ground(attributes, resources, numbers, members, [])
     surveyor = _Surveyor(snapshot, ledger, ground, signatures, {kind.pin for kind in kinds if kind.pin is not None})
@@ -96,7 +96,7 @@ def survey(snapshot: Snapshot, ledger: Ledger, kinds: Sequence[Kind]) -> Ground:
     return ground
 
 
-def _signatures(
+def signatures_of(
     devices: int, accepted: Sequence[Mapping[int, object]]
 ) -> tuple[dict[int, int], list[int], list[frozenset[int]]]:
     """(id of a mapping -> candidate set, device -> signature, signature -> candidate sets); signature 0 is of none"""

@@ -17,6 +17,9 @@ from devalloc_solver.columns.patterns import LocalWay
 from devalloc_solver.columns.shapes import Shape
 from devalloc_solver.columns.symmetry import MULTIPLIERS, canonical
 
+MOST_STATES = 50_000
+"""States of one lattice, more or less: a node with so many is too free for this encoding to say much of it."""
+
 _CHUNK = 400_000
 """Pairs of state and pattern that are looked at together."""
 
@@ -128,6 +131,9 @@ class _Explorer:
             left = max(0, most - first)
             reached: list[Ints] = []
             for start in range(0, min(left, len(front)), step):
+                if len(self.known) > MOST_STATES:
+                    left = start
+                    break
                 found, arc = self.expand(front[start : min(start + step, left)], first + start)
                 reached.append(found)
                 arcs.append(arc)

@@ -1,0 +1,138 @@
+"""Batches where hardly two claims ask for the same: no fewer than a first fit, and bounds that count devices."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from devalloc_solver import goals
+from devalloc_solver.columns.counting import count_devices
+from devalloc_solver.greedy import orders, place_greedily
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.intake import read_documents
+from devalloc_solver.model import build_model
+from devalloc_solver.stages import prepare
+from tests.support.batches import Batch, by_columns, exact_counts
+from tests.support.manifests import Manifest, claim, device, device_class, pool
+from tests.support.random_fleets import documents
+
+GPU = device_class("gpu", driver="gpu")
+Ask = tuple[int, int, int, int]
+"""(priority, devices, lowest number of a device, highest)"""
+
+
+def fleet(nodes: int, devices: int) -> list[Manifest]:
+    own = [device(f"d{i}", attributes={"i": i}) for i in range(devices)]
+    return [GPU, *(pool(f"p{n}", f"n{n}", devices=own) for n in range(nodes))]
+
+
+def manifest(number: int, ask: Ask) -> Manifest:
+    priority, count, low, high = ask
+    spec = {"deviceClass": "gpu", "constraints": f"device.i >= {low} && device.i <= {high}"}
+    annotations = {"devalloc.io/priority": str(priority)}
+    return claim(f"c{number:04}", {**spec, "requests": {"count": count}}, annotations=annotations)
+
+
+def first_fit(nodes: int, devices: int, asks: list[Ask]) -> list[int]:
+    """Claims of each priority, highest first: small ones first, the first devices of the first node that has them."""
+    free = [set(range(devices)) for _ in range(nodes)]
+    placed = dict.fromkeys(sorted({ask[0] for ask in asks}, reverse=True), 0)
+    for priority, count, low, high in sorted(asks, key=lambda ask: (-ask[0], ask[1])):
+        for own in free:
+            found = [i for i in sorted(own) if low <= i <= high][:count]
+            if len(found) == count:
+                own.difference_update(found)
+                placed[priority] += 1
+                break
+    return [*placed.values()]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_never_fewer_than_a_first_fit(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes, devices = rng.choice([(1, 40), (2, 24), (4, 12)])
+    asks = []
+    for _ in range(rng.choice([60, 120])):
+        low = rng.randrange(devices)
+        high = rng.choice([devices, rng.randrange(low, devices)])
+        asks.append((rng.choice([0, 0, 1]), rng.choice([1, 1, 2, 3, 5]), low, high))
+    batch = by_columns([*fleet(nodes, devices), *(manifest(n, ask) for n, ask in enumerate(asks))])
+    assert batch.violations() == []
+    assert batch.satisfied >= first_fit(nodes, devices, asks)
+    assert all(value <= bound <= nodes * devices for value, bound in zip(batch.satisfied, batch.bounds, strict=True))
+
+
+@pytest.mark.parametrize(("nodes", "claims", "most"), [(1, 300, 64), (4, 600, 228)])
+def test_thresholds_of_every_sort_are_proven(nodes: int, claims: int, most: int) -> None:
+    """One device at a time, from the highest threshold down; then pairs."""
+    asks = [(0, 1 + n % 3, n % 64, 64) for n in range(claims)]
+    batch = by_columns([*fleet(nodes, 64), *(manifest(n, ask) for n, ask in enumerate(asks))])
+    assert batch.violations() == []
+    assert (batch.satisfied, batch.bounds) == ([most], [most])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_counting_never_says_less_than_there_can_be(seed: int) -> None:
+    """Shares, groups, pins, network pools, admin details, alternatives: whatever there is."""
+    prepared = prepare(read_documents(documents(random.Random(seed))))
+    exact = exact_counts(prepared) if prepared.units else None
+    if exact is None:
+        return
+    counting = count_devices(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), prepared.units)
+    higher: dict[int, int] = {}
+    priorities = sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True)
+    for priority, best in zip(priorities, exact, strict=True):
+        assert counting.bound(priority, higher) >= best
+        higher[priority] = best
+
+
+def test_counting_knows_where_there_are_too_few() -> None:
+    """Three nodes with three devices each: nine devices, but no claim for four of them."""
+    asks = [(0, 4, 0, 9), (0, 2, 0, 9), (0, 3, 0, 9)] * 4
+    prepared = prepare(read_documents([*fleet(3, 3), *(manifest(n, ask) for n, ask in enumerate(asks))]))
+    counting = count_devices(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), prepared.units)
+    assert counting.bound(0, {}) == 4, "no more than nine halves"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_first_answer_is_right(seed: int) -> None:
+    """In whatever order units come: what others hold by now is not given again, and high priorities go first."""
+    prepared = prepare(read_documents(documents(random.Random(seed))))
+    for units in orders(prepared.units):
+        assert sorted(map(id, units)) == sorted(map(id, prepared.units))
+        ranks = [unit.demands[0].claim.priority for unit in units]
+        assert ranks == sorted(ranks, reverse=True)
+        found = place_greedily(prepared.snapshot, prepared.holdings, units, placement="pack", ends=None)
+        assert Batch(prepared, found, []).violations() == []
+
+
+def test_a_first_answer_leaves_out_only_what_has_no_room() -> None:
+    asks = [(0, 3, 0, 9), (0, 2, 0, 9), (0, 2, 0, 9), (1, 1, 0, 9)]
+    prepared = prepare(read_documents([*fleet(2, 4), *(manifest(n, ask) for n, ask in enumerate(asks))]))
+    placed = [
+        len(place_greedily(prepared.snapshot, prepared.holdings, units, placement="pack", ends=None))
+        for units in orders(prepared.units)
+    ]
+    assert placed[0] == 3, "small ones first: one and two here, two there, and nowhere is room for three"
+    assert placed[-1] == 4, "as they come: one and three here, two and two there"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_deciding_together_says_the_same_as_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    asks = []
+    for _ in range(25):
+        low = rng.randrange(10)
+        asks.append((rng.choice([0, 1]), rng.choice([1, 2, 3]), low, rng.randrange(low, 10)))
+    prepared = prepare(read_documents([*fleet(2, 10), *(manifest(n, ask) for n, ask in enumerate(asks))]))
+
+    def chosen() -> tuple[list[int], object]:
+        model = build_model(prepared.snapshot, prepared.holdings, prepared.units)
+        search, levels = goals.optimize(model, placement="pack", ends=None)
+        return [search.value(literal) for literal in model.satisfied], levels[:2]
+
+    together = chosen()
+    monkeypatch.setattr(goals, "TOGETHER", 1)
+    assert chosen() == together
+    assert 0 < sum(together[0]) < len(asks)
