@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from devalloc_solver.assignment import Placement
 from devalloc_solver.demand import Mode, Slot, Unit
@@ -55,7 +56,7 @@ def place_greedily(
 def orders(units: Sequence[Unit]) -> Iterator[list[Unit]]:
     """Orders in which a first fit may do well, higher priorities first in all of them: the small units first; of these
     those with the fewest candidates; those with the fewest candidates, of these the small ones; and as they come."""
-    looks: tuple[Callable[[Unit], tuple[int, ...]], ...] = (
+    looks: tuple[Callable[[Unit], tuple[Fraction | int, ...]], ...] = (
         lambda unit: (fewest(unit),),
         lambda unit: (fewest(unit), _choice(unit)),
         lambda unit: (_choice(unit), fewest(unit)),
@@ -65,13 +66,14 @@ def orders(units: Sequence[Unit]) -> Iterator[list[Unit]]:
         yield sorted(units, key=lambda unit: (-unit.demands[0].claim.priority, *look(unit)))
 
 
-def fewest(unit: Unit) -> int:
-    """Devices that a unit takes whole, at least."""
-    return sum(
+def fewest(unit: Unit) -> Fraction:
+    """Devices that a unit takes whole at least, for each of its claims."""
+    devices = sum(
         min(slot.least if _is_whole(slot) else 0 for slot in alternatives)
         for demand in unit.demands
         for alternatives in demand.details
     )
+    return Fraction(devices, len(unit.demands))
 
 
 def _choice(unit: Unit) -> int:
