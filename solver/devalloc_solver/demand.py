@@ -31,10 +31,9 @@ class Mode(Enum):
     ADMIN_COUNT = "admin count"
     ADMIN_ALL = "admin all"
 
-    @property
-    def is_admin(self) -> bool:
-        """Whether it looks at devices only, which others may have (S14)."""
-        return self in (Mode.ADMIN_COUNT, Mode.ADMIN_ALL)
+    def __init__(self, text: str) -> None:
+        self.is_admin = text.startswith("admin")
+        """whether it looks at devices only, which others may have (S14)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from devalloc.api.claim import COUNT, DeviceClaimDetail, DeviceClaimSpec
 from devalloc.api.quantity import NANO, ONE
 from devalloc_solver.check.answer import DetailIndex, MalformedAnswer
-from devalloc_solver.check.catalogue import Catalogue
+from devalloc_solver.check.catalogue import Catalogue, Rule
 
 MAX_SPECS = 4_096
 """Specs remembered; when there are more, all are forgotten."""
@@ -25,6 +25,8 @@ class Term(NamedTuple):
     is_admin: bool
     number: tuple[int, int] | None
     """least and most devices, of a detail that asks for whole devices by their number alone"""
+    rule: Rule
+    """which devices it accepts"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +87,9 @@ class Asked:
 
     def _term(self, index: DetailIndex, detail: DeviceClaimDetail) -> Term:
         is_admin = self.catalogue.is_admin(detail)
-        return Term(_label(index), detail, is_admin, None if is_admin else _number(detail))
+        return Term(
+            _label(index), detail, is_admin, None if is_admin else _number(detail), Rule(self.catalogue, detail)
+        )
 
 
 class Specs:

@@ -12,10 +12,10 @@ from devalloc.api.deviceclass import DeviceClass
 from devalloc_solver.check.fleet import PooledDevice
 from devalloc_solver.check.verdicts import Verdicts
 
-MAX_REFUSALS = 64
-"""Requests remembered for each device; when there are more, all are forgotten."""
+MAX_REFUSALS = 10_000
+"""Values of devices that one rule remembers; when there are more, all are forgotten."""
 
-_SERIALS = count()
+_NUMBERS = count(1)
 
 
 class Catalogue:
@@ -26,7 +26,6 @@ class Catalogue:
         times = Counter(each.metadata.name for each in classes)
         self._by_name = {each.metadata.name: each for each in classes if times[each.metadata.name] == 1}
         self._verdicts = verdicts
-        self._serial = next(_SERIALS)
 
     def admin_classes(self) -> set[str]:
         return {name for name, each in self._by_name.items() if each.spec.admin_access}
@@ -57,18 +56,8 @@ class Catalogue:
     def refusal(self, detail: DeviceClaimDetail, pooled: PooledDevice) -> str | None:
         """Why the detail does not accept the device, whoever else holds it; None when it does.
 
-        It is worked out once per device and request, as long as the classes stay. Raises BudgetExceeded.
+        ``Rule`` remembers it. Raises BudgetExceeded.
         """
-        key = (self._serial, detail.device_class, detail.device_type, detail.constraints)
-        known = pooled.refusals
-        refusal = known.get(key, "")
-        if refusal == "":
-            if len(known) >= MAX_REFUSALS or (known and next(iter(known))[0] != self._serial):
-                known.clear()
-            refusal = known[key] = self._find_refusal(detail, pooled)
-        return refusal
-
-    def _find_refusal(self, detail: DeviceClaimDetail, pooled: PooledDevice) -> str | None:
         if pooled.undefined_resources:
             return f"requests {pooled.undefined_resources[0]}, which its pool does not define (S12)"
         if meta.UNAVAILABLE in pooled.attributes and not self.is_admin(detail):
@@ -86,6 +75,22 @@ class Catalogue:
             refusal = f"does not match {detail.constraints!r} (S6)"
         return refusal
 
+    def names_read(self, detail: DeviceClaimDetail) -> tuple[str, ...] | None:
+        """The attributes that decide whether the detail accepts a device of some driver; None for all."""
+        texts = [detail.constraints or ""]
+        for named in self._by_name.values():
+            if named.metadata.name == detail.device_class or (
+                not detail.device_class and named.spec.device_type == detail.device_type
+            ):
+                texts.append(named.spec.constraints or "")
+        names = {meta.UNAVAILABLE}
+        for text in texts:
+            read = self._verdicts.names_read(text)
+            if read is None:
+                return None
+            names.update(read)
+        return tuple(sorted(names))
+
     def _class_refusal(self, named: DeviceClass, pooled: PooledDevice) -> str | None:
         name, spec, driver = named.metadata.name, named.spec, pooled.pool.spec.driver
         if spec.driver and spec.driver != driver:
@@ -101,3 +106,30 @@ class Catalogue:
             if reached and self._class_refusal(named, pooled) is None:
                 return None
         return f"is accepted by no class of type {device_type} (S5)"
+
+
+class Rule:
+    """What one detail accepts, found out once for all devices of a driver that are equal in what is read of them."""
+
+    def __init__(self, catalogue: Catalogue, detail: DeviceClaimDetail) -> None:
+        self._catalogue = catalogue
+        self._detail = detail
+        self._names = catalogue.names_read(detail)
+        self._known: dict[tuple[object, ...], str | None] = {}
+        self._number = next(_NUMBERS)
+
+    def refusal(self, pooled: PooledDevice) -> str | None:
+        """Why it does not accept the device, None when it does; see ``Catalogue.refusal``."""
+        if pooled.accepted_by == self._number:
+            return None
+        if self._names is None or pooled.undefined_resources:
+            return self._catalogue.refusal(self._detail, pooled)
+        key = (pooled.pool.spec.driver, *map(pooled.attributes.get, self._names))
+        refusal = self._known.get(key, "")
+        if refusal == "":
+            if len(self._known) >= MAX_REFUSALS:
+                self._known.clear()
+            refusal = self._known[key] = self._catalogue.refusal(self._detail, pooled)
+        if refusal is None:
+            pooled.accepted_by = self._number
+        return refusal

@@ -41,7 +41,7 @@ def new_uses(claim: DeviceClaim, answer: Answer, fleet: Fleet, specs: Specs) -> 
     wrong += _node_violations(claim, answer, devices)
     try:
         for index, term in choice.terms.items():
-            for sentence in detail_violations(term, uses[index], node, fleet, specs.catalogue):
+            for sentence in detail_violations(term, uses[index], node, fleet):
                 wrong.append(f"{term.label}: {sentence}")
     except BudgetExceeded:
         wrong.append("cannot be allocated, its expressions are too costly (S6)")

@@ -8,14 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from devalloc.api.claim import COUNT, DeviceClaimDetail
 from devalloc.api.quantity import NANO, ONE, Quantity
 from devalloc_solver.check.asked import Term
-from devalloc_solver.check.catalogue import Catalogue
 from devalloc_solver.check.fleet import Fleet, PooledDevice
 from devalloc_solver.check.use import Use
 
 
-def detail_violations(
-    term: Term, uses: Sequence[Use], node: str | None, fleet: Fleet, catalogue: Catalogue
-) -> Iterator[str]:
+def detail_violations(term: Term, uses: Sequence[Use], node: str | None, fleet: Fleet) -> Iterator[str]:
     """What is wrong with the devices of a detail, as sentences without their subject. Raises BudgetExceeded."""
     detail = term.detail
     if not uses:
@@ -27,14 +24,15 @@ def detail_violations(
         for pooled, times in Counter(devices).items():
             if times > 1:
                 yield f"has {times} entries for device {pooled} (S18)"
+    refusal_of = term.rule.refusal
     for pooled in devices:
-        refusal = catalogue.refusal(detail, pooled)
+        refusal = refusal_of(pooled)
         if refusal is not None:
             yield f"device {pooled} {refusal}"
     if term.number is not None and term.number[0] <= count <= term.number[1]:
         yield from _no_amounts(uses)
     elif term.is_admin:
-        yield from _admin(detail, uses, node, fleet, catalogue)
+        yield from _admin(term, uses, node, fleet)
     elif COUNT in detail.requests or not detail.requests:
         yield from _whole(detail, uses)
     else:
@@ -57,16 +55,15 @@ def disagreements(names: Iterable[str], devices: Sequence[PooledDevice]) -> Iter
                 break
 
 
-def _admin(
-    detail: DeviceClaimDetail, uses: Sequence[Use], node: str | None, fleet: Fleet, catalogue: Catalogue
-) -> Iterator[str]:
+def _admin(term: Term, uses: Sequence[Use], node: str | None, fleet: Fleet) -> Iterator[str]:
+    detail = term.detail
     yield from _no_amounts(uses)
     yield from _count(detail, uses, exact=True)
     if COUNT in detail.requests:
         return
     taken = {use.pooled.key for use in uses}
     for pooled in fleet.reached(node):
-        if pooled.key not in taken and catalogue.refusal(detail, pooled) is None:
+        if pooled.key not in taken and term.rule.refusal(pooled) is None:
             yield f"device {pooled} matches, and an admin detail without a count gets all (S14)"
 
 

@@ -12,12 +12,16 @@ from devalloc.api.quantity import ceil_blocks, floor_blocks
 PoolKey = tuple[str, str]
 """(node, pool name); the node is "" for a pool that every node reaches."""
 
+FEW = 32
+"""Devices of a pool among which one is soon found without an index of their names."""
+
 
 class PooledDevice:
     """A device with the pool that it is in. Two are equal only when they are the same."""
 
     __slots__ = (
         "_resources",
+        "accepted_by",
         "attributes",
         "compatibility_group",
         "device",
@@ -25,7 +29,7 @@ class PooledDevice:
         "node",
         "pool",
         "pool_key",
-        "refusals",
+        "undefined_resources",
     )
 
     def __init__(self, pool: DevicePool, device: Device) -> None:
@@ -40,14 +44,20 @@ class PooledDevice:
         group = self.attributes.get(meta.COMPATIBILITY_GROUP)
         self.compatibility_group = group if isinstance(group, str) else None
         """the value of the attribute; only a text is one (S12a)"""
-        self.refusals: dict[tuple[object, ...], str | None] = {}
-        """what is known of requests that the device was held against; see ``Catalogue.refusal``"""
-        self.draws: Sequence[tuple[str, int, int]] = [
-            (resource.name, blocks, floor_blocks(resource.capacity, resource.block))
-            for resource in pool.spec.resources
-            if (blocks := self.drawn_blocks(resource))
-        ]
+        self.accepted_by = 0
+        """the number of the last rule that did (``Catalogue``)"""
+        self.draws: Sequence[tuple[str, int, int]] = ()
         """(resource of the pool, blocks of it that the device consumes when it is allocated, all there are) (S12)"""
+        self.undefined_resources: Sequence[str] = ()
+        """what it requests although its pool does not define it: it can never be allocated (S12)"""
+        if device.requests:
+            defined = pool.spec.resources
+            self.draws = [
+                (resource.name, blocks, floor_blocks(resource.capacity, resource.block))
+                for resource in defined
+                if (blocks := self.drawn_blocks(resource))
+            ]
+            self.undefined_resources = sorted(device.requests.keys() - {resource.name for resource in defined})
         self._resources: Mapping[str, ResourceCapacity] | None = None
 
     @property
@@ -69,14 +79,6 @@ class PooledDevice:
         found = self.resources.get(resource)
         return 0 if found is None else floor_blocks(found.capacity, found.block) * found.block.nano
 
-    @property
-    def undefined_resources(self) -> list[str]:
-        """What it requests although its pool does not define it: it can never be allocated (S12)."""
-        if not self.device.requests:
-            return []
-        defined = {resource.name for resource in self.pool.spec.resources}
-        return sorted(self.device.requests.keys() - defined)
-
     def drawn_blocks(self, resource: ResourceCapacity) -> int:
         """Blocks of a resource of the pool that the device consumes when it is allocated (S12)."""
         request = self.device.requests.get(resource.name)
@@ -93,6 +95,7 @@ class Fleet:
         self._devices: dict[PoolKey, dict[str, PooledDevice]] = {}
         """those that somebody has asked for"""
         self._listed: dict[PoolKey, dict[str, Device]] = {}
+        """of large pools"""
         self._nodes_of: dict[str, list[str]] = {}
         by_name: dict[str, list[DevicePool]] = defaultdict(list)
         for pool in pools:
@@ -162,13 +165,22 @@ class Fleet:
         made = self._devices.setdefault(key, {})
         found = made.get(device_name)
         if found is None:
-            listed = self._listed.get(key)
-            if listed is None:
-                listed = self._listed[key] = {device.name: device for device in self._pools[key].spec.devices}
-            device = listed.get(device_name)
+            pool = self._pools[key]
+            device = self._listed_as(key, device_name, pool.spec.devices)
             if device is not None:
-                found = made[device_name] = PooledDevice(self._pools[key], device)
+                found = made[device_name] = PooledDevice(pool, device)
         return found
+
+    def _listed_as(self, key: PoolKey, name: str, devices: Sequence[Device]) -> Device | None:
+        if len(devices) <= FEW:
+            for device in devices:
+                if device.name == name:
+                    return device
+            return None
+        listed = self._listed.get(key)
+        if listed is None:
+            listed = self._listed[key] = {device.name: device for device in devices}
+        return listed.get(name)
 
 
 def pool_key(pool: DevicePool) -> PoolKey:

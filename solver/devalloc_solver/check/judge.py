@@ -82,7 +82,7 @@ class Judge:
             return
         _, _, given, uses = judged
         self._holders[key] = [(claim, given)]
-        self._uses[key] = held = [Use(use.pooled, use.user, use.amounts, True) for use in uses]
+        self._uses[key] = held = [Use(*use[:3], True) for use in uses]
         self._account.add(held)
         naming = self._naming
         for grant in given.grants:

@@ -32,6 +32,11 @@ class Verdicts:
         program = None if _is_empty(text) else self._program(text)
         return program.message if isinstance(program, cel.CompileError) else None
 
+    def names_read(self, text: str) -> tuple[str, ...] | None:
+        """The attributes that an expression reads; None for all."""
+        program = None if _is_empty(text) else self._program(text)
+        return program.names if isinstance(program, _Compiled) else ()
+
     def holds(self, text: str, attributes: Mapping[str, AttributeValue]) -> bool:
         """Whether the expression is true for a device with these attributes; empty is true, an error is not (S6).
 
@@ -42,13 +47,13 @@ class Verdicts:
         program = self._program(text)
         if isinstance(program, cel.CompileError):
             return False
-        # By type and text: equal amounts in two notations are two keys, which costs little and can never be wrong.
+        # Values of two types are never equal, and no expression tells equal amounts in two notations apart.
         names = program.names
         key: _Values
         if names is None:
-            key = tuple([(name, _key(attributes[name])) for name in sorted(attributes)])
+            key = tuple([(name, attributes[name]) for name in sorted(attributes)])
         else:
-            key = tuple([_key(attributes.get(name)) for name in names])
+            key = tuple(map(attributes.get, names))
         verdict = program.verdicts.get(key)
         if verdict is None:
             try:
@@ -84,11 +89,6 @@ def _compile(text: str) -> _Compiled | cel.CompileError:
     except cel.CompileError as error:
         return error
     return _Compiled(program, None if program.attributes is None else tuple(sorted(program.attributes)), {})
-
-
-def _key(value: AttributeValue | None) -> object:
-    """Texts, numbers and nothing are told apart as they are, the other types by name and text."""
-    return value if value is None or type(value) in (str, int) else (type(value).__name__, str(value))
 
 
 def _is_empty(text: str) -> bool:

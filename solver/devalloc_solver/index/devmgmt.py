@@ -197,12 +197,15 @@ class Devmgmt:
         self.granted[key] = claim, noted(answer)
         entries: list[Recorded] = []
         items: list[Item] = []
+        last = None
         for slot, pool, device, _, amounts in spot.given:
             if not slot.mode.is_admin:
                 entries.append(Recorded(pool.name, device.name, amounts or None))
                 items.append((pool.node, device.index, amounts or None))
-                self._by_pool[pool.name].add(key)
-                self._on_node[pool.node].add(key)
+                if pool is not last:
+                    self._by_pool[pool.name].add(key)
+                    self._on_node[pool.node].add(key)
+                    last = pool
         self.kept[key] = Kept(spot.node, tuple(entries))
         self.index.hold(key, items)
         self.judge.grant(claim, answer)

@@ -202,14 +202,16 @@ class NodeIndex:
             self._count(items, -1)
 
     def _count(self, items: Iterable[Item], sign: int) -> None:
-        touched: dict[str | None, set[int]] = {}
-        node: str | None = ""
-        record = None
+        touched: dict[str | None, tuple[NodeRecord, set[int]]] = {}
         for name, device, amounts in items:
-            if record is None or name != node:
-                node, record = name, self.network if name is None else self.records[name]
-                assert record is not None
+            known = touched.get(name)
+            if known is None:
+                owner = self.network if name is None else self.records[name]
+                assert owner is not None
+                known = touched[name] = owner, set()
+            record, pools = known
             pool = record.snapshot.devices[device].pool
+            pools.add(pool)
             uses = record.uses[pool]
             position = device - record.starts[pool]
             use = uses.get(position)
@@ -218,17 +220,12 @@ class NodeIndex:
             use.add(amounts, sign)
             if not use.whole and not use.shares:
                 del uses[position]
-            touched.setdefault(name, set()).add(pool)
-        for name in touched:
+        for name, (record, pools) in touched.items():
             self._touch(name)
-        for name, pools in touched.items():
+            self.classes.renew(record, pools)
             if name is None:
-                assert self.network is not None
-                self.classes.renew(self.network, pools)
                 self._network_changed(kinds=False)
             else:
-                record = self.records[name]
-                self.classes.renew(record, pools)
                 self._place(record)
 
     def _place(self, record: NodeRecord) -> None:

@@ -67,8 +67,7 @@ def use_of(record: NodeRecord, pool: int, position: int) -> str | Sharing:
     use = record.uses[pool].get(position)
     if use is None:
         return FREE
-    sharing = use.sharing
-    return WHOLE if sharing is None else sharing
+    return use.sharing if use.shares else WHOLE
 
 
 def score_of(

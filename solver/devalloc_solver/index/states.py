@@ -36,10 +36,8 @@ class Use:
             self.amounts[name] = self.amounts.get(name, 0) + sign * nano
 
     @property
-    def sharing(self) -> Sharing | None:
-        """None when it is only held whole."""
-        if not self.shares:
-            return None
+    def sharing(self) -> Sharing:
+        """For one that is not only held whole."""
         return self.whole > 0, tuple(sorted((name, nano) for name, nano in self.amounts.items() if nano))
 
 
@@ -251,9 +249,8 @@ class Classes:
         for position, use in uses.items():
             group = kind.group_of[position]
             free[group] -= 1
-            sharing = use.sharing
-            if sharing is not None:
-                shared.append((group, sharing))
+            if use.shares:
+                shared.append((group, use.sharing))
         key = (kind.index, *free, *sorted(shared)) if shared else (kind.index, *free)
         found = self._pool_states.get(key)
         if found is None:
