@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -202,8 +203,12 @@ class DeviceClaimStatus(ApiModel):
 def check_annotations(annotations: Mapping[str, str]) -> None:
     """Raises ValidationError for what a claim may not be annotated with."""
     text = annotations.get(meta.PRIORITY)
-    if text is None:
-        return
+    if text is not None:
+        _check_priority(text)
+
+
+@lru_cache(maxsize=1024)
+def _check_priority(text: str) -> None:
     if _INTEGER.fullmatch(text) is None:
         refuse([(("metadata", "annotations", meta.PRIORITY), f"must be an integer, not {shown(text)}")])
     if len(text) > 20 or abs(int(text)) > INT64_MAX:

@@ -23,32 +23,38 @@ def new_uses(claim: DeviceClaim, answer: Answer, fleet: Fleet, specs: Specs) -> 
         choice, details = asked.choose(answer.one_of), answer.details()
     except MalformedAnswer as error:
         return [], [str(error)]
-    wrong = list(choice.sequence_violations(details))
+    terms = choice.terms
+    wrong = [*choice.sequence_violations(details)]
     node = answer.node
     noted = answer.annotations.get(meta.ALLOCATED_NODE)
     if noted != node:
         wrong.append(f"the annotation {meta.ALLOCATED_NODE} says {noted}, and the node is {node} (S2)")
-    uses: dict[DetailIndex, list[Use]] = {index: [] for index in choice.terms}
+    uses: dict[DetailIndex, list[Use]] = {}
+    devices: list[PooledDevice] = []
+    taken: list[Use] = []
     user = "/".join(claim.key) + ": "
     for grant, index in zip(answer.grants, details, strict=True):
         pooled = fleet.find(node, grant.pool, grant.device)
         if pooled is None:
             reach = f"node {node}" if node else "the network alone"
             wrong.append(f"device {grant.pool}/{grant.device} does not exist or is not reached from {reach} (S7)")
-        elif index in uses:
-            uses[index].append(Use(pooled, user + choice.terms[index].label, grant.amounts))
-    devices = [use.pooled for of_detail in uses.values() for use in of_detail]
+        elif index in terms:
+            term = terms[index]
+            use = Use(pooled, user + term.label, grant.amounts)
+            devices.append(pooled)
+            uses.setdefault(index, []).append(use)
+            if not term.is_admin:
+                taken.append(use)
     wrong += _node_violations(claim, answer, devices)
     try:
-        for index, term in choice.terms.items():
-            for sentence in detail_violations(term, uses[index], node, fleet):
+        for index, term in terms.items():
+            for sentence in detail_violations(term, uses.get(index, ()), node, fleet):
                 wrong.append(f"{term.label}: {sentence}")
     except BudgetExceeded:
         wrong.append("cannot be allocated, its expressions are too costly (S6)")
     if claim.spec.match_attributes:
         wrong += disagreements(claim.spec.match_attributes, devices)
-    consuming = [use for index, term in choice.terms.items() if not term.is_admin for use in uses[index]]
-    return consuming, wrong
+    return taken, wrong
 
 
 def _node_violations(claim: DeviceClaim, answer: Answer, devices: Sequence[PooledDevice]) -> list[str]:
