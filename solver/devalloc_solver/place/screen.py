@@ -16,6 +16,7 @@ from devalloc_solver.place.asks import Ask
 from devalloc_solver.place.families import families
 from devalloc_solver.place.flow import fits
 from devalloc_solver.place.site import Lot, Site, state_of
+from devalloc_solver.place.spots import spots_of
 
 _MANY = 1 << 30
 """Takes of devices that are taken in portions: not bounded here."""
@@ -28,6 +29,7 @@ class Screen:
         self.site = site
         self.takers = [lot.takers for lot in site.lots]
         self.families = families(site)
+        self.spots = spots_of(site)
         self.ties = [self._tie_values(number) for number in range(len(site.asks.ties))]
         self.distincts = [_value_masks(values) for values in site.distinct_values]
         """per distinct, per lot: the values as bits"""
@@ -53,7 +55,7 @@ class Screen:
     def may_choose(self, allowed: int) -> bool:
         """Whether some choice among the allowed asks may fit, as things stand."""
         asks = self.site.asks
-        if not self.may_fit(allowed, self.takers):
+        if not self.may_fit(allowed, self.takers) or not self.spots.may_fit(asks, allowed):
             return False
         for tie, values in zip(asks.ties, self.ties, strict=True):
             spans = sum(1 for detail in asks.details if detail & tie.asks) > 1

@@ -1,0 +1,87 @@
+"""Places on cards: what counting refutes is refuted rightly, and it refutes what the places make impossible.
+
+DEVALLOC_FUZZ_EXAMPLES sets how many instances of each kind.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from devalloc_solver.demand import Unit
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.place import place
+from devalloc_solver.place.asks import read_unit
+from devalloc_solver.place.site import Site, survey
+from devalloc_solver.place.spots import spots_of
+from tests.support.mig_cards import A100, SMALL, ask_for, random_cards, snapshot_of
+from tests.support.normal_form import Instance, best_score
+
+EXAMPLES = int(os.environ.get("DEVALLOC_FUZZ_EXAMPLES", "80"))
+BUDGET = 20_000
+"""Answers that the exhaustive search looks at; larger instances are left out."""
+
+
+def site_of(instance: Instance) -> Site:
+    """The only node, as the only unit sees it."""
+    (unit,) = instance.units
+    return survey(read_unit(unit), instance.snapshot, Ledger.of(instance.snapshot, instance.holdings), "n1")
+
+
+def may_fit(instance: Instance) -> bool:
+    site = site_of(instance)
+    return spots_of(site).may_fit(site.asks, (1 << len(site.asks.asks)) - 1)
+
+
+def cards(wanted: dict[str, int], count: int, *, together: bool) -> Instance:
+    snapshot = snapshot_of(A100, count, together=together)
+    demand = ask_for(snapshot, [[pair] for pair in wanted.items()])
+    return Instance(snapshot, (), (Unit((demand,), None, None),))
+
+
+def test_nothing_that_fits_is_refuted() -> None:
+    """Against every answer there is; and some of what does not fit is refuted without one."""
+    fit = refuted = 0
+    for seed in range(3 * EXAMPLES):
+        instance = random_cards(Random(seed), SMALL, 2)
+        if best_score(instance, BUDGET) is None:
+            continue
+        site = site_of(instance)
+        fits = place(instance.snapshot, site.ledger, instance.units[0]) is not None
+        fit += fits
+        refuted += not may_fit(instance)
+        assert may_fit(instance) or not fits, seed
+    assert fit > EXAMPLES // 4
+    assert refuted > EXAMPLES // 20
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_partitions_that_all_begin_at_the_first_slice_are_as_many_as_there_are_cards(
+    count: int, together: bool
+) -> None:
+    """By the sum of what they draw, more would fit."""
+    assert may_fit(cards({"4g": count - count // 2, "7g": count // 2}, count, together=together))
+    assert not may_fit(cards({"4g": count - count // 2 + 1, "7g": count // 2}, count, together=together))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_slices_that_no_partition_asked_for_can_have_are_of_no_use(together: bool) -> None:
+    """1g and 2g leave the eighth slice alone: with more compute slices, seven of memory remain."""
+    for count in (7, 8):
+        instance = cards({"1g": count}, 1, together=together)
+        (pool,) = instance.snapshot.pools
+        more = {name: replace(r, blocks=8) if "compute" in name else r for name, r in pool.resources.items()}
+        pools = (replace(pool, resources=more),)
+        snapshot = replace(instance.snapshot, pools=pools, pools_by_node={"n1": pools})
+        assert may_fit(replace(instance, snapshot=snapshot)) is (count == 7)
+
+
+def test_of_alternatives_the_one_that_draws_least_counts() -> None:
+    snapshot = snapshot_of(A100, 1, together=True)
+    for other, fits in (("1g", True), ("4g", False)):
+        unit = Unit((ask_for(snapshot, [[("4g", 1)], [("7g", 1), (other, 1)]]),), None, None)
+        assert may_fit(Instance(snapshot, (), (unit,))) is fits
