@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from devalloc_solver.assignment import Placement, name_devices
@@ -120,9 +121,9 @@ class Finder:
         """The same with little work: False may also mean that it is not known, and then ``is_cut_short`` is set."""
         return self._probe(question, _fits_on) is not None
 
-    def probe(self, question: Question) -> Sequence[Placement] | None:
-        """Where the unit goes, somewhere, with little work; None as with ``works``."""
-        found: Sequence[Placement] | None = self._probe(question, _place_on)
+    def probe(self, question: Question, *, any_will_do: bool = False) -> Sequence[Placement] | None:
+        """Where the unit goes best on some node, or just somehow, with little work; None as with ``works``."""
+        found: Sequence[Placement] | None = self._probe(question, partial(_place_on, any_will_do=any_will_do))
         return found
 
     def begin(self) -> None:
@@ -222,6 +223,8 @@ def _fits_on(question: Question, ledger: Ledger, node: str | None, steps: Steps)
     return fits(question.snapshot, ledger, unit, steps=steps) or None
 
 
-def _place_on(question: Question, ledger: Ledger, node: str | None, steps: Steps) -> Sequence[Placement] | None:
-    found = place_on(question.snapshot, ledger, question.unit, node, steps=steps)
+def _place_on(
+    question: Question, ledger: Ledger, node: str | None, steps: Steps, *, any_will_do: bool
+) -> Sequence[Placement] | None:
+    found = place_on(question.snapshot, ledger, question.unit, node, steps=steps, any_will_do=any_will_do)
     return None if found is None else found.placements

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.blockers.details import Offers, shape_of
@@ -30,15 +30,14 @@ def why_impossible(question: Question, offers: Offers, finder: Finder, members: 
     ``members`` of the unit's group may be left out, once no rule alone will do.
     """
     unmatched = unmatched_details(question.unit)
+    tiers: Iterable[Tier] = _tiers(question, offers, finder, members)
     if unmatched:
         tiers = _tiers_without_match(offers, {str(number) for number in unmatched})
-    else:
-        tiers = _tiers(question, offers, finder, members)
     for reason, edits in tiers:
         found = fewest(question, edits, finder)
         if found is not None:
             return Structure(reason, tuple(found))
-    return Structure(tiers[-1][0], ())
+    return Structure(Reason.NO_MATCHING_DEVICES if unmatched else short_reason(question.unit), ())
 
 
 def unmatched_details(unit: Unit) -> list[int]:
@@ -60,26 +59,25 @@ def _too_few(detail: Sequence[Slot]) -> bool:
     return all(len(s.candidates.accepted) < s.least for s in detail if s.mode is not Mode.ADMIN_ALL)
 
 
-def _tiers(question: Question, offers: Offers, finder: Finder, members: Sequence[Edit]) -> list[Tier]:
+def _tiers(question: Question, offers: Offers, finder: Finder, members: Sequence[Edit]) -> Iterator[Tier]:
+    """One after the other: what to offer may take questions of its own, which are asked when it comes to them."""
     short = short_reason(question.unit)
     pins, matches, limits, withheld = offers.pins(), offers.matches(), offers.limits(), offers.withheld()
     amounts, requests, pools = offers.amounts(), offers.requests(), offers.shared()
     rules = [*pins, *matches, *pools, *limits, *withheld, *amounts]
     more = [*rules, *offers.constraints(), *offers.classes(), *members]
-    return [
-        (Reason.NODE_UNAVAILABLE, pins),
-        (Reason.MATCH_ATTRIBUTES_CONFLICT, matches),
-        (Reason.POOL_RESOURCES_EXHAUSTED, pools),
-        (Reason.MATCH_ATTRIBUTES_CONFLICT, [*matches, *pools] if matches and pools else []),
-        (Reason.INSUFFICIENT_CAPACITY, limits),
-        (short, withheld),
-        (short, list(members)),
-        (short, _too_much_alone(question, amounts, finder)),
-        (short, requests if len(requests) > 1 else []),
-        (short, rules),
-        (short, more),
-        (short, [*more, *requests]),
-    ]
+    yield Reason.NODE_UNAVAILABLE, pins
+    yield Reason.MATCH_ATTRIBUTES_CONFLICT, matches
+    yield Reason.POOL_RESOURCES_EXHAUSTED, pools
+    yield Reason.MATCH_ATTRIBUTES_CONFLICT, [*matches, *pools] if matches and pools else []
+    yield Reason.INSUFFICIENT_CAPACITY, limits
+    yield short, withheld
+    yield short, list(members)
+    yield short, _too_much_alone(question, amounts, finder)
+    yield short, requests if len(requests) > 1 else []
+    yield short, rules
+    yield short, more
+    yield short, [*more, *requests]
 
 
 def _too_much_alone(question: Question, amounts: list[Edit], finder: Finder) -> list[Edit]:

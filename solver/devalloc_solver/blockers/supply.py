@@ -12,6 +12,7 @@ from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.assignment import Placement
 from devalloc_solver.blockers.edits import Edit, applied, needed
 from devalloc_solver.blockers.question import Finder, Question
+from devalloc_solver.blockers.sparing import sparing
 from devalloc_solver.demand import Demand, Slot
 from devalloc_solver.eligibility import Candidates
 from devalloc_solver.holdings import Ledger
@@ -74,7 +75,7 @@ def _without_attribute(device: Device, name: str) -> Device:
 
 def _overdrawn(question: Question, finder: Finder) -> Sequence[Edit]:
     """Which pools have too little of what, or would have to mix groups, where that is least."""
-    return _least(question, finder, _without_limits(question), _limits_of)
+    return _least(question, finder, _without_limits(question), _limits_of, partial(sparing, finder=finder))
 
 
 def _limits_of(question: Question, placements: Sequence[Placement]) -> list[Edit]:
@@ -221,15 +222,22 @@ def _least(
     finder: Finder,
     relaxed: Question,
     edits_of: Callable[[Question, Sequence[Placement]], list[Edit]],
+    better: Callable[[Question, Question, Sequence[Placement]], Sequence[Placement]] | None = None,
 ) -> Sequence[Edit]:
-    """Of some placements of the relaxed question, the one with the fewest edits, and of those the ones needed."""
+    """Of some placements of the relaxed question, the one with the fewest edits, and of those the ones needed.
+
+    ``better`` makes of the best placements some that may do with fewer edits.
+    """
     best: list[Edit] | None = None
+    where: Sequence[Placement] = ()
     for placements in _placements(relaxed, finder):
         found = edits_of(question, placements)
         if best is None or len(found) < len(best):
-            best = found
+            best, where = found, placements
         if len(best) <= 1:
             break
+    if best and len(best) > 1 and better is not None:
+        best = min(edits_of(question, better(question, relaxed, where)), best, key=len)
     return needed(best or [], lambda chosen: finder.works(applied(question, chosen)))
 
 

@@ -16,7 +16,7 @@ from devalloc_solver.place.polish import polish
 from devalloc_solver.place.score import Score, score_of
 from devalloc_solver.place.screen import Screen
 from devalloc_solver.place.simple import place_simple, simple_slots
-from devalloc_solver.place.site import Place, survey
+from devalloc_solver.place.site import Place, Site, survey
 from devalloc_solver.place.steps import DEFAULT, Steps
 from devalloc_solver.snapshot import Snapshot
 
@@ -64,12 +64,14 @@ def place_on(
     *,
     placement: str = "pack",
     steps: int | Steps = DEFAULT,
+    any_will_do: bool = False,
 ) -> Found | None:
     """The same on one node (None: network devices only), whatever node the unit is pinned to.
 
-    ``steps`` may be a budget that several questions share.
+    ``steps`` may be a budget that several questions share. ``any_will_do``: some placement, and not the best.
     """
-    seek = _Seek(Ground(snapshot, ledger, placement), unit, steps if isinstance(steps, Steps) else Steps(steps))
+    ground = Ground(snapshot, ledger, placement)
+    seek = _Seek(ground, unit, steps if isinstance(steps, Steps) else Steps(steps), any_will_do=any_will_do)
     seek.look(node)
     return seek.best
 
@@ -87,8 +89,8 @@ def fits(snapshot: Snapshot, ledger: Ledger, unit: Unit, *, steps: int | Steps =
 class _Seek:
     """Goes from node to node and keeps the best."""
 
-    def __init__(self, ground: Ground, unit: Unit, steps: Steps) -> None:
-        self.ground, self.unit, self.steps = ground, unit, steps
+    def __init__(self, ground: Ground, unit: Unit, steps: Steps, *, any_will_do: bool = False) -> None:
+        self.ground, self.unit, self.steps, self.any_will_do = ground, unit, steps, any_will_do
         self.slots = simple_slots(unit)
         self.best: Found | None = None
         self.tasted = 0
@@ -96,6 +98,8 @@ class _Seek:
         self._floor: tuple[int, int] | None = None
         """(pools, devices) below which no node can be"""
         self._asks: Asks | None = None
+        self._first: Site | None = None
+        """the first node, which is compared once there is a second one"""
         self._seen: set[object] = set()
 
     def look(self, node: Place) -> None:
@@ -142,11 +146,12 @@ class _Seek:
     def _search(self, node: Place) -> Found | None:
         if (chooser := self._chooser(node)) is None:
             return None
-        found = chooser.best(None if self.best is None else self.best.score.one_of)
+        limit = None if self.best is None else self.best.score.one_of
+        found = chooser.best(limit, any_will_do=self.any_will_do)
         if found is None:
             return None
         _, settled = found
-        cover = polish(self.ground, settled, self.steps)
+        cover = settled.cover if self.any_will_do else polish(self.ground, settled, self.steps)
         placements = hand_out(settled.lanes, cover, settled.chosen)
         return Found(placements, score_of(self.ground, placements, node))
 
@@ -155,8 +160,12 @@ class _Seek:
         if self._asks is None:
             self._asks = read_unit(self.unit)
         site = survey(self._asks, self.ground.snapshot, self.ground.ledger, node)
-        kind = kind_of(self.ground, site)
-        if kind in self._seen:
-            return None
-        self._seen.add(kind)
+        if self._first is None:
+            self._first = site
+        else:
+            self._seen = self._seen or {kind_of(self.ground, self._first)}
+            kind = kind_of(self.ground, site)
+            if kind in self._seen:
+                return None
+            self._seen.add(kind)
         return Chooser(Screen(site), self.steps)
