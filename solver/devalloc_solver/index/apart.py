@@ -240,8 +240,10 @@ class Apart:
         least = _counted(slot)
         found: list[Nodes | None] = [kinds.find(name, values) for name, values in self.ask.literals(slot)]
         for name in sorted((self.ask.reads(slot) or frozenset()) & kinds.varied):
-            values = [value for value in kinds.values(name) if not isinstance(value, type)]
-            passing = self.ask.passing(slot, name, values) if len(values) <= MOST_VALUES else None
+            met = kinds.values(name)
+            if len(met) > MOST_VALUES:
+                continue
+            passing = self.ask.passing(slot, name, [value for value in met if not isinstance(value, type)])
             if passing is not None and kinds.count(name, passing) <= len(self.index.records):
                 found.append(kinds.find(name, passing))
         if least > 1 and self.index.network is None:

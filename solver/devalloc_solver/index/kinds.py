@@ -10,7 +10,7 @@ that are no part of kinds are found again through an inverted index.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from devalloc.api.meta import UNAVAILABLE
@@ -128,7 +128,7 @@ class Kinds:
         by_value = self.places.get(name, {})
         return sum(len(by_value.get(value, ())) for value in values)
 
-    def values(self, name: str) -> Iterable[object]:
+    def values(self, name: str) -> Collection[object]:
         """Values that a varied attribute has anywhere; those of odd types only by their type."""
         return self.places.get(name, {})
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from devalloc_solver.index.states import NodeClass
 
 KEPT = 50_000
 """Changes kept at least; who is further behind starts afresh."""
+SPARE_CLASSES = 1_000
+"""Classes without nodes that are kept, beside as many as there are with nodes."""
 
 Change = tuple[int, int, int, NodeClass]
 """(number of the kind of node, of the class, rank of the node that came in front, the class)"""
@@ -20,6 +22,9 @@ class Log:
     def __init__(self) -> None:
         self.start = 0
         self._entries: list[Change] = []
+        self._met: dict[int, NodeClass] = {}
+        """those that a node has come to: all that have nodes, and some that had"""
+        self._most = SPARE_CLASSES
 
     @property
     def end(self) -> int:
@@ -27,6 +32,9 @@ class Log:
 
     def add(self, rank: int, node: NodeClass) -> None:
         self._entries.append((node.kind.index, node.index, rank, node))
+        self._met[node.index] = node
+        if len(self._met) > self._most:
+            self._keep({number: each for number, each in self._met.items() if each.count})
         if len(self._entries) > 2 * KEPT:
             del self._entries[:KEPT]
             self.start += KEPT
@@ -34,10 +42,16 @@ class Log:
     def since(self, position: int) -> Sequence[Change]:
         return self._entries[position - self.start :]
 
-    def restart(self) -> None:
-        """Everybody starts afresh."""
-        self.start = self.end + 1
-        self._entries.clear()
+    def classes(self, known: Mapping[int, NodeClass]) -> list[NodeClass]:
+        """All that have nodes, of those that are ``known`` still: the first node to join a class is a change.
+
+        Most classes there ever were have none: nodes pass through many. Their number is not what this costs.
+        """
+        self._keep({n: each for n, each in self._met.items() if each.count and known.get(n) is each})
+        return list(self._met.values())
+
+    def _keep(self, classes: dict[int, NodeClass]) -> None:
+        self._met, self._most = classes, 2 * len(classes) + SPARE_CLASSES
 
 
 class Touched:

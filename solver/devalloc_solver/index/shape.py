@@ -141,7 +141,7 @@ class Shape:
         self.seen = log.end
 
     def _start(self) -> None:
-        """Look at every class there is."""
+        """Look at every class that has nodes."""
         index = self.index
         if self.wide and self.network_version != index.network_version:
             self.recipes.clear()
@@ -150,13 +150,12 @@ class Shape:
             self.network_version = index.network_version
         self.heap.clear()
         self.queued.clear()
-        for number, node in list(index.classes.by_index.items()):  # hoping may bring in the class of unused nodes
-            if node.count:
-                score = self._hope(node)
-                first = None if score is None else index.classes.first(node, index.by_rank)
-                if score is not None and first is not None:
-                    self.heap.append((score, first, number))
-                    self.queued[number] = first
+        for node in index.log.classes(index.classes.by_index):
+            score = self._hope(node)
+            first = None if score is None else index.classes.first(node, index.by_rank)
+            if score is not None and first is not None:
+                self.heap.append((score, first, node.index))
+                self.queued[node.index] = first
         heapify(self.heap)
 
     def _enter(self, rank: int, node: NodeClass) -> None:
