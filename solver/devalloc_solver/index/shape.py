@@ -20,7 +20,8 @@ from devalloc_solver.index.onepool import might_have_all
 from devalloc_solver.index.plain import Plain, is_plain
 from devalloc_solver.index.recipe import Pick, Recipe, Score, pick_of, score_of
 from devalloc_solver.index.seams import Ask
-from devalloc_solver.index.states import NodeClass, NodeKind, NodeRecord, PoolKind, PoolState
+from devalloc_solver.index.states import NodeClass, NodeRecord
+from devalloc_solver.index.tally import Tally
 
 if TYPE_CHECKING:
     from devalloc_solver.index.nodes import NodeIndex
@@ -44,6 +45,7 @@ class Shape:
     wide: bool = field(init=False)
     """whether devices of the network are among the candidates"""
     plain: Plain | None = field(init=False)
+    tally: Tally = field(init=False)
     seen: int | None = None
     """how much of the log has been read; None when nothing has"""
     network_version: int = 0
@@ -54,12 +56,8 @@ class Shape:
     """class -> the best there, None where it does not fit"""
     best_of: dict[int, Recipe | None] = field(default_factory=dict)
     """kind of node -> the best when nothing is in use"""
-    supplies: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """state of a pool -> devices that each slot might have of it"""
     one_pool: dict[int, bool] = field(default_factory=dict)
     """state of a pool -> whether it might have all that is asked for"""
-    relevant: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """kind of node -> pools with candidates"""
     unfit: set[int] = field(default_factory=set)
     """classes where it does not fit"""
     nowhere: set[int] = field(default_factory=set)
@@ -71,8 +69,8 @@ class Shape:
 
     guesses: dict[int, int] = field(default_factory=dict)
     """kind of node -> pools that it takes there at least"""
-    rooms: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """kind of pool -> devices for each slot"""
+    roomy: set[_Looks] = field(default_factory=set)
+    """where counting alone leaves it possible"""
     first: tuple[int, ...] = field(init=False)
     """the first alternative of each detail"""
     fewest: int = field(init=False)
@@ -81,7 +79,8 @@ class Shape:
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
         self.first = (0,) * len(self.demand.details)
-        needs = [min(map(_least, detail)) for detail in self.demand.details]
+        self.tally = Tally(self.demand)
+        needs = [min(least for _, least in detail) for detail in self.tally.leasts]
         plain = all(slot.mode is Mode.WHOLE and not slot.portions for slot in self.demand.slots)
         self.fewest = sum(needs) if plain else max(needs)  # details may have devices in common
         network = {kind.index for kind in self.index.network.kinds} if self.index.network is not None else set()
@@ -177,7 +176,7 @@ class Shape:
     def _solve(self, node: NodeClass, record: NodeRecord) -> Recipe | None:
         if self.wide:
             return self.exactly(record)
-        looks = _looks(node, self._relevant(node.kind))
+        looks = _looks(node, self.tally.relevant(node.kind))
         if self.hopes.get(looks, ()) is None:
             return None
         if looks not in self.solved:
@@ -192,7 +191,7 @@ class Shape:
         if node.index in self.recipes:
             known = self.recipes[node.index]
             return None if known is None else known.score
-        relevant = self._relevant(node.kind)
+        relevant = self.tally.relevant(node.kind)
         if self.wide:
             return self._find_hope(node, relevant)
         if not relevant:
@@ -203,7 +202,12 @@ class Shape:
             known = self.recipes[node.index] = self.solved[looks]
             return None if known is None else known.score
         if looks not in self.hopes:
-            if node.kind.index not in self.best_of and self._may_fit(node, relevant):
+            if looks not in self.roomy:
+                if not self.tally.may_fit(node):
+                    self.hopes[looks] = None
+                    return None
+                self.roomy.add(looks)
+            if node.kind.index not in self.best_of:
                 return self._guess(node, relevant)
             self.hopes[looks] = self._find_hope(node, relevant)
         return self.hopes[looks]
@@ -219,41 +223,13 @@ class Shape:
         """A score that no node of this kind can beat, told from the numbers of devices only."""
         kind = node.kind
         if kind.index not in self.guesses:
-            self.guesses[kind.index] = self._fewest_pools([self._room(kind.pools[number]) for number in relevant])
+            self.guesses[kind.index] = self.tally.fewest_pools(kind)
         pools, devices = self.guesses[kind.index], self.fewest
         if self.index.spread:
             return self.first, pools, devices, devices, 0 if node.in_use else -1, -len(relevant), 0
         return self.first, pools, devices, devices, 0 if node.in_use else 1, 0, 0
 
-    def _room(self, pool: PoolKind) -> tuple[int, ...]:
-        """For each slot the devices that a pool of this kind has for it."""
-        if pool.index not in self.rooms:
-            self.rooms[pool.index] = tuple(
-                sum(
-                    size
-                    for kind, size in zip(pool.kinds, pool.sizes, strict=True)
-                    if kind.index in slot.candidates.accepted
-                )
-                for slot in self.demand.slots
-            )
-        return self.rooms[pool.index]
-
-    def _fewest_pools(self, rooms: Sequence[tuple[int, ...]]) -> int:
-        """Pools that are needed at least: those of each detail where no two want the same pool, else of the largest."""
-        needs, wanted, number = [], 0, 0
-        for detail in self.demand.details:
-            numbers = range(number, number + len(detail))
-            number += len(detail)
-            most = [max(room[n] for room in rooms) for n in numbers]
-            takes = [-(-_least(slot) // room) for slot, room in zip(detail, most, strict=True) if room]
-            needs.append(min(takes, default=1))
-            wanted += sum(any(room[n] for n in numbers) for room in rooms)
-        alone = wanted == sum(any(room) for room in rooms)
-        return sum(needs) if alone else max(needs)
-
     def _find_hope(self, node: NodeClass, relevant: tuple[int, ...]) -> Score | None:
-        if not self._may_fit(node, relevant):
-            return None
         best = self._best_of(node)
         if best is None:
             return None
@@ -269,7 +245,7 @@ class Shape:
         for number in relevant:
             state = node.states[number]
             if state.index not in self.one_pool:
-                self.one_pool[state.index] = might_have_all(self.demand, state)
+                self.one_pool[state.index] = self.tally.may_fit_in(state) and might_have_all(self.demand, state)
             if self.one_pool[state.index]:
                 return True
         return False
@@ -288,54 +264,6 @@ class Shape:
         empty = self.index.emptied(self.index.by_rank[rank])
         assert empty.member_of is not None
         return self._solve(empty.member_of, empty)
-
-    # -- can it fit at all -------------------------------------------------------------------------------------------
-
-    def _may_fit(self, node: NodeClass, relevant: tuple[int, ...]) -> bool:
-        """Whether counting alone leaves it possible."""
-        if self.wide:
-            return True
-        sums: list[int] | None = None
-        for number in relevant:
-            state = node.states[number]
-            supply = self.supplies.get(state.index)
-            if supply is None:
-                supply = self.supplies[state.index] = self._supply(state)
-            sums = list(supply) if sums is None else [a + b for a, b in zip(sums, supply, strict=True)]
-        if sums is None:
-            return False
-        position = 0
-        for detail in self.demand.details:
-            if not any(sums[position + n] >= _least(slot) for n, slot in enumerate(detail)):
-                return False
-            position += len(detail)
-        return True
-
-    def _relevant(self, kind: NodeKind) -> tuple[int, ...]:
-        known = self.relevant.get(kind.index)
-        return self._find_relevant(kind) if known is None else known
-
-    def _find_relevant(self, kind: NodeKind) -> tuple[int, ...]:
-        wanted = {number for slot in self.demand.slots for number in slot.candidates.accepted}
-        found = tuple(
-            number for number, pool in enumerate(kind.pools) if any(each.index in wanted for each in pool.kinds)
-        )
-        self.relevant[kind.index] = found
-        return found
-
-    def _supply(self, state: PoolState) -> tuple[int, ...]:
-        """For each slot the devices of a pool that are left to it, as far as one can tell quickly."""
-        found = []
-        for slot in self.demand.slots:
-            accepted = slot.candidates.accepted
-            count = 0
-            for kind, size, free in zip(state.kind.kinds, state.kind.sizes, state.free, strict=True):
-                if kind.index in accepted:
-                    count += size if slot.mode.is_admin else free
-            if not slot.mode.is_admin and (slot.mode is Mode.SHARE or slot.portions):
-                count += state.shareable
-            found.append(count)
-        return tuple(found)
 
     def _unit_on(self, kinds: Sequence[Kind]) -> Unit:
         details = tuple(tuple(_on_kinds(slot, kinds) for slot in detail) for detail in self.demand.details)
@@ -393,7 +321,3 @@ def _on_kinds(slot: Slot, kinds: Sequence[Kind]) -> Slot:
 def _looks(node: NodeClass, relevant: tuple[int, ...]) -> _Looks:
     states = node.states
     return (node.kind.index, node.in_use, *[states[number].index for number in relevant])
-
-
-def _least(slot: Slot) -> int:
-    return slot.least if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) and not slot.portions else 1
