@@ -1,18 +1,27 @@
-"""What there is in the whole fleet, counted by kind: brought up to date when somebody asks, from what has changed."""
+"""What there is in the whole fleet, counted by kind: brought up to date when somebody asks, from what has changed.
+
+What is told from classes of nodes is counted anew each time: there are few. What takes a look at each claim, or at each
+node, is not counted before somebody asks for it, and kept then.
+"""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Any
 
+from devalloc_solver.funnel import MOST_USERS
 from devalloc_solver.index.kinds import Kinds
 from devalloc_solver.index.nodes import Item, NodeIndex
 from devalloc_solver.index.states import NodeClass, NodeRecord, PoolState
 
 FIRST = 3
 """Devices of each kind that are known by name: the first ones."""
+MOST_COUNTED = 10_000
+"""Ways to hold devices that are remembered; when there are more, all are forgotten."""
 
 Holds = tuple[tuple[int, int], ...]
 """(kind, devices) of what one claim holds, ascending"""
@@ -29,9 +38,25 @@ class Sort:
 
     node: NodeClass
     tenants: tuple[Holds, ...]
-    used: int
-    """devices in use"""
     ranks: set[int] = field(default_factory=set)
+    _first: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The lowest rank."""
+        if self._first is None:
+            self._first = min(self.ranks)
+        return self._first
+
+    def add(self, rank: int) -> None:
+        self.ranks.add(rank)
+        if self._first is not None and rank < self._first:
+            self._first = rank
+
+    def remove(self, rank: int) -> None:
+        self.ranks.discard(rank)
+        if rank == self._first:
+            self._first = None
 
 
 @dataclass(slots=True)
@@ -39,35 +64,29 @@ class Claims:
     """Claims that hold the same numbers of the same kinds."""
 
     keys: set[Any] = field(default_factory=set)
-    _sorted: list[Any] = field(default_factory=list)
-    _added: list[Any] = field(default_factory=list)
-    _gone: bool = False
+    _first: list[Any] | None = None
+    """the first by name, in order; all of them, where they are fewer than MOST_USERS"""
 
     def add(self, key: Any) -> None:
-        if key not in self.keys:
-            self.keys.add(key)
-            self._added.append(key)
+        if key in self.keys:
+            return
+        if self._first is not None and (len(self._first) == len(self.keys) or key < self._first[-1]):
+            insort(self._first, key)
+            del self._first[2 * MOST_USERS :]
+        self.keys.add(key)
 
     def remove(self, key: Any) -> None:
         self.keys.discard(key)
-        self._gone = True
+        if self._first is not None and key in self._first:
+            self._first.remove(key)
+            if len(self._first) < min(MOST_USERS, len(self.keys)):
+                self._first = None
 
-    def in_order(self) -> Sequence[Any]:
-        """By name."""
-        if self._added or self._gone:
-            self._sorted = sorted(self.keys) if self._gone else sorted(self._sorted + self._added)
-            self._added, self._gone = [], False
-        return self._sorted
-
-
-@dataclass(slots=True)
-class _Seen:
-    """A node as it was when it was last looked at."""
-
-    record: NodeRecord
-    states: tuple[PoolState, ...]
-    keys: tuple[Hashable, ...]
-    sort: Sort | None
+    def first(self) -> Sequence[Any]:
+        """The first MOST_USERS by name."""
+        if self._first is None:
+            self._first = nsmallest(2 * MOST_USERS, self.keys)
+        return self._first[:MOST_USERS]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,119 +96,195 @@ class Census:
     index: NodeIndex
     holders: Mapping[Node, set[Any]]
     """node (None: the network) -> claims that hold anything there"""
-    sorts: dict[tuple[int, tuple[Holds, ...]], Sort] = field(default_factory=dict)
-    claims: dict[Holds, Claims] = field(default_factory=dict)
     stamp: int = 0
     """changes whenever anything does"""
     layout: int = 0
     """changes whenever pools do"""
     _began: tuple[Kinds | None, int] = (None, 0)
     """the kinds it counts, and how often changes had been forgotten when it began"""
-    _nodes: dict[Node, _Seen] = field(default_factory=dict)
-    _states: Counter[PoolState] = field(default_factory=Counter)
+    _records: dict[Node, NodeRecord] = field(default_factory=dict)
+    """nodes as they were at the last update"""
+    _unread: set[Node] = field(default_factory=set)
+    """nodes whose claims are not as they were when these were counted"""
+    _unsorted: set[Node] = field(default_factory=set)
+    """nodes that may be of another sort by now"""
+    _keys: dict[Node, tuple[Hashable, ...]] = field(default_factory=dict)
     _held: dict[Hashable, tuple[Sequence[Item], Holds]] = field(default_factory=dict)
+    _counted: dict[tuple[int, ...], Holds] = field(default_factory=dict)
+    """kinds of devices -> how many of each"""
+    _claims: dict[Holds, Claims] = field(default_factory=dict)
+    _sort_of: dict[Node, tuple[Sort, int]] = field(default_factory=dict)
+    """node -> its sort, and the rank under which it is there"""
+    _sorts: dict[int, dict[tuple[Holds, ...], Sort]] = field(default_factory=dict)
+    """class of nodes -> claims there -> nodes"""
+    _classes: tuple[int, list[tuple[NodeClass, int]]] = (-1, [])
+    _states: tuple[int, Counter[PoolState]] = (-1, Counter())
+    _emptiest: tuple[int, dict[int, int]] = (-1, {})
     _sizes: tuple[int, dict[int, int]] = (-1, {})
     _firsts: tuple[int, dict[int, list[Place]]] = (-1, {})
+    _ranks: tuple[int, list[int]] = (-1, [])
 
     def update(self) -> None:
-        """Look at all nodes that are not as they were."""
+        """Take note of all nodes that are not as they were."""
         index = self.index
         if self._began != (index.kinds, index.forgotten):
             self._restart()
-            index.changed.update(index.records, (None,))
-        if not index.changed:
+        elif index.changed:
+            for node in index.changed:
+                record = self._record_of(node)
+                if self._records.get(node) is not record:
+                    self.layout += 1
+                    if record is None:
+                        del self._records[node]
+                    else:
+                        self._records[node] = record
+            self._unread |= index.changed
+            self._unsorted |= index.changed
+        else:
             return
         self.stamp += 1
-        gone: set[Hashable] = set()
-        for node in index.changed:
-            old = self._nodes.pop(node, None)
-            if old is not None:
-                gone.update(old.keys)
-                self._forget(old)
-            if (None if old is None else old.record) is not self._record_of(node):
-                self.layout += 1
-        for key in gone:
-            self._let_go(key)
-        for node in index.changed:
-            record = self._record_of(node)
-            if record is not None:
-                self._nodes[node] = self._look(record)
         index.changed.clear()
 
     def _restart(self) -> None:
         """Kinds have other numbers now, or too much has changed to tell what."""
         self._began = self.index.kinds, self.index.forgotten
         self.layout += 1
-        for counted in (self.sorts, self.claims, self._nodes, self._states, self._held):
+        for counted in (self._keys, self._held, self._claims, self._sort_of, self._sorts):
             counted.clear()
+        self._records = {None: self.index.network} if self.index.network is not None else {}
+        self._records.update(self.index.records)
+        self._unread = {*self._records}
+        self._unsorted = {*self._records}
 
     def _record_of(self, node: Node) -> NodeRecord | None:
         return self.index.network if node is None else self.index.records.get(node)
 
-    def _forget(self, old: _Seen) -> None:
-        for state in old.states:
-            self._states[state] -= 1
-            if not self._states[state]:
-                del self._states[state]
-        if old.sort is not None:
-            old.sort.ranks.discard(old.record.rank)
-            if not old.sort.ranks:
-                self.sorts.pop((old.sort.node.index, old.sort.tenants), None)
-
-    def _look(self, record: NodeRecord) -> _Seen:
-        states = tuple(record.states)
-        self._states.update(states)
-        keys = tuple(self.holders.get(record.name, ()))
-        holds = [self._hold(key) for key in keys]
-        sort = None
-        if record.name is not None and record.member_of is not None:
-            tenants = tuple(sorted(holds))
-            key = record.member_of.index, tenants
-            sort = self.sorts.get(key)
-            if sort is None or sort.node is not record.member_of:
-                sort = self.sorts[key] = Sort(record.member_of, tenants, sum(map(len, record.uses)))
-            sort.ranks.add(record.rank)
-        return _Seen(record, states, keys, sort)
-
     # -- claims ------------------------------------------------------------------------------------------------------
 
-    def _hold(self, key: Hashable) -> Holds:
+    def claims(self) -> Mapping[Holds, Claims]:
+        """All claims that hold anything, by what they hold."""
+        if self._unread:
+            gone: set[Hashable] = set()
+            for node in self._unread:
+                gone.update(self._keys.pop(node, ()))
+            for key in gone:
+                self._let_go(key)
+            for node in self._unread:
+                keys = tuple(self.holders.get(node, ()))
+                if keys:
+                    self._keys[node] = keys
+                    for key in keys:
+                        self._hold(key)
+            self._unread.clear()
+        return self._claims
+
+    def _hold(self, key: Hashable) -> None:
         items = self.index.held[key]
         known = self._held.get(key)
-        if known is not None and known[0] is items:
-            return known[1]
         if known is not None:
+            if known[0] is items:
+                return
             self._let_go(key)
-        counted = Counter(self._kind_of(item) for item in items)
-        holds = tuple(sorted(counted.items()))
+        numbers = tuple(self._kinds_of(items))
+        holds = self._counted.get(numbers)
+        if holds is None:
+            if len(self._counted) >= MOST_COUNTED:
+                self._counted.clear()
+            holds = self._counted[numbers] = tuple(sorted(Counter(numbers).items()))
         self._held[key] = items, holds
-        self.claims.setdefault(holds, Claims()).add(key)
-        return holds
+        claims = self._claims.get(holds)
+        if claims is None:
+            claims = self._claims[holds] = Claims()
+        claims.add(key)
 
-    def _kind_of(self, item: Item) -> int:
-        record = self.index.network if item[0] is None else self.index.records[item[0]]
-        assert record is not None
-        return record.kinds[item[1]].index
+    def _kinds_of(self, items: Iterable[Item]) -> list[int]:
+        node: Node = ""
+        record = None
+        found = []
+        for name, device, _ in items:
+            if record is None or name != node:
+                node, record = name, self._record_of(name)
+                assert record is not None
+            found.append(record.kinds[device].index)
+        return found
 
     def _let_go(self, key: Hashable) -> None:
         known = self._held.get(key)
         if known is not None and self.index.held.get(key) is not known[0]:
             del self._held[key]
-            self.claims[known[1]].remove(key)
-            if not self.claims[known[1]].keys:
-                del self.claims[known[1]]
+            self._claims[known[1]].remove(key)
+            if not self._claims[known[1]].keys:
+                del self._claims[known[1]]
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def classes(self) -> Sequence[tuple[NodeClass, int]]:
+        """Every class that has nodes, with the lowest rank among them."""
+        if self._classes[0] != self.stamp:
+            classes, by_rank = self.index.classes, self.index.by_rank
+            there = self.index.log.classes(classes.by_index)
+            found = [(node, first) for node in there if (first := classes.first(node, by_rank)) is not None]
+            self._classes = self.stamp, found
+        return self._classes[1]
+
+    def emptiest(self) -> Mapping[int, int]:
+        """kind of node -> the rank of the first of those with the fewest devices in use"""
+        if self._emptiest[0] != self.stamp:
+            found: dict[int, tuple[int, int]] = {}
+            for node, first in self.classes():
+                kind = node.kind.index
+                mine = _used(node), first
+                if kind not in found or mine < found[kind]:
+                    found[kind] = mine
+            self._emptiest = self.stamp, {kind: first for kind, (_, first) in found.items()}
+        return self._emptiest[1]
+
+    def sorts_of(self, node: NodeClass) -> Iterable[Sort]:
+        """The nodes of a class."""
+        if self._unsorted:
+            self.claims()
+            for name in self._unsorted:
+                self._sort(name)
+            self._unsorted.clear()
+        return self._sorts.get(node.index, {}).values()
+
+    def _sort(self, name: Node) -> None:
+        old = self._sort_of.pop(name, None)
+        if old is not None:
+            sort, rank = old
+            sort.remove(rank)
+            if not sort.ranks:
+                del self._sorts[sort.node.index][sort.tenants]
+                if not self._sorts[sort.node.index]:
+                    del self._sorts[sort.node.index]
+        record = self._records.get(name)
+        if name is None or record is None or record.member_of is None:
+            return
+        tenants = tuple(sorted([self._held[key][1] for key in self._keys.get(name, ())]))
+        mine = self._sorts.setdefault(record.member_of.index, {})
+        found = mine.get(tenants)
+        if found is None:
+            found = mine[tenants] = Sort(record.member_of, tenants)
+        found.add(record.rank)
+        self._sort_of[name] = found, record.rank
 
     # -- counts ------------------------------------------------------------------------------------------------------
 
-    def states(self) -> Iterator[tuple[PoolState, int]]:
+    def states(self) -> Iterable[tuple[PoolState, int]]:
         """Every state of a pool, and how many pools are in it."""
-        return iter(self._states.items())
+        if self._states[0] != self.stamp:
+            found: Counter[PoolState] = Counter(() if self.index.network is None else self.index.network.states)
+            for node, _ in self.classes():
+                for state in node.states:
+                    found[state] += node.count
+            self._states = self.stamp, found
+        return self._states[1].items()
 
     def sizes(self) -> Mapping[int, int]:
         """kind -> devices"""
         if self._sizes[0] != self.layout:
             found: dict[int, int] = defaultdict(int)
-            for state, count in self._states.items():
+            for state, count in self.states():
                 for kind, size in zip(state.kind.kinds, state.kind.sizes, strict=True):
                     found[kind.index] += size * count
             self._sizes = self.layout, dict(found)
@@ -199,7 +294,7 @@ class Census:
         """kind -> its first devices in natural order"""
         if self._firsts[0] != self.layout:
             found: dict[int, list[Place]] = {}
-            for record in self.in_order():
+            for record in self._first_of_each():
                 rank = NETWORK if record.name is None else record.rank
                 for pool, start in zip(record.pools, record.starts, strict=True):
                     for kind, group in zip(pool.kinds, pool.groups, strict=True):
@@ -209,14 +304,38 @@ class Census:
             self._firsts = self.layout, {kind: sorted(mine)[:FIRST] for kind, mine in found.items()}
         return self._firsts[1]
 
-    def in_order(self) -> list[NodeRecord]:
+    def _first_of_each(self) -> Iterator[NodeRecord]:
+        """The network and the first FIRST nodes of each kind, in natural order: each has all kinds of devices."""
+        left: Counter[int] = Counter()
+        for node, _ in self.classes():
+            left[node.kind.index] = min(FIRST, left[node.kind.index] + node.count)
+        missing = left.total()
+        for record in self.in_order():
+            if record.member_of is None:
+                yield record
+            elif left[record.member_of.kind.index]:
+                left[record.member_of.kind.index] -= 1
+                missing -= 1
+                yield record
+            if not missing:
+                return
+
+    def in_order(self) -> Iterator[NodeRecord]:
         """The network, then the nodes in natural order."""
-        index = self.index
-        found = sorted(index.records.values(), key=lambda record: record.rank)
-        return found if index.network is None else [index.network, *found]
+        if self._ranks[0] != self.layout:
+            self._ranks = self.layout, sorted(self.index.by_rank)
+        if self.index.network is not None:
+            yield self.index.network
+        for rank in self._ranks[1]:
+            yield self.index.by_rank[rank]
 
     def record(self, rank: int) -> NodeRecord:
         """The node of a rank, or the network."""
         found = self.index.network if rank == NETWORK else self.index.by_rank[rank]
         assert found is not None
         return found
+
+
+def _used(node: NodeClass) -> int:
+    """Devices of a node of the class that are in use."""
+    return sum(sum(state.kind.sizes) - sum(state.free) for state in node.states) if node.in_use else 0

@@ -120,10 +120,10 @@ class KindCounts:
             return self._holders_of_shared(slot, accepted)
         by_count: dict[int, list[Sequence[Key]]] = defaultdict(list)
         users = 0
-        for holds, claims in self.census.claims.items():
+        for holds, claims in self.census.claims().items():
             count = sum(number for kind, number in holds if kind in accepted)
-            if count and claims.keys:
-                by_count[count].append(claims.in_order())
+            if count:
+                by_count[count].append(claims.first())
                 users += len(claims.keys)
         ranked = ((key, count) for count in sorted(by_count, reverse=True) for key in merge(*by_count[count]))
         listed = [*islice(ranked, MOST_USERS)]

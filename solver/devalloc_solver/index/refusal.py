@@ -101,7 +101,7 @@ class Refusals:
             if found is not None:
                 return found
         with quiet_collector():
-            return self._answer(ask, claim, self.census.in_order(), None)[0]
+            return self._answer(ask, claim, [*self.census.in_order()], None)[0]
 
     def _find_in_part(self, ask: ClaimAsk, claim: DeviceClaim, shape: Shape) -> ClaimAnswer | None:
         """From a few nodes, and from more where these do not prove it; None where too many nodes differ."""
@@ -132,14 +132,11 @@ class Refusals:
     def _find_apart(self, ask: ClaimAsk, claim: DeviceClaim, shape: Apart) -> ClaimAnswer | None:
         """From the nodes that have what its expressions name, and the emptiest of each kind."""
         split = None if any(s.mode is not Mode.WHOLE for s in shape.demand.slots) else self._split(ask, shape)
-        emptiest: dict[int, tuple[int, int]] = {}
-        for sort in self.census.sorts.values():
-            kind = sort.node.kind.index
-            emptiest[kind] = min(emptiest.get(kind, (sort.used, min(sort.ranks))), (sort.used, min(sort.ranks)))
+        emptiest = self.census.emptiest()
         if split is None or len(emptiest) > MOST_KINDS:
             return None
         judge = self._rules_now().on(split.kinds.sample())
-        ranks = {rank for _, rank in emptiest.values()}
+        ranks = {*emptiest.values()}
         for slot in ask.demand(judge).slots:
             devices = split.devices({*slot.candidates.accepted})
             wanted = sorted(devices, key=lambda node: (-len(devices[node]), self.index.records[node or ""].rank))

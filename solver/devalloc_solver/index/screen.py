@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
@@ -50,6 +49,8 @@ class Screen:
     """states of the relevant pools -> for each slot the most devices that can be had together"""
     _empty: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """the same for each kind of node when nothing is in use"""
+    _groups: dict[tuple[int, int], list[tuple[int, object | None]]] = field(default_factory=dict)
+    """(slot, kind of pool) -> see ``_groups_of``"""
     _bounds: dict[tuple[int, tuple[int, ...], tuple[Holds, ...]], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,29 +70,26 @@ class Screen:
 
         None when there are too many kinds.
         """
-        emptiest: dict[int, tuple[tuple[int, int], Sort]] = {}
-        ranked: list[tuple[int, int, Sort]] = []
-        best_now: dict[int, tuple[int, int, Sort]] = {}
-        for sort in self.census.sorts.values():
-            kind = sort.node.kind
-            first = min(sort.ranks) if len(sort.ranks) < 8 else next(iter(sort.ranks))
-            if kind.index not in emptiest or (sort.used, first) < emptiest[kind.index][0]:
-                emptiest[kind.index] = (sort.used, first), sort
-            now = self._now(sort.node)
+        emptiest = self.census.emptiest()
+        if len(emptiest) > MOST_KINDS:
+            return None
+        ranked: list[tuple[int, int]] = []
+        best_now: dict[int, tuple[int, int]] = {}
+        for node, first in self.census.classes():
+            now = self._now(node)
             if now is None:
                 continue
             for number, count in enumerate(now):
-                if number not in best_now or (-count, first) < best_now[number][:2]:
-                    best_now[number] = -count, first, sort
-            bound = self._bound(sort, now)
-            if bound < NEVER:
-                ranked.append((bound, first, sort))
-        if len(emptiest) > MOST_KINDS:
-            return None
-        ranked_first = nsmallest(most + 1, ranked, key=lambda each: each[:2])
-        chosen = {min(sort.ranks) for _, sort in emptiest.values()}
-        chosen |= {min(sort.ranks) for *_, sort in best_now.values()}
-        chosen |= {min(sort.ranks) for *_, sort in ranked_first[:most]}
+                if number not in best_now or (-count, first) < best_now[number]:
+                    best_now[number] = -count, first
+            if self._fits_empty(node.kind):  # else any number of claims may go in vain
+                for sort in self.census.sorts_of(node):
+                    bound = self._bound(sort, now)
+                    if bound < NEVER:
+                        ranked.append((bound, sort.first))
+        ranked_first = nsmallest(most + 1, ranked)
+        chosen = {*emptiest.values(), *(first for _, first in best_now.values())}
+        chosen |= {first for _, first in ranked_first[:most]}
         left = ranked_first[most][0] if len(ranked_first) > most else NEVER
         self._add_enough(chosen)
         return Choice(tuple(sorted(chosen)), left)
@@ -106,7 +104,9 @@ class Screen:
                 if missing <= 0:
                     continue
                 for record in self.census.in_order():
-                    if record.name is not None and record.rank not in chosen and missing > 0:
+                    if missing <= 0:
+                        break
+                    if record.name is not None and record.rank not in chosen:
                         size = self._size(record.pools, kinds)
                         if size:
                             chosen.add(record.rank)
@@ -128,6 +128,17 @@ class Screen:
                 self._bounds.clear()
             self._bounds[key] = self._find_bound(kind, now, sort.tenants)
         return self._bounds[key]
+
+    def _fits_empty(self, kind: NodeKind) -> bool:
+        """Whether, by counting, the demand may fit a node of this kind where nothing is in use."""
+        empty = self._on_empty(kind)
+        return all(
+            any(
+                (empty[number] or slot.mode is Mode.ADMIN_ALL) if slot.mode.is_admin else empty[number] >= _wanted(slot)
+                for number, slot, *_ in detail
+            )
+            for detail in self._slots
+        )
 
     def _find_bound(self, kind: NodeKind, now: tuple[int, ...], tenants: tuple[Holds, ...]) -> int:
         empty = self._on_empty(kind)
@@ -183,24 +194,38 @@ class Screen:
     def _most(self, pools: Sequence[tuple[PoolKind, Sequence[int], Sequence[tuple[int, Sharing]]]]) -> tuple[int, ...]:
         found = []
         for detail in self._slots:
-            for _, slot, names, kinds in detail:
+            for number, slot, _, kinds in detail:
                 if slot.mode is Mode.SHARE:
                     found.append(sum(self._amount(slot, kinds, *pool) for pool in pools))
                     continue
-                together: dict[object, int] = defaultdict(int)
+                together: dict[object, int] = {}
                 alone = 0
                 for pool, free, _ in pools:
                     sizes: Sequence[int] = pool.sizes if slot.mode.is_admin else free
-                    for kind, count in zip(pool.kinds, sizes, strict=True):
-                        if not count or kind.index not in kinds:
-                            continue
-                        values = tuple(kind.value(name) for name in names)
-                        if (ALONE,) in values:
+                    for group, values in self._groups_of(number, pool):
+                        count = sizes[group]
+                        if count and values is None:
                             alone = 1
-                        elif None not in values:
-                            together[values] += count
+                        elif count:
+                            together[values] = together.get(values, 0) + count
                 found.append(max(alone, max(together.values(), default=0)))
         return tuple(found)
+
+    def _groups_of(self, number: int, pool: PoolKind) -> Sequence[tuple[int, object | None]]:
+        """The groups of a pool that count for a slot, with the values that they must share with others; None where
+        each device is alone with its own."""
+        key = number, pool.index
+        found = self._groups.get(key)
+        if found is None:
+            _, _, names, kinds = next(each for detail in self._slots for each in detail if each[0] == number)
+            found = self._groups[key] = []
+            for group, kind in enumerate(pool.kinds):
+                values = tuple(kind.value(name) for name in names) if kind.index in kinds else (None,)
+                if (ALONE,) in values:
+                    found.append((group, None))
+                elif None not in values:
+                    found.append((group, values))
+        return found
 
     def _amount(
         self,
