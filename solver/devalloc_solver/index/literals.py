@@ -1,4 +1,5 @@
-"""What an expression says plainly of an attribute: ``device.a == 'x'`` and ``device.a in ['x', 'y']``, and-ed."""
+"""What an expression says plainly of an attribute: ``device.a == 'x'`` and ``device.a in ['x', 'y']``, and-ed, or or-ed
+where all alternatives say something of it."""
 
 from __future__ import annotations
 
@@ -63,6 +64,11 @@ def _conjuncts(node: Node) -> Iterator[tuple[str, frozenset[str | int]]]:
     if isinstance(node, Logical) and node.operator == "&&":
         for operand in node.operands:
             yield from _conjuncts(operand)
+    elif isinstance(node, Logical):
+        first, *others = [dict(_conjuncts(operand)) for operand in node.operands]
+        for name, values in first.items():
+            if all(name in other for other in others):
+                yield name, values.union(*(other[name] for other in others))
     elif isinstance(node, Binary) and node.operator == "==":
         for attribute, value in ((node.left, node.right), (node.right, node.left)):
             yield from _one_of(attribute, (value,))
