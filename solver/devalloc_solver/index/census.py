@@ -119,6 +119,8 @@ class Census:
     """class of nodes -> claims there -> nodes"""
     _classes: tuple[int, list[tuple[NodeClass, int]]] = (-1, [])
     _states: tuple[int, Counter[PoolState]] = (-1, Counter())
+    _used: dict[int, int] = field(default_factory=dict)
+    """class of nodes -> devices in use"""
     _emptiest: tuple[int, dict[int, int]] = (-1, {})
     _sizes: tuple[int, dict[int, int]] = (-1, {})
     _firsts: tuple[int, dict[int, list[Place]]] = (-1, {})
@@ -149,7 +151,7 @@ class Census:
         """Kinds have other numbers now, or too much has changed to tell what."""
         self._began = self.index.kinds, self.index.forgotten
         self.layout += 1
-        for counted in (self._keys, self._held, self._claims, self._sort_of, self._sorts):
+        for counted in (self._keys, self._held, self._claims, self._sort_of, self._sorts, self._used):
             counted.clear()
         self._records = {None: self.index.network} if self.index.network is not None else {}
         self._records.update(self.index.records)
@@ -231,9 +233,12 @@ class Census:
         """kind of node -> the rank of the first of those with the fewest devices in use"""
         if self._emptiest[0] != self.stamp:
             found: dict[int, tuple[int, int]] = {}
+            known, self._used = self._used, {}
             for node, first in self.classes():
                 kind = node.kind.index
-                mine = _used(node), first
+                used = known.get(node.index)
+                self._used[node.index] = used = _used(node) if used is None else used
+                mine = used, first
                 if kind not in found or mine < found[kind]:
                     found[kind] = mine
             self._emptiest = self.stamp, {kind: first for kind, (_, first) in found.items()}

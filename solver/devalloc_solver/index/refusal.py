@@ -54,6 +54,8 @@ class Refusals:
     priority: Callable[[Key], int]
     census: Census = field(init=False)
     _rules: Rules | None = None
+    _layout: int = 0
+    """of the census, when what is kept here began"""
     _answers: dict[object, tuple[int, ClaimAnswer]] = field(default_factory=dict)
     _excerpts: dict[tuple[NodeRecord, ...], tuple[Excerpt, Eligibility]] = field(default_factory=dict)
     _sample: Eligibility | None = None
@@ -67,10 +69,9 @@ class Refusals:
     def explain(self, ask: ClaimAsk, warnings: Sequence[str]) -> dict[str, Any]:
         """The answer for a claim without a group that fits nowhere now."""
         claim = ask.claim
-        layout = self.census.layout
         self.census.update()
-        if ask.rules is not self._rules or self.census.layout != layout:
-            self._rules = ask.rules
+        if ask.rules is not self._rules or self.census.layout != self._layout:
+            self._rules, self._layout = ask.rules, self.census.layout
             self._forget()
         key = ask.shape, claim.pinned_node, claim.priority
         known = self._answers.get(key)

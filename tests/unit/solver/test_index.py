@@ -1,0 +1,128 @@
+"""What the index keeps beside the best places: classes with nodes, the census, and what expressions say plainly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devalloc_solver import Fleet
+from devalloc_solver.funnel import MOST_USERS
+from devalloc_solver.index import log
+from devalloc_solver.index.census import FIRST, NETWORK, Census, Claims
+from devalloc_solver.index.literals import literals
+from devalloc_solver.index.warm import ClaimFleet
+from tests.support.random_fleets import documents
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("device.a == 'x' || 'y' == device.a", {"a": {"x", "y"}}),
+        ("device.a == 'x' || device.a in ['y', 'z'] || device.a == 'x'", {"a": {"x", "y", "z"}}),
+        ("(device.a == 'x' && device.b == 1) || (device.b == 2 && device.a == 'y')", {"a": {"x", "y"}, "b": {1, 2}}),
+        ("(device.a == 'x' && device.b == 1) || device.a == 'y'", {"a": {"x", "y"}}),
+        ("(device.a == 'x' || device.a == 'y') && device.b == 1", {"a": {"x", "y"}, "b": {1}}),
+        ("device.a == 'x' || device.b == 'y'", {}),
+        ("device.a == 'x' || device.a != 'y'", {}),
+        ("device.a == 'x' || true", {}),
+        ("!(device.a == 'x' || device.a == 'y')", {}),
+    ],
+)
+def test_what_all_alternatives_say_is_plain(expression: str, said: dict[str, set[str | int]]) -> None:
+    assert {name: {*values} for name, values in literals(expression)} == said
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=300))
+def test_the_first_claims_are_told_in_order(changes: list[tuple[bool, int]]) -> None:
+    claims, expected = Claims(), set()
+    for number, (comes, key) in enumerate(changes):
+        if comes:
+            claims.add(key)
+            expected.add(key)
+        else:
+            claims.remove(key)
+            expected.discard(key)
+        if number % 3 == 0:
+            assert claims.first() == sorted(expected)[:MOST_USERS]
+    assert claims.first() == sorted(expected)[:MOST_USERS]
+
+
+@pytest.mark.parametrize("spare", [0, 1_000])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_census_that_keeps_up_counts_what_is_there(seed: int, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims and pools come and go, and the census is asked now and then, for all or for the half of it."""
+    monkeypatch.setattr(log, "SPARE_CLASSES", spare)
+    random = Random(seed)
+    fleet = Fleet.from_manifests(documents(random))
+    warm = fleet._warm
+    assert isinstance(warm, ClaimFleet)
+    state = warm._state
+    census = state.refusals.census
+    held: list[tuple[str, str]] = []
+    for number in range(60):
+        if held and random.random() < 0.4:
+            key = held.pop(random.randrange(len(held)))
+            if key in state.kept:
+                fleet.release(*key)
+        else:
+            document = random.choice(documents(random))
+            if document["kind"] == "DeviceClaim":
+                document["metadata"]["name"] += f"-{number}"
+                answer = fleet.allocate(document)
+                held += [(answer["namespace"], answer["name"])] * answer["allocated"]
+            elif random.random() < 0.3:
+                fleet.update(document)
+        assert {*state.index.log.classes(state.index.classes.by_index)} == {
+            each for each in state.index.classes.by_index.values() if each.count
+        }
+        census.update()
+        if random.random() < 0.3:
+            census.claims()
+        if random.random() < 0.3:
+            _check(census)
+    _check(census)
+
+
+def _check(census: Census) -> None:
+    index = census.index
+    records = [*index.records.values(), *([index.network] if index.network is not None else [])]
+    assert dict(census.states()) == Counter(state for record in records for state in record.states)
+    sizes = Counter(kind.index for record in records for kind in record.kinds)
+    assert dict(census.sizes()) == sizes
+    places = sorted(
+        (NETWORK if record.name is None else record.rank, device, kind.index)
+        for record in records
+        for device, kind in enumerate(record.kinds)
+    )
+    firsts = {number: [place for place in places if place[2] == number][:FIRST] for number in sizes}
+    assert dict(census.firsts()) == firsts
+    assert [record.name for record in census.in_order()] == [
+        record.name for record in sorted(records, key=lambda each: NETWORK if each.name is None else each.rank)
+    ]
+
+    def kind_of(node: str | None, device: int) -> int:
+        record = index.network if node is None else index.records[node]
+        assert record is not None
+        return record.kinds[device].index
+
+    def holds(key: object) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted(Counter(kind_of(node, device) for node, device, _ in index.held[key]).items()))
+
+    keys = {key for mine in census.holders.values() for key in mine}
+    assert {key: held for held, claims in census.claims().items() for key in claims.keys} == {
+        key: holds(key) for key in keys
+    }
+    emptiest: dict[int, tuple[int, int]] = {}
+    for record in index.records.values():
+        assert record.member_of is not None
+        tenants = tuple(sorted(holds(key) for key in census.holders.get(record.name, ())))
+        (sort,) = [each for each in census.sorts_of(record.member_of) if record.rank in each.ranks]
+        assert (sort.node, sort.tenants, sort.first) == (record.member_of, tenants, min(sort.ranks))
+        kind, mine = record.member_of.kind.index, (sum(map(len, record.uses)), record.rank)
+        emptiest[kind] = min(emptiest.get(kind, mine), mine)
+    assert sum(len(s.ranks) for n, _ in census.classes() for s in census.sorts_of(n)) == len(index.records)
+    assert dict(census.emptiest()) == {kind: rank for kind, (_, rank) in emptiest.items()}
