@@ -12,7 +12,7 @@ from devalloc_solver.columns.board import Board, Cache, set_up
 from devalloc_solver.columns.counting import count_devices
 from devalloc_solver.columns.extent import fewest_devices, fewest_pools
 from devalloc_solver.columns.kinds import Kind, split_units
-from devalloc_solver.columns.levels import Decider
+from devalloc_solver.columns.levels import TOLERANCE, Decider
 from devalloc_solver.columns.naming import name_devices
 from devalloc_solver.columns.singles import Singles
 from devalloc_solver.demand import Unit
@@ -81,27 +81,36 @@ class _Batch:
                     self.placements += self.singles.place(unit)
             waiting += [kind for kind in board.kinds if kind.priority == priority]
         self.columns(waiting, None if alone else board)
-        if alone or len(board.network.stubs):
-            self.compare()
-            self.prove(board)
+        is_partial = bool(alone) or len(board.network.stubs) > 0
+        if is_partial:
+            self.prove(board if alone else None)
+        if self.falls_short(0 if is_partial else TOLERANCE) and self.compare() and is_partial:
+            self.prove(board if alone else None)
 
-    def compare(self) -> None:
-        """A first fit may do better where not all was decided together: never answer less than that."""
+    def falls_short(self, tolerance: int) -> bool:
+        """Whether more than so many claims of some priority may be missing; of the highest one, any at all."""
+        reached = dict(zip(self.priorities, self.counts(self.placements), strict=True))
+        gaps = [self.bounds.get(priority, 0) - count for priority, count in reached.items()]
+        return any(gaps[:1]) or any(gap > tolerance for gap in gaps)
+
+    def compare(self) -> bool:
+        """A first fit may do better where not all was proven: never answer less than that. Whether it does."""
         for units in orders(self.units):
-            if len(self.placements) == sum(len(unit.demands) for unit in self.units) or self.is_late():
-                return
+            if self.is_late():
+                break
             found = place_greedily(self.snapshot, self.holdings, units, placement=self.placement, ends=self.ends)
             if self.counts(found) > self.counts(self.placements):
                 self.placements, self.is_greedy = found, True
+        return self.is_greedy
 
-    def prove(self, board: Board) -> None:
+    def prove(self, board: Board | None) -> None:
         """Bounds for as many claims of higher priorities as there are now.
 
-        ``board``: of all that was free at first. The other units may have as many claims as could be anybody's.
+        ``board``: of all that was free at first. The other units may have as many claims as could be anybody's. None
+        where there are no others: then what was found on it holds.
         """
         reached, possible = dict(zip(self.priorities, self.counts(self.placements), strict=True)), self.singles.possible
-        self.bounds = {}
-        if board.kinds:
+        if board is not None:
             decider = Decider(board, board.supply(), [len(kind.units) for kind in board.kinds], self.ends)
             needed = {priority: count - possible.get(priority, 0) for priority, count in reached.items()}
             decider.prove(needed, needed)

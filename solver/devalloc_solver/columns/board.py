@@ -18,8 +18,8 @@ from devalloc_solver.columns.shapes import Bin, Shape, cut
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.snapshot import Snapshot
 
-MOST_PAIRS = 30_000_000
-"""Pairs of state and pattern that are looked at for all shapes together: about half a second."""
+MOST_PAIRS = 60_000_000
+"""Pairs of state and pattern that are looked at for all shapes together: about a second."""
 
 MOST_PATTERNS = 60_000
 """Patterns on all geometries together: a fleet where hardly two nodes are alike has no use for this encoding."""
@@ -93,7 +93,9 @@ class _Builder:
         found_so_far = 0
         for template in ground.templates:
             if found_so_far > MOST_PATTERNS:
-                self.too_free = {*range(len(kinds))}
+                # What groups ask for together has most patterns by far.
+                groups = {number for number, kind in enumerate(kinds) if sum(kind.claims.values()) > 1}
+                self.too_free = groups or {*range(len(kinds))}
                 return
             there = self.ways_there[id(template)] = dict(self.ways_of(template))
             known = self.patterns.setdefault(template.geometry, {})
@@ -155,7 +157,7 @@ class _Builder:
         pairs = zip(network.source[arcs].tolist(), network.target[arcs].tolist(), strict=True)
         opens = dict(zip(pairs, network.inner[arcs].tolist(), strict=True))
         sites = self.sites(found, parts, network)
-        priorities = sorted({kind.priority for kind in self.kinds}, reverse=True)
+        priorities = sorted({priority for kind in self.kinds for priority in kind.claims}, reverse=True)
         return Board(
             self.kinds, self.ground, network, sites, self.patterns, all_bins, parts, self.ways_there, opens, priorities
         )

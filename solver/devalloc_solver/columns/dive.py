@@ -42,9 +42,9 @@ def _fix(program: Program, packing: Packing, part: int) -> int:
         packing.add(column.path, count)
         for kind, each in kinds.items():
             wanted[kind] -= each * count
-            priority = program.board.kinds[kind].priority
-            if priority in floors:
-                floors[priority] -= each * count
+            for priority, claims in program.board.kinds[kind].claims.items():
+                if priority in floors:
+                    floors[priority] -= claims * each * count
         supply[start] -= count
         for state, each in column.opens:
             supply[state] += each * count
@@ -57,7 +57,8 @@ def _fix(program: Program, packing: Packing, part: int) -> int:
         whole = int(value + EPSILON)
         fixed += put(number, whole) if whole else 0
         if value - whole > EPSILON:
-            decided = any(program.board.kinds[kind].priority in floors for kind in program.pool.columns[number].kinds())
+            kinds = [program.board.kinds[kind] for kind in program.pool.columns[number].kinds()]
+            decided = any(priority in floors for kind in kinds for priority in kind.claims)
             rest.append((whole - value - decided * DECIDED_FIRST, number))
     rest.sort()
     for _, number in rest[: max(1, len(rest) // part)]:

@@ -82,7 +82,7 @@ class Ground:
 def survey(snapshot: Snapshot, ledger: Ledger, kinds: Sequence[Kind]) -> Ground:
     """Sort the nodes into templates."""
     slots = [slot for kind in kinds for way in kind.ways for slot in way.slots]
-    demands = [kind.ways[0].demand for kind in kinds]
+    demands = [demand for kind in kinds for demand, _ in kind.ways[0].claims]
     names = {name for slot in slots for name in slot.match} | {name for demand in demands for name in demand.match}
     names |= {relation.attribute for demand in demands for relation in demand.relations}
     attributes = tuple(sorted(names))

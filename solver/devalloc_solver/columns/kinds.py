@@ -1,13 +1,15 @@
 """Units merged by kind, and the ways in which one of a kind can be satisfied.
 
-Claims that differ in name and age only are one kind with a count; a way is one choice of alternatives. Only kinds that
+Units that differ in names and age only are one kind with a count; a way is one choice of alternatives. Only kinds that
 take whole devices of a node's own pools have ways here. The other units are placed one by one (singles.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import product
 
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
@@ -15,15 +17,19 @@ from devalloc_solver.eligibility import Candidates
 from devalloc_solver.snapshot import Snapshot
 
 MOST_WAYS = 24
-"""Combinations of alternatives up to which a claim has a kind of its own."""
+"""Combinations of alternatives up to which a unit has a kind of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Way:
-    """One alternative of each detail."""
+    """One alternative of each detail of each claim."""
 
-    demand: Demand
-    slots: tuple[Slot, ...]
+    claims: tuple[tuple[Demand, tuple[Slot, ...]], ...]
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Those of all claims."""
+        return tuple(slot for _, slots in self.claims for slot in slots)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -43,11 +49,16 @@ class Kind:
     units: tuple[Unit, ...]
     ways: tuple[Way, ...]
     """in the order of preference"""
+    claims: Mapping[int, int] = field(init=False)
+    """priority -> claims of one unit"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "claims", Counter(demand.claim.priority for demand in self.units[0].demands))
 
     @property
     def priority(self) -> int:
-        priority: int = self.units[0].demands[0].claim.priority
-        return priority
+        """The highest."""
+        return max(self.claims)
 
     @property
     def pin(self) -> str | None:
@@ -57,6 +68,11 @@ class Kind:
     def fewest(self) -> int:
         """Devices that one of them takes at least."""
         return min(sum(slot.least for slot in way.slots) for way in self.ways)
+
+    @property
+    def effort(self) -> Fraction:
+        """The same for each of its claims."""
+        return Fraction(self.fewest, sum(self.claims.values()))
 
 
 def split_units(snapshot: Snapshot, units: Sequence[Unit]) -> tuple[list[Kind], list[Unit]]:
@@ -68,17 +84,15 @@ def split_units(snapshot: Snapshot, units: Sequence[Unit]) -> tuple[list[Kind], 
         if not _has_ways(snapshot, unit, plain):
             others.append(unit)
             continue
-        kind = unit.kind
-        by_kind.setdefault(id(unit) if kind is None else kind, []).append(unit)
-    return [Kind(tuple(alike), _ways(alike[0].demands[0])) for alike in by_kind.values()], others
+        shapes = tuple((demand.claim.priority, demand.shape) for demand in unit.demands)
+        known = all(shape is not None for _, shape in shapes)
+        by_kind.setdefault((unit.pin, shapes) if known else id(unit), []).append(unit)
+    return [Kind(tuple(alike), _ways(alike[0])) for alike in by_kind.values()], others
 
 
 def _has_ways(snapshot: Snapshot, unit: Unit, plain: dict[int, bool]) -> bool:
-    if unit.group is not None or len(unit.demands) != 1:
-        return False
-    demand = unit.demands[0]
     count = 1
-    for alternatives in demand.details:
+    for alternatives in (alternatives for demand in unit.demands for alternatives in demand.details):
         count *= len(alternatives)
         for slot in alternatives:
             if slot.mode is not Mode.WHOLE or slot.portions:
@@ -88,7 +102,7 @@ def _has_ways(snapshot: Snapshot, unit: Unit, plain: dict[int, bool]) -> bool:
                 plain[key] = _is_plain(snapshot, slot.candidates)
             if not plain[key]:
                 return False
-    return 0 < count <= MOST_WAYS and bool(demand.details)
+    return 0 < count <= MOST_WAYS and all(demand.details for demand in unit.demands)
 
 
 def _is_plain(snapshot: Snapshot, candidates: Candidates) -> bool:
@@ -97,5 +111,6 @@ def _is_plain(snapshot: Snapshot, candidates: Candidates) -> bool:
     return not any(devices[i].shareable or pools[devices[i].pool].node is None for i in candidates.accepted)
 
 
-def _ways(demand: Demand) -> tuple[Way, ...]:
-    return tuple(sorted((Way(demand, slots) for slots in product(*demand.details)), key=lambda way: way.ranks))
+def _ways(unit: Unit) -> tuple[Way, ...]:
+    each = [[(demand, slots) for slots in product(*demand.details)] for demand in unit.demands]
+    return tuple(sorted(map(Way, product(*each)), key=lambda way: way.ranks))

@@ -38,7 +38,7 @@ class Decider:
     supply: Ints
     """state -> bins in it"""
     wanted: Sequence[int]
-    """kind -> claims"""
+    """kind -> units"""
     ends: float | None = None
     """monotonic time after which nothing new is begun"""
     best: Packing = field(init=False)
@@ -157,10 +157,10 @@ class Decider:
                 self.best = max(self.best, self._completed(pile.pack(self.supply), self._choices), key=_merit)
 
     def _counting(self, priority: int) -> dict[User, int]:
-        """One for each claim of a priority; those of higher ones take part."""
+        """One for each claim of a priority; units with higher ones take part."""
         kinds = self.board.kinds
         return {
-            user: int(kinds[user[0]].priority == priority)
+            user: kinds[user[0]].claims.get(priority, 0)
             for users in self.board.network.users
             for user in users
             if kinds[user[0]].priority >= priority
@@ -180,7 +180,7 @@ class Decider:
         """Claims that fit at the most, were each kind alone."""
         kinds = self.board.kinds
         if len(self.board.network.stubs):
-            return sum(wanted for k, wanted in enumerate(self.wanted) if kinds[k].priority == priority)
+            return sum(wanted * kinds[k].claims.get(priority, 0) for k, wanted in enumerate(self.wanted))
         room = [0] * len(kinds)
         alone = self.supply @ self._fits[: self.board.network.states]
         # How many cards can be opened is for the program to say.
@@ -188,7 +188,7 @@ class Decider:
         for label, users in enumerate(self.board.network.users):
             for kind, _ in users:
                 room[kind] += self.wanted[kind] if opened[label] else int(alone[label])
-        return sum(min(room[k], wanted) for k, wanted in enumerate(self.wanted) if kinds[k].priority == priority)
+        return sum(min(room[k], wanted) * kinds[k].claims.get(priority, 0) for k, wanted in enumerate(self.wanted))
 
     def _total(self, packing: Packing, priority: int) -> tuple[int, object]:
         """How near a packing comes: what it lacks of higher priorities can be mended at a small price."""
@@ -199,7 +199,7 @@ class Decider:
     def _order(self, small_first: bool) -> list[int]:
         """Kinds, highest priority first."""
         kinds, sign = self.board.kinds, 1 if small_first else -1
-        return sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].fewest, k))
+        return sorted(range(len(kinds)), key=lambda k: (-kinds[k].priority, sign * kinds[k].effort, k))
 
     def _has_gap(self, priority: int) -> bool:
         return self.best.satisfied()[priority] < self.bounds[priority]

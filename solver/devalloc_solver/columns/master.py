@@ -182,7 +182,8 @@ class Program:
             levels: Counter[int] = Counter()
             for kind, count in column.kinds().items():
                 self._kinds[kind].SetCoefficient(variable, count)
-                levels[kinds[kind].priority] += count
+                for priority, claims in kinds[kind].claims.items():
+                    levels[priority] += claims * count
             for priority, row in self._floors.items():
                 if levels[priority]:
                     row.SetCoefficient(variable, levels[priority])

@@ -15,13 +15,13 @@ from devalloc_solver.columns.network import Part, User, normal
 from devalloc_solver.columns.packing import Packing, Path
 from devalloc_solver.columns.patterns import LocalWay, Pattern
 from devalloc_solver.columns.shapes import Bin
-from devalloc_solver.demand import Unit
+from devalloc_solver.demand import Demand, Slot
 from devalloc_solver.snapshot import Device, Snapshot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taken:
-    """One claim's devices, slot by slot, before it is said whose they are."""
+    """One unit's devices, slot by slot, before it is said whose they are."""
 
     user: User
     node: str
@@ -54,13 +54,15 @@ def _deal(kind: Kind, taken: Sequence[Taken]) -> Iterator[Placement]:
     """The earlier ones of a kind get the places, and the better alternatives (S17)."""
     ordered = sorted(taken, key=lambda t: t.user[1])
     for unit, found in zip(kind.units, ordered, strict=False):
-        yield Placement(unit.demands[0], found.node, tuple(_entries(kind, unit, found)))
+        left = list(found.devices)
+        for own, (first, slots) in zip(unit.demands, kind.ways[found.user[1]].claims, strict=True):
+            devices, left = left[: len(slots)], left[len(slots) :]
+            yield Placement(own, found.node, tuple(_entries(own, first, slots, devices)))
 
 
-def _entries(kind: Kind, unit: Unit, taken: Taken) -> Iterator[Entry]:
-    first, own = kind.ways[0].demand, unit.demands[0]
-    way = kind.ways[taken.user[1]]
-    for slot, known, mine, devices in zip(way.slots, first.details, own.details, taken.devices, strict=True):
+def _entries(own: Demand, first: Demand, slots: Sequence[Slot], taken: Sequence[tuple[Device, ...]]) -> Iterator[Entry]:
+    """``slots``: of the first unit of the kind, ``first`` being its claim."""
+    for slot, known, mine, devices in zip(slots, first.details, own.details, taken, strict=True):
         same = mine[known.index(slot)]
         yield from (Entry(same, device) for device in sorted(devices, key=lambda d: d.index))
 

@@ -88,10 +88,11 @@ class Packing:
         return found
 
     def satisfied(self) -> dict[int, int]:
-        """priority -> how many are in, highest first"""
+        """priority -> claims that are in, highest first"""
         found = dict.fromkeys(self.board.priorities, 0)
         for kind, count in enumerate(self.counts()):
-            found[self.board.kinds[kind].priority] += count
+            for priority, claims in self.board.kinds[kind].claims.items():
+                found[priority] += claims * count
         return found
 
     def ranks(self) -> int:

@@ -1,16 +1,18 @@
 """What a way can take of a node: every smallest set of devices, counted by cell.
 
 All rules that bind the devices of one claim live here (S8 to S10, S15): counts, totals and limits of resources,
-attributes that match or differ. What binds claims together, free devices and counters, is the state's (network.py).
+attributes that match or differ; and that a group is satisfied as one. What binds other claims together, free devices
+and counters, is the state's (network.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.columns.geometry import Cell, Geometry, Ground, Template
 from devalloc_solver.columns.kinds import Way
+from devalloc_solver.demand import Demand, Slot
 
 MOST_PATTERNS = 1_000
 """Patterns that one way may have on one geometry."""
@@ -34,8 +36,8 @@ class LocalSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalWay:
-    """A way as a geometry sees it: equal for all ways that can do the same there."""
+class LocalClaim:
+    """What a way says of one claim, as a geometry sees it."""
 
     slots: tuple[LocalSlot, ...]
     match: tuple[int, ...]
@@ -46,21 +48,33 @@ class LocalWay:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalWay:
+    """A way as a geometry sees it: equal for all ways that can do the same there."""
+
+    claims: tuple[LocalClaim, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pattern:
     """One set of devices that satisfies a way."""
 
     counts: tuple[int, ...]
     """cell -> devices"""
     takes: tuple[Take, ...]
-    """the same, slot by slot"""
+    """the same, slot by slot, for all claims"""
 
 
 def localize(way: Way, template: Template, ground: Ground) -> LocalWay | None:
     """The way as the template's geometry sees it; None where a slot has no candidates there."""
+    claims = tuple(_localize(demand, slots, template, ground) for demand, slots in way.claims)
+    return None if None in claims else LocalWay(tuple(claim for claim in claims if claim is not None))
+
+
+def _localize(demand: Demand, chosen: Sequence[Slot], template: Template, ground: Ground) -> LocalClaim | None:
     attributes = {name: number for number, name in enumerate(ground.attributes)}
     resources = {name: number for number, name in enumerate(ground.resources)}
     slots = []
-    for slot in way.slots:
+    for slot in chosen:
         number = ground.sets[id(slot.candidates)]
         colors = tuple(c for c, signature in enumerate(template.signatures) if number in ground.members[signature])
         if not colors:
@@ -77,30 +91,42 @@ def localize(way: Way, template: Template, ground: Ground) -> LocalWay | None:
         )
     relations = tuple(
         (attributes[relation.attribute], relation.distinct, found)
-        for relation in way.demand.relations
-        if (found := tuple(n for n, slot in enumerate(way.slots) if slot.label in relation.labels))
+        for relation in demand.relations
+        if (found := tuple(n for n, slot in enumerate(chosen) if slot.label in relation.labels))
     )
-    match = tuple(sorted(attributes[name] for name in way.demand.match))
-    return LocalWay(tuple(slots), match, relations, way.demand.most)
+    match = tuple(sorted(attributes[name] for name in demand.match))
+    return LocalClaim(tuple(slots), match, relations, demand.most)
 
 
 def find_patterns(geometry: Geometry, way: LocalWay) -> list[Pattern] | None:
     """All smallest patterns of a way; None when there are too many to handle."""
     found: dict[tuple[int, ...], Pattern] = {}
     left = [cell.size for cell in geometry.cells]
-    for match in _match_values(geometry.cells, _eligible(geometry, way), way.match):
-        for takes in _fill(geometry, way, 0, left, match, []):
-            if _holds(geometry.cells, way, takes):
-                counts = [0] * len(left)
-                for cell, count in (part for take in takes for part in take):
-                    counts[cell] += count
-                found.setdefault(tuple(counts), Pattern(tuple(counts), tuple(takes)))
-                if len(found) > MOST_PATTERNS:
-                    return None
+    for takes in _fill_all(geometry, way.claims, left):
+        counts = [0] * len(left)
+        for cell, count in (part for take in takes for part in take):
+            counts[cell] += count
+        if _groups_hold(geometry.cells, counts):
+            found.setdefault(tuple(counts), Pattern(tuple(counts), tuple(takes)))
+            if len(found) > MOST_PATTERNS:
+                return None
     return _smallest(list(found.values()))
 
 
-def _eligible(geometry: Geometry, way: LocalWay) -> list[int]:
+def _fill_all(geometry: Geometry, claims: Sequence[LocalClaim], left: list[int]) -> Iterator[list[Take]]:
+    """Choose devices for claim after claim; ``left`` is changed on the way and as before in the end."""
+    if not claims:
+        yield []
+        return
+    first, rest = claims[0], claims[1:]
+    for match in _match_values(geometry.cells, _eligible(geometry, first), first.match):
+        for takes in _fill(geometry, first, 0, left, match, []):
+            if _holds(geometry.cells, first, takes):
+                for more in _fill_all(geometry, rest, left):
+                    yield [*takes, *more]
+
+
+def _eligible(geometry: Geometry, way: LocalClaim) -> list[int]:
     colors = {color for slot in way.slots for color in slot.colors}
     return [c for c, cell in enumerate(geometry.cells) if cell.color in colors]
 
@@ -116,7 +142,7 @@ def _match_values(
 
 def _fill(
     geometry: Geometry,
-    way: LocalWay,
+    way: LocalClaim,
     number: int,
     left: list[int],
     match: tuple[frozenset[int] | None, ...] | None,
@@ -179,17 +205,17 @@ def _amounts_hold(geometry: Geometry, slot: LocalSlot, take: Take) -> bool:
     return all(total(r) >= amount for r, amount in slot.requests) and all(total(r) <= most for r, most in slot.limits)
 
 
-def _holds(cells: Sequence[Cell], way: LocalWay, takes: Sequence[Take]) -> bool:
-    """Relations, the limit over all slots, and groups that exclude each other."""
+def _groups_hold(cells: Sequence[Cell], counts: Sequence[int]) -> bool:
+    """Groups that exclude each other (S12a)."""
+    groups: dict[int, int] = {}
+    active = [cell.group for cell, count in zip(cells, counts, strict=True) if count and cell.group is not None]
+    return all(groups.setdefault(domain, group) == group for domain, group in active)
+
+
+def _holds(cells: Sequence[Cell], way: LocalClaim, takes: Sequence[Take]) -> bool:
+    """Relations, and the limit over all slots."""
     if way.most is not None and sum(count for take in takes for _, count in take) > way.most:
         return False
-    used = {c for take in takes for c, _ in take}
-    groups: Mapping[int, int] = {}
-    for group in (cells[c].group for c in used):
-        if group is not None:
-            if groups.get(group[0], group[1]) != group[1]:
-                return False
-            groups = {**groups, group[0]: group[1]}
     return all(
         _relation_holds(cells, attribute, distinct, [part for n in slots for part in takes[n]])
         for attribute, distinct, slots in way.relations

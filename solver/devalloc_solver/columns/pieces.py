@@ -103,7 +103,9 @@ def repair(pile: Pile, chosen: Sequence[int], priority: int) -> int:
     }
 
     def weight(kind: int) -> int:
-        return 1 if kinds[kind].priority == priority else HIGHER
+        return sum(
+            claims * (1 if own == priority else HIGHER) for own, claims in kinds[kind].claims.items() if own >= priority
+        )
 
     piece = _Piece(pywraplp.Solver.CreateSolver("SAT"), pile, available)
     for number in chosen:

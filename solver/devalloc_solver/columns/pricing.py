@@ -104,10 +104,18 @@ class Appraiser:
         self._worth = np.array([self.goal.worth[user] for user in self._users], dtype=np.int64)
         self._opens = [label for label, users in enumerate(self.board.network.users) if not users]
 
+    def _values(self, prices: Prices) -> Ints:
+        """user -> its worth, less what it costs"""
+        kinds, floors = self.board.kinds, prices.floors
+        won = [
+            sum(floors.get(priority, 0) * claims for priority, claims in kinds[kind].claims.items())
+            - prices.kinds[kind]
+            for kind, _ in self._users
+        ]
+        return self._worth * GRID + np.array(won, dtype=np.int64)
+
     def value(self, prices: Prices) -> Valuation:
-        kinds = self.board.kinds
-        cost = [prices.kinds[kind] - prices.floors.get(kinds[kind].priority, 0) for kind, _ in self._users]
-        values = self._worth * GRID - np.array(cost, dtype=np.int64)
+        values = self._values(prices)
         labels = np.full(len(self.board.network.users), FORBIDDEN, dtype=np.int64)
         np.maximum.at(labels, self._labels, values)
         best: dict[int, User] = {}
@@ -125,9 +133,7 @@ class Appraiser:
         worth = valuation.worth
         if len(network.stubs):
             labels = np.full(len(network.users), FORBIDDEN, dtype=np.int64)
-            kinds = self.board.kinds
-            cost = [prices.kinds[kind] - prices.floors.get(kinds[kind].priority, 0) for kind, _ in self._users]
-            np.maximum.at(labels, self._labels, self._worth * GRID - np.array(cost, dtype=np.int64))
+            np.maximum.at(labels, self._labels, self._values(prices))
             labels[self._opens] = 0
             worth, _ = network.best(labels, estimate=valuation.most)
         total = sum(price * wanted[kind] for kind, price in prices.kinds.items())

@@ -59,6 +59,40 @@ def test_a_contended_fleet_is_proven_or_close(placement: str) -> None:
     assert sum(batch.satisfied) < 120, "there is something to decide"
 
 
+def in_groups(manifests: list[Manifest], every: int) -> list[Manifest]:
+    """The same, with two in so many of the waiting claims in one group."""
+    found = [*manifests]
+    waiting = [
+        n for n, m in enumerate(found) if m["kind"] == "DeviceClaim" and not m.get("status", {}).get("allocations")
+    ]
+    for first, second in zip(waiting[::every], waiting[1::every], strict=False):
+        for number in (first, second):
+            metadata = found[number]["metadata"]
+            annotations = {**metadata.get("annotations", {}), "devalloc.io/group": f"g{first}"}
+            found[number] = {**found[number], "metadata": {**metadata, "annotations": annotations}}
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_groups_in_a_small_fleet_are_answered_rightly(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes, claims = rng.choice([1, 2, 3]), rng.choice([4, 6, 8])
+    manifests = scenario(nodes, claims, seed=seed, fill=rng.choice([0.0, 0.3]), partitioned=rng.choice([0.0, 0.5, 1.0]))
+    judge(by_columns(in_groups(manifests, rng.choice([2, 3]))))
+
+
+@pytest.mark.parametrize("seed", [7, 8, 10])
+def test_a_contended_fleet_with_groups_is_proven_or_close(seed: int) -> None:
+    """A group takes part in every level that one of its claims is of."""
+    batch = by_columns(in_groups(scenario(40, 120, seed=seed, fill=0.6), 4))
+    groups = [unit for unit in batch.prepared.units if len(unit.demands) > 1]
+    assert len({d.claim.priority for d in groups[0].demands} | {d.claim.priority for d in groups[1].demands}) > 1
+    assert batch.violations() == []
+    assert all(bound - 1 <= value <= bound for value, bound in zip(batch.satisfied, batch.bounds, strict=True))
+    assert any(unit.demands[0].key[1] in batch.placed for unit in groups)
+    assert sum(batch.satisfied) < 120, "there is something to decide"
+
+
 def test_the_answer_does_not_depend_on_the_order_of_the_input() -> None:
     manifests = scenario(30, 80, seed=3, fill=0.7)
     first = told(by_columns(manifests))

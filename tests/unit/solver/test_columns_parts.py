@@ -16,7 +16,7 @@ from devalloc_solver.columns.kinds import split_units
 from devalloc_solver.columns.levels import Decider
 from devalloc_solver.columns.network import build_lattice
 from devalloc_solver.columns.packing import Packing
-from devalloc_solver.columns.patterns import LocalSlot, LocalWay, find_patterns
+from devalloc_solver.columns.patterns import LocalClaim, LocalSlot, LocalWay, find_patterns
 from devalloc_solver.columns.pieces import Pile
 from devalloc_solver.columns.pricing import GRID, Appraiser, Goal, Prices
 from devalloc_solver.columns.shapes import Shape
@@ -42,33 +42,56 @@ def wanted(board: Board) -> list[int]:
 # -- patterns --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_patterns_are_all_smallest_sets_that_satisfy_a_way(seed: int) -> None:
-    """Compared with all choices of single devices."""
-    rng = random.Random(seed)
+def some_geometry(rng: random.Random) -> Geometry:
     cells = tuple(
         Cell(rng.randrange(2), rng.choice([1, 1, 2]), (value(rng), value(rng)), (), None)
         for _ in range(rng.choice([2, 3, 4]))
     )
-    geometry = Geometry(cells, (), ((0,), (0,)))
+    return Geometry(cells, (), ((0,), (0,)))
+
+
+def some_claim(rng: random.Random) -> LocalClaim:
     slots = tuple(
         LocalSlot(rng.choice([(0,), (1,), (0, 1)]), count, count, rng.choice([(), (0,), (0, 1)]), (), ())
         for count in rng.choice([(1,), (2,), (1, 1), (2, 1)])
     )
     relations = rng.choice([(), ((0, True, (0,)),), ((1, False, tuple(range(len(slots)))),)])
-    way = LocalWay(slots, rng.choice([(), (1,)]), relations, None)
-    found = find_patterns(geometry, way)
+    return LocalClaim(slots, rng.choice([(), (1,)]), relations, None)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_patterns_are_all_smallest_sets_that_satisfy_a_way(seed: int) -> None:
+    """Compared with all choices of single devices."""
+    rng = random.Random(seed)
+    geometry, claim = some_geometry(rng), some_claim(rng)
+    found = find_patterns(geometry, LocalWay((claim,)))
     assert found is not None
-    assert {pattern.counts for pattern in found} == set(by_trial(geometry, way))
+    assert {pattern.counts for pattern in found} == set(by_trial(geometry, claim))
     for pattern in found:
-        assert [sum(count for _, count in take) for take in pattern.takes] == [slot.least for slot in slots]
+        assert [sum(count for _, count in take) for take in pattern.takes] == [slot.least for slot in claim.slots]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_claims_of_a_group_take_their_devices_side_by_side(seed: int) -> None:
+    """What the one must match is nothing to the other."""
+    rng = random.Random(seed)
+    geometry, claims = some_geometry(rng), (some_claim(rng), some_claim(rng))
+    found = find_patterns(geometry, LocalWay(claims))
+    assert found is not None
+    sizes = [cell.size for cell in geometry.cells]
+    one, other = (set(by_trial(geometry, claim)) for claim in claims)
+    sums = {tuple(map(sum, zip(a, b, strict=True))) for a in one for b in other}
+    assert {pattern.counts for pattern in found} == {s for s in sums if all(map(int.__le__, s, sizes))}
+    for pattern in found:
+        taken = [[tuple(p) for p in take] for take in pattern.takes]
+        assert [sum(n for _, n in take) for take in taken] == [s.least for claim in claims for s in claim.slots]
 
 
 def value(rng: random.Random) -> frozenset[int] | None:
     return rng.choice([None, frozenset({0}), frozenset({1}), frozenset({0})])
 
 
-def by_trial(geometry: Geometry, way: LocalWay) -> list[tuple[int, ...]]:
+def by_trial(geometry: Geometry, way: LocalClaim) -> list[tuple[int, ...]]:
     devices = [c for c, cell in enumerate(geometry.cells) for _ in range(cell.size)]
 
     def values(number: int, attribute: int) -> frozenset[int] | None:
@@ -181,7 +204,7 @@ def test_two_states_of_one_hash_are_never_taken_for_one(monkeypatch: pytest.Monk
         assert lattice.find(lattice.rows).tolist() == [*range(len(rows))]
         return {(rows[a], rows[b]) for a, b in zip(lattice.source.tolist(), lattice.target.tolist(), strict=True)}
 
-    way = LocalWay((LocalSlot((0, 1), 1, 1, (), (), ()),), (), (), None)
+    way = LocalWay((LocalClaim((LocalSlot((0, 1), 1, 1, (), (), ()),), (), (), None),))
     cells = (Cell(0, 2, (), (), None), Cell(1, 2, (), (), None))
     shape = Shape(cells, 0, (2, 2), {way: np.array([[1, 0], [0, 1]], dtype=np.int64)})
     expected = drawn()
