@@ -18,6 +18,19 @@ from devalloc_solver.snapshot import Device, Snapshot
 EVALUATION_BUDGET = 5_000_000
 """Evaluation steps that one expression may spend over the whole fleet (S6): a few seconds at the very most."""
 
+COMMON_BUDGET = 4 * EVALUATION_BUDGET
+"""The same for the expressions of all claims of one call, but for those that are FREE."""
+
+FREE = 100
+"""Steps of one evaluation that the common budget is spared: more than most expressions have. What is cheap for each
+device is never refused for what others cost.
+"""
+
+TOO_EXPENSIVE = "is too expensive: its evaluation over the fleet exceeds the budget; make it simpler"
+COMMON_SPENT = (
+    "is too expensive: with the other expressions of these claims it exceeds their common budget; make it simpler"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -55,6 +68,10 @@ class ExpressionError(Exception):
     """An expression that is invalid, or too expensive to evaluate."""
 
 
+class _CommonBudgetSpent(Exception):
+    """An evaluation that does not fit beside those of the other expressions of a call."""
+
+
 @dataclass(slots=True)
 class Eligibility:
     """Judges devices; keeps every verdict."""
@@ -68,6 +85,14 @@ class Eligibility:
     _failed: dict[str, str] = field(default_factory=dict)
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
     _errors: dict[str, str | None] = field(default_factory=dict)
+    _costs: dict[str, int] = field(default_factory=dict)
+    """expression -> steps that its evaluations took beyond what is FREE"""
+    _room: int | None = None
+    """what is left of the common budget; None outside of calls that have one"""
+    _limit: int | None = None
+    """the same while an expression is evaluated at the cost of it"""
+    _charged: dict[str, str | None] = field(default_factory=dict)
+    """expression of this call -> its error: each is charged once"""
     _groups: dict[tuple[frozenset[str], tuple[str, ...]], Sequence[Sequence[Device]]] = field(default_factory=dict)
 
     def beside(
@@ -75,8 +100,22 @@ class Eligibility:
     ) -> Eligibility:
         """A judge of other devices, or with other classes; what expressions say of attributes is common to both."""
         return Eligibility(
-            snapshot, classes, invalid_classes, _verdicts=self._verdicts, _failed=self._failed, _errors=self._errors
+            snapshot,
+            classes,
+            invalid_classes,
+            _verdicts=self._verdicts,
+            _failed=self._failed,
+            _errors=self._errors,
+            _costs=self._costs,
         )
+
+    def begin(self) -> None:
+        """A call with many claims begins, which have one budget in common.
+
+        An expression is charged what it costs, whether or not an earlier call has paid for it: answers do not depend
+        on what was asked before.
+        """
+        self._room, self._charged = COMMON_BUDGET, {}
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
@@ -94,28 +133,62 @@ class Eligibility:
             key = _read(device.attributes, program.attributes)
             known = self._verdicts.setdefault(expression, {})
             if key not in known:
-                budget = self._budgets.setdefault(expression, cel.Budget(EVALUATION_BUDGET))
                 try:
-                    known[key] = program.evaluate(device.attributes, budget)
+                    known[key] = self._evaluate(expression, program, device)
                 except cel.EvaluationError as error:
                     known[key] = str(error)
             return known[key]
         except cel.CompileError as error:
             message = f"line {error.line}, column {error.column}: {error.message}"
         except cel.BudgetExceeded:
-            message = "is too expensive: its evaluation over the fleet exceeds the budget; make it simpler"
+            message = TOO_EXPENSIVE
         self._failed[expression] = message
         raise ExpressionError(message)
+
+    def _evaluate(self, expression: str, program: cel.Program, device: Device) -> bool:
+        """One evaluation, with what is left of the expression's own budget and of the common one."""
+        own = self._budgets.setdefault(expression, cel.Budget(EVALUATION_BUDGET))
+        cost = self._costs.get(expression, 0)
+        common = own.left if self._limit is None else self._limit - cost + FREE
+        budget = cel.Budget(min(own.left, common))
+        try:
+            return program.evaluate(device.attributes, budget)
+        except cel.BudgetExceeded:
+            if common < own.left:
+                budget.left = budget.limit  # it may fit in another call, which evaluates this again
+                raise _CommonBudgetSpent from None
+            raise
+        finally:
+            spent = budget.limit - max(0, budget.left)
+            own.left -= spent
+            self._costs[expression] = cost + max(0, spent - FREE)
 
     def class_error(self, name: str) -> str | None:
         """Why a class is invalid, or None. Judges its expression over the whole fleet, for the budget's sake."""
         if name in self.invalid_classes:
             return self.invalid_classes[name]
-        error = self.expression_error(self.classes[name].spec.constraints)
+        error = self.own_error(self.classes[name].spec.constraints)
         return None if error is None else f"spec.constraints: {error}"
 
     def expression_error(self, expression: str | None) -> str | None:
-        """Why an expression cannot be used on this fleet, or None."""
+        """Why an expression of a claim cannot be used on this fleet, or None."""
+        if self._room is None or not expression or not expression.strip():
+            return self.own_error(expression)
+        if expression not in self._charged:
+            self._limit = self._room
+            try:
+                error = self.own_error(expression)
+                left = self._room - self._costs.get(expression, 0)
+            except _CommonBudgetSpent:
+                error, left = COMMON_SPENT, 0
+            finally:
+                self._limit = None
+            self._charged[expression] = error if left >= 0 else COMMON_SPENT
+            self._room = max(0, left)
+        return self._charged[expression]
+
+    def own_error(self, expression: str | None) -> str | None:
+        """The same whatever other expressions cost: those of classes are no claim's."""
         if not expression or not expression.strip():
             return None
         if expression not in self._errors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from devalloc_solver.assignment import Placement, name_devices
@@ -59,6 +59,20 @@ def _place_jointly(
         return allocate_batch(snapshot, holdings, units, placement=placement, ends=ends)
     search, levels = optimize(build_model(snapshot, holdings, units), placement=placement, ends=ends)
     return name_devices(search), levels
+
+
+def with_refused(levels: Sequence[Level], priorities: Iterable[int]) -> list[Level]:
+    """The levels of S17 for all pending claims, those included that were refused before there was anything to search.
+
+    ``priorities``: of all pending claims. One of which no claim can be satisfied has a level like any other, of 0.
+    """
+    counts = {level.priority: level for level in levels if level.priority is not None}
+    for priority in {*priorities} - {*counts}:
+        counts[priority] = Level("satisfied", 0, 0, priority, choice=True)
+    others = [level for level in levels if level.priority is None]
+    if counts and not others:
+        others = [Level("pools", 0, 0), Level("devices", 0, 0)]
+    return [*(counts[priority] for priority in sorted(counts, reverse=True)), *others]
 
 
 def _levels_of(placements: Sequence[Placement], bounds: Sequence[Level]) -> list[Level]:

@@ -23,7 +23,7 @@ from devalloc_solver.explain import Explainer
 from devalloc_solver.holdings import Holding, Key, Lost, read_holdings, salvage
 from devalloc_solver.intake import Intake, Refused, read_documents, read_objects
 from devalloc_solver.policy import PLACEMENTS
-from devalloc_solver.search import find_placements
+from devalloc_solver.search import find_placements, with_refused
 from devalloc_solver.snapshot import Snapshot
 from devalloc_solver.solution import ClaimAnswer, Solution, answer_allocated, answer_placement
 from devalloc_solver.standing import Standing
@@ -91,6 +91,7 @@ class Prepared:
 def prepare(intake: Intake, standing: Standing | None = None) -> Prepared:
     """All stages before the search. ``standing`` is what the caller keeps from one solve to the next."""
     snapshot, problems, eligibility = (standing or Standing()).take(intake)
+    eligibility.begin()
     allocated = [claim for claim in intake.claims if claim.is_allocated]
     holdings, lost, unclear = read_holdings(snapshot, allocated, intake.classes)
     holdings += [salvage(snapshot, r.key, r.node, r.status.allocations) for r in intake.refused if r.status is not None]
@@ -112,7 +113,7 @@ def prepare(intake: Intake, standing: Standing | None = None) -> Prepared:
     broken = [
         Problem(error, path="spec.constraints", kind="DeviceClass", name=name)
         for name in sorted(intake.classes)
-        if (error := eligibility.expression_error(intake.classes[name].spec.constraints)) is not None
+        if (error := eligibility.own_error(intake.classes[name].spec.constraints)) is not None
     ]
     orphans = [problem for claim in allocated for problem in _missing_classes(claim, intake)]
     return Prepared(
@@ -162,6 +163,7 @@ def solve_intake(
     placements, levels = find_placements(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
     )
+    levels = with_refused(levels, [c.priority for c in intake.claims if not c.is_allocated and not c.is_deleting])
     answers = _answer_all(prepared, placements, ends)
     _refuse_wrong(prepared, answers)
     return Solution(

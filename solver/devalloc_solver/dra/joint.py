@@ -31,7 +31,7 @@ from devalloc_solver.dra.twins import problems_of
 from devalloc_solver.dra.usage import Usage, add_allocation
 from devalloc_solver.holdings import Holding
 from devalloc_solver.policy import PLACEMENTS
-from devalloc_solver.search import find_placements
+from devalloc_solver.search import find_placements, with_refused
 from devalloc_solver.snapshot import Snapshot
 
 
@@ -89,6 +89,7 @@ def solve(
     placements, levels = find_placements(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
     )
+    levels = with_refused(levels, [priority_of(claim) for claim in intake.claims if claim.allocation is None])
     answers = _answers(prepared, placements, ends)
     return {
         "claims": sorted(answers, key=lambda a: (a["namespace"], a["name"])),

@@ -263,3 +263,39 @@ def test_a_judge_that_is_kept_forgets_expressions_once_there_are_many(monkeypatc
         assert kept.take(intake)[2] is judge
         assert judge.expression_error(expression) is not None
     assert kept.take(intake)[2] is not judge
+
+
+def test_every_priority_that_waits_has_a_level() -> None:
+    """Also where every claim of it is refused before the search (S17). What is being deleted waits for nothing."""
+    manifests = [
+        GPU,
+        *fleet(1),
+        claim("good", {"deviceClass": "gpu"}, annotations={"devalloc.io/priority": "5"}),
+        claim("unknown", {"deviceClass": "nothing"}, annotations={"devalloc.io/priority": "9"}),
+        claim("odd", {"deviceClass": "gpu", "constraints": "device."}),
+        claim(
+            "gone",
+            {"deviceClass": "gpu"},
+            annotations={"devalloc.io/priority": "7"},
+            deletionTimestamp="2026-01-01T00:00:00Z",
+        ),
+    ]
+
+    def levels(documents: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        found = solve_manifests(documents)["objective"]["levels"]
+        return [(level["goal"], level.get("priority"), level["value"], level["bound"], level["gap"]) for level in found]
+
+    assert levels(manifests) == [
+        ("satisfied", 9, 0, 0, 0),
+        ("satisfied", 5, 1, 1, 0),
+        ("satisfied", 0, 0, 0, 0),
+        ("pools", None, 1, 1, 0),
+        ("devices", None, 1, 1, 0),
+    ]
+    assert levels([m for m in manifests if m["metadata"]["name"] != "good"]) == [
+        ("satisfied", 9, 0, 0, 0),
+        ("satisfied", 0, 0, 0, 0),
+        ("pools", None, 0, 0, 0),
+        ("devices", None, 0, 0, 0),
+    ]
+    assert levels([GPU, *fleet(1)]) == []

@@ -46,6 +46,19 @@ def test_claims_go_where_they_fit_all_of_them_if_that_can_be() -> None:
     assert nodes(found) == {"x": "n2", "y": "n1"}
 
 
+def test_every_priority_that_waits_has_a_level() -> None:
+    """Also where every claim of it is refused before the search (S17)."""
+    odd = wants("odd", 1, "device.", priority="9")
+    answer = solve_manifests([CLASS, node_slice("n1", "a"), wants("x", priority="5"), odd])
+
+    found = [
+        (level["goal"], level.get("priority"), level["value"], level["bound"])
+        for level in answer["objective"]["levels"]
+    ]
+    assert found[:2] == [("satisfied", 9, 0, 0), ("satisfied", 5, 1, 1)]
+    assert [goal for goal, *_ in found[2:]] == ["pools", "devices"]
+
+
 def _all_over_two_nodes(**local: Any) -> list[dict[str, Any]]:
     """Two nodes, a device that both reach, and one of n0 alone."""
     nodes = [object_("Node", {"metadata": {"name": name}}) for name in ("n0", "n1")]

@@ -1,0 +1,103 @@
+"""What expressions may cost (S6): one claim alone, and all claims of a call together."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from devalloc_solver import Fleet, eligibility, solve_manifests
+from devalloc_solver.intake import read_documents
+from devalloc_solver.stages import prepare
+from tests.support.manifests import Manifest, claim, device, device_class, pool
+
+GPU = device_class("gpu", driver="gpu")
+POOL = pool("p", devices=[device(f"d{i}", attributes={"i": i}) for i in range(12)])
+NUMBERS = str([*range(20)])
+TOO_EXPENSIVE = "is too expensive"
+
+
+def costly(number: int) -> str:
+    """Some thousand steps on each of the twelve devices; true for all of them."""
+    return f"{NUMBERS}.all(a, {NUMBERS}.all(b, a + b + device.i > -{number + 1}))"
+
+
+def waiting(name: str, expression: str, priority: int = 0) -> Manifest:
+    detail = {"deviceClass": "gpu", "constraints": expression}
+    return claim(name, detail, annotations={"devalloc.io/priority": str(priority)})
+
+
+@pytest.fixture(autouse=True)
+def small_budgets(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Room for two expressions of the costly ones and a half. Returns what one costs."""
+    judge = prepare(read_documents([GPU, POOL, waiting("c", costly(0))])).eligibility
+    cost = sum(judge._costs.values())
+    assert cost > 10_000
+    monkeypatch.setattr(eligibility, "COMMON_BUDGET", cost * 5 // 2)
+    return cost
+
+
+def batch() -> list[Manifest]:
+    return [GPU, POOL, *(waiting(f"bad{n}", costly(n)) for n in range(5)), waiting("good", "device.i >= 0")]
+
+
+def told(answer: Manifest) -> dict[str, str | None]:
+    return {found["name"]: found["reason"] and found["message"] for found in answer["claims"]}
+
+
+def test_claims_that_cost_too_much_together_leave_the_others_alone() -> None:
+    """The first ones get what they ask for, as long as the common budget reaches; what is cheap always does."""
+    messages = told(solve_manifests(batch()))
+    assert [name for name, message in messages.items() if message is None] == ["bad0", "bad1", "good"]
+    assert all("common budget" in str(messages[f"bad{n}"]) for n in (2, 3, 4))
+
+
+def test_the_common_budget_goes_to_claims_in_their_order_whatever_that_of_the_input() -> None:
+    manifests = [*batch(), waiting("first", costly(9), priority=1)]
+    expected = told(solve_manifests(manifests))
+    assert expected["first"] is None
+    assert expected["bad1"] is not None
+    for seed in range(3):
+        random.Random(seed).shuffle(manifests)
+        assert told(solve_manifests(manifests)) == expected
+
+
+def test_equal_expressions_are_paid_for_once() -> None:
+    answer = solve_manifests([GPU, POOL, *(waiting(f"c{n}", costly(0)) for n in range(8))])
+    assert all(found["allocated"] for found in answer["claims"])
+
+
+def test_classes_are_not_judged_by_what_claims_cost() -> None:
+    heavy = device_class("heavy", driver="gpu", constraints=costly(7))
+    last = claim("z", {"deviceClass": "heavy"})
+    assert told(solve_manifests([*batch(), heavy, last]))["z"] is None
+
+
+def test_what_was_asked_before_changes_no_answer() -> None:
+    """Verdicts are kept from call to call, and cost the same as if they were not."""
+    fleet = Fleet.from_manifests([GPU, POOL])
+    waits = [manifest for manifest in batch() if manifest["kind"] == "DeviceClaim"]
+    first = fleet.allocate_all(waits)
+    for name in ("bad0", "bad1", "good"):
+        fleet.release("default", name)
+    again = fleet.allocate_all(waits)
+    assert told(again) == told(first) == told(solve_manifests(batch()))
+    assert "common budget" in str(told(again)["bad2"])
+
+
+def test_every_call_has_a_budget_of_its_own() -> None:
+    judge = prepare(read_documents([GPU, POOL])).eligibility
+    for _ in range(2):
+        judge.begin()
+        assert [judge.expression_error(costly(n)) is None for n in range(4)] == [True, True, False, False]
+        assert judge.expression_error("device.i > 3") is None
+    judge.begin()
+    assert [judge.expression_error(costly(n)) is None for n in (3, 2, 1, 0)] == [True, True, False, False]
+
+
+def test_one_expression_has_its_own_limit_besides(monkeypatch: pytest.MonkeyPatch, small_budgets: int) -> None:
+    monkeypatch.setattr(eligibility, "EVALUATION_BUDGET", small_budgets // 2)
+    messages = told(solve_manifests(batch()))
+    assert messages["good"] is None
+    assert TOO_EXPENSIVE in str(messages["bad0"])
+    assert "common" not in str(messages["bad0"])
