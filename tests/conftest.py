@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -16,6 +17,14 @@ def pytest_configure() -> None:
     """A shell that starts the tests in the background lets them ignore Ctrl-C, and so would every child they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What collection leaves behind lives as long as the run: without this the garbage collector walks all of it anew
+    every few hundred tests, a twelfth of the time of the unit tier."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True)
