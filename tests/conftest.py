@@ -9,12 +9,21 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 TIERS_THAT_NEED_A_MACHINE = (Path(__file__).parent / "machine", Path(__file__).parent / "cluster")
 
 
-def pytest_configure() -> None:
-    """A shell that starts the tests in the background lets them ignore Ctrl-C, and so would every child they start."""
+settings.register_profile("the same every time", derandomize=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Property tests look at the same examples each time unless a seed is given, as ``make fuzz`` does.
+
+    A shell that starts the tests in the background lets them ignore Ctrl-C, and so would every child they start.
+    """
+    if config.getoption("hypothesis_seed", None) is None:
+        settings.load_profile("the same every time")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -209,7 +209,7 @@ class Explainer:
             edits = needed(found, lambda some: finder.works(applied(question, some)))
         eased = applied(question, edits)
         claims: tuple[Key, ...] = ()
-        if not finder.works(replace(eased, held=self._in_use)):
+        if self._in_use and not finder.works(replace(eased, held=self._in_use)):
             finder.refill()
             claims = self._get_releases().find(eased, finder).claims
             if not claims:

@@ -9,19 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from devalloc_solver.assignment import Placement
 from devalloc_solver.blockers.edits import Edit
 from devalloc_solver.blockers.question import Finder, Question
+from devalloc_solver.blockers.sparing import sparing
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.dra.candidates import Choice, Judge
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.objects import Ask, Class, Constraint
 from devalloc_solver.dra.remedies import counter_entry
 from devalloc_solver.dra.twins import is_counter
+from devalloc_solver.snapshot import Pool
 
 ANY = Class("", (), ())
 """A class of all devices; no object can have its name."""
-UNTOLD = 1 << 100
-"""More of a counter, in nano units, than devices can draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Reliefs:
         """All counters raised at once, narrowed to those that fall short, and by how much."""
         if not any(is_counter(name) for pool in question.snapshot.pools for name in pool.resources):
             return []
-        return [Edit({"kind": "counter"}, "with more of the counters", _raised(None), 1, _short_counters)]
+        return [Edit({"kind": "counter"}, "with more of the counters", _without_counters, 1, _short_counters)]
 
     # -- one edit each -----------------------------------------------------------------------------------------------
 
@@ -208,33 +209,51 @@ def _claim(demand: Demand) -> dict[str, Any]:
 # -- counters ------------------------------------------------------------------------------------------------------
 
 
-def _raised(chosen: tuple[int, str] | None, nano: int = UNTOLD) -> Callable[[Question], Question]:
-    """With all counters raised, or the one that is named by pool and resource."""
+def _without_counters(question: Question) -> Question:
+    """With devices that draw on no counter: to raise all counters would come to the same, and take longer to solve."""
 
-    def apply(question: Question) -> Question:
-        def change(pool: Any) -> Any:
-            resources = {
-                name: replace(r, blocks=nano // r.block)
-                if chosen in (None, (pool.index, name)) and is_counter(name)
-                else r
-                for name, r in pool.resources.items()
-            }
-            return replace(pool, resources=resources) if pool.resources else pool
+    def change(pool: Pool) -> Pool:
+        if not any(is_counter(name) for name in pool.resources):
+            return pool
+        free = (replace(d, draws=tuple(draw for draw in d.draws if not is_counter(draw[0]))) for d in pool.devices)
+        return replace(pool, devices=tuple(free))
 
-        return question.with_pools(change)
+    return question.with_pools(change)
 
-    return apply
+
+def _raised(index: int, name: str, nano: int) -> Callable[[Question], Question]:
+    """With one counter raised."""
+
+    def change(pool: Pool) -> Pool:
+        if pool.index != index:
+            return pool
+        counter = pool.resources[name]
+        return replace(pool, resources={**pool.resources, name: replace(counter, blocks=-(-nano // counter.block))})
+
+    return lambda question: question.with_pools(change)
 
 
 def _short_counters(question: Question, finder: Finder) -> Sequence[Edit]:
-    """The counters that an answer without them draws too much of."""
-    placements = finder.probe(_raised(None)(question))
-    taken = {e.device.index for p in placements or () for e in p.entries if not e.slot.mode.is_admin}
+    """The counters that an answer without them draws too much of, where as much as fits keeps to them."""
+    free = _without_counters(question)
+    placements = finder.probe(free)
+    if not placements:
+        return []
+    edits = [*_missing(question, _drawn(question, placements))]
+    if len(edits) > 1:
+        spared = [*_missing(question, _drawn(question, sparing(question, free, placements, finder)))]
+        edits = min(spared, edits, key=len)
+    return edits
+
+
+def _drawn(question: Question, placements: Sequence[Placement]) -> dict[tuple[int, str], int]:
+    """What the devices of these placements draw, by pool and counter."""
+    taken = {e.device.index for p in placements for e in p.entries if not e.slot.mode.is_admin}
     drawn: dict[tuple[int, str], int] = {}
     for device in (question.snapshot.devices[index] for index in taken):
         for name, blocks in device.draws:
             drawn[device.pool, name] = drawn.get((device.pool, name), 0) + blocks
-    return [*_missing(question, drawn)]
+    return drawn
 
 
 def _missing(question: Question, drawn: dict[tuple[int, str], int]) -> Iterator[Edit]:
@@ -244,4 +263,4 @@ def _missing(question: Question, drawn: dict[tuple[int, str], int]) -> Iterator[
         if missing > 0:
             title = pool.driver, pool.name.removeprefix(f"{pool.driver}/")
             entry, words = counter_entry(title, name, wanted, missing)
-            yield Edit(entry, words, _raised((index, name), wanted), 1)
+            yield Edit(entry, words, _raised(index, name, wanted), 1)

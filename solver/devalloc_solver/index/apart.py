@@ -6,7 +6,7 @@ and no more of them than it takes to know the best one. What is known of a node 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.index.exact import place
 from devalloc_solver.index.kinds import joined
+from devalloc_solver.index.losses import Losses
 from devalloc_solver.index.recipe import Score, score_of
 from devalloc_solver.index.seams import Ask, Given
 from devalloc_solver.index.states import NodeClass, NodeKind, NodeRecord, PoolKind
@@ -26,8 +27,6 @@ MOST_VALUES = 1_000
 
 Nodes = Mapping[str | None, int]
 """node (None: the network) -> at most so many devices there can be had"""
-_Rank = tuple[tuple[int, ...], int, int, int, int]
-"""the first part of a score"""
 _UNKNOWN = -1
 SPARE = 1_000
 """Entries kept beside a few for each node."""
@@ -57,6 +56,10 @@ class _Side:
     shared: bool
     """whether devices in use may do"""
 
+    def reaches(self, pool: PoolKind) -> bool:
+        """Whether the pool is of a driver that may do; one without devices is of none."""
+        return self.drivers is None or (pool.kinds[0].driver if pool.kinds else None) in self.drivers
+
 
 @dataclass(slots=True, eq=False)
 class Apart:
@@ -71,9 +74,9 @@ class Apart:
     """how much has been read of what nodes have changed"""
     edition: tuple[int, int] = (_UNKNOWN, _UNKNOWN)
     """of the values of nodes, and of the network, when all nodes were looked at"""
-    heap: list[tuple[_Rank, int]] = field(default_factory=list)
+    heap: list[tuple[Score, int]] = field(default_factory=list)
     """(score or the best it can be, rank of a node)"""
-    queued: dict[int, _Rank] = field(default_factory=dict)
+    queued: dict[int, Score] = field(default_factory=dict)
     """rank of a node -> the one entry in the heap that counts"""
     _known: dict[str | None, tuple[int, int, Found | None]] = field(default_factory=dict)
     """node -> its version and that of the network, and the best there"""
@@ -81,8 +84,9 @@ class Apart:
     """of each slot what is known before any node is looked at"""
     _able: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     """class of nodes -> for each detail the alternatives for which there are enough devices"""
-    _bounds: dict[tuple[int, tuple[int, ...]], _Rank] = field(default_factory=dict)
+    _bounds: dict[tuple[int, tuple[int, ...]], Score] = field(default_factory=dict)
     """(class of nodes, alternatives) -> the best score there may be"""
+    _losses: Losses = field(default_factory=Losses)
 
     def __post_init__(self) -> None:
         (self.demand,) = self.unit.demands
@@ -101,9 +105,9 @@ class Apart:
             if found is None:
                 heappop(heap)
                 del queued[rank]
-            elif found.score[:5] != bound:
-                queued[rank] = found.score[:5]
-                heapreplace(heap, (queued[rank], rank))
+            elif found.score != bound:
+                queued[rank] = found.score
+                heapreplace(heap, (found.score, rank))
             else:
                 return record, found
         return None
@@ -172,7 +176,7 @@ class Apart:
                 fewest = named if fewest is None or len(named) < len(fewest) else fewest
         return records.values() if fewest is None else [records[name] for name in fewest if name in records]
 
-    def _bound(self, record: NodeRecord) -> _Rank | None:
+    def _bound(self, record: NodeRecord) -> Score | None:
         """The best score there may be on a node; None where the claim cannot fit."""
         node = record.member_of
         assert node is not None
@@ -198,17 +202,31 @@ class Apart:
             self._bounds[key] = self._find_bound(node, key[1])
         return self._bounds[key]
 
-    def _find_bound(self, node: NodeClass, alternatives: tuple[int, ...]) -> _Rank:
+    def _find_bound(self, node: NodeClass, alternatives: tuple[int, ...]) -> Score:
         slots = [detail[number] for detail, number in zip(self.demand.details, alternatives, strict=True)]
         counted = [slot.least for slot in slots if slot.mode is Mode.WHOLE]
         shareable = any(slot.portions for slot in self.demand.slots) or self.index.kinds.shareable
         devices = max(1, max(counted, default=0) if shareable else sum(counted))
         entries = sum(_counted(slot) for slot in slots)
+        sides = [detail[number] for detail, number in zip(self._sides, alternatives, strict=True)]
+        pools = self._find_fewest(node.kind, sides)
         if self.index.spread:
-            idle = 0 if node.in_use else -1
-        else:
-            idle = 0 if node.in_use or self.index.network is not None else 1
-        return alternatives, self._find_fewest(node.kind, alternatives), devices, entries, idle
+            return alternatives, pools, devices, entries, 0 if node.in_use else -1, -pools, 0
+        if self.index.network is not None:
+            return alternatives, pools, devices, entries, 0, 0, 0
+        used = sum(state.in_use and any(side.reaches(state.kind) for side in sides) for state in node.states)
+        loss = 0 if shareable else max((self._find_loss(node, side) for side in sides), default=0)
+        return alternatives, pools, devices, entries, 0 if node.in_use else 1, max(0, pools - used), loss
+
+    def _find_loss(self, node: NodeClass, side: _Side) -> int:
+        """What it takes off the largest partitions at least, told from one device of each kind that may do."""
+        least: int | None = None
+        for state in node.states:
+            if not side.shared and side.reaches(state.kind):
+                loss = self._losses.least(state)
+                if loss is not None and (least is None or loss < least):
+                    least = loss
+        return least or 0
 
     def _has_devices(self, side: _Side, node: NodeClass) -> bool:
         """Whether enough devices of its drivers are there, and free where that matters."""
@@ -216,19 +234,18 @@ class Apart:
             return True
         left = side.least
         for state in node.states:
-            if side.drivers is None or _driver(state.kind) in side.drivers:
+            if side.reaches(state.kind):
                 left -= sum(state.kind.sizes if side.shared else state.free)
                 if left <= 0:
                     return True
         return False
 
-    def _find_fewest(self, kind: NodeKind, alternatives: tuple[int, ...]) -> int:
+    def _find_fewest(self, kind: NodeKind, sides: Sequence[_Side]) -> int:
         if self.index.network is not None:
             return 1
         needs = []
-        sides = [detail[number] for detail, number in zip(self._sides, alternatives, strict=True)]
         for side in sides:
-            sizes = [len(pool.group_of) for pool in kind.pools if side.drivers is None or _driver(pool) in side.drivers]
+            sizes = [len(pool.group_of) for pool in kind.pools if side.reaches(pool)]
             needs.append(-(-side.least // max(sizes)))
         drivers = [driver for side in sides for driver in (side.drivers or ("",) * 2)]
         return sum(needs) if len(drivers) == len({*drivers}) else max(needs, default=1)
@@ -289,8 +306,3 @@ class Apart:
 
 def _counted(slot: Slot) -> int:
     return slot.least if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) else 1
-
-
-def _driver(pool: PoolKind) -> str | None:
-    """Of a pool without devices: None."""
-    return pool.kinds[0].driver if pool.kinds else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -309,7 +309,7 @@ class Devmgmt:
     def everything(self, claims: Sequence[Document]) -> Intake:
         """The problem of the whole fleet and of some pending claims."""
         wanted = {document.name for document in claims}
-        groups = {(d.object.namespace, d.object.group) for d in claims if isinstance(d.object, DeviceClaim)}
+        groups = {group for document in claims for group in _groups_of(document)}
         found = self.documents.by_name_except("DeviceClaim")
         for name, same in self.documents.by_name.items():
             if name[0] == "DeviceClaim" and name not in wanted and (name[1], name[2]) not in self.granted:
@@ -342,15 +342,22 @@ def without_status(claim: DeviceClaim) -> DeviceClaim:
     return claim if claim.status is None else claim.model_copy(update={"status": None})
 
 
-def _counts(document: Document, groups: set[tuple[str, str | None]]) -> bool:
+def _counts(document: Document, groups: Set[Key]) -> bool:
     """Of the claims that were not asked for: those that hold devices, and those of the groups that were."""
+    if not groups.isdisjoint(_groups_of(document)):
+        return True
     claim = document.object
     if isinstance(claim, DeviceClaim):
-        return claim.is_allocated or (claim.group is not None and (claim.namespace, claim.group) in groups)
-    manifest: Mapping[str, Any] = document.manifest or {}
-    refused = sort_out([document]).refused
-    held = any(each.status is not None for each in refused)
-    return bool(manifest) and (held or any(r.group and (r.key[0], r.group) in groups for r in refused))
+        return claim.is_allocated
+    return bool(document.manifest) and any(each.status is not None for each in sort_out([document]).refused)
+
+
+def _groups_of(document: Document) -> Set[Key]:
+    """Namespace and name of the group that a claim names, valid or not."""
+    claim = document.object
+    if isinstance(claim, DeviceClaim):
+        return {(claim.namespace, claim.group)} if claim.group is not None else frozenset()
+    return {(each.key[0], each.group) for each in sort_out([document]).refused if each.group is not None}
 
 
 def _valid_together(pools: Sequence[DevicePool]) -> list[DevicePool]:

@@ -12,9 +12,9 @@ from itertools import product
 
 from devalloc_solver.demand import Demand, Mode, Slot
 from devalloc_solver.index.kinds import ALONE, Kind
+from devalloc_solver.index.losses import Losses
 from devalloc_solver.index.recipe import Part, Recipe
 from devalloc_solver.index.states import NodeClass, NodeKind, PoolKind, PoolState
-from devalloc_solver.place.partitions import Shapes, loss_of, shapes_of
 
 MAX_COMBINATIONS = 64
 """Choices of alternatives that are tried one after the other."""
@@ -73,8 +73,7 @@ class Plain:
     _choices: dict[tuple[int, ...], dict[Values, Choice]] = field(default_factory=dict)
     """slot, kind of node and states of the pools with candidates -> what the slot can have there"""
     _pools: dict[int, dict[int, tuple[int, ...]] | None] = field(default_factory=dict)
-    _shapes: dict[int, Shapes] = field(default_factory=dict)
-    """state of a pool -> what partitions it has left"""
+    _losses: Losses = field(default_factory=Losses)
 
     def __post_init__(self) -> None:
         self.combinations = list(product(*self.demand.details))
@@ -265,16 +264,7 @@ class Plain:
         return Offer(1, tuple(group for loss, group in fitting if loss == least), least) if fitting else None
 
     def _loss(self, state: PoolState, group: int, count: int) -> int:
-        """What taking devices of a partitioned pool takes off the largest device that can still be had."""
-        if self.spread:
-            return 0
-        key = state.index
-        if key not in self._shapes:
-            there = (k.one for k, free in zip(state.kind.kinds, state.free, strict=True) if free)
-            draws = (one.draws for one in there if one.undefined is None and one.unavailable is None)
-            self._shapes[key] = shapes_of(draws, {name: r.blocks for name, r in state.kind.resources.items()})
-        shapes = self._shapes[key]
-        return loss_of(shapes, state.left, [state.kind.kinds[group].one.draws] * count) if shapes else 0
+        return 0 if self.spread else self._losses.of(state, group, count)
 
 
 def _rank(choice: Choice) -> tuple[object, ...]:

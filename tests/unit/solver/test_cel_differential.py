@@ -113,13 +113,13 @@ BOOL: Text = st.one_of(
 
 
 @given(BOOL)
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None)
 def test_predicates_agree(text: str) -> None:
     assert ours(text) == theirs(text)
 
 
 @given(LISTS, LEAF, INT)
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None)
 def test_filter_and_map_agree(items: str, condition: str, body: str) -> None:
     condition, body = (text.replace("device.numa", "x") for text in (condition, body))
     for text in (f"size({items}.filter(x, {condition})) == 1", f"{items}.map(x, {body}) == [1, 2]"):
