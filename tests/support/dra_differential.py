@@ -203,7 +203,7 @@ def known_difference(instance: Instance, their: Opinion, verdict: Verdict) -> st
     if not instance["features"]["ListTypeAttributes"] and _relates_lists(instance):
         return "list attributes while their gate is off"
     for quirks in [*([quirk] for quirk in QUIRKS), [*QUIRKS]]:
-        found = dra_oracle.solve(instance, frozenset(quirks), 20 * dra_oracle.BUDGET)
+        found = dra_oracle.solve(instance, frozenset(quirks), 200 * dra_oracle.BUDGET)
         same = (found.outcome, found.node_local) == (their.outcome, their.node_local)
         if same and (found.outcome != "allocated" or found.choices <= choices(instance, their)):
             return " and ".join(quirks)
