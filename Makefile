@@ -16,7 +16,7 @@ FUZZ_SECONDS ?= 60
 FUZZ_INSTANCES ?= 20000
 # How many instances of each kind it compares with exhaustive search; the unit tier looks at the first of them.
 FUZZ_EXAMPLES ?= 400
-SEARCHED := normal_form.py place_properties.py place_partitions.py
+SEARCHED := normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py
 # Workers of the quick tiers; machine and cluster tests own the machine while they run.
 JOBS ?= auto
 

@@ -53,8 +53,9 @@ class Spots:
             if not mine:
                 continue
             is_bounded &= all(_is_exact(ask) for ask in mine)
-            _add_least(low, [(self.least.get(ask.number, _NOTHING), _count(ask)) for ask in mine])
-            _add_least(wanted, [(self.lightest.get(ask.number, _NOTHING), _count(ask)) for ask in mine])
+            if not detail & allowed & asks.admin:  # looking on draws nothing
+                _add_least(low, [(self.least.get(ask.number, _NOTHING), _count(ask)) for ask in mine])
+                _add_least(wanted, [(self.lightest.get(ask.number, _NOTHING), _count(ask)) for ask in mine])
             some = [(self.most.get(ask.number, _NOTHING), _count(ask)) for ask in mine]
             for place in {place: None for draws, _ in some for place in draws}:
                 high[place] += max(draws.get(place, 0) * count for draws, count in some)

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from devalloc_solver.demand import Unit
+from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.place import place
 from devalloc_solver.place.asks import read_unit
@@ -84,4 +84,14 @@ def test_of_alternatives_the_one_that_draws_least_counts() -> None:
     snapshot = snapshot_of(A100, 1, together=True)
     for other, fits in (("1g", True), ("4g", False)):
         unit = Unit((ask_for(snapshot, [[("4g", 1)], [("7g", 1), (other, 1)]]),), None, None)
+        assert may_fit(Instance(snapshot, (), (unit,))) is fits
+
+
+def test_an_alternative_that_only_looks_draws_nothing() -> None:
+    snapshot = snapshot_of(A100, 1, together=True)
+    demand = ask_for(snapshot, [[("7g", 1)], [("4g", 1), ("1g", 1)]])
+    whole, (taking, looking) = demand.details
+    for mode, fits in ((Mode.WHOLE, False), (Mode.ADMIN_COUNT, True)):
+        details = (whole, (taking, replace(looking, mode=mode)))
+        unit = Unit((replace(demand, details=details),), None, None)
         assert may_fit(Instance(snapshot, (), (unit,))) is fits
