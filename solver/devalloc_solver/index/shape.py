@@ -67,6 +67,8 @@ class Shape:
     hopes: dict[_Looks, Score | None] = field(default_factory=dict)
     """the score that cannot be beaten there; None where it cannot fit"""
 
+    met: set[int] = field(default_factory=set)
+    """kinds of nodes of which a class has come to the top and was solved"""
     guesses: dict[int, int] = field(default_factory=dict)
     """kind of node -> pools that it takes there at least"""
     roomy: set[_Looks] = field(default_factory=set)
@@ -107,7 +109,7 @@ class Shape:
                 queued[number] = first
                 heapreplace(heap, (score, first, number))
             else:
-                better = self._better(node, score)
+                better = self._better(node, score, index.by_rank[rank])
                 recipe = None if better is None or better != score else self.recipe(node, index.by_rank[rank])
                 if better is None or (recipe is None and better == score):
                     self.unfit.add(number)
@@ -212,12 +214,21 @@ class Shape:
             self.hopes[looks] = self._find_hope(node, relevant)
         return self.hopes[looks]
 
-    def _better(self, node: NodeClass, score: Score) -> Score | None:
-        """What is to be hoped of a class that has come to the top, when its kind of node is looked at."""
-        if not self.wide and node.index not in self.recipes:
+    def _better(self, node: NodeClass, score: Score, record: NodeRecord) -> Score | None:
+        """What is to be hoped of a class that has come to the top, when it and its kind of node are looked at.
+
+        The first class of a kind that might be as good as was guessed is solved itself: mostly that is all it takes.
+        """
+        if self.wide or node.index in self.recipes:
+            return score
+        if node.kind.index in self.met:
             self._best_of(node)
-            return self._hope(node)
-        return score
+        elif score[1] == 1 and not self._may_take_one_pool(node, self.tally.relevant(node.kind)):
+            return score[0], 2, *score[2:]
+        else:
+            self.met.add(node.kind.index)
+            self.recipe(node, record)
+        return self._hope(node)
 
     def _guess(self, node: NodeClass, relevant: tuple[int, ...]) -> Score:
         """A score that no node of this kind can beat, told from the numbers of devices only."""
@@ -234,14 +245,16 @@ class Shape:
         if best is None:
             return None
         alternatives, pools, devices, entries, idle_nodes, idle_pools, _ = best.score
-        if pools == 1 and len(self.demand.details) > 1 and not self.wide and not self._in_one_pool(node, relevant):
+        if pools == 1 and not self._may_take_one_pool(node, relevant):
             pools = 2
         if not self.index.spread:
             idle_nodes, idle_pools = (0 if node.in_use else idle_nodes), 0
         return alternatives, pools, devices, entries, idle_nodes, idle_pools, 0
 
-    def _in_one_pool(self, node: NodeClass, relevant: tuple[int, ...]) -> bool:
+    def _may_take_one_pool(self, node: NodeClass, relevant: tuple[int, ...]) -> bool:
         """Whether a node may have it all in one pool; see ``onepool``."""
+        if self.wide or len(self.demand.details) == 1:
+            return True
         for number in relevant:
             state = node.states[number]
             if state.index not in self.one_pool:
