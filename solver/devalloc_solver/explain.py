@@ -12,7 +12,7 @@ from typing import Any
 
 from devalloc_solver import cel
 from devalloc_solver.assignment import Placement
-from devalloc_solver.blockers.claims import Releases
+from devalloc_solver.blockers.claims import InTheWay, Releases
 from devalloc_solver.blockers.details import Offers, members, without_moot
 from devalloc_solver.blockers.edits import Edit, applied, needed
 from devalloc_solver.blockers.question import Finder, Question, Undecided
@@ -168,7 +168,7 @@ class Explainer:
         reason = Reason.LOST_TO_COMPETITION if in_batch else Reason.DEVICES_IN_USE
         short = self._shortage(unit, self.in_use) or self._exhausted(unit)
         try:
-            found = self.releases.find(self._question(unit, ()), self.finder)
+            found = self._in_the_way(unit)
         except Undecided:
             return Finding(reason, joined(short, "the time did not suffice to find the claims in the way"))
         mine = max(d.claim.priority for d in unit.demands)
@@ -176,6 +176,27 @@ class Explainer:
             reason = Reason.LOST_TO_HIGHER_PRIORITY
         note = "" if found.smallest else _NOT_PROVEN
         return Finding(reason, joined(short, remedy((), found.claims), note), (), found.claims)
+
+    def _in_the_way(self, unit: Unit) -> InTheWay:
+        """Who must go so that the unit fits. It does not fit beside them."""
+        here = self.releases.find(self._question(unit, ()), self.finder)
+        binding = self._bound_by(unit)
+        if not binding or any(d.claim.pinned_node for d in unit.demands) or not self.priorities.keys() >= {*binding}:
+            return here
+        if here.claims and len(binding) >= len(here.claims):
+            return here
+        # The members of its group that hold devices bind it to their node for as long as they do.
+        stays = tuple(holding for holding in self.in_use if holding.claim not in binding)
+        unbound = replace(unit, pin=None)
+        anywhere = InTheWay((), smallest=True)
+        if not self.finder.works(self._question(unbound, stays)):
+            anywhere = Releases(self.snapshot, stays, self.releases.new).find(self._question(unbound, ()), self.finder)
+            if not anywhere.claims:
+                return here
+        claims = tuple(sorted({*binding, *anywhere.claims}))
+        if here.claims and len(claims) >= len(here.claims):
+            return here
+        return InTheWay(claims, anywhere.smallest)
 
     def _exhausted(self, unit: Unit) -> str:
         """Devices are free, and yet it does not fit."""

@@ -195,3 +195,18 @@ def test_a_group_whose_members_would_each_fit_lost_as_a_whole_to_who_got_the_dev
         assert told["reason"] == "LostToHigherPriority"
         assert "group vm is all or none" in told["message"]
         assert [b["name"] for b in told["blockers"]] == ["urgent"]
+
+
+def test_a_held_member_of_the_group_may_be_all_that_is_in_the_way() -> None:
+    """It binds the others to its node, where two claims more would have to go."""
+    vm = {"devalloc.io/group": "vm"}
+    first = allocated(claim("first", {"deviceClass": "gpu"}, annotations=vm), [entry("n1-gpus", "g0")], node="n1")
+    held = [
+        allocated(claim(f"h{i}", {"deviceClass": "gpu"}), [entry("n1-gpus", f"g{i}")], node="n1") for i in range(1, 4)
+    ]
+    wanted = claim("c", {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=vm)
+    told = answer("c", GPU, gpus(4), gpus(2, node="n2"), first, *held, wanted)
+    assert [b["name"] for b in told["blockers"]] == ["first"]
+    taken = allocated(claim("t", {"deviceClass": "gpu"}), [entry("n2-gpus", "g0")], node="n2")
+    told = answer("c", GPU, gpus(4), gpus(2, node="n2"), first, *held, taken, wanted)
+    assert [b["name"] for b in told["blockers"]] == ["first", "h1"], "elsewhere it would be two as well"
