@@ -74,8 +74,9 @@ class PoolState:
         """Free blocks of each resource of the pool (S12)."""
         drawn: dict[str, int] = defaultdict(int)
         for kind, size, free in zip(self.kind.kinds, self.kind.sizes, self.free, strict=True):
-            for name, blocks in kind.one.draws:
-                drawn[name] += blocks * (size - free)
+            if free < size:
+                for name, blocks in kind.one.draws:
+                    drawn[name] += blocks * (size - free)
         return {name: max(0, r.blocks - drawn[name]) for name, r in self.kind.resources.items()}
 
     @cached_property

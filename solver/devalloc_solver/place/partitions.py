@@ -27,10 +27,15 @@ def shapes_of(draws: Iterable[Draws], capacity: Mapping[str, int]) -> list[tuple
     sizes: dict[Draws, int] = {}
     for each in draws:
         if each and each not in sizes:
-            sizes[each] = sum(1000 * blocks // capacity[name] for name, blocks in each if capacity[name])
+            sizes[each] = size_of(each, capacity)
     if len({*sizes.values()}) < 2:
         return []
     return sorted(((size, each) for each, size in sizes.items()), reverse=True)
+
+
+def size_of(draws: Draws, capacity: Mapping[str, int]) -> int:
+    """In thousandths of the pool's resources, added up."""
+    return sum(1000 * blocks // capacity[name] for name, blocks in draws if capacity[name])
 
 
 def largest(shapes: Shapes, free: Mapping[str, int]) -> int:

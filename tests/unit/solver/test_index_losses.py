@@ -1,0 +1,61 @@
+"""What is lost of a pool's largest device is told part by part, and is what the whole pool tells."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devalloc.api.meta import UNAVAILABLE
+from devalloc_solver.index.kinds import Kind
+from devalloc_solver.index.losses import Losses
+from devalloc_solver.index.states import PoolKind, PoolState
+from devalloc_solver.place.partitions import loss_of, shapes_of
+from devalloc_solver.snapshot import Device, Resource
+
+NAMES = [f"slice{number}" for number in range(6)]
+
+
+@st.composite
+def pool_kinds(draw: st.DrawFn) -> PoolKind:
+    """Groups of devices that draw on anything or nothing, some of which nobody can have."""
+    capacities = draw(st.sampled_from([st.just(2), st.integers(0, 4)]))
+    resources = {name: Resource(1, draw(capacities)) for name in NAMES}
+    most = draw(st.sampled_from([1, 3]))
+    names = st.lists(st.sampled_from(NAMES), max_size=most, unique=True)
+    kinds = []
+    for number in range(draw(st.integers(1, 7))):
+        draws = tuple((name, draw(st.integers(1, most))) for name in sorted(draw(names)))
+        attributes = {UNAVAILABLE: "mode"} if draw(st.integers(0, 3)) == 3 else {}
+        undefined = "lost" if draw(st.integers(0, 3)) == 3 else None
+        kinds.append(Kind(number, "gpu", Device(number, 0, f"d{number}", attributes, {}, draws, undefined), {}))
+    numbers = count()
+    groups = tuple(tuple(next(numbers) for _ in range(draw(st.integers(1, 3)))) for _ in kinds)
+    return PoolKind(0, resources, tuple(kinds), groups, ())
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_part_by_part_and_as_a_whole_it_is_the_same(data: st.DataObject) -> None:
+    kind = data.draw(pool_kinds())
+    losses = Losses()
+    for index in range(6):
+        free = tuple(data.draw(st.integers(0, size)) for size in kind.sizes)
+        state = PoolState(index, kind, free, (), in_use=free != kind.sizes)
+        usable = [
+            group
+            for group, each in enumerate(kind.kinds)
+            if free[group] and each.one.undefined is None and each.one.unavailable is None
+        ]
+        shapes = shapes_of(
+            (kind.kinds[group].one.draws for group in usable), {name: r.blocks for name, r in kind.resources.items()}
+        )
+        told = {}
+        for group in usable:
+            draws = kind.kinds[group].one.draws
+            for taken in (1, free[group]):
+                whole = loss_of(shapes, state.left, [draws] * taken) if shapes else 0
+                assert losses.of(state, group, taken) == whole
+                told[group, taken] = whole
+        assert losses.least(state) == min((told[group, 1] for group in usable), default=None)
