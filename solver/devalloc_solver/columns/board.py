@@ -100,7 +100,7 @@ class _Builder:
             there = self.ways_there[id(template)] = dict(self.ways_of(template))
             known = self.patterns.setdefault(template.geometry, {})
             for user, way in there.items():
-                if way not in known:
+                if way not in known and user[0] not in self.too_free:
                     key = (ground.attributes, ground.resources, template.geometry, way)
                     if key not in cache:
                         cache[key] = find_patterns(template.geometry, way)

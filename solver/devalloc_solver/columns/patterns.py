@@ -8,7 +8,7 @@ and counters, is the state's (network.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from devalloc_solver.columns.geometry import Cell, Geometry, Ground, Template
 from devalloc_solver.columns.kinds import Way
@@ -16,6 +16,9 @@ from devalloc_solver.demand import Demand, Slot
 
 MOST_PATTERNS = 1_000
 """Patterns that one way may have on one geometry."""
+
+MOST_TRIED = 20_000
+"""Choices for one slot that are looked at in finding them: about half a second, whatever is asked for."""
 
 Take = tuple[tuple[int, int], ...]
 """(cell, devices), for one slot"""
@@ -99,31 +102,107 @@ def _localize(demand: Demand, chosen: Sequence[Slot], template: Template, ground
 
 
 def find_patterns(geometry: Geometry, way: LocalWay) -> list[Pattern] | None:
-    """All smallest patterns of a way; None when there are too many to handle."""
+    """All smallest patterns of a way; None when there are too many to handle, or they take too long to find."""
+    if not _may_fit(geometry.cells, way):
+        return []
     found: dict[tuple[int, ...], Pattern] = {}
-    left = [cell.size for cell in geometry.cells]
-    for takes in _fill_all(geometry, way.claims, left):
-        counts = [0] * len(left)
-        for cell, count in (part for take in takes for part in take):
-            counts[cell] += count
-        if _groups_hold(geometry.cells, counts):
-            found.setdefault(tuple(counts), Pattern(tuple(counts), tuple(takes)))
-            if len(found) > MOST_PATTERNS:
-                return None
+    filler = _Filler(geometry, [cell.size for cell in geometry.cells])
+    try:
+        for takes in filler.fill_all(way.claims):
+            counts = [0] * len(geometry.cells)
+            for cell, count in (part for take in takes for part in take):
+                counts[cell] += count
+            if _groups_hold(geometry.cells, counts):
+                found.setdefault(tuple(counts), Pattern(tuple(counts), tuple(takes)))
+                if len(found) > MOST_PATTERNS:
+                    return None
+    except _TooManyTried:
+        return None
     return _smallest(list(found.values()))
 
 
-def _fill_all(geometry: Geometry, claims: Sequence[LocalClaim], left: list[int]) -> Iterator[list[Take]]:
-    """Choose devices for claim after claim; ``left`` is changed on the way and as before in the end."""
-    if not claims:
-        yield []
-        return
-    first, rest = claims[0], claims[1:]
-    for match in _match_values(geometry.cells, _eligible(geometry, first), first.match):
-        for takes in _fill(geometry, first, 0, left, match, []):
-            if _holds(geometry.cells, first, takes):
-                for more in _fill_all(geometry, rest, left):
-                    yield [*takes, *more]
+def _may_fit(cells: Sequence[Cell], way: LocalWay) -> bool:
+    """Whether there are enough devices for the slots that may have no others."""
+    slots = [slot for claim in way.claims for slot in claim.slots]
+    return all(
+        sum(slot.least for slot in slots if {*slot.colors} <= {*colors})
+        <= sum(cell.size for cell in cells if cell.color in colors)
+        for colors in dict.fromkeys(slot.colors for slot in slots)
+    )
+
+
+class _TooManyTried(Exception):
+    """More choices than MOST_TRIED."""
+
+
+@dataclass(slots=True, eq=False)
+class _Filler:
+    """Chooses devices for slot after slot, and for claim after claim.
+
+    What is left decides what can follow, whoever has taken the rest: where it has been the same before, the patterns
+    that follow are known.
+    """
+
+    geometry: Geometry
+    left: list[int]
+    """cell -> devices; changed on the way, and as before in the end"""
+    tried: int = 0
+    _seen: set[object] = field(default_factory=set)
+
+    def fill_all(self, claims: Sequence[LocalClaim]) -> Iterator[list[Take]]:
+        """The takes of all slots of these claims, but for such as come to devices that were found before."""
+        if self._is_known(len(claims), ()):
+            return
+        if not claims:
+            yield []
+            return
+        first, rest = claims[0], claims[1:]
+        for match in _match_values(self.geometry.cells, _eligible(self.geometry, first), first.match):
+            for takes in self._fill(first, len(claims), match, []):
+                if _holds(self.geometry.cells, first, takes):
+                    for more in self.fill_all(rest):
+                        yield [*takes, *more]
+
+    def _fill(
+        self, claim: LocalClaim, waiting: int, match: tuple[frozenset[int] | None, ...] | None, takes: list[Take]
+    ) -> Iterator[list[Take]]:
+        """The same for the other slots of a claim, which is the last but so many, at one choice of match values."""
+        number = len(takes)
+        bound = tuple(takes[n] for _, _, slots in claim.relations for n in slots if n < number)
+        total = None if claim.most is None else sum(count for take in takes for _, count in take)
+        if self._is_known(waiting, (number, match, bound, total)):
+            return
+        if number == len(claim.slots):
+            yield list(takes)
+            return
+        slot, cells, left = claim.slots[number], self.geometry.cells, self.left
+        members = [
+            c
+            for c, cell in enumerate(cells)
+            if cell.color in slot.colors
+            and (match is None or tuple(cell.values[a] for a in claim.match) == match)
+            and all(cell.values[a] is not None for a in (*slot.match, *claim.match))
+        ]
+        for value in _match_values(cells, members, slot.match):
+            own = [c for c in members if value is None or tuple(cells[c].values[a] for a in slot.match) == value]
+            for take in _takes(self.geometry, slot, own, left):
+                self.tried += 1
+                if self.tried > MOST_TRIED:
+                    raise _TooManyTried
+                for c, count in take:
+                    left[c] -= count
+                takes.append(take)
+                yield from self._fill(claim, waiting, match, takes)
+                takes.pop()
+                for c, count in take:
+                    left[c] += count
+
+    def _is_known(self, waiting: int, more: tuple[object, ...]) -> bool:
+        key = waiting, more, tuple(self.left)
+        if key in self._seen:
+            return True
+        self._seen.add(key)
+        return False
 
 
 def _eligible(geometry: Geometry, way: LocalClaim) -> list[int]:
@@ -138,38 +217,6 @@ def _match_values(
     if not attributes:
         return [None]
     return list(dict.fromkeys(tuple(cells[c].values[a] for a in attributes) for c in members))
-
-
-def _fill(
-    geometry: Geometry,
-    way: LocalClaim,
-    number: int,
-    left: list[int],
-    match: tuple[frozenset[int] | None, ...] | None,
-    takes: list[Take],
-) -> Iterator[list[Take]]:
-    """Choose devices for slot after slot; ``left`` is changed on the way and as before in the end."""
-    if number == len(way.slots):
-        yield list(takes)
-        return
-    slot, cells = way.slots[number], geometry.cells
-    members = [
-        c
-        for c, cell in enumerate(cells)
-        if cell.color in slot.colors
-        and (match is None or tuple(cell.values[a] for a in way.match) == match)
-        and all(cell.values[a] is not None for a in (*slot.match, *way.match))
-    ]
-    for value in _match_values(cells, members, slot.match):
-        own = [c for c in members if value is None or tuple(cells[c].values[a] for a in slot.match) == value]
-        for take in _takes(geometry, slot, own, left):
-            for c, count in take:
-                left[c] -= count
-            takes.append(take)
-            yield from _fill(geometry, way, number + 1, left, match, takes)
-            takes.pop()
-            for c, count in take:
-                left[c] += count
 
 
 def _takes(geometry: Geometry, slot: LocalSlot, own: Sequence[int], left: Sequence[int]) -> Iterator[Take]:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.fleets import scenario
 from devalloc_solver.columns import network as networks
+from devalloc_solver.columns import patterns
 from devalloc_solver.columns.board import Board, set_up
 from devalloc_solver.columns.geometry import Cell, Geometry
 from devalloc_solver.columns.kinds import split_units
@@ -85,6 +86,33 @@ def test_claims_of_a_group_take_their_devices_side_by_side(seed: int) -> None:
     for pattern in found:
         taken = [[tuple(p) for p in take] for take in pattern.takes]
         assert [sum(n for _, n in take) for take in taken] == [s.least for claim in claims for s in claim.slots]
+
+
+ONE_EACH = LocalSlot((0,), 1, 1, (0,), (), ())
+
+
+@pytest.mark.parametrize(
+    "way",
+    [LocalWay((LocalClaim((ONE_EACH,), (), (), None),) * 8), LocalWay((LocalClaim((ONE_EACH,) * 8, (), (), None),))],
+    ids=["claims", "details"],
+)
+def test_the_same_devices_in_another_order_are_not_looked_at_again(
+    way: LocalWay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight of eight devices that something tells apart: as many sets as there are, and not as many orders."""
+    geometry = Geometry(tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(8)), (), ((),))
+    monkeypatch.setattr(patterns, "MOST_TRIED", 8 * 2**8)
+    found = find_patterns(geometry, way)
+    assert found is not None
+    assert [pattern.counts for pattern in found] == [(1,) * 8]
+
+
+def test_what_has_too_many_sets_on_the_way_is_left_to_others() -> None:
+    """Not even a pattern for every device is worth any number of choices; without enough devices there is none."""
+    geometry = Geometry(tuple(Cell(0, 1, (frozenset({n}),), (), None) for n in range(16)), (), ((),))
+    way = LocalWay((LocalClaim((ONE_EACH,), (), (), None),) * 16)
+    assert find_patterns(geometry, way) is None
+    assert find_patterns(Geometry(geometry.cells[1:], (), ((),)), way) == []
 
 
 def value(rng: random.Random) -> frozenset[int] | None:
