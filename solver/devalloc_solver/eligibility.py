@@ -193,7 +193,8 @@ class Eligibility:
             return None
         if expression not in self._errors:
             self._errors[expression] = self._find_error(expression)
-        return self._errors[expression]
+        # It may have failed since on devices that were not looked at then.
+        return self._failed.get(expression, self._errors[expression])
 
     def _find_error(self, expression: str) -> str | None:
         try:

@@ -149,6 +149,16 @@ class Devmgmt:
             for key in list(self.kept):
                 self._hold_again(key)
 
+    def expression_failed(self, *, begin: bool) -> None:
+        """An expression that was valid for one device of each kind has used up its budget on others like them (S6).
+
+        ``begin``: with fresh budgets, as they may have gone to devices that are there no more. Without, its error
+        stands: it refuses the claims that have it, and the classes.
+        """
+        rules = self.rules
+        self.rules = Rules(rules.kinds, rules.intake) if begin else rules.renewed(rules.intake)
+        self.index.forget()
+
     def _pools_changed(self, name: str) -> None:
         """Pools of one name: nodes get them or lose them, and claims keep what is still there (S18)."""
         same = pools_of(self.documents.by_name.get(full_name("DevicePool", None, name), ()))

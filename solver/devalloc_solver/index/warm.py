@@ -10,6 +10,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.problems import Problem
 from devalloc_solver import cel
+from devalloc_solver.eligibility import ExpressionError
 from devalloc_solver.index.devmgmt import Devmgmt
 from devalloc_solver.index.documents import Document, name_of, read
 from devalloc_solver.index.echo import echo
@@ -44,6 +45,19 @@ class ClaimFleet:
         if found.group is not None:
             told = f"is a member of group {found.group}, which is answered as a whole: use allocate_all"
             return answer_refused(Refused(found.key, Reason.GROUP_UNSATISFIABLE, told, found.group)).to_dict()
+        begin = True
+        while True:
+            try:
+                return self._place(document, found, shape)
+            except ExpressionError:
+                self._state.expression_failed(begin=begin)
+                begin = False
+
+    def _place(self, document: Document, found: DeviceClaim, shape: object) -> dict[str, Any]:
+        """The same for a valid claim that stands alone and holds nothing.
+
+        Raises ExpressionError when the budget of an expression is spent; nothing is changed then.
+        """
         state = self._state
         ask = state.ask(found, shape)
         if isinstance(ask, Refused):

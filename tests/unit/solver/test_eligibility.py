@@ -101,3 +101,42 @@ def test_one_expression_has_its_own_limit_besides(monkeypatch: pytest.MonkeyPatc
     assert messages["good"] is None
     assert TOO_EXPENSIVE in str(messages["bad0"])
     assert "common" not in str(messages["bad0"])
+
+
+def identified(name: str, node: str, count: int = 12) -> Manifest:
+    """Devices of one kind, each with an identifier of its own."""
+    return pool(name, node, devices=[device(f"d{i}", attributes={"uuid": f"{name}-{i}"}) for i in range(count)])
+
+
+BY_UUID = f"{NUMBERS}.all(a, {NUMBERS}.all(b, a + b >= 0 && device.uuid != 'none'))"
+
+
+@pytest.mark.parametrize("of_class", [False, True], ids=["claim", "class"])
+def test_a_fleet_tells_of_what_costs_too_much_on_the_devices_of_a_kind(
+    of_class: bool, small_budgets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index judges one of a kind at first; what the others cost is told as when all is solved at once."""
+    monkeypatch.setattr(eligibility, "EVALUATION_BUDGET", small_budgets // 2)
+    costly_class = device_class("costly", driver="gpu", constraints=BY_UUID)
+    manifests = [GPU, costly_class, *(identified(f"p{n}", f"n{n}") for n in range(3))]
+    asked = {"deviceClass": "costly"} if of_class else {"deviceClass": "gpu", "constraints": BY_UUID}
+    expected = next(iter(solve_manifests([*manifests, claim("c", asked)])["claims"]))
+    assert expected["reason"] == ("ClassInvalid" if of_class else "ClaimInvalid")
+    fleet = Fleet.from_manifests(manifests)
+    for turn in range(2):
+        assert fleet.allocate(claim("c", asked)) == expected
+        assert fleet.allocate(claim(f"good{turn}", {"deviceClass": "gpu"}))["allocated"]
+
+
+def test_devices_that_are_gone_are_no_charge_on_the_budget(small_budgets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet whose devices are other ones again and again answers as one that has just been loaded."""
+    monkeypatch.setattr(eligibility, "EVALUATION_BUDGET", 5 * small_budgets)
+    manifests = [identified(f"p{n}-0", f"n{n}") for n in range(3)]
+    fleet = Fleet.from_manifests([GPU, *manifests])
+    for turn in range(1, 5):
+        found = fleet.allocate(claim(f"c{turn}", {"deviceClass": "gpu", "constraints": BY_UUID}))
+        assert found["allocated"], found["message"]
+        for n, gone in enumerate(manifests):
+            fleet.delete(gone)
+            manifests[n] = identified(f"p{n}-{turn}", f"n{n}")
+            fleet.update(manifests[n])
