@@ -40,7 +40,7 @@ class Judge:
         self._uses: dict[Key, list[Use]] = {}
         self._account = Account()
         self._judged: tuple[Key, object, Answer, list[Use]] | None = None
-        """the last answer found right"""
+        """the last answer found right, as long as pools and classes stay"""
         self._naming: dict[str, set[Key]] = defaultdict(set)
         """name of a pool -> who names it in what is held, there or lost"""
 
@@ -48,6 +48,7 @@ class Judge:
 
     def set_pools(self, name: str, pools: Sequence[DevicePool]) -> None:
         """These are all pools of that name now. What is held of them is read again (S18)."""
+        self._judged = None
         keys = sorted(self._naming.get(name, ()))
         for key in keys:
             self._take_out(key)
@@ -57,6 +58,7 @@ class Judge:
 
     def set_classes(self, classes: Iterable[DeviceClass]) -> None:
         """These are all classes now."""
+        self._judged = None
         before = self._catalogue.admin_classes()
         self._catalogue = Catalogue(classes, self._verdicts)
         self._specs = Specs(self._catalogue)

@@ -79,7 +79,7 @@ def are_apart(account: Account, uses: Sequence[Use]) -> bool:
     for use in uses:
         pooled = use.pooled
         key = pooled.pool_key
-        if use.amounts or pooled in account.of_pool(key) or pooled.compatibility_group:
+        if use.amounts or pooled in account.of_pool(key) or pooled.compatibility_group is not None:
             return False
         if pooled.draws:
             drawn = account.drawn(key)
@@ -104,7 +104,7 @@ def conflicts(account: Account, uses: Sequence[Use]) -> Iterator[str]:
             users = [*(earlier or ()), *new]
             yield from _whole_or_shared(users)
             yield from _shared_capacity(users)
-        if next(iter(devices)).pool.spec.resources or any(pooled.compatibility_group for pooled in devices):
+        if next(iter(devices)).pool.spec.resources or any(pooled.compatibility_group is not None for pooled in devices):
             together = {pooled: list(users) for pooled, users in held.items()}
             for pooled, new in devices.items():
                 together.setdefault(pooled, []).extend(new)

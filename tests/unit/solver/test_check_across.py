@@ -302,6 +302,7 @@ class TestCompatibility:
         device("a1", {KEY: "4Q"}, has={"memory": "8"}),
         device("a2", {KEY: "4Q"}),
         device("b1", {KEY: "8Q"}),
+        device("unnamed", {KEY: ""}),
         device("plain"),
     )
     OTHER = pool("q", device("b2", {KEY: "8Q"}))
@@ -314,6 +315,9 @@ class TestCompatibility:
             ("p/a1", "q/b2", True),
             ("p/a1", "p/b1", False),
             ("p/b1", "p/a1", False),
+            ("p/a1", "p/unnamed", False),
+            ("p/unnamed", "p/a1", False),
+            ("p/unnamed", "p/plain", True),
         ],
     )
     def test_together(self, first: str, second: str, right: bool) -> None:

@@ -131,6 +131,37 @@ def test_a_pool_that_changes_is_looked_at_again() -> None:
     assert judge.judge(claim("b", {}), answer("b", "p/e")) == []
 
 
+def test_what_was_found_right_of_other_pools_is_read_again() -> None:
+    """A pool that changes between `judge` and `grant` has other devices of the same names."""
+    judge = Judge()
+    judge.set_pools("p", [pool("p", device("d"))])
+    right = answer("a", "p/d")
+    assert judge.judge(claim("a", {}), right) == []
+    judge.set_pools("p", [pool("p", device("d"), device("e"))])
+    judge.grant(claim("a", {}), right)
+    assert judge.judge(claim("b", {}), answer("b", "p/d"))
+
+
+def test_what_was_found_right_of_other_classes_is_read_again() -> None:
+    judge = Judge()
+    judge.set_pools("p", [pool("p", device("d"))])
+    judge.set_classes([device_class("c")])
+    right, wanting = answer("a", "p/d"), claim("a", {"deviceClass": "c"})
+    assert judge.judge(wanting, right) == []
+    judge.set_classes([device_class("c", adminAccess=True)])
+    judge.grant(wanting, right)
+    assert judge.judge(claim("b", {}), answer("b", "p/d")) == []
+
+
+def test_a_group_without_a_name_is_one_like_any_other() -> None:
+    """An empty text is a value too (S12a)."""
+    judge = Judge()
+    group = "devalloc.io/compatibilityGroup"
+    judge.set_pools("p", [pool("p", device("d", {group: "4Q"}), device("e", {group: ""}))])
+    judge.grant(claim("a", {}), answer("a", "p/d"))
+    assert "(S12a)" in judge.judge(claim("b", {}), answer("b", "p/e"))[0]
+
+
 def test_classes_decide_anew_what_is_accepted_and_what_is_held() -> None:
     judge = Judge()
     judge.set_pools("p", [pool("p", device("d", {"kind": "x"}))])
