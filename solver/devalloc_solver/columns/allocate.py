@@ -84,8 +84,8 @@ class _Batch:
         is_partial = bool(alone) or len(board.network.stubs) > 0
         if is_partial:
             self.prove(board if alone else None)
-        if self.falls_short(0 if is_partial else TOLERANCE) and self.compare() and is_partial:
-            self.prove(board if alone else None)
+        if self.falls_short(0 if is_partial else TOLERANCE) and self.compare():
+            self.prove(board)  # of a level that lost, what was found holds no more for those below
 
     def falls_short(self, tolerance: int) -> bool:
         """Whether more than so many claims of some priority may be missing; of the highest one, any at all."""

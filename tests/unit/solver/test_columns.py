@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 
 import pytest
 
 from benchmarks.fleets import scenario
+from devalloc_solver.columns import allocate
+from devalloc_solver.columns.levels import Decider
 from tests.support.batches import Batch, by_columns, exact_counts, exact_levels
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 from tests.support.random_fleets import documents
@@ -182,3 +185,42 @@ def test_nothing_to_give_is_an_answer_too() -> None:
         [GPU, pool("p", devices=[device("g0")]), claim("c", {"deviceClass": "gpu", "requests": {"count": 2}})]
     )
     assert (batch.placements, batch.satisfied, batch.bounds) == ([], [0], [0])
+
+
+class BlindToTheHighest(Decider):
+    """Finds nothing for claims of the highest priority, and proves what others prove."""
+
+    def __post_init__(self) -> None:
+        highest, wanted = max(kind.priority for kind in self.board.kinds), self.wanted
+        kinds = zip(self.board.kinds, wanted, strict=True)
+        self.wanted = [0 if kind.priority == highest else count for kind, count in kinds]
+        super().__post_init__()
+        self.wanted = wanted
+
+    def _improve(self, priority: int, floors: Mapping[int, int]) -> None:
+        program = self._program(self._counting(priority), floors)
+        program.solve(enough=self.best.satisfied()[priority], ends=self.ends)
+        self._take_bound(priority, program)
+
+    def _draw_together(self) -> None:
+        pass
+
+
+def test_where_a_first_fit_does_better_the_bounds_are_those_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left for the lowest level depends on what those above it have, and with a first fit that is less."""
+    monkeypatch.setattr(allocate, "Decider", BlindToTheHighest)
+    names = [f"{side}{n}" for side in "xy" for n in range(4)]
+    own = [device(name, attributes={"side": name[0]}) for name in names]
+
+    def ask(name: str, priority: int, *counts: tuple[str, int]) -> Manifest:
+        details = [
+            {"deviceClass": "gpu", "constraints": f"device.side == '{side}'", "requests": {"count": count}}
+            for side, count in counts
+        ]
+        return claim(name, *details, annotations={"devalloc.io/priority": str(priority)})
+
+    pairs = [ask(f"pair{n}", 1, ("x", 1), ("y", 1)) for n in range(4)]
+    singles = [ask(f"single{n}", 0, ("y", 1)) for n in range(4)]
+    batch = by_columns([GPU, pool("p", "n", devices=own), ask("all", 2, ("x", 4)), *pairs, *singles])
+    judge(batch)
+    assert batch.satisfied == batch.bounds == [1, 0, 4]
