@@ -179,14 +179,19 @@ def _group_unit(
         first = min(failing, key=lambda r: r.key)
         return fail(f"member {first.key[0]}/{first.key[1]} of group {name} fails: {first.reason}: {first.message}")
     allocated = [c for c in intake.claims if c.is_allocated and c.group == name and c.namespace == namespace]
-    pins = {d.claim.pinned_node: d.key[1] for d in members if d.claim.pinned_node}
-    pins |= {node: c.metadata.name for c in allocated if (node := node_of(c, snapshot))}
+    pins: dict[str, set[str]] = defaultdict(set)
+    for demand in members:
+        if demand.claim.pinned_node:
+            pins[demand.claim.pinned_node].add(demand.key[1])
+    for claim in allocated:
+        if node := node_of(claim, snapshot):
+            pins[node].add(claim.metadata.name)
     # An invalid member that holds devices is not solved, and fixes the node all the same.
-    pins |= {
-        r.node: r.key[1] for r in intake.refused if r.key[0] == namespace and r.group == name and r.status and r.node
-    }
+    for one in intake.refused:
+        if one.key[0] == namespace and one.group == name and one.status and one.node:
+            pins[one.node].add(one.key[1])
     if len(pins) > 1:
-        told = ", ".join(f"{node} ({member})" for node, member in sorted(pins.items()))
+        told = ", ".join(f"{node} ({', '.join(sorted(bound))})" for node, bound in sorted(pins.items()))
         return fail(f"members of group {name} are bound to different nodes: {told}; see the annotation {NODE}")
     return Unit(tuple(members), name, next(iter(pins), None))
 

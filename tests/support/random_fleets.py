@@ -98,6 +98,36 @@ def equal_shares(random: Random) -> list[Manifest]:
     return everything
 
 
+def admins_beside_others(random: Random) -> list[Manifest]:
+    """Claims and groups of which some details look on only, at devices that exclude each other."""
+    nodes = ["n1", "n2"][: random.choice([1, 1, 2])]
+    makers = [_profiles, _profiles, _partitions, _gpus]
+    pools = [random.choice(makers)(random, f"p{number}", random.choice(nodes)) for number in range(len(nodes))]
+    held = _held_claims(random, pools, nodes) if _chance(random, 0.3) else []
+    group = {"annotations": {GROUP: "vm"}} if _chance(random, 0.6) else {}
+    pending = []
+    for number in range(random.choice([1, 2, 2])):
+        details = []
+        for _ in range(random.choice([1, 2, 2])):
+            counts = [{"count": 1}, {"count": 2}, {"count": 2}, {"count": 3}]
+            if _chance(random, 0.5):
+                detail: Manifest = {"deviceClass": "look", "requests": random.choice([*counts, {}])}
+                if _chance(random, 0.15):
+                    detail["limits"] = {"count": random.choice([1, 2, 3])}
+            else:
+                detail = {"deviceClass": "any", "requests": random.choice([*counts[:3], {"memory": "2Gi"}])}
+            if _chance(random, 0.15):
+                detail["matchAttributes"] = [random.choice([*MATCHABLE, "profile"])]
+            details.append(detail)
+        if _chance(random, 0.15) and len(details) > 1:
+            details = [{"oneOf": details}]
+        pending.append(claim(f"c{number}", *details, **deepcopy(group)))
+    look = device_class("look", adminAccess=True)
+    everything = [*pools, *held, *pending, *_classes(random), device_class("any"), look]
+    random.shuffle(everything)
+    return everything
+
+
 def _make_equal(random: Random, claims: list[Manifest]) -> None:
     """Most claims ask for what the first one does, since claims that ask for the same are counted together."""
     for content in claims[1:]:

@@ -67,8 +67,9 @@ def options_of(
     groups = {shape.group for shape in shapes if shape.group is not None}
     choices: list[int | None] = [*sorted(groups)] or [None]
     for group in choices:
-        usable = [number for number, shape in enumerate(shapes) if shape.group is None or shape.group == group]
-        for part in _parts(lanes, shapes, usable, tuple(counters), partitions, steps):
+        within = [_within(shape, group) for shape in shapes]
+        usable = [number for number, shape in enumerate(within) if shape.uses or shape.watchers]
+        for part in _parts(lanes, within, usable, tuple(counters), partitions, steps):
             if any(part.gain):
                 loss = whole**2 - part.kept**2
                 found.append(Option(part.gain, part.spend, part.cost, part.wide, part.uses, part.looks, loss))
@@ -76,6 +77,11 @@ def options_of(
         return found
     found.sort(key=lambda option: _offset(option.uses))
     return undominated(found, lambda o: ((*o.gain, *(-s for s in o.spend), -o.cost, -o.loss), o.wide), steps)
+
+
+def _within(shape: Shape, group: int | None) -> Shape:
+    """The stack where the pool keeps to a compatibility group: of other groups admins may look at devices, no more."""
+    return shape if shape.group in (None, group) else replace(shape, uses=(), draws=())
 
 
 def _largest(partitions: Sequence[Partition], counters: Sequence[int]) -> int:

@@ -210,3 +210,16 @@ def test_a_held_member_of_the_group_may_be_all_that_is_in_the_way() -> None:
     taken = allocated(claim("t", {"deviceClass": "gpu"}), [entry("n2-gpus", "g0")], node="n2")
     told = answer("c", GPU, gpus(4), gpus(2, node="n2"), first, *held, taken, wanted)
     assert [b["name"] for b in told["blockers"]] == ["first", "h1"], "elsewhere it would be two as well"
+
+
+def test_a_group_bound_to_two_nodes_names_all_who_bind_it() -> None:
+    vm = {"devalloc.io/group": "vm"}
+    held = [
+        allocated(claim(f"h{i}", {"deviceClass": "gpu"}, annotations=vm), [entry("n1-gpus", f"g{i}")], node="n1")
+        for i in range(2)
+    ]
+    wanted = claim("c", {"deviceClass": "gpu"}, annotations={**vm, "devalloc.io/node": "n2"})
+    for order in (held, held[::-1]):
+        told = answer("c", GPU, gpus(4), gpus(2, node="n2"), *order, wanted)
+        assert told["reason"] == "GroupUnsatisfiable"
+        assert "n1 (h0, h1), n2 (c)" in told["message"]

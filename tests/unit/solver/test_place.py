@@ -113,6 +113,12 @@ def test_an_admin_looks_at_devices_that_the_claim_has_anyway() -> None:
     assert devices(found) == ["g0", "g1", "g0", "g1"]
 
 
+def test_an_admin_looks_at_devices_that_must_not_be_taken_beside_those_of_the_claim() -> None:
+    sizes = [device(f"v{size}", attributes={"devalloc.io/compatibilityGroup": size}) for size in ("4G", "8G")]
+    wanted = claim("c", {"deviceClass": "watch", "requests": {"count": 2}}, want())
+    assert devices(placed(pool("card", devices=sizes), wanted)) == ["v4G", "v8G", "v4G"]
+
+
 def test_claims_of_a_group_share_a_node_and_no_device() -> None:
     group = {"annotations": {"devalloc.io/group": "vm"}}
     one, other = claim("c1", want(requests={"count": 2}), **group), claim("c2", want(), **group)
