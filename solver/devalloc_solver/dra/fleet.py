@@ -21,6 +21,7 @@ from devalloc_solver.dra.objects import Claim
 from devalloc_solver.dra.result import Given, ShareIds, given_by, make_result
 from devalloc_solver.dra.shares import taken
 from devalloc_solver.dra.warm.reader import ClaimReader, Read
+from devalloc_solver.dra.warm.refusal import Refusals
 from devalloc_solver.dra.warm.rules import ClaimAsk
 from devalloc_solver.dra.warm.state import Granted, Name, State, is_held
 from devalloc_solver.dra.warm.traits import offer_of
@@ -45,6 +46,7 @@ class ResourceFleet:
         """Use ``from_manifests``."""
         self._state, self._placement, self._gates = state, placement, gates
         self._reader = ClaimReader(gates)
+        self._refusals = Refusals(state)
         self._world: World | None = None
         """made when it is asked for, and stale with the next change of what there is"""
 
@@ -84,16 +86,18 @@ class ResourceFleet:
             return answer_of((found.namespace, found.name), dict(found.allocation), node_of(found))
         if (group := found.annotations.get(GROUP)) is not None:
             told = f"is a member of group {group}, which is answered as a whole: use allocate_all"
-            refused = Refused((found.namespace, found.name), Reason.GROUP_UNSATISFIABLE, told, group)
-            return refusal_answer(refused)
+            return refusal_answer(Refused((found.namespace, found.name), Reason.GROUP_UNSATISFIABLE, told, group))
         if (refusal := find_refusal(found, self._state.classes)) is not None:
             return refusal_answer(refusal)
         rules = self._state.rules
         ask = None if read.shape is None else rules.ask(found, read.shape)
         try:
             spot = None if ask is None else self._state.index.find(ask, pin_of(found))
-            if ask is not None and spot is not None and not ask.is_strange:
-                return self._accept(read, found, ask, spot)
+            if ask is not None and not ask.is_strange:
+                if spot is not None:
+                    return self._accept(read, found, ask, spot)
+                if (refused := self._refusals.explain(found, ask)) is not None:
+                    return refused
         except AllocationError:
             pass  # of one device or the other: the whole world is asked, and says of which
         return self._ask_world(read, found)

@@ -32,25 +32,41 @@ class Numbers:
 
     def users(self, slot: Slot) -> str:
         """Such as "2 of the matching ones are used by default/a (2)"; empty when nobody has any."""
-        taken = [index for index in slot.candidates.accepted if index in self._holders]
-        if not taken or slot.mode.is_admin:
+        if slot.mode.is_admin:
             return ""
+        taken, first, users = self.taken(slot)
+        if not taken:
+            return ""
+        names = ", ".join(f"{'/'.join(claim)} ({count})" for claim, count in first)
+        names += f" and {users - SHOWN} more claims" if users > SHOWN else ""
+        return f"{taken} of the matching {'is' if taken == 1 else 'are'} used by {names}"
+
+    def taken(self, slot: Slot) -> tuple[int, Sequence[tuple[Key, int]], int]:
+        """(devices for a slot that are in use, the first SHOWN of those who have most of them, how many have any)"""
+        taken = [index for index in slot.candidates.accepted if index in self._holders]
         ranked = Counter(claim for index in taken for claim in dict.fromkeys(self._holders[index]))
         users = sorted(ranked.items(), key=lambda item: (-item[1], item[0]))
-        names = ", ".join(f"{'/'.join(claim)} ({count})" for claim, count in users[:SHOWN])
-        names += f" and {len(users) - SHOWN} more claims" if len(users) > SHOWN else ""
-        return f"{len(taken)} of the matching {'is' if len(taken) == 1 else 'are'} used by {names}"
+        return len(taken), users[:SHOWN], len(users)
 
     def shortage(self, unit: Unit, *, is_empty: bool) -> str:
         """Such as "no node has 4 free devices for request r (at most 3)"; empty when counting does not show it."""
         where = f"node {unit.pin} does not have" if unit.pin else "no node has"
         for slot in _counted(unit):
-            found = [i for i in slot.candidates.accepted if is_empty or i not in self._holders or i in slot.portions]
-            best = self._best(unit, found, len)
+            best = self.most(unit, slot, is_empty=is_empty)
             if best < slot.least:
                 noun = f"{'' if is_empty else 'free '}{'device' if slot.least == 1 else 'devices'}"
                 return f"{where} {slot.least} {noun} for request {slot.spec.ask.name} (at most {best})"
         return ""
+
+    def most(self, unit: Unit, slot: Slot, *, is_empty: bool) -> int:
+        """The most devices for a slot that one node has, free or not (``is_empty``)."""
+        found = [i for i in slot.candidates.accepted if is_empty or i not in self._holders or i in slot.portions]
+        return self._best(unit, found, len)
+
+    def having(self, slot: Slot, name: str) -> tuple[int, int]:
+        """(devices for a slot that have a value of an attribute, all devices for it)"""
+        accepted = slot.candidates.accepted
+        return sum(bool(self.snapshot.devices[index].values(name)) for index in accepted), len(accepted)
 
     def disagreement(self, unit: Unit) -> str:
         """Such as "no node has 3 devices with one `d/numa` value for request r (at most 2)"; empty as above."""
@@ -84,8 +100,8 @@ class Numbers:
         best = self._best(unit, having, count)
         if best >= slot.least:
             return ""
-        lacking = len(values) - len(having)
-        without = f", {lacking} of {len(values)} have no {name}" if lacking else ""
+        there, total = self.having(slot, relation.attribute)
+        without = f", {total - there} of {total} have no {name}" if there < total else ""
         noun = "device" if slot.least == 1 else "devices"
         return f"no node has {slot.least} {noun} {what} for request {slot.spec.ask.name} (at most {best}{without})"
 

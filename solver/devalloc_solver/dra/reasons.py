@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from devalloc_solver.assignment import Placement
 from devalloc_solver.blockers.claims import Releases
@@ -46,6 +46,15 @@ class Finding:
     blockers: tuple[dict[str, Any], ...] = ()
 
 
+class Fleetwide(Protocol):
+    """Counts devices of a whole cluster, for slots of a part of it; see ``Numbers`` and ``funnel``."""
+
+    def funnel(self, slot: Slot) -> dict[str, Any]: ...
+    def users(self, slot: Slot) -> str: ...
+    def shortage(self, unit: Unit, *, is_empty: bool) -> str: ...
+    def disagreement(self, unit: Unit) -> str: ...
+
+
 @dataclass(slots=True)
 class Explainer:
     """Explains units that got nothing, each by solving it again under better circumstances."""
@@ -60,12 +69,14 @@ class Explainer:
     """monotonic time after which nothing is solved any more"""
     slips: Slips | None = None
     """of these offers, where somebody has them already"""
+    fleet: Fleetwide | None = None
+    """the numbers of the whole cluster, where the snapshot is but a part of it"""
     _known: dict[object, Finding] = field(default_factory=dict)
     _funnels: dict[object, dict[str, Any]] = field(default_factory=dict)
     _given: tuple[Holding, ...] = field(init=False)
     _in_use: tuple[Holding, ...] = field(init=False)
     _priorities: dict[Key, int] = field(init=False)
-    _numbers: Numbers = field(init=False)
+    _numbers: Numbers | Fleetwide = field(init=False)
     _before: Ledger = field(init=False)
     _finder: Finder | None = field(init=False, default=None)
     _releases: Releases | None = field(init=False, default=None)
@@ -76,7 +87,7 @@ class Explainer:
         self._given = tuple(placement.holding() for placement in self.placements)
         self._in_use = (*self.holdings, *self._given)
         self._priorities = {holding.claim: holding.priority for holding in self._in_use}
-        self._numbers = Numbers(self.snapshot, self.offers, self._in_use)
+        self._numbers = self.fleet or Numbers(self.snapshot, self.offers, self._in_use)
         self._before = self._now()
 
     def explain(self, unit: Unit) -> list[dict[str, Any]]:
@@ -107,7 +118,9 @@ class Explainer:
 
     def _funnel(self, slot: Slot) -> dict[str, Any]:
         key = id(slot.spec.verdict), slot.spec.ask.class_name
-        if key not in self._funnels:
+        if key not in self._funnels and self.fleet is not None:
+            self._funnels[key] = self.fleet.funnel(slot)
+        elif key not in self._funnels:
             self._funnels[key] = funnel(slot.spec, self.offers, self.snapshot, self._before)
         return self._funnels[key] | {"request": slot.spec.ask.name}
 
@@ -209,7 +222,8 @@ class Explainer:
             edits = needed(found, lambda some: finder.works(applied(question, some)))
         eased = applied(question, edits)
         claims: tuple[Key, ...] = ()
-        if self._in_use and not finder.works(replace(eased, held=self._in_use)):
+        is_full = reason is Reason.DEVICES_IN_USE  # it has been placed beside what is in use, and does not fit
+        if self._in_use and (is_full or not finder.works(replace(eased, held=self._in_use))):
             finder.refill()
             claims = self._get_releases().find(eased, finder).claims
             if not claims:
@@ -225,7 +239,9 @@ class Explainer:
         if reason is Reason.NO_MATCHING_DEVICES:
             yield from (capacities, selectors, classes, requests, members)
         else:
-            yield from (pins, constraints, counters, [*constraints, *counters])
+            yield from (pins, constraints)
+            if made.draws_counters(question):
+                yield from (counters, [*constraints, *counters])
             yield from (members, counts, requests, capacities, selectors, classes)
         rules = [*pins, *constraints, *counters, *capacities, *counts, *selectors]
         yield from (rules, [*rules, *classes], [*rules, *classes, *requests])
@@ -255,7 +271,7 @@ class Explainer:
     def _counted(self, unit: Unit) -> str:
         """The funnel of the slot that is worst off, and who has the devices."""
         slots = [slot for demand in unit.demands for slot in demand.slots]
-        worst = min(slots, key=lambda slot: len(slot.candidates.accepted) - slot.least, default=None)
+        worst = min(slots, key=lambda slot: self._funnel(slot)["matching"] - slot.least, default=None)
         if worst is None:
             return ""
         users = self._numbers.users(worst)

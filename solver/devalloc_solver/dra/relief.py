@@ -19,7 +19,7 @@ from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.objects import Ask, Class, Constraint
 from devalloc_solver.dra.remedies import counter_entry
 from devalloc_solver.dra.twins import is_counter
-from devalloc_solver.snapshot import Pool
+from devalloc_solver.snapshot import Pool, Snapshot
 
 ANY = Class("", (), ())
 """A class of all devices; no object can have its name."""
@@ -93,7 +93,21 @@ class Reliefs:
         """All counters raised at once, narrowed to those that fall short, and by how much."""
         if not any(is_counter(name) for pool in question.snapshot.pools for name in pool.resources):
             return []
-        return [Edit({"kind": "counter"}, "with more of the counters", _without_counters, 1, _short_counters)]
+        last: list[tuple[Snapshot, Snapshot]] = []
+
+        def apply(asked: Question) -> Question:
+            if not (last and last[0][0] is asked.snapshot):
+                last[:] = [(asked.snapshot, _without_counters(asked).snapshot)]
+            return replace(asked, snapshot=last[0][1])
+
+        return [Edit({"kind": "counter"}, "with more of the counters", apply, 1, _short_counters)]
+
+    def draws_counters(self, question: Question) -> bool:
+        """Whether any device that the unit may take draws one."""
+        devices = question.snapshot.devices
+        slots = [slot for demand in question.unit.demands for slot in demand.slots]
+        accepted = {id(slot.candidates.accepted): slot.candidates.accepted for slot in slots}.values()
+        return any(is_counter(name) for some in accepted for i in some for name, _ in devices[i].draws)
 
     # -- one edit each -----------------------------------------------------------------------------------------------
 

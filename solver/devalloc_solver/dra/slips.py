@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from devalloc.api.nearest import nearest
 from devalloc_solver.blockers.words import devices
@@ -28,7 +29,10 @@ class Slips:
     """Finds what was most likely mistyped, among the devices that some node reaches."""
 
     offers: Sequence[Offer]
-    _devices: list[Offer] = field(init=False)
+    copies: Sequence[int] | None = None
+    """how many devices each of the offers stands for; None: itself"""
+    _devices: list[tuple[Offer, int]] = field(init=False)
+    _total: int = field(init=False)
     _names: dict[str, Counter[str]] | None = None
     """kind of name -> full name -> devices that have it"""
     _capacities: Counter[str] | None = None
@@ -40,7 +44,9 @@ class Slips:
     """expression -> its slips"""
 
     def __post_init__(self) -> None:
-        self._devices = [offer for offer in self.offers if offer.nodes]
+        copies = repeat(1) if self.copies is None else self.copies
+        self._devices = [(offer, count) for offer, count in zip(self.offers, copies, strict=False) if offer.nodes]
+        self._total = sum(count for _, count in self._devices)
 
     def of_claims(self, claims: Iterable[Claim], class_selectors: Iterable[str] = ()) -> list[str]:
         """The first slips of these claims, and of the selectors of the classes they name, in words."""
@@ -85,21 +91,23 @@ class Slips:
         near = None if known[name] else nearest_name(name, known)
         if near is not None:
             what = "" if kind == "attribute" else f"{kind} "
-            yield f"{what}`{name}` exists on 0 of {devices(len(self._devices))}; did you mean `{near}`?"
+            yield f"{what}`{name}` exists on 0 of {devices(self._total)}; did you mean `{near}`?"
 
     def _capacity(self, name: str) -> Iterator[str]:
         """A requested capacity, which is named as the devices name it."""
         if self._capacities is None:
-            self._capacities = Counter(other for offer in self._devices for other in offer.device.capacity)
+            self._capacities = _counted((other, n) for offer, n in self._devices for other in offer.device.capacity)
         near = None if self._capacities[name] else nearest(name, self._capacities)
         if near is not None:
-            yield f"capacity `{name}` exists on 0 of {devices(len(self._devices))}; did you mean `{near}`?"
+            yield f"capacity `{name}` exists on 0 of {devices(self._total)}; did you mean `{near}`?"
 
     def _type(self, name: str, value: object) -> str | None:
         """A value of another type than the attribute has on all devices."""
         if name not in self._kinds:
-            found = (lookup(offer, name) for offer in self._devices)
-            self._kinds[name] = Counter(a.kind for a in found if a is not None and not a.is_list and a.fault is None)
+            found = ((lookup(offer, name), n) for offer, n in self._devices)
+            self._kinds[name] = _counted(
+                (a.kind, n) for a, n in found if a is not None and not a.is_list and a.fault is None
+            )
         kinds, mine = self._kinds[name], _TYPES.get(type(value))
         if len(kinds) != 1 or mine is None or mine in kinds:
             return None
@@ -117,25 +125,29 @@ class Slips:
 
     def _value(self, name: str, value: str) -> Iterator[str]:
         if name not in self._values:
-            found = (lookup(offer, name) for offer in self._devices)
-            self._values[name] = Counter(
-                str(v) for a in found if a is not None and a.kind == "string" for v in a.values
+            found = ((lookup(offer, name), n) for offer, n in self._devices)
+            self._values[name] = _counted(
+                (str(v), n) for a, n in found if a is not None and a.kind == "string" for v in a.values
             )
         values = self._values[name]
         if not values or values[value] or len(values) > MOST_VALUES:
             return
         near = nearest(value, values)
         if near is not None:
-            yield f"`{name}` is {value!r} on 0 of {devices(len(self._devices))}; did you mean {near!r}?"
+            yield f"`{name}` is {value!r} on 0 of {devices(self._total)}; did you mean {near!r}?"
 
     @property
     def _full_names(self) -> dict[str, Counter[str]]:
         if self._names is None:
+            found: Counter[tuple[str, str, frozenset[str]]] = Counter()
+            for offer, count in self._devices:
+                device, driver = offer.device, offer.pool.driver
+                found["attribute", driver, frozenset(device.attributes)] += count
+                found["capacity", driver, frozenset(device.capacity)] += count
             self._names = {"attribute": Counter(), "capacity": Counter()}
-            for offer in self._devices:
-                driver = offer.pool.driver
-                self._names["attribute"].update({_full(name, driver) for name in offer.device.attributes})
-                self._names["capacity"].update({_full(name, driver) for name in offer.device.capacity})
+            for (kind, driver, names), count in found.items():
+                for name in {_full(name, driver) for name in names}:
+                    self._names[kind][name] += count
         return self._names
 
 
@@ -152,6 +164,13 @@ def nearest_name(name: str, known: Collection[str]) -> str | None:
     having = [other for other, names in by_domain.items() if identifier in names]
     near = nearest(domain, having)
     return None if near is None else f"{near}/{identifier}"
+
+
+def _counted(found: Iterable[tuple[str, int]]) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for name, count in found:
+        counted[name] += count
+    return counted
 
 
 def _full(name: str, driver: str) -> str:

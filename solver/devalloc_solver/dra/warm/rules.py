@@ -74,7 +74,7 @@ class Rules:
 
     def _forget(self) -> None:
         self._selectors = Selectors(self.gates)
-        self._of_commons = self._judge(self.commons.offers, self.commons.broken)
+        self._of_commons = self.judge(self.commons.offers, self.commons.broken)
         self._of_kinds = self._judge_kinds()
         self._sights.clear()
 
@@ -134,19 +134,20 @@ class Rules:
 
     # -- judges ------------------------------------------------------------------------------------------------------
 
-    def _judge(self, offers: Iterable[Offer], broken: frozenset[str]) -> Judge:
+    def judge(self, offers: Iterable[Offer], broken: frozenset[str] = frozenset()) -> Judge:
+        """Judges these devices; ``broken`` are nodes where nobody can tell what ``All`` is."""
         return Judge(self.gates, [*offers], Usage(), self._selectors, self.intake.classes, broken)
 
     def _judge_kinds(self) -> Judge:
         """Judges one device of each kind, as if it were alone on its node."""
         kinds = self.index.kinds.kinds
         offers = [replace(offer_of(kind.one), index=kind.index, nodes=frozenset((str(kind.index),))) for kind in kinds]
-        return self._judge(offers, frozenset(str(kind.index) for kind in kinds if _is_broken(kind.one.traits)))
+        return self.judge(offers, frozenset(str(kind.index) for kind in kinds if is_broken(kind.one.traits)))
 
     def judge_node(self, snapshot: Snapshot) -> Judge:
         """Judges the devices of one node."""
-        is_broken = any(_is_broken(device.traits) for device in snapshot.devices)
-        return self._judge(map(offer_of, snapshot.devices), frozenset(snapshot.nodes if is_broken else ()))
+        broken = snapshot.nodes if any(is_broken(device.traits) for device in snapshot.devices) else ()
+        return self.judge(map(offer_of, snapshot.devices), frozenset(broken))
 
     def demand(self, claim: Claim, judge: Judge) -> Demand:
         """The demand of a claim in terms of a judge. Raises AllocationError."""
@@ -229,7 +230,7 @@ class Rules:
                     for device, kind in zip(record.snapshot.devices, record.kinds, strict=True)
                     if name in nodes or kind.index in kinds
                 ]
-                errors = self._judge(offers, frozenset()).choose(claim, ask).verdict.errors if offers else ()
+                errors = self.judge(offers, frozenset()).choose(claim, ask).verdict.errors if offers else ()
                 known = sight.failures[number, name] = record, tuple(errors)
             found += known[1]
         return found
@@ -319,7 +320,7 @@ def _labels(slots: Iterable[Slot]) -> set[str]:
     return {slot.label for slot in slots}
 
 
-def _is_broken(traits: Hashable) -> bool:
+def is_broken(traits: Hashable) -> bool:
     return isinstance(traits, Traits) and traits.is_broken
 
 

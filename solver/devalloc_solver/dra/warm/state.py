@@ -62,6 +62,10 @@ class State:
     checker: Checker = field(init=False)
     layout: int = 0
     """changes with slices and nodes"""
+    holders: dict[str | None, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    """node -> claims that hold any of its own devices"""
+    scattered: set[Key] = field(default_factory=set)
+    """claims that hold devices of several nodes, which no claim is given"""
     _rules: Rules | None = None
     _commons: Commons | None = None
     _numbers: Numbers = field(default_factory=dict)
@@ -137,14 +141,14 @@ class State:
         for place in places - before:
             keys |= self._holders(place)
         for key in keys:
-            self.index.free(key)
+            self._free_items(key)
         for node in sorted(place for place in places if place is not None):
             if node in self._own:
                 self.index.put(node, self._snapshot(node))
             else:
                 self.index.drop(node)
         for key in sorted(keys):
-            self.index.hold(key, self._items(self.tenants[key].usage))
+            self._hold_items(key, self._items(self.tenants[key].usage))
         self.layout += 1
         if None in places or (None in self._own and known != self.node_names()):
             self._commons = self._rules = None
@@ -226,6 +230,11 @@ class State:
     def _snapshot(self, node: str) -> Snapshot:
         return local_snapshot(node, self.book(self._own[node]).pools(Node(node)), self.gates, self._numbers)
 
+    @property
+    def has_commons(self) -> bool:
+        """Whether there is any pool that is not of one node alone."""
+        return None in self._own
+
     def node_names(self) -> set[str]:
         """Of nodes that have pools of their own, or are known as objects."""
         return {*self.nodes, *(node for node in self._own if node is not None)}
@@ -296,7 +305,7 @@ class State:
             known = self.share_ids.setdefault(device, {})
             for one in ids:
                 known[one] = known.get(one, 0) + 1
-        self.index.hold(key, items)
+        self._hold_items(key, items)
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
@@ -313,8 +322,22 @@ class State:
                     del known[one]
             if not known:
                 del self.share_ids[device]
-        self.index.free(key)
+        self._free_items(key)
         self.checker.free(key)
+
+    def _hold_items(self, key: Key, items: list[Item]) -> None:
+        self.index.hold(key, items)
+        nodes = {item[0] for item in items}
+        for node in nodes:
+            self.holders[node].add(key)
+        if len(nodes) > 1:
+            self.scattered.add(key)
+
+    def _free_items(self, key: Key) -> None:
+        for node in {item[0] for item in self.index.held.get(key, ())}:
+            self.holders[node].discard(key)
+        self.scattered.discard(key)
+        self.index.free(key)
 
     def _items(self, usage: Usage) -> list[Item]:
         return [*self._found(usage)]

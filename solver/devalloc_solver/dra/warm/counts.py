@@ -1,0 +1,209 @@
+"""What one claim may have of a whole cluster, counted kind by kind of device, and class by class of nodes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import merge, nsmallest
+from itertools import islice
+from typing import Any
+
+from devalloc_solver.blockers.claims import NEVER, fewest
+from devalloc_solver.demand import Demand, Mode, Slot, Unit
+from devalloc_solver.dra.numbers import SHOWN, Numbers
+from devalloc_solver.dra.warm.firsts import First, Firsts
+from devalloc_solver.dra.warm.rules import ClaimAsk
+from devalloc_solver.holdings import Key
+from devalloc_solver.index.census import Census, Sort
+from devalloc_solver.index.states import NodeClass, NodeKind, PoolState
+
+
+@dataclass(slots=True, eq=False)
+class _Lot:
+    """The kinds that a slot may take, none of which is taken in shares."""
+
+    slot: Slot
+    """its candidates are kinds"""
+    kinds: frozenset[int]
+    _free: dict[int, int] = field(default_factory=dict)
+    """state of a pool -> devices that are free"""
+
+    @property
+    def least(self) -> int:
+        """Devices without which a node will not do."""
+        return self.slot.least if self.slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) else 1
+
+    def free(self, node: NodeClass) -> int:
+        return sum(map(self._free_of, node.states))
+
+    def _free_of(self, state: PoolState) -> int:
+        found = self._free.get(state.index)
+        if found is None:
+            mine = zip(state.kind.kinds, state.free, strict=True)
+            found = self._free[state.index] = sum(free for kind, free in mine if kind.index in self.kinds)
+        return found
+
+    def size(self, node: NodeKind) -> int:
+        """Devices, in use or not."""
+        pairs = ((kind, size) for pool in node.pools for kind, size in zip(pool.kinds, pool.sizes, strict=True))
+        return sum(size for kind, size in pairs if kind.index in self.kinds)
+
+
+@dataclass(slots=True, eq=False)
+class Counts:
+    """Counts for one shape of claim, for one layout of the cluster."""
+
+    census: Census
+    firsts: Firsts
+    ask: ClaimAsk
+    _lots: Mapping[str, _Lot] = field(init=False)
+    _details: Sequence[Sequence[_Lot]] = field(init=False)
+    _steps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """slot -> the steps of its funnel"""
+
+    def __post_init__(self) -> None:
+        demand: Demand = self.ask.sight.demand
+        there = {kind for kind, size in self.census.sizes().items() if size}
+        self._lots = {s.label: _Lot(s, frozenset(there.intersection(s.candidates.accepted))) for s in demand.slots}
+        self._details = [[self._lots[slot.label] for slot in detail] for detail in demand.details]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether counting kinds tells all: no device is shared, and requests for all devices can have them."""
+        kinds, sizes = self.census.index.kinds.kinds, self.census.sizes()
+        for lot in self._lots.values():
+            verdict = lot.slot.spec.verdict
+            if any(kinds[kind].one.shareable for kind in lot.kinds):
+                return False
+            if any(sizes.get(kind) for kind in verdict.blocked) or any(sizes.get(int(kind)) for kind in verdict.broken):
+                return False
+        return True
+
+    def matching(self, label: str) -> int:
+        sizes = self.census.sizes()
+        return sum(sizes[kind] for kind in self._lots[label].kinds)
+
+    def in_use(self, label: str) -> int:
+        kinds, total = self._lots[label].kinds, 0
+        for state, count in self.census.states():
+            if state.in_use:
+                groups = zip(state.kind.kinds, state.kind.sizes, state.free, strict=True)
+                total += count * sum(size - free for kind, size, free in groups if kind.index in kinds)
+        return total
+
+    def users(self, label: str) -> tuple[Sequence[tuple[Key, int]], int]:
+        """(the first SHOWN of the claims that hold most, how many hold any)"""
+        kinds, users = self._lots[label].kinds, 0
+        by_count: dict[int, list[Sequence[Key]]] = defaultdict(list)
+        for holds, claims in self.census.claims().items():
+            count = sum(number for kind, number in holds if kind in kinds)
+            if count:
+                by_count[count].append(claims.first())
+                users += len(claims.keys)
+        ranked = ((key, count) for count in sorted(by_count, reverse=True) for key in merge(*by_count[count]))
+        return [*islice(ranked, SHOWN)], users
+
+    def most(self, label: str, pin: str | None, *, is_empty: bool) -> int:
+        """The most devices of one node, or of the one it is bound to."""
+        lot = self._lots[label]
+        nodes = [node for node, _ in self.census.classes()] if pin is None else [self._class_of(pin)]
+        if is_empty:
+            return max(map(lot.size, {node.kind for node in nodes}), default=0)
+        return max(map(lot.free, nodes), default=0)
+
+    def having(self, label: str, name: str) -> int:
+        """Devices that have a value of an attribute."""
+        kinds, sizes = self.census.index.kinds.kinds, self.census.sizes()
+        return sum(sizes[kind] for kind in self._lots[label].kinds if kinds[kind].one.values(name))
+
+    def _class_of(self, node: str) -> NodeClass:
+        found = self.census.index.records[node].member_of
+        assert found is not None
+        return found
+
+    # -- the funnel --------------------------------------------------------------------------------------------------
+
+    def funnel(self, slot: Slot) -> dict[str, Any]:
+        """See ``dra.funnel``."""
+        label = slot.label
+        if label not in self._steps:
+            self._steps[label] = [*self._steps_of(self._lots[label].slot)]
+        matching, used = self.matching(label), self.in_use(label)
+        return {
+            "request": slot.spec.ask.name,
+            "devices": sum(self.census.sizes().values()),
+            "steps": [{**step, "devices": [*step["devices"]]} for step in self._steps[label]],
+            "matching": matching,
+            "inUse": used,
+            "free": matching - used,
+        }
+
+    def _steps_of(self, slot: Slot) -> Iterator[dict[str, Any]]:
+        """In the order in which the first device of each falls."""
+        sizes = self.census.sizes()
+        found: list[tuple[Sequence[First], str, int]] = []
+        for what, fallen in slot.spec.verdict.fallen.items():
+            kinds = [kind for kind, _ in fallen if sizes.get(kind)]
+            if kinds:
+                found.append((self.firsts.of(kinds), what, sum(sizes[kind] for kind in kinds)))
+        for first, what, count in sorted(found):
+            names = [self.firsts.offer(one).title for one in first]
+            step: dict[str, Any] = {"what": what, "count": count, "devices": names}
+            why = self._why(slot, what, first[0])
+            yield step | ({"example": why} if why else {})
+
+    def _why(self, slot: Slot, what: str, first: First) -> str:
+        """What there is to say of a device, in its own words."""
+        offer = replace(self.firsts.offer(first), index=0)
+        verdict = self.ask.rules.judge([offer]).choose(self.ask.claim, slot.spec.ask).verdict
+        ((_, why),) = verdict.fallen[what]
+        return why
+
+    # -- claims in the way -------------------------------------------------------------------------------------------
+
+    def fewest_claims(self, most: int) -> tuple[list[int], int]:
+        """(ranks of the nodes where the fewest claims are in the way, as counting tells; the fewest on all others)
+
+        The order is that of ``blockers.claims``.
+        """
+        found: list[tuple[int, Sort]] = []
+        for node, _ in self.census.classes():
+            if all(any(lot.size(node.kind) >= lot.least for lot in detail) for detail in self._details):
+                free = {lot.slot.label: lot.free(node) for lot in self._lots.values()}
+                found += [
+                    (bound, sort) for sort in self.census.sorts_of(node) if (bound := self._bound(sort, free)) < NEVER
+                ]
+        ranked = nsmallest(most + 1, ((bound, rank) for bound, sort in found for rank in sort.ranks))
+        return [rank for _, rank in ranked[:most]], ranked[most][0] if len(ranked) > most else NEVER
+
+    def _bound(self, sort: Sort, free: Mapping[str, int]) -> int:
+        bound = 1
+        for detail in self._details:
+            bound = max(bound, min(self._bound_of(lot, sort, free[lot.slot.label]) for lot in detail))
+        return bound
+
+    def _bound_of(self, lot: _Lot, sort: Sort, free: int) -> int:
+        missing = lot.slot.least - free if lot.slot.mode is Mode.WHOLE else 0
+        if missing <= 0:
+            return 0
+        return fewest(missing, [sum(n for kind, n in holds if kind in lot.kinds) for holds in sort.tenants])
+
+
+@dataclass(slots=True)
+class FleetNumbers(Numbers):
+    """The numbers of a whole cluster, for slots of a part of it that has a node of each kind."""
+
+    counts: Counts
+
+    def funnel(self, slot: Slot) -> dict[str, Any]:
+        return self.counts.funnel(slot)
+
+    def taken(self, slot: Slot) -> tuple[int, Sequence[tuple[Key, int]], int]:
+        return self.counts.in_use(slot.label), *self.counts.users(slot.label)
+
+    def most(self, unit: Unit, slot: Slot, *, is_empty: bool) -> int:
+        return self.counts.most(slot.label, unit.pin, is_empty=is_empty)
+
+    def having(self, slot: Slot, name: str) -> tuple[int, int]:
+        return self.counts.having(slot.label, name), self.counts.matching(slot.label)

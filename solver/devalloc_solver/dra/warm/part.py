@@ -1,0 +1,84 @@
+"""Some nodes of a cluster, as ``world`` has them all: the devices in the same order, and what is held there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from devalloc_solver import snapshot as core
+from devalloc_solver.dra.candidates import Judge
+from devalloc_solver.dra.documents import Key
+from devalloc_solver.dra.inventory import Offer, snapshot_of
+from devalloc_solver.dra.warm.rules import Rules, is_broken
+from devalloc_solver.dra.warm.state import State
+from devalloc_solver.dra.warm.traits import offer_of
+from devalloc_solver.holdings import Held, Holding
+from devalloc_solver.index.states import NodeRecord
+
+Order = tuple[bool, str, str]
+"""The place of a pool among those of a cluster: (whether it has binding conditions, driver, name)"""
+
+
+def order_of(pool: core.Pool) -> Order:
+    """The order in which devices of pools are numbered. The pool has devices."""
+    found = offer_of(pool.devices[0]).pool
+    return found.has_binding_conditions, found.driver, found.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Nodes that have pools of their own, for one layout of the cluster and one set of classes."""
+
+    snapshot: core.Snapshot
+    offers: Sequence[Offer]
+    judge: Judge
+    places: Mapping[str | None, Sequence[int]]
+    """node -> the index here of each device of its own snapshot"""
+
+    @classmethod
+    def of(cls, records: Sequence[NodeRecord], rules: Rules) -> Part:
+        """``records`` are in natural order of their names."""
+        places = {record.name: [0] * len(record.snapshot.devices) for record in records}
+        found = [
+            (order_of(pool), n, pool)
+            for n, record in enumerate(records)
+            for pool in record.snapshot.pools
+            if pool.devices
+        ]
+        offers: list[Offer] = []
+        pools: list[core.Pool] = []
+        for _, number, pool in sorted(found, key=lambda one: one[:2]):
+            members = []
+            mine = places[records[number].name]
+            for device in pool.devices:
+                index, offer = len(offers), offer_of(device)
+                mine[device.index] = index
+                offers.append(Offer(index, offer.pool, offer.slice, offer.device, offer.is_shareable, offer.nodes))
+                members.append(_renumbered(device, index, len(pools)))
+            pools.append(core.Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, tuple(members)))
+        snapshot = snapshot_of(pools, tuple(str(record.name) for record in records))
+        broken = {str(record.name) for record in records if any(is_broken(d.traits) for d in record.snapshot.devices)}
+        return cls(snapshot, offers, rules.judge(offers, frozenset(broken)), places)
+
+    def holdings(self, state: State) -> list[Holding]:
+        """What claims hold here, by name of the claim. None of them holds devices of several nodes."""
+        found: dict[Key, Holding] = {}
+        for node, places in self.places.items():
+            for key in state.holders.get(node, ()):
+                items = [Held(places[device], amounts) for _, device, amounts in state.index.held[key]]
+                items.sort(key=lambda held: held.device)
+                found[key] = Holding(key, state.tenants[key].priority, tuple(items))
+        return [found[key] for key in sorted(found)]
+
+
+def _renumbered(device: core.Device, index: int, pool: int) -> core.Device:
+    return core.Device(
+        index,
+        pool,
+        device.name,
+        device.attributes,
+        device.resources,
+        device.draws,
+        device.undefined,
+        device.shareable,
+    )

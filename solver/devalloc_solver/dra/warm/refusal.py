@@ -1,0 +1,171 @@
+"""Why a claim gets nothing, told from a few nodes with the numbers of all: what ``world`` would tell, and sooner.
+
+What would have to change is looked for on the first node of each kind, which stands for all of the kind where nothing
+is in use, on the emptiest of each kind, and on those where the fewest claims are in the way. Whatever these do not
+prove is left to the whole world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from devalloc_solver.demand import Unit
+from devalloc_solver.dra.demands import alone, make, pending
+from devalloc_solver.dra.documents import Refused, pin_of
+from devalloc_solver.dra.objects import Claim
+from devalloc_solver.dra.reasons import Explainer
+from devalloc_solver.dra.slips import Slips
+from devalloc_solver.dra.warm.counts import Counts, FleetNumbers
+from devalloc_solver.dra.warm.firsts import Firsts
+from devalloc_solver.dra.warm.part import Part
+from devalloc_solver.dra.warm.rules import ClaimAsk, Rules
+from devalloc_solver.dra.warm.state import State
+from devalloc_solver.dra.warm.traits import offer_of
+from devalloc_solver.holdings import Ledger
+from devalloc_solver.index.census import Census
+from devalloc_solver.index.shape import Shape
+from devalloc_solver.index.states import NodeRecord
+from devalloc_solver.place import OutOfSteps, fits
+
+MOST_KINDS = 64
+"""Kinds of nodes that are all looked at."""
+FEW, MANY = 8, 80
+"""Nodes with the fewest claims in the way, first and where that does not prove the answer; no search asks so many."""
+MEMO = 1_000
+"""Answers and shapes remembered; when there are more, all are forgotten."""
+PARTS = 16
+"""Parts of the cluster that are kept."""
+MAX_VERDICTS = 64
+"""Requests of which a part remembers what they may take; when there are more, it is made anew."""
+
+
+@dataclass(slots=True, eq=False)
+class Refusals:
+    """Explains claims that the index finds no place for."""
+
+    state: State
+    census: Census = field(init=False)
+    _rules: Rules | None = None
+    _layout: int = -1
+    _answers: dict[object, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    """(claim, what it asks for, node) -> (stamp of the census, answer)"""
+    _parts: dict[tuple[NodeRecord, ...], Part] = field(default_factory=dict)
+    _counts: dict[Hashable, Counts] = field(default_factory=dict)
+    _firsts: Firsts = field(default_factory=Firsts)
+    _slips: Slips | None = None
+    _ranks: tuple[int, ...] = ()
+    """of the first node of each kind"""
+
+    def __post_init__(self) -> None:
+        self.census = Census(self.state.index, self.state.holders)
+
+    def explain(self, claim: Claim, ask: ClaimAsk) -> dict[str, Any] | None:
+        """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
+        state, index, pin = self.state, self.state.index, pin_of(claim)
+        if state.has_commons or state.scattered or (pin is not None and pin not in index.records):
+            return None
+        shape = index.shape(ask)
+        if not isinstance(shape, Shape) or ask.rules.warnings(ask, state.layout) or ask.is_strange:
+            return None
+        self._catch_up(ask.rules)
+        if not 0 < len(self._ranks) <= MOST_KINDS:
+            return None
+        counts = self._counts_for(ask)
+        if not counts.is_exact:
+            return None
+        key = claim.namespace, claim.name, ask.shape, pin
+        known = self._answers.get(key)
+        if known is None or known[0] != self.census.stamp:
+            answer = self._find(claim, counts, pin)
+            if answer is None:
+                return None
+            if len(self._answers) >= MEMO:
+                self._answers.clear()
+            known = self._answers[key] = self.census.stamp, answer
+        return deepcopy(known[1])
+
+    def _catch_up(self, rules: Rules) -> None:
+        self.census.update()
+        if rules is self._rules and self.census.layout == self._layout:
+            return
+        if self.census.layout != self._layout:
+            self._firsts.update(self.state.index.by_rank)
+            first: dict[int, int] = {}
+            for node, rank in self.census.classes():
+                first[node.kind.index] = min(rank, first.get(node.kind.index, rank))
+            self._ranks = tuple(first.values())
+        self._rules, self._layout = rules, self.census.layout
+        self._answers.clear()
+        self._parts.clear()
+        self._counts.clear()
+        self._slips = None
+
+    def _counts_for(self, ask: ClaimAsk) -> Counts:
+        found = self._counts.get(ask.shape)
+        if found is None or found.ask.sight is not ask.sight:
+            if len(self._counts) >= MEMO:
+                self._counts.clear()
+            found = self._counts[ask.shape] = Counts(self.census, self._firsts, ask)
+        return found
+
+    def _find(self, claim: Claim, counts: Counts, pin: str | None) -> dict[str, Any] | None:
+        """None where these nodes do not tell what the whole cluster would."""
+        index, rules = self.state.index, counts.ask.rules
+        ranks = {*self._ranks, *self.census.emptiest().values(), *(() if pin is None else (index.records[pin].rank,))}
+        part = self._part(ranks, rules)
+        unit = _unit(claim, part, rules)
+        try:
+            is_free = unit is not None and fits(part.snapshot, Ledger(part.snapshot), unit)
+        except OutOfSteps:
+            return None
+        if unit is None or not is_free or pin is not None:
+            answer = self._explain(unit, part, counts)
+            # Claims may be in the way besides, and on other nodes fewer of them.
+            is_proven = is_free or (answer is not None and answer["blockers"] and not _released(answer))
+            return answer if is_proven else None
+        for most in (FEW, MANY):
+            near, left = counts.fewest_claims(most)
+            part = self._part(ranks.union(near), rules)
+            answer = self._explain(_unit(claim, part, rules), part, counts)
+            if answer is not None and 0 < _released(answer) <= left:
+                return answer
+        return None
+
+    def _explain(self, unit: Unit | None, part: Part, counts: Counts) -> dict[str, Any] | None:
+        if unit is None:
+            return None
+        holdings = part.holdings(self.state)
+        numbers = FleetNumbers(part.snapshot, part.offers, holdings, counts)
+        explainer = Explainer(part.snapshot, part.offers, holdings, [], None, self._get_slips(), numbers)
+        (answer,) = explainer.explain(unit)
+        return answer
+
+    def _part(self, ranks: Iterable[int], rules: Rules) -> Part:
+        records = tuple(self.state.index.by_rank[rank] for rank in sorted(ranks))
+        found = self._parts.pop(records, None)
+        if found is None or found.judge.size > MAX_VERDICTS:
+            if len(self._parts) >= PARTS:
+                del self._parts[next(iter(self._parts))]
+            found = Part.of(records, rules)
+        self._parts[records] = found  # the last one asked for is the last of the dict
+        return found
+
+    def _get_slips(self) -> Slips:
+        if self._slips is None:
+            sizes = self.census.sizes()
+            kinds = [kind for kind in self.state.index.kinds.kinds if sizes.get(kind.index)]
+            self._slips = Slips([offer_of(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds])
+        return self._slips
+
+
+def _unit(claim: Claim, part: Part, rules: Rules) -> Unit | None:
+    demand = make(pending(claim, 0), rules.intake, part.judge)
+    return None if isinstance(demand, Refused) else alone(demand)
+
+
+def _released(answer: dict[str, Any]) -> int:
+    """Claims that would have to go."""
+    return sum(blocker["kind"] == "claim" for blocker in answer["blockers"])
