@@ -49,6 +49,10 @@ class Finding:
 class Fleetwide(Protocol):
     """Counts devices of a whole cluster, for slots of a part of it; see ``Numbers`` and ``funnel``."""
 
+    @property
+    def errors(self) -> Sequence[str]:
+        """The devices that could not be judged."""
+
     def funnel(self, slot: Slot) -> dict[str, Any]: ...
     def users(self, slot: Slot) -> str: ...
     def shortage(self, unit: Unit, *, is_empty: bool) -> str: ...
@@ -82,6 +86,8 @@ class Explainer:
     _releases: Releases | None = field(init=False, default=None)
     _judge: Judge | None = field(init=False, default=None)
     _findings: int = field(init=False, default=0)
+    crowded: Unit | None = field(init=False, default=None)
+    """the last unit, after what must change of it, where claims were looked for that are in its way besides"""
 
     def __post_init__(self) -> None:
         self._given = tuple(placement.holding() for placement in self.placements)
@@ -101,7 +107,10 @@ class Explainer:
         return [self._answer(demand, unit, found) for demand in unit.demands]
 
     def _answer(self, demand: Demand, unit: Unit, found: Finding) -> dict[str, Any]:
-        errors = sorted({error for slot in demand.slots for error in slot.spec.verdict.errors})
+        if self.fleet is None:
+            errors = sorted({error for slot in demand.slots for error in slot.spec.verdict.errors})
+        else:
+            errors = [*self.fleet.errors]
         answer = {
             "namespace": demand.key[0],
             "name": demand.key[1],
@@ -206,6 +215,7 @@ class Explainer:
             return (), (), ""
         self._findings += 1
         finder.begin()
+        self.crowded = None
         try:
             return self._search(Question(self.snapshot, unit), reason, finder)
         except Undecided:
@@ -225,6 +235,7 @@ class Explainer:
         is_full = reason is Reason.DEVICES_IN_USE  # it has been placed beside what is in use, and does not fit
         if self._in_use and (is_full or not finder.works(replace(eased, held=self._in_use))):
             finder.refill()
+            self.crowded = eased.unit
             claims = self._get_releases().find(eased, finder).claims
             if not claims:
                 return (), (), ""

@@ -13,6 +13,7 @@ from devalloc_solver.blockers.claims import NEVER, fewest
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.dra.numbers import SHOWN, Numbers
 from devalloc_solver.dra.warm.firsts import First, Firsts
+from devalloc_solver.dra.warm.part import Part
 from devalloc_solver.dra.warm.rules import ClaimAsk
 from devalloc_solver.holdings import Key
 from devalloc_solver.index.census import Census, Sort
@@ -24,7 +25,6 @@ class _Lot:
     """The kinds that a slot may take, none of which is taken in shares."""
 
     slot: Slot
-    """its candidates are kinds"""
     kinds: frozenset[int]
     _free: dict[int, int] = field(default_factory=dict)
     """state of a pool -> devices that are free"""
@@ -50,6 +50,10 @@ class _Lot:
         return sum(size for kind, size in pairs if kind.index in self.kinds)
 
 
+Lots = Sequence[Sequence[_Lot]]
+"""For each detail of a claim its alternatives."""
+
+
 @dataclass(slots=True, eq=False)
 class Counts:
     """Counts for one shape of claim, for one layout of the cluster."""
@@ -57,8 +61,9 @@ class Counts:
     census: Census
     firsts: Firsts
     ask: ClaimAsk
+    layout: int
+    """of the cluster"""
     _lots: Mapping[str, _Lot] = field(init=False)
-    _details: Sequence[Sequence[_Lot]] = field(init=False)
     _steps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """slot -> the steps of its funnel"""
 
@@ -66,7 +71,11 @@ class Counts:
         demand: Demand = self.ask.sight.demand
         there = {kind for kind, size in self.census.sizes().items() if size}
         self._lots = {s.label: _Lot(s, frozenset(there.intersection(s.candidates.accepted))) for s in demand.slots}
-        self._details = [[self._lots[slot.label] for slot in detail] for detail in demand.details]
+
+    @property
+    def errors(self) -> Sequence[str]:
+        """The devices that could not be judged. Raises AllocationError."""
+        return self.ask.rules.warnings(self.ask, self.layout)
 
     @property
     def is_exact(self) -> bool:
@@ -107,7 +116,7 @@ class Counts:
     def most(self, label: str, pin: str | None, *, is_empty: bool) -> int:
         """The most devices of one node, or of the one it is bound to."""
         lot = self._lots[label]
-        nodes = [node for node, _ in self.census.classes()] if pin is None else [self._class_of(pin)]
+        nodes = [node for node, _ in self.census.classes()] if pin is None else [*self._class_of(pin)]
         if is_empty:
             return max(map(lot.size, {node.kind for node in nodes}), default=0)
         return max(map(lot.free, nodes), default=0)
@@ -117,10 +126,11 @@ class Counts:
         kinds, sizes = self.census.index.kinds.kinds, self.census.sizes()
         return sum(sizes[kind] for kind in self._lots[label].kinds if kinds[kind].one.values(name))
 
-    def _class_of(self, node: str) -> NodeClass:
-        found = self.census.index.records[node].member_of
-        assert found is not None
-        return found
+    def _class_of(self, node: str) -> Iterator[NodeClass]:
+        """None for a node without devices."""
+        record = self.census.index.records.get(node)
+        if record is not None and record.member_of is not None:
+            yield record.member_of
 
     # -- the funnel --------------------------------------------------------------------------------------------------
 
@@ -162,32 +172,49 @@ class Counts:
 
     # -- claims in the way -------------------------------------------------------------------------------------------
 
-    def fewest_claims(self, most: int) -> tuple[list[int], int]:
+    def lots(self, unit: Unit, part: Part) -> Lots | None:
+        """What the slots of a part may take of the whole cluster; None where any of it is taken in shares."""
+        (demand,) = unit.demands
+        if any(slot.portions for slot in demand.slots):
+            return None
+        return [
+            [_Lot(slot, frozenset(part.kinds[index] for index in slot.candidates.accepted)) for slot in detail]
+            for detail in demand.details
+        ]
+
+    def roomy(self, lots: Lots, most: int) -> list[int]:
+        """Ranks of nodes with enough free devices, the first of each class."""
+        found = (
+            first
+            for node, first in self.census.classes()
+            if all(any(lot.free(node) >= lot.least for lot in detail) for detail in lots)
+        )
+        return nsmallest(most, found)
+
+    def fewest_claims(self, lots: Lots, most: int) -> tuple[list[int], int]:
         """(ranks of the nodes where the fewest claims are in the way, as counting tells; the fewest on all others)
 
         The order is that of ``blockers.claims``.
         """
         found: list[tuple[int, Sort]] = []
         for node, _ in self.census.classes():
-            if all(any(lot.size(node.kind) >= lot.least for lot in detail) for detail in self._details):
-                free = {lot.slot.label: lot.free(node) for lot in self._lots.values()}
-                found += [
-                    (bound, sort) for sort in self.census.sorts_of(node) if (bound := self._bound(sort, free)) < NEVER
-                ]
+            if all(any(lot.size(node.kind) >= lot.least for lot in detail) for detail in lots):
+                sorts = ((_bound(lots, sort), sort) for sort in self.census.sorts_of(node))
+                found += [(bound, sort) for bound, sort in sorts if bound < NEVER]
         ranked = nsmallest(most + 1, ((bound, rank) for bound, sort in found for rank in sort.ranks))
         return [rank for _, rank in ranked[:most]], ranked[most][0] if len(ranked) > most else NEVER
 
-    def _bound(self, sort: Sort, free: Mapping[str, int]) -> int:
-        bound = 1
-        for detail in self._details:
-            bound = max(bound, min(self._bound_of(lot, sort, free[lot.slot.label]) for lot in detail))
-        return bound
 
-    def _bound_of(self, lot: _Lot, sort: Sort, free: int) -> int:
-        missing = lot.slot.least - free if lot.slot.mode is Mode.WHOLE else 0
-        if missing <= 0:
-            return 0
-        return fewest(missing, [sum(n for kind, n in holds if kind in lot.kinds) for holds in sort.tenants])
+def _bound(lots: Lots, sort: Sort) -> int:
+    """How many claims must go at least, counting each detail on its own."""
+    return max(1, *(min(_bound_of(lot, sort) for lot in detail) for detail in lots))
+
+
+def _bound_of(lot: _Lot, sort: Sort) -> int:
+    missing = lot.slot.least - lot.free(sort.node) if lot.slot.mode is Mode.WHOLE else 0
+    if missing <= 0:
+        return 0
+    return fewest(missing, [sum(n for kind, n in holds if kind in lot.kinds) for holds in sort.tenants])
 
 
 @dataclass(slots=True)
@@ -195,6 +222,10 @@ class FleetNumbers(Numbers):
     """The numbers of a whole cluster, for slots of a part of it that has a node of each kind."""
 
     counts: Counts
+
+    @property
+    def errors(self) -> Sequence[str]:
+        return self.counts.errors
 
     def funnel(self, slot: Slot) -> dict[str, Any]:
         return self.counts.funnel(slot)

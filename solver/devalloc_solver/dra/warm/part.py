@@ -34,6 +34,8 @@ class Part:
     judge: Judge
     places: Mapping[str | None, Sequence[int]]
     """node -> the index here of each device of its own snapshot"""
+    kinds: Sequence[int]
+    """the kind of each device"""
 
     @classmethod
     def of(cls, records: Sequence[NodeRecord], rules: Rules) -> Part:
@@ -46,6 +48,7 @@ class Part:
             if pool.devices
         ]
         offers: list[Offer] = []
+        kinds: list[int] = []
         pools: list[core.Pool] = []
         for _, number, pool in sorted(found, key=lambda one: one[:2]):
             members = []
@@ -54,11 +57,12 @@ class Part:
                 index, offer = len(offers), offer_of(device)
                 mine[device.index] = index
                 offers.append(Offer(index, offer.pool, offer.slice, offer.device, offer.is_shareable, offer.nodes))
+                kinds.append(records[number].kinds[device.index].index)
                 members.append(_renumbered(device, index, len(pools)))
             pools.append(core.Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, tuple(members)))
         snapshot = snapshot_of(pools, tuple(str(record.name) for record in records))
         broken = {str(record.name) for record in records if any(is_broken(d.traits) for d in record.snapshot.devices)}
-        return cls(snapshot, offers, rules.judge(offers, frozenset(broken)), places)
+        return cls(snapshot, offers, rules.judge(offers, frozenset(broken)), places, kinds)
 
     def holdings(self, state: State) -> list[Holding]:
         """What claims hold here, by name of the claim. None of them holds devices of several nodes."""

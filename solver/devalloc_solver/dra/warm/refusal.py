@@ -7,11 +7,12 @@ prove is left to the whole world.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc_solver.blockers.claims import TRIES
 from devalloc_solver.demand import Unit
 from devalloc_solver.dra.demands import alone, make, pending
 from devalloc_solver.dra.documents import Refused, pin_of
@@ -65,22 +66,20 @@ class Refusals:
     def explain(self, claim: Claim, ask: ClaimAsk) -> dict[str, Any] | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
         state, index, pin = self.state, self.state.index, pin_of(claim)
-        if state.has_commons or state.scattered or (pin is not None and pin not in index.records):
-            return None
-        shape = index.shape(ask)
-        if not isinstance(shape, Shape) or ask.rules.warnings(ask, state.layout) or ask.is_strange:
+        if state.has_commons or state.scattered or not isinstance(index.shape(ask), Shape) or ask.is_strange:
             return None
         self._catch_up(ask.rules)
         if not 0 < len(self._ranks) <= MOST_KINDS:
             return None
         counts = self._counts_for(ask)
+        counts.layout = state.layout
         if not counts.is_exact:
             return None
         key = claim.namespace, claim.name, ask.shape, pin
         known = self._answers.get(key)
         if known is None or known[0] != self.census.stamp:
             answer = self._find(claim, counts, pin)
-            if answer is None:
+            if answer is None or ask.is_strange:
                 return None
             if len(self._answers) >= MEMO:
                 self._answers.clear()
@@ -108,40 +107,56 @@ class Refusals:
         if found is None or found.ask.sight is not ask.sight:
             if len(self._counts) >= MEMO:
                 self._counts.clear()
-            found = self._counts[ask.shape] = Counts(self.census, self._firsts, ask)
+            found = self._counts[ask.shape] = Counts(self.census, self._firsts, ask, self.state.layout)
         return found
 
     def _find(self, claim: Claim, counts: Counts, pin: str | None) -> dict[str, Any] | None:
-        """None where these nodes do not tell what the whole cluster would."""
+        """None where a few nodes do not tell what the whole cluster would."""
         index, rules = self.state.index, counts.ask.rules
-        ranks = {*self._ranks, *self.census.emptiest().values(), *(() if pin is None else (index.records[pin].rank,))}
+        ranks = {*self._ranks, *self.census.emptiest().values()}
+        if pin in index.records:
+            ranks.add(index.records[pin].rank)
         part = self._part(ranks, rules)
-        unit = _unit(claim, part, rules)
+        crowded = _unit(claim, part, rules)
         try:
-            is_free = unit is not None and fits(part.snapshot, Ledger(part.snapshot), unit)
+            is_full = pin is None and crowded is not None and fits(part.snapshot, Ledger(part.snapshot), crowded)
         except OutOfSteps:
             return None
-        if unit is None or not is_free or pin is not None:
-            answer = self._explain(unit, part, counts)
-            # Claims may be in the way besides, and on other nodes fewer of them.
-            is_proven = is_free or (answer is not None and answer["blockers"] and not _released(answer))
-            return answer if is_proven else None
+        if not is_full:
+            answer, crowded = self._explain(claim, part, counts)
+            if crowded is None or crowded.pin is not None:
+                return answer
+        lots = None if crowded is None else counts.lots(crowded, part)
+        if lots is None:
+            return None
         for most in (FEW, MANY):
-            near, left = counts.fewest_claims(most)
-            part = self._part(ranks.union(near), rules)
-            answer = self._explain(_unit(claim, part, rules), part, counts)
-            if answer is not None and 0 < _released(answer) <= left:
+            near, left = counts.fewest_claims(lots, most)
+            ranks.update(near, () if is_full else counts.roomy(lots, most))
+            answer, crowded = self._explain(claim, self._part(ranks, rules), counts)
+            if answer is None or crowded is None or self._is_proven(answer, near, left):
                 return answer
         return None
 
-    def _explain(self, unit: Unit | None, part: Part, counts: Counts) -> dict[str, Any] | None:
+    def _is_proven(self, answer: Mapping[str, Any], near: Collection[int], left: int) -> bool:
+        """Whether these are the claims that the whole cluster would tell, which asks nodes in the order of ``near``."""
+        index = self.state.index
+        claims = [(b["namespace"], b["name"]) for b in answer["blockers"] if b["kind"] == "claim"]
+        nodes = {node for key in claims for node, *_ in index.held[key]}
+        if not nodes or not all(index.records[node or ""].rank in near for node in nodes):
+            return False
+        asked = sum(bool(self.state.holders.get(index.by_rank[rank].name)) for rank in near)
+        return len(claims) <= left or asked >= TRIES
+
+    def _explain(self, claim: Claim, part: Part, counts: Counts) -> tuple[dict[str, Any] | None, Unit | None]:
+        """(the answer as these nodes tell it, the claim as it must be changed where others are in its way then)"""
+        unit = _unit(claim, part, counts.ask.rules)
         if unit is None:
-            return None
+            return None, None
         holdings = part.holdings(self.state)
         numbers = FleetNumbers(part.snapshot, part.offers, holdings, counts)
         explainer = Explainer(part.snapshot, part.offers, holdings, [], None, self._get_slips(), numbers)
         (answer,) = explainer.explain(unit)
-        return answer
+        return answer, explainer.crowded
 
     def _part(self, ranks: Iterable[int], rules: Rules) -> Part:
         records = tuple(self.state.index.by_rank[rank] for rank in sorted(ranks))
@@ -164,8 +179,3 @@ class Refusals:
 def _unit(claim: Claim, part: Part, rules: Rules) -> Unit | None:
     demand = make(pending(claim, 0), rules.intake, part.judge)
     return None if isinstance(demand, Refused) else alone(demand)
-
-
-def _released(answer: dict[str, Any]) -> int:
-    """Claims that would have to go."""
-    return sum(blocker["kind"] == "claim" for blocker in answer["blockers"])
