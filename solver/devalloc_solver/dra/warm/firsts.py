@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from devalloc_solver.dra.funnel import SHOWN
 from devalloc_solver.dra.inventory import Offer
-from devalloc_solver.dra.warm.part import Order, order_of
+from devalloc_solver.dra.warm.part import Order, binds
 from devalloc_solver.dra.warm.traits import offer_of
 from devalloc_solver.index.states import NodeRecord, PoolKind
 
@@ -26,30 +26,24 @@ class First(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Firsts:
-    """Finds them anew when pools have changed; what it has read of a node stays as long as the node's pools do."""
+    """Finds them anew when pools have changed."""
 
-    _read: dict[str | None, tuple[NodeRecord, Sequence[Order | None]]] = field(default_factory=dict)
     _first: Mapping[int, Sequence[First]] = field(default_factory=dict)
     _records: Mapping[int, NodeRecord] = field(default_factory=dict)
 
     def update(self, records: Mapping[int, NodeRecord]) -> None:
         """``records``: all nodes by rank."""
         self._records = records
-        read, self._read = self._read, {}
-        pools: dict[PoolKind, list[tuple[Order, int, int]]] = defaultdict(list)
-        for record in records.values():
-            known = read.get(record.name)
-            if known is None or known[0] is not record:
-                orders = [order_of(pool) if pool.devices else None for pool in record.snapshot.pools]
-                known = record, orders
-            self._read[record.name] = known
-            for pool, start, order in zip(record.pools, record.starts, known[1], strict=True):
-                if order is not None:
-                    pools[pool].append((order, record.rank, start))
+        pools: dict[PoolKind, list[tuple[str, str, int, int]]] = defaultdict(list)
+        for rank, record in records.items():
+            for pool, start, own in zip(record.pools, record.starts, record.snapshot.pools, strict=True):
+                pools[pool].append((own.driver, own.name, rank, start))
         found: dict[int, list[First]] = defaultdict(list)
         for pool, places in pools.items():
-            for order, rank, start in nsmallest(SHOWN, places):
+            last = binds(pool)
+            for driver, name, rank, start in nsmallest(SHOWN, places):
                 for kind, group in zip(pool.kinds, pool.groups, strict=True):
+                    order = last, driver, name
                     found[kind.index] += [First(order, rank, start + number) for number in group[:SHOWN]]
         self._first = {kind: nsmallest(SHOWN, mine) for kind, mine in found.items()}
 

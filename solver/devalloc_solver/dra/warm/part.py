@@ -13,16 +13,15 @@ from devalloc_solver.dra.warm.rules import Rules, is_broken
 from devalloc_solver.dra.warm.state import State
 from devalloc_solver.dra.warm.traits import offer_of
 from devalloc_solver.holdings import Held, Holding
-from devalloc_solver.index.states import NodeRecord
+from devalloc_solver.index.states import NodeRecord, PoolKind
 
 Order = tuple[bool, str, str]
-"""The place of a pool among those of a cluster: (whether it has binding conditions, driver, name)"""
+"""The place of a pool among those of a cluster: (whether it has binding conditions, driver, driver and name)"""
 
 
-def order_of(pool: core.Pool) -> Order:
-    """The order in which devices of pools are numbered. The pool has devices."""
-    found = offer_of(pool.devices[0]).pool
-    return found.has_binding_conditions, found.driver, found.name
+def binds(pool: PoolKind) -> bool:
+    """Whether pools of a kind have binding conditions."""
+    return any(offer_of(kind.one).device.binding_conditions for kind in pool.kinds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +41,9 @@ class Part:
         """``records`` are in natural order of their names."""
         places = {record.name: [0] * len(record.snapshot.devices) for record in records}
         found = [
-            (order_of(pool), n, pool)
+            ((binds(kind), pool.driver, pool.name), n, pool)
             for n, record in enumerate(records)
-            for pool in record.snapshot.pools
+            for pool, kind in zip(record.snapshot.pools, record.pools, strict=True)
             if pool.devices
         ]
         offers: list[Offer] = []

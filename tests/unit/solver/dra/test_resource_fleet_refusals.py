@@ -1,0 +1,173 @@
+"""What a warm cluster tells of a claim that gets nothing is what the whole would tell, and comes from a few nodes."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc_solver.demand import Unit
+from devalloc_solver.dra import solve_manifests
+from devalloc_solver.dra.fleet import ResourceFleet
+from devalloc_solver.dra.warm import refusal
+from devalloc_solver.dra.warm.world import World
+from devalloc_solver.index import choice
+from tests.support.dra import claim, counter_slice, device, first_of, request, slice_
+
+API = "resource.k8s.io/v1"
+NODES = 44
+ROOT = "resource.kubernetes.io/pcieRoot"
+Manifest = dict[str, Any]
+
+
+def object_(kind: str, manifest: Manifest) -> Manifest:
+    return {"apiVersion": API, "kind": kind, **manifest}
+
+
+def class_(name: str) -> Manifest:
+    selectors = [{"cel": {"expression": f"device.driver == '{name}.io'"}}]
+    return object_("DeviceClass", {"metadata": {"name": name}, "spec": {"selectors": selectors}})
+
+
+def whole(node: int, kind: str, count: int, rng: Random) -> Manifest:
+    """Devices of one model on two NUMA nodes, and now and then one with a taint."""
+    content = [
+        device(
+            f"{kind}-{number}",
+            {
+                "model": ("a100", "h100", "l4")[node % 3],
+                "numa": number * 2 // count,
+                ROOT: f"pci{number // 2}",
+                "uuid": f"{kind}-{node}-{number}",
+            },
+            capacity={"memory": "80Gi"},
+        )
+        for number in range(count)
+    ]
+    if rng.random() < 0.1:
+        rng.choice(content)["taints"] = [{"key": "broken", "effect": "NoSchedule"}]
+    slices = 2 if rng.random() < 0.05 else 1
+    name = f"node-{node}"
+    spec = {"pool": name, "nodeName": name, "driver": f"{kind}.io", "count": slices}
+    return object_("ResourceSlice", slice_(f"{kind}-{node}", content, **spec))
+
+
+def parted(node: int) -> list[Manifest]:
+    """Two cards, each as two halves or four quarters."""
+    name = f"node-{node}"
+    spec = {"pool": name, "nodeName": name, "driver": "mig.io", "count": 2}
+    parts = [
+        device(
+            f"c{card}-{size}-{start}",
+            {"size": size, "card": card},
+            counters={f"c{card}": {f"s{n}": "1" for n in taken}},
+        )
+        for card in range(2)
+        for size in (1, 2)
+        for start in range(0, 4, size)
+        for taken in [range(start, start + size)]
+    ]
+    counters = {f"c{card}": {f"s{n}": "1" for n in range(4)} for card in range(2)}
+    return [
+        object_("ResourceSlice", slice_(f"mig-{node}", parts, **spec)),
+        object_("ResourceSlice", counter_slice(f"counters-{node}", counters, **spec)),
+    ]
+
+
+def cluster(rng: Random) -> list[Manifest]:
+    found = [class_(kind) for kind in ("gpu", "nic", "mig")]
+    for node in range(NODES):
+        if node % 4 == 3:
+            found += parted(node)
+        else:
+            found += [whole(node, "gpu", 2 if node % 8 == 0 else 4, rng), whole(node, "nic", 2, rng)]
+    rng.shuffle(found)
+    return found
+
+
+def asked(kind: str, count: int | None, *selectors: str, **fields: Any) -> Manifest:
+    return request(kind, count, *selectors, class_name=kind, **fields)
+
+
+def some(kind: str, name: str, value: object) -> str:
+    return f"device.attributes['{kind}.io'].{name} == {value!r}"
+
+
+FITTING = [
+    claim(asked("gpu", 1)),
+    claim(asked("gpu", 2), match="gpu.io/numa"),
+    claim(asked("gpu", 3)),
+    claim(asked("gpu", 4)),
+    claim(asked("gpu", 1), asked("nic", 1), match=ROOT),
+    claim(asked("gpu", 2, some("gpu", "model", "h100")), match="gpu.io/numa"),
+    claim(asked("gpu", 2), distinct=ROOT),
+    claim(asked("nic", 2)),
+    claim(asked("mig", 1, some("mig", "size", 2))),
+    claim(asked("mig", 3, some("mig", "size", 1)), match="mig.io/card"),
+    claim(asked("nic", None)),
+]
+"""What an empty cluster has."""
+HOPELESS = [
+    claim(asked("gpu", 1, some("gpu", "model", "h10O"))),
+    claim(asked("gpu", 1, some("gpu", "modle", "h100"))),
+    claim(asked("gpu", 5)),
+    claim(asked("gpu", 3), match=ROOT),
+    claim(asked("gpu", 3), distinct=ROOT),
+    claim(asked("gpu", 4), match="gpu.io/nuna"),
+    claim(asked("gpu", 4), asked("nic", 3), match="gpu.io/numa"),
+    claim(asked("mig", 5, some("mig", "size", 2))),
+    claim(asked("mig", 3, some("mig", "size", 2)), match="mig.io/card"),
+    claim(asked("gpu", 1, capacity={"requests": {"memroy": "90Gi"}})),
+    claim(first_of("any", {**asked("gpu", 6)["exactly"]}, {**asked("nic", 4)["exactly"]})),
+    claim(asked("gpu", 7, adminAccess=True)),
+]
+"""What it has not."""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_refusals_are_those_of_the_whole_cluster(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seed % 2:
+        monkeypatch.setattr(choice, "VARIED", 40)
+        monkeypatch.setattr(refusal, "FEW", 1)
+    asked_of_all: list[Unit] = []
+    explain = World.explain
+
+    def explain_all(world: World, unit: Unit) -> dict[str, Any]:
+        asked_of_all.append(unit)
+        return explain(world, unit)
+
+    monkeypatch.setattr(World, "explain", explain_all)
+    rng = Random(seed)
+    documents = cluster(rng)
+    fleet = ResourceFleet.from_manifests(deepcopy(documents))
+    held: dict[str, Manifest] = {}
+    reasons: dict[str, int] = {}
+    for number in range(180):
+        name = f"c{number}"
+        content = deepcopy(rng.choice(FITTING) if number % 6 else HOPELESS[number // 6 % len(HOPELESS)])
+        content["metadata"]["name"] = name
+        if rng.random() < 0.1:
+            pin = rng.choice([f"node-{rng.randrange(NODES)}", "nowhere"])
+            content["metadata"]["annotations"] = {"devalloc.io/node": pin}
+        waiting = object_("ResourceClaim", content)
+
+        answer = fleet.allocate(deepcopy(waiting))
+
+        if answer["allocated"]:
+            held[name] = {**waiting, "status": {"allocation": answer["allocations"]}}
+            continue
+        reasons[answer["reason"]] = reasons.get(answer["reason"], 0) + 1
+        everything = solve_manifests([*documents, *held.values(), waiting])["claims"]
+        assert answer == next(one for one in everything if one["name"] == name)
+        if held and rng.random() < 0.6:
+            gone = rng.choice(sorted(held))
+            fleet.delete(held.pop(gone))
+        if rng.random() < 0.1:
+            changed = rng.choice([one for one in documents if one["metadata"]["name"].startswith("gpu-")])
+            changed["spec"]["devices"][0]["taints"] = [{"key": "odd", "effect": "NoSchedule"}]
+            fleet.update(deepcopy(changed))
+
+    assert {"DevicesInUse", "NoMatchingDevices", "NotEnoughDevices", "MatchAttributesConflict"} <= reasons.keys()
+    assert len(asked_of_all) <= sum(reasons.values()) // 10
