@@ -86,7 +86,9 @@ class Eligibility:
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
     _errors: dict[str, str | None] = field(default_factory=dict)
     _costs: dict[str, int] = field(default_factory=dict)
-    """expression -> steps that its evaluations took beyond what is FREE"""
+    """expression -> steps that it took to judge the devices of the snapshot beyond what is FREE"""
+    _judged: set[str] = field(default_factory=set)
+    """expressions that all devices of the snapshot were judged by: any others are those of a question what if"""
     _room: int | None = None
     """what is left of the common budget; None outside of calls that have one"""
     _limit: int | None = None
@@ -141,6 +143,8 @@ class Eligibility:
         except cel.CompileError as error:
             message = f"line {error.line}, column {error.column}: {error.message}"
         except cel.BudgetExceeded:
+            if expression in self._judged:
+                raise ExpressionError(TOO_EXPENSIVE) from None  # it is as good as ever for the devices that there are
             message = TOO_EXPENSIVE
         self._failed[expression] = message
         raise ExpressionError(message)
@@ -161,7 +165,8 @@ class Eligibility:
         finally:
             spent = budget.limit - max(0, budget.left)
             own.left -= spent
-            self._costs[expression] = cost + max(0, spent - FREE)
+            if expression not in self._judged:
+                self._costs[expression] = cost + max(0, spent - FREE)
 
     def class_error(self, name: str) -> str | None:
         """Why a class is invalid, or None. Judges its expression over the whole fleet, for the budget's sake."""
@@ -193,6 +198,7 @@ class Eligibility:
             return None
         if expression not in self._errors:
             self._errors[expression] = self._find_error(expression)
+            self._judged.add(expression)
         # It may have failed since on devices that were not looked at then.
         return self._failed.get(expression, self._errors[expression])
 

@@ -85,6 +85,23 @@ def test_what_was_asked_before_changes_no_answer() -> None:
     assert "common budget" in str(told(again)["bad2"])
 
 
+@pytest.mark.parametrize("budget", ["COMMON_BUDGET", "EVALUATION_BUDGET"])
+def test_what_was_asked_for_the_sake_of_a_reason_costs_nothing(budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether devices would do once they are available is looked at besides, and the same is told again and again."""
+    unavailable = {"devalloc.io/unavailable": "in use"}
+    devices = [device(f"d{i}", attributes={"i": i, **(unavailable if i % 2 else {})}) for i in range(6)]
+    reads = f"{costly(0)} && ('devalloc.io/unavailable' in device || device.i >= 0)"
+    manifests = [GPU, pool("p", devices=devices)]
+    wants = claim("c", {"deviceClass": "gpu", "constraints": reads, "requests": {"count": 5}})
+    judge = prepare(read_documents([*manifests, wants])).eligibility
+    room = 100 * len(devices) if budget == "EVALUATION_BUDGET" else 100
+    monkeypatch.setattr(eligibility, budget, sum(judge._costs.values()) + room)
+    fleet = Fleet.from_manifests(manifests)
+    first, *again = [fleet.allocate_all([wants])["claims"] for _ in range(3)]
+    assert first[0]["reason"] == "NotEnoughDevices"
+    assert again == [first, first]
+
+
 def test_every_call_has_a_budget_of_its_own() -> None:
     judge = prepare(read_documents([GPU, POOL])).eligibility
     for _ in range(2):
