@@ -246,6 +246,7 @@ class NodeIndex:
 
     def _network_changed(self, *, kinds: bool) -> None:
         self.network_version += 1
+        self.classes.limit_states()
         if kinds:
             self._forget_shapes()
 

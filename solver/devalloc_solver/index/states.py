@@ -17,6 +17,11 @@ Sharing = tuple[bool, tuple[tuple[str, int], ...]]
 """How a device in shares is used: whether somebody holds it whole besides, and the nano units of each resource."""
 
 
+SPARE_STATES = 10_000
+"""States of pools that no node is in which are remembered, beside as many as nodes may be in; when there are more, they
+are forgotten."""
+
+
 @dataclass(slots=True)
 class Use:
     """Who uses a device, added up; gone with the last user."""
@@ -163,6 +168,7 @@ class Classes:
         self._node_kinds: dict[tuple[int, ...], NodeKind] = {}
         self._node_classes: dict[tuple[int, ...], NodeClass] = {}
         self._numbers = 0
+        self._most_states = SPARE_STATES
         self._versions = count(1)
 
     @property
@@ -210,8 +216,17 @@ class Classes:
             if not each.count:
                 del self._node_classes[key]
                 del self.by_index[each.index]
+        self._forget_states()
+
+    def limit_states(self) -> None:
+        """Drop states of pools that no node is in, once they are most: network pools pass through many."""
+        if len(self._pool_states) > self._most_states:
+            self._forget_states()
+
+    def _forget_states(self) -> None:
         kept = {state.index for each in self._node_classes.values() for state in each.states}
         self._pool_states = {key: state for key, state in self._pool_states.items() if state.index in kept}
+        self._most_states = 2 * len(self._pool_states) + SPARE_STATES
 
     def enter(self, each: NodeClass, rank: int, records: Mapping[int, NodeRecord]) -> None:
         """A node joins; its record names the class already."""

@@ -11,7 +11,7 @@ import pytest
 from devalloc_solver import Fleet
 from devalloc_solver.blockers import slips
 from devalloc_solver.check import asked, verdicts
-from devalloc_solver.index import apart, claims, log, nodes, reader, refusal, screen
+from devalloc_solver.index import apart, claims, log, nodes, reader, refusal, screen, states
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
 NODES = 12
@@ -43,6 +43,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         (nodes, "SPARE_KINDS", 20),
         (nodes, "SPARE_RANKS", 10),
         (nodes, "NODE_KINDS", 4),
+        (states, "SPARE_STATES", 50),
         (apart, "SPARE", 10),
         (claims, "MOST_SHAPES", 8),
         (claims, "MOST_VERDICTS", 100),
@@ -147,5 +148,20 @@ def test_claims_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
         assert fleet.allocate(asked)["allocated"]
         fleet.allocate(claim(f"large-{number}", {"deviceClass": "gpu", "requests": {"count": 5}}))
         fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": f"c{number}"}})
+
+    assert grows(fleet, step) < 1.15
+
+
+def test_shares_of_the_network_leave_nothing_behind(fleet: Fleet) -> None:
+    """Each amount is another state of the pool, and no node changes with it."""
+    links = [device(f"l{n}", resources={"bandwidth": "100G/1"}) for n in range(2)]
+    fleet.update(pool("links", None, "link", devices=links))
+
+    def step(number: int) -> None:
+        requests = {"bandwidth": str(1 + (number * 7919) % 40_009)}
+        asked = claim(f"c{number}", {"requests": requests})
+        assert fleet.allocate(asked)["allocated"]
+        if number >= 5:
+            fleet.delete({"kind": "DeviceClaim", "metadata": {"namespace": "default", "name": f"c{number - 5}"}})
 
     assert grows(fleet, step) < 1.15
