@@ -14,7 +14,7 @@ ARGS ?=
 FUZZ_SECONDS ?= 60
 # How many instances of resource.k8s.io it compares with upstream's allocator.
 FUZZ_INSTANCES ?= 20000
-# How many instances of each kind it compares with exhaustive search; the unit tier looks at the first of them.
+# How many instances of each kind it compares with exhaustive search; the tests look at the first of them.
 FUZZ_EXAMPLES ?= 400
 SEARCHED := normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py
 # Workers of the quick tiers; machine and cluster tests own the machine while they run.
@@ -78,7 +78,7 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 	@mkdir -p build
 	$(BIN)/python -m tests.conformance.fuzz_dra --count $(FUZZ_INSTANCES) --seed $$((RANDOM * 32768 + RANDOM)) --out build
 	$(BIN)/python -m tests.conformance.fuzz --seconds $(FUZZ_SECONDS) --seed $$RANDOM --out build
-	DEVALLOC_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) $(addprefix tests/unit/solver/test_,$(SEARCHED)) -n $(JOBS) -q
+	DEVALLOC_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) $(addprefix tests/conformance/test_,$(SEARCHED)) -n $(JOBS) -q
 	@end=$$((SECONDS + $(FUZZ_SECONDS))); \
 	while [ $$SECONDS -lt $$end ]; do \
 	  seed=$$((RANDOM * 32768 + RANDOM)); \

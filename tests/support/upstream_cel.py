@@ -1,7 +1,7 @@
 """Upstream's own CEL of device selectors: a Go program around the released module, and the answers it once gave.
 
 The program is in ``benchmarks/peer/selectors``; go.mod beside it pins k8s.io/dynamic-resource-allocation. The answers
-are kept in ``tests/unit/solver/dra/selectors.json``; run this module to have the program give them again (a minute the
+are kept in ``tests/conformance/selectors.json``; run this module to have the program give them again (a minute the
 first time, when Go has to build it).
 """
 
@@ -21,7 +21,7 @@ from devalloc_solver.dra.cel import CelDevice, CompileError, EvaluationError, co
 from tests.support.go_build import Unavailable, cache_folder, locked, run, toolchain
 from tests.support.upstream import SOURCE, version
 
-KEPT = Path(__file__).parents[1] / "unit" / "solver" / "dra" / "selectors.json"
+KEPT = Path(__file__).parents[1] / "conformance" / "selectors.json"
 
 GATES = frozenset(("DRAConsumableCapacity", "DRAListTypeAttributes"))
 

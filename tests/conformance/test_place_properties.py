@@ -161,7 +161,7 @@ def test_what_was_placed_still_fits_and_what_does_not_fit_never_will_beside_more
 
 def test_another_hash_seed_gives_the_same_placements() -> None:
     script = (
-        "from tests.unit.solver.test_place_properties import OutOfSteps, answer, units\n"
+        "from tests.conformance.test_place_properties import OutOfSteps, answer, units\n"
         "for seed, prepared, unit in units(range(40)):\n"
         "    try: found = answer(prepared, unit)\n"
         "    except OutOfSteps: continue\n"
