@@ -1,6 +1,7 @@
 """Selectors of resource.k8s.io: what is refused and where, what fails on a device, and what bounds an evaluation.
 
-What each function answers is in ``selectors.json``, held against upstream by tests/conformance/test_cel_upstream.py.
+What each function answers is in ``tests/conformance/selectors.json``, held against upstream by test_cel_upstream.py
+beside it.
 """
 
 from __future__ import annotations
