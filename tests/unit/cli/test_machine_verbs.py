@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,9 +16,7 @@ import yaml
 from devalloc.api.crds import render
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
-from devalloc.api.pool import DevicePool
 from devalloc.cli import demo
-from tests.support import recordings
 from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
 
 
@@ -123,31 +120,3 @@ def test_crds_are_printed_or_written(devalloc: Shell, tmp_path: Path) -> None:
 
     assert {file.name: file.read_text() for file in (tmp_path / "crds").iterdir()} == render()
     assert printed == [yaml.safe_load(content) for content in render().values()]
-
-
-@pytest.mark.parametrize(("fleet", "recording"), [("vgpu-server", "harvester-vgpu-node"), ("net-server", "igb-guest")])
-def test_the_recorded_machines_are_what_discovery_finds_in_the_recordings(
-    devalloc: Shell, tmp_path: Path, fleet: str, recording: str
-) -> None:
-    if not recordings.archive(recording).exists():
-        pytest.skip("the shared cases are not here")
-    root = recordings.unpack(recording, tmp_path)
-
-    found = devalloc("discover", "--sysfs-root", root, "--node-name", fleet, "-o", "json").json["items"]
-
-    shipped = [document.content for document in load([demo.DATA / f"fleet-{fleet}.yaml"]).documents]
-    by_name = {pool["metadata"]["name"]: pool for pool in found}
-    for one in shipped:
-        assert facts(one) == facts(by_name[one["metadata"]["name"]])
-
-
-def facts(content: dict[str, Any]) -> dict[str, Any]:
-    """A pool's devices with all their attributes, wherever they are written, and what they draw on."""
-    obj = decode(content).object
-    assert isinstance(obj, DevicePool)
-    shared = {attribute.name: attribute.value for attribute in obj.spec.attributes}
-    devices = {
-        device.name: (shared | {attribute.name: attribute.value for attribute in device.attributes}, device.requests)
-        for device in obj.spec.devices
-    }
-    return {"devices": devices, "resources": {r.name: (r.capacity, r.block) for r in obj.spec.resources}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from devalloc.api.decode import decode
+from devalloc.api.manifests import load
+from devalloc.api.pool import DevicePool
 from devalloc.api.quantity import Quantity
+from devalloc.cli import demo
+from devalloc.cli.main import cli
 from devalloc_solver import solve_manifests
 from tests.support.discovered import Found
 from tests.support.recordings import NAMES, archive, unpack
@@ -234,3 +240,28 @@ def test_every_function_of_our_kinds_is_there(recorded: dict[str, Path]) -> None
             file = devices / address / "class"
             if file.exists() and re.match(r"0x(02|03|12|0108|0b40)", file.read_text()):
                 assert address in published, name
+
+
+@pytest.mark.parametrize(("fleet", "recording"), [("vgpu-server", "harvester-vgpu-node"), ("net-server", "igb-guest")])
+def test_the_recorded_machines_of_the_demo_are_what_discovery_finds_in_the_recordings(
+    recorded: dict[str, Path], fleet: str, recording: str
+) -> None:
+    arguments = ["discover", "--sysfs-root", str(recorded[recording]), "--node-name", fleet, "-o", "json"]
+    found = json.loads(CliRunner().invoke(cli, arguments, catch_exceptions=False).stdout)["items"]
+
+    shipped = [document.content for document in load([demo.DATA / f"fleet-{fleet}.yaml"]).documents]
+    by_name = {pool["metadata"]["name"]: pool for pool in found}
+    for one in shipped:
+        assert facts(one) == facts(by_name[one["metadata"]["name"]])
+
+
+def facts(content: dict[str, Any]) -> dict[str, Any]:
+    """A pool's devices with all their attributes, wherever they are written, and what they draw on."""
+    obj = decode(content).object
+    assert isinstance(obj, DevicePool)
+    shared = {attribute.name: attribute.value for attribute in obj.spec.attributes}
+    devices = {
+        device.name: (shared | {attribute.name: attribute.value for attribute in device.attributes}, device.requests)
+        for device in obj.spec.devices
+    }
+    return {"devices": devices, "resources": {r.name: (r.capacity, r.block) for r in obj.spec.resources}}
