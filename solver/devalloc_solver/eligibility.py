@@ -100,12 +100,13 @@ class Eligibility:
     def beside(
         self, snapshot: Snapshot, classes: Mapping[str, DeviceClass], invalid_classes: Mapping[str, str]
     ) -> Eligibility:
-        """A judge of other devices, or with other classes; what expressions say of attributes is common to both."""
+        """A judge of other devices, or with other classes; what expressions say, and may cost, is common to both."""
         return Eligibility(
             snapshot,
             classes,
             invalid_classes,
             _verdicts=self._verdicts,
+            _budgets=self._budgets,
             _failed=self._failed,
             _errors=self._errors,
             _costs=self._costs,

@@ -145,6 +145,16 @@ def test_a_fleet_tells_of_what_costs_too_much_on_the_devices_of_a_kind(
         assert fleet.allocate(claim(f"good{turn}", {"deviceClass": "gpu"}))["allocated"]
 
 
+def test_the_budget_of_a_fleet_is_for_all_its_nodes(small_budgets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node alone is cheap enough; to look for a device on all of them is not."""
+    monkeypatch.setattr(eligibility, "EVALUATION_BUDGET", 2 * small_budgets)
+    manifests = [GPU, *(identified(f"p{n}", f"n{n}") for n in range(20))]
+    wants = claim("c", {"deviceClass": "gpu", "constraints": f"{BY_UUID} && device.uuid.startsWith('q')"})
+    (expected,) = solve_manifests([*manifests, wants])["claims"]
+    assert expected["reason"] == "ClaimInvalid"
+    assert Fleet.from_manifests(manifests).allocate(wants) == expected
+
+
 def test_devices_that_are_gone_are_no_charge_on_the_budget(small_budgets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fleet whose devices are other ones again and again answers as one that has just been loaded."""
     monkeypatch.setattr(eligibility, "EVALUATION_BUDGET", 5 * small_budgets)
