@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
@@ -106,6 +106,10 @@ class Asks:
     """names that some request or limit has"""
     admin: int
     share: int
+    least: tuple[int, ...]
+    """per ask: devices that no other ask has; shares may be of one device"""
+    exact: int
+    """mask of the asks that take so many devices and no more"""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,12 +136,15 @@ def read_unit(unit: Unit) -> Asks:
     """Raises OutOfSteps for the rare constructs that are left to CP-SAT."""
     asks: list[Ask] = []
     details: list[int] = []
+    shapes: list[tuple[object, ...]] = []
+    """per detail, of its alternatives"""
     kinds: dict[object, int] = {}
     for number, demand in enumerate(unit.demands):
         for alternatives in demand.details:
             mask = 0
-            for slot in alternatives:
-                kind = kinds.setdefault((number, _shape(slot, demand)), len(kinds))
+            shapes.append(tuple([_shape(slot, demand) for slot in alternatives]))
+            for slot, shape in zip(alternatives, shapes[-1], strict=True):
+                kind = kinds.setdefault((number, shape), len(kinds))
                 asks.append(Ask(len(asks), number, len(details), slot, 1 << len(asks), kind))
                 mask |= asks[-1].bit
             details.append(mask)
@@ -156,7 +163,7 @@ def read_unit(unit: Unit) -> Asks:
         unit=unit,
         asks=tuple(asks),
         details=tuple(details),
-        twins=_twins(unit, asks, details),
+        twins=_twins(unit, shapes),
         ties=ties,
         distincts=distincts,
         sets=tuple(sets.values()),
@@ -166,7 +173,25 @@ def read_unit(unit: Unit) -> Asks:
         resources=tuple(sorted({n for s in amounts for n in (*s.requests, *s.limits)})),
         admin=sum(ask.bit for ask in asks if ask.slot.mode.is_admin),
         share=sum(ask.bit for ask in asks if ask.slot.mode is Mode.SHARE),
+        least=tuple([ask.slot.least if ask.slot.mode is Mode.WHOLE else 0 for ask in asks]),
+        exact=sum(ask.bit for ask in asks if ask.slot.mode is Mode.WHOLE and ask.is_counted),
     )
+
+
+def peers(masks: Iterable[int], every: int) -> list[int]:
+    """The asks of a mask, those together that none of the ``masks`` tells apart."""
+    groups = [every] if every else []
+    for mask in dict.fromkeys(masks):
+        split = []
+        for group in groups:
+            inside = group & mask
+            if inside and inside != group:
+                split.append(inside)
+                split.append(group ^ inside)
+            else:
+                split.append(group)
+        groups = split
+    return groups
 
 
 def _refuse(ask: Ask, demand: Demand) -> None:
@@ -190,19 +215,18 @@ def _ties(unit: Unit, asks: Sequence[Ask]) -> tuple[tuple[Tie, ...], tuple[Tie, 
     return tuple(ties), tuple(distincts)
 
 
-def _twins(unit: Unit, asks: Sequence[Ask], details: Sequence[int]) -> tuple[int | None, ...]:
+def _twins(unit: Unit, shapes: Sequence[tuple[object, ...]]) -> tuple[int | None, ...]:
     """Equal details of a claim may change places, and so may claims that consist of one equal detail."""
     seen: dict[object, int] = {}
     twins: list[int | None] = []
-    for position, mask in enumerate(details):
-        mine = [ask for ask in asks if mask & ask.bit]
-        demand = unit.demands[mine[0].demand]
-        scope: object = mine[0].demand
-        if len(demand.details) == 1:
-            scope = (demand.match, demand.most, demand.once)
-        key = (scope, tuple(_shape(ask.slot, demand) for ask in mine))
-        twins.append(seen.get(key))
-        seen[key] = position
+    for number, demand in enumerate(unit.demands):
+        alone = len(demand.details) == 1
+        scope: object = (demand.match, demand.most, demand.once) if alone else number
+        for _ in demand.details:
+            position = len(twins)
+            key = (scope, shapes[position])
+            twins.append(seen.get(key))
+            seen[key] = position
     return tuple(twins)
 
 
@@ -213,9 +237,14 @@ def _shape(slot: Slot, demand: Demand) -> tuple[object, ...]:
         slot.mode,
         slot.least,
         slot.most,
-        tuple(sorted(slot.requests.items())),
-        tuple(sorted(slot.limits.items())),
+        tuple(sorted(slot.requests.items())) if slot.requests else (),
+        tuple(sorted(slot.limits.items())) if slot.limits else (),
         slot.match,
         id(slot.portions) if slot.portions else None,
-        tuple((r.attribute, r.distinct, number) for number, r in enumerate(demand.relations) if slot.label in r.labels),
+        _related(slot, demand) if demand.relations else (),
     )
+
+
+def _related(slot: Slot, demand: Demand) -> tuple[object, ...]:
+    label = slot.label
+    return tuple((r.attribute, r.distinct, number) for number, r in enumerate(demand.relations) if label in r.labels)

@@ -49,7 +49,7 @@ class Bounds:
             rows = [[0] * len(self.weights)]
             for cell in reversed(yard.cells):
                 if cell.kind not in carried:
-                    carried[cell.kind] = [_most(cell, weight) for weight in self.weights]
+                    carried[cell.kind] = _most(cell, self.weights)
                 rows.append([a + b for a, b in zip(carried[cell.kind], rows[-1], strict=True)])
             self.rest.append(rows[::-1])
         self.top: list[list[list[int]]] = [self._top(yards, first) for first in range(len(yards) + 1)]
@@ -96,6 +96,8 @@ class Bounds:
         return not is_open and all(map(ge, tops[min(pools, last)], wanted))
 
 
-def _most(cell: Cell, weight: Weight) -> int:
-    most: int = max(sum(map(mul, weight, option.gain)) for option in cell.options)
-    return most
+def _most(cell: Cell, weights: Sequence[Weight]) -> list[int]:
+    """The most that a cell carries of each weight; the first weights are the needs themselves."""
+    gains = [option.gain for option in cell.options]
+    single = [*map(max, *gains)] if len(gains) > 1 else [*gains[0]]
+    return [*single, *(max([sum(map(mul, weight, gain)) for gain in gains]) for weight in weights[len(single) :])]

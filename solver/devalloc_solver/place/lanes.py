@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from devalloc_solver.demand import Mode
-from devalloc_solver.place.asks import Ask
+from devalloc_solver.place.asks import Ask, peers
 from devalloc_solver.place.site import fixed_size
 from devalloc_solver.place.steps import SharesMeet
 from devalloc_solver.place.stock import Stock
@@ -84,15 +84,24 @@ def make_lanes(stock: Stock, chosen: int, *, unsplit: bool = False) -> Lanes:
     together: dict[object, list[Ask]] = {}
     spots: dict[int, int] = {}
     kinds: dict[int, Kind] = {}
-    watched = {ask.demand for ask in site.asks.of(chosen) if ask.slot.mode.is_admin}
+    watched = {ask.demand for ask in site.asks.of(chosen & site.asks.admin)}
+    known: dict[tuple[int, int], object] = {}
+    for group in peers(stock.takers, chosen):
+        lots = [lot for lot in site.lots if stock.takers[lot.number] & group]
+        for ask in site.asks.of(group):
+            if not ask.is_fixed:
+                kind = kinds[ask.number] = _kind(ask, unsplit)
+                mine = lots
+                if kind is Kind.COUNT and ask.slot.mode is Mode.SHARE:
+                    mine = [lot for lot in lots if all(name in lot.one.resources for name in ask.slot.requests)]
+                spots[ask.number] = sum([1 << lot.number for lot in mine])
     for ask in site.asks.of(chosen):
         if not ask.is_fixed:
-            kind = kinds[ask.number] = _kind(ask, unsplit)
-            lots = [lot for lot in site.lots if stock.takers[lot.number] & ask.bit]
-            if kind is Kind.COUNT and ask.slot.mode is Mode.SHARE:
-                lots = [lot for lot in lots if all(name in lot.one.resources for name in ask.slot.requests)]
-            spots[ask.number] = sum(1 << lot.number for lot in lots)
-            together.setdefault(_key(stock, ask, kind, spots[ask.number], watched), []).append(ask)
+            same = ask.kind, spots[ask.number]
+            if same not in known:
+                known[same] = _key(stock, ask, kinds[ask.number], spots[ask.number], watched)
+            key = known[same]
+            together.setdefault(ask.number if key is None else key, []).append(ask)
     needs: list[int] = []
     budgets: list[int] = []
     lanes: list[Lane] = []
@@ -147,11 +156,11 @@ def _distincts(stock: Stock, ask: Ask) -> tuple[int, ...]:
 
 
 def _key(stock: Stock, ask: Ask, kind: Kind, spots: int, watched: set[int]) -> object:
-    """Equal for asks that can be served as one."""
+    """Equal for asks that can be served as one; None for those that cannot be served with others."""
     demand = ask.demand if _is_apart(stock, ask, watched) else None
     slot = ask.slot
     if kind is Kind.TOTAL or (kind is Kind.SHARE and slot.most is not None):
-        return ask.number
+        return None
     amounts: object = tuple(sorted(slot.requests.items()))
     if kind is Kind.SHARE:
         amounts = None  # each resource is a question of its own, so different amounts simply add up
@@ -159,7 +168,7 @@ def _key(stock: Stock, ask: Ask, kind: Kind, spots: int, watched: set[int]) -> o
         # A slot has a device once, so what equal slots may take of one device is a matter of how many they are.
         amounts = (slot.least, *(slot.portions.get(index) for index in shared))
         if demand is not None and kind is Kind.ADMIN:
-            return ask.number
+            return None
     return kind, slot.mode, spots, amounts, _distincts(stock, ask), demand
 
 

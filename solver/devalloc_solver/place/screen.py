@@ -12,7 +12,7 @@ from functools import reduce
 from operator import or_
 
 from devalloc_solver.demand import Mode
-from devalloc_solver.place.asks import Ask
+from devalloc_solver.place.asks import Ask, peers
 from devalloc_solver.place.families import families
 from devalloc_solver.place.flow import fits
 from devalloc_solver.place.site import Lot, Site, state_of
@@ -47,7 +47,14 @@ class Screen:
     def viable(self) -> int:
         """The asks that could be served on their own, as far as counts tell."""
         asks = self.site.asks
-        viable = sum(ask.bit for ask in asks.asks if self._is_viable(ask))
+        known: dict[tuple[int, int], bool] = {}
+        viable = 0
+        for ask in asks.asks:
+            key = ask.kind, self.site.peer[ask.number]
+            if key not in known:
+                known[key] = self._is_viable(ask)
+            if known[key]:
+                viable |= ask.bit
         for tie, values in zip(asks.ties, self.ties, strict=True):
             viable &= ~tie.asks | reduce(or_, (mask for mask, _ in values))
         return viable
@@ -86,22 +93,29 @@ class Screen:
                 lightest.append(weights)
             sizes[position] += _MANY if lot.one.shareable else lot.size
             lightest[position] = [*map(min, lightest[position], weights)]
+        spots: list[int] = [0] * len(asks.asks)
+        """per ask: the classes that it may take of"""
+        light: list[Sequence[int]] = [()] * len(asks.asks)
+        """per ask: what the lightest device weighs, by family"""
+        for group in peers(positions, allowed & ~asks.admin):
+            mine = [position for mask, position in positions.items() if mask & group]
+            reached = sum(1 << position for position in mine)
+            weighs = [min((lightest[p][number] for p in mine), default=0) for number in range(len(self.families))]
+            for ask in asks.of(group):
+                spots[ask.number], light[ask.number] = reached, weighs
         lanes: dict[int, int] = defaultdict(int)
         totals = [0] * len(self.families)
         for detail in asks.details:
-            mine = detail & allowed
-            if not mine or mine & asks.admin:
+            open_asks = detail & allowed
+            if not open_asks or open_asks & asks.admin:
                 continue
-            spots = sum(1 << position for mask, position in positions.items() if mask & mine)
-            if not spots:
+            some = [*asks.of(open_asks)]
+            reached = reduce(or_, [spots[ask.number] for ask in some])
+            if not reached:
                 return False
-            lanes[spots] += min(self._exclusive(ask, takers) for ask in asks.of(mine))
+            lanes[reached] += min([self._exclusive(ask, takers) for ask in some])
             for number in range(len(totals)):
-                totals[number] += min(
-                    _least(ask)
-                    * min((lightest[p][number] for mask, p in positions.items() if mask & ask.bit), default=0)
-                    for ask in asks.of(mine)
-                )
+                totals[number] += min([asks.least[ask.number] * light[ask.number][number] for ask in some])
         if any(total > family.total for total, family in zip(totals, self.families, strict=True)):
             return False
         return fits(list(lanes.items()), sizes) and self._may_differ(allowed, takers)
@@ -123,7 +137,7 @@ class Screen:
     def _exclusive(self, ask: Ask, takers: Sequence[int]) -> int:
         """Devices that an ask must have for itself."""
         if ask.slot.mode is not Mode.EVERY:
-            return _least(ask)
+            return self.site.asks.least[ask.number]
         return sum(lot.size for lot in self.site.lots if takers[lot.number] & ask.bit and not lot.one.shareable)
 
     def _is_viable(self, ask: Ask) -> bool:
@@ -159,6 +173,8 @@ class Screen:
         outside = [mask & ~tie.asks for mask in self.takers]
         found: dict[object, tuple[int, list[int]]] = {None: (0, outside)}
         for numbers in lots.values():
+            if not any(self.takers[position] & tie.asks for position in numbers):
+                continue  # as good as no value
             sizes: dict[int, int] = defaultdict(int)
             takers = list(outside)
             look: dict[object, int] = defaultdict(int)
@@ -189,12 +205,12 @@ class Screen:
 
     def _fewest_pools(self, chosen: int) -> int:
         needs: dict[tuple[tuple[int, int], ...], int] = {}
+        known: dict[int, tuple[tuple[int, int], ...]] = {}
         for ask in self.site.asks.of(chosen):
-            sizes: dict[int, int] = defaultdict(int)
-            for lot in self.site.lots:
-                if lot.takers & ask.bit:
-                    sizes[lot.pool] += _MANY if lot.one.shareable else lot.size
-            key = tuple(sorted(sizes.items()))
+            peer = self.site.peer[ask.number]
+            if peer not in known:
+                known[peer] = self._sizes(ask)
+            key = known[peer]
             if ask.is_fixed:
                 needs[(*key, (-1, ask.number))] = 0
             elif ask.slot.mode is Mode.WHOLE:
@@ -215,15 +231,18 @@ class Screen:
                 total, used = total + count, used | pools
         return total
 
+    def _sizes(self, ask: Ask) -> tuple[tuple[int, int], ...]:
+        """(pool, devices that an ask may take of it)"""
+        sizes: dict[int, int] = defaultdict(int)
+        for lot in self.site.lots:
+            if lot.takers & ask.bit:
+                sizes[lot.pool] += _MANY if lot.one.shareable else lot.size
+        return tuple(sorted(sizes.items()))
+
 
 def _value_masks(values: Sequence[frozenset[object]]) -> list[int]:
     bits: dict[object, int] = {}
     return [sum(bits.setdefault(value, 1 << len(bits)) for value in found) for found in values]
-
-
-def _least(ask: Ask) -> int:
-    """Devices that no other ask has; shares may be of one device."""
-    return ask.slot.least if ask.slot.mode is Mode.WHOLE else 0
 
 
 def _sum(lots: Sequence[Lot], name: str, most: int | None) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.demand import Mode
 from devalloc_solver.holdings import Ledger
-from devalloc_solver.place.asks import Ask, Asks
+from devalloc_solver.place.asks import Ask, Asks, Tie, peers
 from devalloc_solver.snapshot import Device, Pool, Snapshot
 
 Place = str | None
@@ -53,6 +53,10 @@ class Site:
     tie_values: tuple[tuple[frozenset[object], ...], ...]
     """per tie, per lot"""
     distinct_values: tuple[tuple[frozenset[object], ...], ...]
+    peers: tuple[int, ...]
+    """masks of the asks that no lot tells apart; every ask is in one"""
+    peer: tuple[int, ...]
+    """per ask: the position of its peers"""
 
     def free_nano(self, lot: Lot, name: str) -> int:
         """What shares may still take of one device, rounded down to blocks."""
@@ -93,15 +97,31 @@ def survey(asks: Asks, snapshot: Snapshot, ledger: Ledger, node: Place) -> Site:
                     group=devices[0].compatibility if fresh else None,
                 )
             )
+    together = peers([mask for lot in lots for mask in (lot.takers, lot.accepted)], (1 << len(asks.asks)) - 1)
+    peer = [0] * len(asks.asks)
+    for position, mask in enumerate(together):
+        for ask in asks.of(mask):
+            peer[ask.number] = position
     return Site(
         node=node,
         asks=asks,
         ledger=ledger,
         pools=tuple(pools),
         lots=tuple(lots),
-        tie_values=tuple(tuple(tie.values(lot.one) for lot in lots) for tie in asks.ties),
-        distinct_values=tuple(tuple(tie.values(lot.one) for lot in lots) for tie in asks.distincts),
+        tie_values=_values_of(asks.ties, lots),
+        distinct_values=_values_of(asks.distincts, lots),
+        peers=tuple(together),
+        peer=tuple(peer),
     )
+
+
+def _values_of(ties: Sequence[Tie], lots: Sequence[Lot]) -> tuple[tuple[frozenset[object], ...], ...]:
+    """Per tie, per lot; many ties read the same attributes."""
+    known: dict[object, tuple[frozenset[object], ...]] = {}
+    for tie in ties:
+        if (tie.names, tie.listed) not in known:
+            known[tie.names, tie.listed] = tuple([tie.values(lot.one) for lot in lots])
+    return tuple([known[tie.names, tie.listed] for tie in ties])
 
 
 def reached_pools(snapshot: Snapshot, node: Place) -> Iterator[Pool]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from devalloc_solver.demand import Mode
-from devalloc_solver.place.asks import Ask, Asks
+from devalloc_solver.place.asks import Asks
 from devalloc_solver.place.site import Site
 
 _DIGITS = re.compile(r"\d+")
@@ -33,12 +32,14 @@ class Spots:
     """by place, on all cards together"""
     family: Mapping[str, str]
     """place -> its family"""
+    peer: Sequence[int]
+    """ask -> its peers; see ``Site.peers``"""
     least: Mapping[int, Draws]
-    """ask -> what every device that it may take draws, by place"""
+    """peers -> what every device that they may take draws, by place"""
     most: Mapping[int, Draws]
-    """ask -> the most that a device it may take draws, by place"""
+    """peers -> the most that a device they may take draws, by place"""
     lightest: Mapping[int, Draws]
-    """ask -> the least that a device it may take draws, by family"""
+    """peers -> the least that a device they may take draws, by family"""
 
     def may_fit(self, asks: Asks, allowed: int) -> bool:
         """Whether what the allowed asks draw may be had. Of the allowed asks of a detail, any will do."""
@@ -47,24 +48,36 @@ class Spots:
         low: dict[str, int] = defaultdict(int)
         high: dict[str, int] = defaultdict(int)
         wanted: dict[str, int] = defaultdict(int)
+        alone: dict[int, int] = defaultdict(int)
+        """peers -> devices of the details that have no choice"""
         is_bounded = True
         for detail in asks.details:
-            mine = [*asks.of(detail & allowed & ~asks.admin)]
+            mine = detail & allowed & ~asks.admin
             if not mine:
                 continue
-            is_bounded &= all(_is_exact(ask) for ask in mine)
-            if not detail & allowed & asks.admin:  # looking on draws nothing
-                _add_least(low, [(self.least.get(ask.number, _NOTHING), _count(ask)) for ask in mine])
-                _add_least(wanted, [(self.lightest.get(ask.number, _NOTHING), _count(ask)) for ask in mine])
-            some = [(self.most.get(ask.number, _NOTHING), _count(ask)) for ask in mine]
-            for place in {place: None for draws, _ in some for place in draws}:
-                high[place] += max(draws.get(place, 0) * count for draws, count in some)
-        if any(drawn > self.free[place] for place, drawn in low.items()):
+            is_bounded &= not mine & ~asks.exact
+            watching = bool(detail & allowed & asks.admin)
+            if not mine & (mine - 1) and not watching:
+                number = mine.bit_length() - 1
+                alone[self.peer[number]] += asks.least[number]
+                continue
+            some = [(self.peer[ask.number], asks.least[ask.number]) for ask in asks.of(mine)]
+            if not watching:  # looking on draws nothing
+                _add_least(low, [(self.least.get(peer, _NOTHING), count) for peer, count in some])
+                _add_least(wanted, [(self.lightest.get(peer, _NOTHING), count) for peer, count in some])
+            drawn = [(self.most.get(peer, _NOTHING), count) for peer, count in some]
+            for place in {place: None for draws, _ in drawn for place in draws}:
+                high[place] += max(draws.get(place, 0) * count for draws, count in drawn)
+        for peer, count in alone.items():
+            for total, draws in ((low, self.least), (wanted, self.lightest), (high, self.most)):
+                for place, nano in draws.get(peer, _NOTHING).items():
+                    total[place] += nano * count
+        if any(nano > self.free[place] for place, nano in low.items()):
             return False
         useful: dict[str, int] = defaultdict(int)
         for place, free in self.free.items():
             useful[self.family[place]] += min(free, high[place]) if is_bounded else free
-        return all(drawn <= useful[family] for family, drawn in wanted.items())
+        return all(nano <= useful[family] for family, nano in wanted.items())
 
 
 def spots_of(site: Site) -> Spots:
@@ -88,14 +101,16 @@ def spots_of(site: Site) -> Spots:
     lightest: dict[int, dict[str, int]] = {}
     for takers, shareable, mine in drawn:
         here, weight = _summed(mine), _summed((family[one], nano) for one, nano in mine)
-        for ask in site.asks.of(takers):
+        for peer, asks in enumerate(site.peers):
+            if not asks & takers:
+                continue
             # The first taker of a shareable device draws for all.
-            _keep_least(least, ask.number, {} if shareable else here)
-            _keep_least(lightest, ask.number, {} if shareable else weight)
-            top = most.setdefault(ask.number, {})
+            _keep_least(least, peer, {} if shareable else here)
+            _keep_least(lightest, peer, {} if shareable else weight)
+            top = most.setdefault(peer, {})
             for one, nano in here.items():
                 top[one] = max(top.get(one, 0), nano)
-    return Spots(free, family, least, most, lightest)
+    return Spots(free, family, site.peer, least, most, lightest)
 
 
 def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -105,11 +120,11 @@ def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
     return total
 
 
-def _keep_least(rows: dict[int, dict[str, int]], ask: int, drawn: Draws) -> None:
-    """Of each ask what all devices so far draw at the least."""
-    row = rows.setdefault(ask, {**drawn})
+def _keep_least(rows: dict[int, dict[str, int]], peer: int, drawn: Draws) -> None:
+    """Of all peers what all devices so far draw at the least."""
+    row = rows.setdefault(peer, {**drawn})
     if row != drawn:
-        rows[ask] = {one: min(nano, drawn[one]) for one, nano in row.items() if one in drawn}
+        rows[peer] = {one: min(nano, drawn[one]) for one, nano in row.items() if one in drawn}
 
 
 def _add_least(total: dict[str, int], some: list[tuple[Draws, int]]) -> None:
@@ -117,13 +132,3 @@ def _add_least(total: dict[str, int], some: list[tuple[Draws, int]]) -> None:
     first, count = some[0]
     for one, nano in first.items():
         total[one] += min(nano * count, *(draws.get(one, 0) * times for draws, times in some[1:]), nano * count)
-
-
-def _count(ask: Ask) -> int:
-    """Devices that an ask has for itself."""
-    return ask.slot.least if ask.slot.mode is Mode.WHOLE else 0
-
-
-def _is_exact(ask: Ask) -> bool:
-    """Whether it takes so many devices and no more."""
-    return ask.is_counted and ask.slot.mode is Mode.WHOLE
