@@ -35,6 +35,8 @@ class Mode(Enum):
         self.is_admin = text.startswith("admin")
         """whether it looks at devices only, which others may have (S14)"""
 
+    __hash__ = object.__hash__  # each is there once, and the one that enums have takes long
+
 
 @dataclass(frozen=True, slots=True)
 class Relation:

@@ -27,6 +27,8 @@ MOST_VALUES = 1_000
 """Values among which one is looked for that was meant; identifiers have more, and each is like the next."""
 MOST_DEMANDS = 1_000
 """Demands whose slips are remembered; when there are more, all are forgotten."""
+MOST_EXPRESSIONS = 1_000
+"""The same of expressions, for each class of devices."""
 SHOWN = 3
 """Slips that one message tells."""
 
@@ -62,6 +64,8 @@ class Survey:
     _names: Counter[str] | None = None
     _resources: Counter[str] | None = None
     _values: dict[str, Counter[object]] = field(default_factory=dict)
+    in_expressions: dict[str, tuple[Slip, ...]] = field(default_factory=dict)
+    """what is odd in expressions, wherever they stand"""
 
     @property
     def total(self) -> int:
@@ -122,6 +126,8 @@ class Slips:
     """those that stand for any, by index: what is gone from a fleet is not what anybody meant"""
     _surveys: dict[object, Survey] = field(default_factory=dict)
     _known: dict[Demand, tuple[Slip, ...]] = field(default_factory=dict)
+    _of_class: dict[object, list[Device]] = field(default_factory=dict)
+    """class and type of a detail -> their devices"""
 
     def __post_init__(self) -> None:
         copies = self.copies
@@ -199,9 +205,12 @@ class Slips:
         return Survey(devices, self.copies, self.identifiers)
 
     def _accepted(self, detail: DeviceClaimDetail) -> list[Device]:
-        bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
-        accepted = self.eligibility.candidates(bare).accepted
-        return [self._there[index] for index in accepted if index in self._there]
+        key = detail.device_class, detail.device_type
+        if key not in self._of_class:
+            bare = DeviceClaimDetail(device_class=detail.device_class, device_type=detail.device_type)
+            accepted = self.eligibility.candidates(bare).accepted
+            self._of_class[key] = [self._there[index] for index in accepted if index in self._there]
+        return self._of_class[key]
 
     def _driver(self, device: Device) -> str:
         return self.snapshot.pools[device.pool].driver
@@ -213,16 +222,26 @@ class Slips:
 def _in_expression(survey: Survey, expression: str | None, path: str) -> Iterator[Slip]:
     if not expression or not expression.strip():
         return
+    if expression not in survey.in_expressions:
+        if len(survey.in_expressions) >= MOST_EXPRESSIONS:
+            survey.in_expressions.clear()
+        survey.in_expressions[expression] = (*_odd_parts(survey, expression),)
+    for slip in survey.in_expressions[expression]:
+        yield replace(slip, path=path)
+
+
+def _odd_parts(survey: Survey, expression: str) -> Iterator[Slip]:
+    """Without a path."""
     try:
         nodes = [*_walk(parse(expression))]
     except cel.CompileError:
         return
     names = dict.fromkeys(name for node in nodes if (name := _attribute(node) or _presence(node)) is not None)
     for name in names:
-        if (slip := _unknown_attribute(survey, name, path)) is not None:
+        if (slip := _unknown_attribute(survey, name, "")) is not None:
             yield slip
     for operator, name, literal in (comparison for node in nodes for comparison in _comparisons(node)):
-        if (slip := _odd_value(survey, operator, name, literal, path)) is not None:
+        if (slip := _odd_value(survey, operator, name, literal, "")) is not None:
             yield slip
 
 

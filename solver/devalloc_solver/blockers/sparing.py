@@ -91,11 +91,15 @@ def _parts(question: Question, found: Sequence[Placement]) -> list[_Part]:
     served = {(p.demand.key, e.slot.detail): e.slot for p in found for e in p.entries}
     devices = question.snapshot.devices
     parts = []
+    weights: dict[int, int] = {}
+    """accepted devices, by identity -> weight of the lightest"""
     for demand in question.unit.demands:
         for detail in demand.details:
             slot = served.get((demand.key, detail[0].detail), detail[0])
-            weight = min((_weight(question, devices[index]) for index in slot.candidates.accepted), default=0)
-            parts.append(_Part((demand.key, slot.detail), slot, weight))
+            accepted = slot.candidates.accepted
+            if id(accepted) not in weights:
+                weights[id(accepted)] = min((_weight(question, devices[index]) for index in accepted), default=0)
+            parts.append(_Part((demand.key, slot.detail), slot, weights[id(accepted)]))
     return sorted(parts, key=lambda part: (part.weight > 0, -part.weight))
 
 

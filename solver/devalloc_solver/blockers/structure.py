@@ -63,9 +63,7 @@ def _tiers(question: Question, offers: Offers, finder: Finder, members: Sequence
     """One after the other: what to offer may take questions of its own, which are asked when it comes to them."""
     short = short_reason(question.unit)
     pins, matches, limits, withheld = offers.pins(), offers.matches(), offers.limits(), offers.withheld()
-    amounts, requests, pools = offers.amounts(), offers.requests(), offers.shared()
-    rules = [*pins, *matches, *pools, *limits, *withheld, *amounts]
-    more = [*rules, *offers.constraints(), *offers.classes(), *members]
+    pools = offers.shared()
     yield Reason.NODE_UNAVAILABLE, pins
     yield Reason.MATCH_ATTRIBUTES_CONFLICT, matches
     yield Reason.POOL_RESOURCES_EXHAUSTED, pools
@@ -73,6 +71,9 @@ def _tiers(question: Question, offers: Offers, finder: Finder, members: Sequence
     yield Reason.INSUFFICIENT_CAPACITY, limits
     yield short, withheld
     yield short, list(members)
+    amounts, requests = offers.amounts(), offers.requests()
+    rules = [*pins, *matches, *pools, *limits, *withheld, *amounts]
+    more = [*rules, *offers.constraints(), *offers.classes(), *members]
     yield short, _too_much_alone(question, amounts, finder)
     yield short, requests if len(requests) > 1 else []
     yield short, rules

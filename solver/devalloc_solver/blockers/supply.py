@@ -42,7 +42,11 @@ def shared_limits() -> Edit:
         last[:] = [(question.snapshot, free.snapshot)]
         return free
 
-    return Edit({"kind": "poolResource"}, "with more of the pools' resources", apply, order=1, narrow=_overdrawn)
+    def narrow(question: Question, finder: Finder) -> Sequence[Edit]:
+        """Which pools have too little of what, or would have to mix groups, where that is least."""
+        return _least(question, finder, apply(question), _limits_of, partial(sparing, finder=finder))
+
+    return Edit({"kind": "poolResource"}, "with more of the pools' resources", apply, order=1, narrow=narrow)
 
 
 def shares_limits(question: Question) -> bool:
@@ -71,11 +75,6 @@ def _ungrouped(pool: Pool) -> Pool:
 
 def _without_attribute(device: Device, name: str) -> Device:
     return replace(device, attributes={key: value for key, value in device.attributes.items() if key != name})
-
-
-def _overdrawn(question: Question, finder: Finder) -> Sequence[Edit]:
-    """Which pools have too little of what, or would have to mix groups, where that is least."""
-    return _least(question, finder, _without_limits(question), _limits_of, partial(sparing, finder=finder))
 
 
 def _limits_of(question: Question, placements: Sequence[Placement]) -> list[Edit]:

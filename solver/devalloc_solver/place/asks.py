@@ -110,6 +110,12 @@ class Asks:
     """per ask: devices that no other ask has; shares may be of one device"""
     exact: int
     """mask of the asks that take so many devices and no more"""
+    alone: int
+    """mask of the asks that have no alternative and look at nothing, those for every device aside"""
+
+    def least_of(self, mask: int) -> int:
+        """Devices that the asks of a mask must have for themselves, all together."""
+        return sum([self.least[ask.number] for ask in self.of(mask)])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -159,6 +165,7 @@ def read_unit(unit: Unit) -> Asks:
         if (taken := ask.slot.portions) and not ask.slot.mode.is_admin:
             portions[id(taken)] = (taken, portions.get(id(taken), (taken, 0))[1] | ask.bit)
     amounts = [ask.slot for ask in asks if not ask.slot.mode.is_admin]
+    open_to_all = (Mode.WHOLE, Mode.SHARE)
     return Asks(
         unit=unit,
         asks=tuple(asks),
@@ -174,6 +181,7 @@ def read_unit(unit: Unit) -> Asks:
         admin=sum(ask.bit for ask in asks if ask.slot.mode.is_admin),
         share=sum(ask.bit for ask in asks if ask.slot.mode is Mode.SHARE),
         least=tuple([ask.slot.least if ask.slot.mode is Mode.WHOLE else 0 for ask in asks]),
+        alone=sum([ask.bit for ask in asks if details[ask.detail] == ask.bit and ask.slot.mode in open_to_all]),
         exact=sum(ask.bit for ask in asks if ask.slot.mode is Mode.WHOLE and ask.is_counted),
     )
 

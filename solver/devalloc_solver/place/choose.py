@@ -62,8 +62,12 @@ class Chooser:
             picked = chosen | ask.bit
             if limit is not None and (mine := self.vector(picked)) > limit[: len(mine)]:
                 return
-            left = self._without_conflicts(picked, allowed & ~asks.details[detail] | ask.bit, detail + 1)
-            if left is None or (asks.details[detail] != ask.bit and not self.screen.may_choose(left)):
+            is_open = asks.details[detail] != ask.bit
+            rest = allowed & ~asks.details[detail] | ask.bit
+            left: int | None = rest
+            if is_open or not detail or self.conflicts:  # elsewhere nothing has changed since it was looked at
+                left = self._without_conflicts(picked, rest, detail + 1)
+            if left is None or (is_open and not self.screen.may_choose(left)):
                 continue
             yield from self._choices(detail + 1, picked, left, limit)
 

@@ -93,23 +93,29 @@ class Screen:
                 lightest.append(weights)
             sizes[position] += _MANY if lot.one.shareable else lot.size
             lightest[position] = [*map(min, lightest[position], weights)]
-        spots: list[int] = [0] * len(asks.asks)
-        """per ask: the classes that it may take of"""
-        light: list[Sequence[int]] = [()] * len(asks.asks)
-        """per ask: what the lightest device weighs, by family"""
-        for group in peers(positions, allowed & ~asks.admin):
-            mine = [position for mask, position in positions.items() if mask & group]
-            reached = sum(1 << position for position in mine)
-            weighs = [min((lightest[p][number] for p in mine), default=0) for number in range(len(self.families))]
-            for ask in asks.of(group):
-                spots[ask.number], light[ask.number] = reached, weighs
         lanes: dict[int, int] = defaultdict(int)
         totals = [0] * len(self.families)
-        for detail in asks.details:
-            open_asks = detail & allowed
-            if not open_asks or open_asks & asks.admin:
+        spots: dict[int, int] = {}
+        """ask -> the classes that it may take of"""
+        light: dict[int, Sequence[int]] = {}
+        """ask -> what the lightest device weighs, by family"""
+        for group in peers(positions, allowed & ~asks.admin):
+            mine = [position for mask, position in positions.items() if mask & group]
+            reached = sum([1 << position for position in mine])
+            weighs = [min([lightest[p][number] for p in mine], default=0) for number in range(len(totals))]
+            if alone := group & asks.alone:
+                if not reached:
+                    return False
+                count = asks.least_of(alone)
+                lanes[reached] += count
+                totals = [total + count * weight for total, weight in zip(totals, weighs, strict=True)]
+            for ask in asks.of(group & ~asks.alone):
+                spots[ask.number], light[ask.number] = reached, weighs
+        for detail in asks.details if allowed & ~asks.alone else ():
+            choice = detail & allowed & ~asks.alone
+            if not choice or choice & asks.admin:
                 continue
-            some = [*asks.of(open_asks)]
+            some = [*asks.of(choice)]
             reached = reduce(or_, [spots[ask.number] for ask in some])
             if not reached:
                 return False

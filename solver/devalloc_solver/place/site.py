@@ -78,7 +78,7 @@ def survey(asks: Asks, snapshot: Snapshot, ledger: Ledger, node: Place) -> Site:
                 accepted,
                 takers,
                 state_of(asks, device, ledger),
-                tuple(device.attributes.get(n) for n in names),
+                tuple([device.attributes.get(n) for n in names]) if names else (),
             )
             alike.setdefault(key, []).append(device)
             masks[key] = (accepted, takers)
@@ -148,12 +148,14 @@ def state_of(asks: Asks, device: Device, ledger: Ledger) -> tuple[object, ...]:
     """What a device has left and what taking it would draw, as far as the unit can tell."""
     index = device.index
     names: Mapping[str, object] | tuple[str, ...] = device.resources if device.shareable else asks.resources
-    amounts = tuple(
-        (name, device.resources[name].block, device.resources[name].blocks, ledger.free_nano(device, name))
-        for name in names
-        if name in device.resources
-    )
-    portions = tuple(taken.get(index) for taken, _ in asks.portions)
+    amounts: tuple[object, ...] = ()
+    if names:
+        amounts = tuple(
+            (name, device.resources[name].block, device.resources[name].blocks, ledger.free_nano(device, name))
+            for name in names
+            if name in device.resources
+        )
+    portions = tuple([taken.get(index) for taken, _ in asks.portions]) if asks.portions else ()
     if ledger.in_use(device):
         return index in ledger.whole, index in ledger.shared, device.shareable, amounts, portions
     return device.draws, device.compatibility, device.shareable, amounts, portions

@@ -32,8 +32,10 @@ class Spots:
     """by place, on all cards together"""
     family: Mapping[str, str]
     """place -> its family"""
+    peers: Sequence[int]
+    """see ``Site.peers``"""
     peer: Sequence[int]
-    """ask -> its peers; see ``Site.peers``"""
+    """ask -> its peers"""
     least: Mapping[int, Draws]
     """peers -> what every device that they may take draws, by place"""
     most: Mapping[int, Draws]
@@ -48,19 +50,12 @@ class Spots:
         low: dict[str, int] = defaultdict(int)
         high: dict[str, int] = defaultdict(int)
         wanted: dict[str, int] = defaultdict(int)
-        alone: dict[int, int] = defaultdict(int)
-        """peers -> devices of the details that have no choice"""
-        is_bounded = True
-        for detail in asks.details:
-            mine = detail & allowed & ~asks.admin
+        is_bounded = not allowed & ~asks.exact & ~asks.admin
+        for detail in asks.details if allowed & ~asks.alone else ():
+            mine = detail & allowed & ~asks.admin & ~asks.alone
             if not mine:
                 continue
-            is_bounded &= not mine & ~asks.exact
             watching = bool(detail & allowed & asks.admin)
-            if not mine & (mine - 1) and not watching:
-                number = mine.bit_length() - 1
-                alone[self.peer[number]] += asks.least[number]
-                continue
             some = [(self.peer[ask.number], asks.least[ask.number]) for ask in asks.of(mine)]
             if not watching:  # looking on draws nothing
                 _add_least(low, [(self.least.get(peer, _NOTHING), count) for peer, count in some])
@@ -68,7 +63,10 @@ class Spots:
             drawn = [(self.most.get(peer, _NOTHING), count) for peer, count in some]
             for place in {place: None for draws, _ in drawn for place in draws}:
                 high[place] += max(draws.get(place, 0) * count for draws, count in drawn)
-        for peer, count in alone.items():
+        for peer, together in enumerate(self.peers):
+            count = asks.least_of(together & allowed & asks.alone)
+            if not count:
+                continue
             for total, draws in ((low, self.least), (wanted, self.lightest), (high, self.most)):
                 for place, nano in draws.get(peer, _NOTHING).items():
                     total[place] += nano * count
@@ -110,7 +108,7 @@ def spots_of(site: Site) -> Spots:
             top = most.setdefault(peer, {})
             for one, nano in here.items():
                 top[one] = max(top.get(one, 0), nano)
-    return Spots(free, family, site.peer, least, most, lightest)
+    return Spots(free, family, site.peers, site.peer, least, most, lightest)
 
 
 def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
