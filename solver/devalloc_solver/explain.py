@@ -66,6 +66,8 @@ class Explainer:
     intake: Intake
     fleet: Fleetwide | None = None
     """the numbers of the whole fleet, where the snapshot is but a part of it"""
+    is_proven: bool = False
+    """no unit that was left out fits beside the others: the search has shown that no more can be satisfied"""
     given: tuple[Holding, ...] = field(init=False)
     before: tuple[Holding, ...] = field(init=False)
     in_use: tuple[Holding, ...] = field(init=False)
@@ -78,6 +80,8 @@ class Explainer:
     slips: Slips = field(init=False)
     held_back: Sequence[Device] | None = field(init=False, default=None)
     limits: Edit = field(init=False, default_factory=shared_limits)
+    _left_out: Unit | None = field(init=False, default=None)
+    """the unit that is being explained"""
 
     def __post_init__(self) -> None:
         self.given = tuple(placement.holding() for placement in self.placements)
@@ -92,6 +96,7 @@ class Explainer:
     def explain(self, unit: Unit, warnings: Mapping[Key, tuple[str, ...]]) -> list[ClaimAnswer]:
         """An answer for each claim of the unit."""
         self.finder.begin()
+        self._left_out = unit
         try:
             if len(unit.demands) > 1:
                 findings = self._find_members(unit)
@@ -260,6 +265,8 @@ class Explainer:
         return Question(self.snapshot, unit, held)
 
     def _fits(self, unit: Unit, held: tuple[Holding, ...]) -> bool:
+        if self.is_proven and unit is self._left_out and len(held) == len(self.in_use):
+            return False  # ``held`` is the first so many of ``in_use``
         return self.finder.fits(self._question(unit, held))
 
     def _offers(self, unit: Unit, member: Key | None = None) -> Offers:

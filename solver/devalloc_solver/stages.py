@@ -164,18 +164,21 @@ def solve_intake(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends
     )
     levels = with_refused(levels, [c.priority for c in intake.claims if not c.is_allocated and not c.is_deleting])
-    answers = _answer_all(prepared, placements, ends)
+    optimal = all(level.is_proven for level in levels if level.goal == "satisfied")
+    answers = _answer_all(prepared, placements, ends, optimal)
     _refuse_wrong(prepared, answers)
     return Solution(
         claims=tuple(answers),
         levels=tuple(levels),
-        optimal=all(level.is_proven for level in levels if level.goal == "satisfied"),
+        optimal=optimal,
         seconds=time.monotonic() - started,
         problems=prepared.problems,
     )
 
 
-def _answer_all(prepared: Prepared, placements: Sequence[Placement], ends: float | None) -> list[ClaimAnswer]:
+def _answer_all(
+    prepared: Prepared, placements: Sequence[Placement], ends: float | None, optimal: bool
+) -> list[ClaimAnswer]:
     intake = prepared.intake
     answers = [answer_placement(p, prepared.snapshot, intake) for p in placements]
     answers += [
@@ -187,7 +190,9 @@ def _answer_all(prepared: Prepared, placements: Sequence[Placement], ends: float
     placed = {p.demand.key for p in placements}
     left_out = [unit for unit in prepared.units if unit.demands[0].key not in placed]
     if left_out:
-        explainer = Explainer(prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, intake)
+        explainer = Explainer(
+            prepared.snapshot, prepared.holdings, placements, ends, prepared.eligibility, intake, is_proven=optimal
+        )
         for unit in left_out:
             answers += explainer.explain(unit, intake.warnings)
     return sorted(answers, key=lambda a: a.key)

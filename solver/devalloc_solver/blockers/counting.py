@@ -21,6 +21,8 @@ Spot = tuple[Node, tuple[object, ...]]
 Most = Mapping[Node, int]
 """Node -> the most that a slot can have of it. None: of the network alone, as on nodes that are not mentioned."""
 
+DETAILS = 4_096
+"""Details of which is kept where there is enough for them."""
 STATES = 8
 """Sets of holdings that are kept added up."""
 
@@ -34,6 +36,8 @@ class State:
     free: bytearray
     """device -> whether nobody holds anything of it"""
     known: dict[object, tuple[Candidates, Most]] = field(default_factory=dict)
+    enough: dict[object, tuple[tuple[Slot, ...], frozenset[Node]]] = field(default_factory=dict)
+    """identity of a detail, and what its claim matches -> nodes with enough for it"""
 
 
 @dataclass(slots=True)
@@ -65,14 +69,24 @@ class Counting:
 
     def nodes(self, unit: Unit, held: tuple[Holding, ...]) -> list[Node]:
         """Nodes that the unit may go to and where counting rules nothing out; [None] for a fleet without nodes."""
-        possible: set[Node] | None = None
+        possible: frozenset[Node] | None = None
         for demand in unit.demands:
             for detail in demand.details:
-                found = {node for slot in detail for node in self._enough(demand, slot, held)}
+                found = self._enough_for(demand, detail, held)
                 if None not in found:
                     possible = found if possible is None else possible & found
         everywhere: Sequence[Node] = (unit.pin,) if unit.pin is not None else self.snapshot.nodes or (None,)
         return [node for node in everywhere if possible is None or node in possible]
+
+    def _enough_for(self, demand: Demand, detail: tuple[Slot, ...], held: tuple[Holding, ...]) -> frozenset[Node]:
+        """Nodes with enough for some slot of a detail, which many questions have in common; None: every node."""
+        enough = self.state(held).enough
+        key = id(detail), demand.match
+        if key not in enough:
+            if len(enough) >= DETAILS:
+                enough.clear()
+            enough[key] = detail, frozenset(node for slot in detail for node in self._enough(demand, slot, held))
+        return enough[key][1]
 
     def _enough(self, demand: Demand, slot: Slot, held: tuple[Holding, ...]) -> set[Node]:
         """Nodes with enough for a slot; None among them means every node."""

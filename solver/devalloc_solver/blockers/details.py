@@ -172,14 +172,16 @@ class Offers:
     def _change(
         self, demand: Demand, slot: Slot, change: Callable[[DeviceClaimDetail], dict[str, Any]]
     ) -> Callable[[Question], Question]:
-        def apply(question: Question) -> Question:
-            def changed(other: Demand, now: Slot) -> Slot:
-                if other.key != demand.key or now.label != slot.label:
-                    return now
-                detail = now.spec.model_copy(update=change(now.spec))
-                return make_slot(now.detail, now.alternative, detail, self.eligibility)
+        key, alternative = demand.key, slot.alternative
 
-            return question.with_slots(changed)
+        def changed(now: Slot) -> Slot:
+            if now.alternative != alternative:
+                return now
+            detail = now.spec.model_copy(update=change(now.spec))
+            return make_slot(now.detail, now.alternative, detail, self.eligibility)
+
+        def apply(question: Question) -> Question:
+            return question.with_detail(key, slot.detail, changed)
 
         return apply
 
@@ -254,14 +256,12 @@ def _spec_match(unit: Unit, demand: Demand, name: str) -> Edit:
 
 
 def _request(unit: Unit, demand: Demand, slots: Sequence[Slot]) -> Edit:
-    detail = slots[0].detail
-
-    def change(other: Demand, slot: Slot) -> Slot | None:
-        return None if other.key == demand.key and slot.detail == detail else slot
-
+    key, detail = demand.key, slots[0].detail
     entry = {"kind": "request", **_member(unit, demand.key), "request": str(detail), "path": f"spec.claims[{detail}]"}
     words = f"without request {detail}{_of(unit, demand)}"
-    return Edit(entry, words, lambda question: question.with_slots(change), alike=(demand.key, shape_of(slots)))
+    return Edit(
+        entry, words, lambda question: question.with_detail(key, detail, lambda _: None), alike=(key, shape_of(slots))
+    )
 
 
 def shape_of(slots: Sequence[Slot]) -> object:

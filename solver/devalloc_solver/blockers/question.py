@@ -13,7 +13,7 @@ from devalloc_solver.blockers.alike import Alike
 from devalloc_solver.blockers.counting import Counting
 from devalloc_solver.demand import Demand, Slot, Unit
 from devalloc_solver.holdings import Holding, Key, Ledger
-from devalloc_solver.place import DEFAULT, OutOfSteps, Steps, fits, place_on
+from devalloc_solver.place import DEFAULT, OutOfSteps, Reader, Steps, fits, place_on
 from devalloc_solver.snapshot import Device, Pool, Snapshot
 
 FEW = 4
@@ -44,10 +44,26 @@ class Question:
         for demand in self.unit.demands:
             details = []
             for detail in demand.details:
-                slots = tuple(new for slot in detail if (new := change(demand, slot)) is not None)
+                slots = tuple([new for slot in detail if (new := change(demand, slot)) is not None])
                 if slots:
                     details.append(slots)
             demands.append(replace(demand, details=tuple(details), shape=None))
+        return replace(self, unit=replace(self.unit, demands=tuple(demands)))
+
+    def with_detail(self, key: Key, number: int, change: Callable[[Slot], Slot | None]) -> Question:
+        """The same with the slots of one detail changed, as with ``with_slots``; the others stay the same objects."""
+        demands = []
+        for demand in self.unit.demands:
+            details = demand.details
+            if demand.key == key:
+                changed = [
+                    tuple([new for slot in detail if (new := change(slot)) is not None])
+                    if detail[0].detail == number
+                    else detail
+                    for detail in details
+                ]
+                details = tuple([slots for slots in changed if slots])
+            demands.append(replace(demand, details=details, shape=None))
         return replace(self, unit=replace(self.unit, demands=tuple(demands)))
 
     def with_demands(self, change: Callable[[Demand], Demand | None]) -> Question:
@@ -108,22 +124,23 @@ class Finder:
     is_cut_short: bool = field(default=False, init=False)
     """a probe of this finding was too hard to be answered"""
     _left: int = field(default=0, init=False)
+    _reader: Reader = field(default_factory=Reader, init=False)
 
     def __post_init__(self) -> None:
         self.counting, self.alike = Counting(self.snapshot), Alike(self.snapshot)
 
     def fits(self, question: Question) -> bool:
         """Whether the unit fits, for certain. Raises Undecided."""
-        found, hard = self._look(question, None, _fits_on)
+        found, hard = self._look(question, None, self._fits_on)
         return found is not None or any(self._search(question, node) is not None for node in hard)
 
     def works(self, question: Question) -> bool:
         """The same with little work: False may also mean that it is not known, and then ``is_cut_short`` is set."""
-        return self._probe(question, _fits_on) is not None
+        return self._probe(question, self._fits_on) is not None
 
     def probe(self, question: Question, *, any_will_do: bool = False) -> Sequence[Placement] | None:
         """Where the unit goes best on some node, or just somehow, with little work; None as with ``works``."""
-        found: Sequence[Placement] | None = self._probe(question, partial(_place_on, any_will_do=any_will_do))
+        found: Sequence[Placement] | None = self._probe(question, partial(self._place_on, any_will_do=any_will_do))
         return found
 
     def begin(self) -> None:
@@ -199,6 +216,17 @@ class Finder:
             return self.counting.state(question.held).ledger
         return Ledger.of(question.snapshot, question.held)
 
+    def _fits_on(self, question: Question, ledger: Ledger, node: str | None, steps: Steps) -> bool | None:
+        unit = question.unit if node is None else replace(question.unit, pin=node)
+        return fits(question.snapshot, ledger, unit, steps=steps, reader=self._reader) or None
+
+    def _place_on(
+        self, question: Question, ledger: Ledger, node: str | None, steps: Steps, *, any_will_do: bool
+    ) -> Sequence[Placement] | None:
+        snapshot, unit = question.snapshot, question.unit
+        found = place_on(snapshot, ledger, unit, node, steps=steps, any_will_do=any_will_do, reader=self._reader)
+        return None if found is None else found.placements
+
     def _search(self, question: Question, node: str | None) -> Sequence[Placement] | None:
         """The same for a node that ``place`` does not settle within its budget. Raises Undecided."""
         from devalloc_solver.goals import Search
@@ -216,15 +244,3 @@ class Finder:
 
 Ask = Callable[[Question, Ledger, "str | None", Steps], Any]
 """Asks one node, within so many steps: something when the unit fits, None when it does not. Raises OutOfSteps."""
-
-
-def _fits_on(question: Question, ledger: Ledger, node: str | None, steps: Steps) -> bool | None:
-    unit = question.unit if node is None else replace(question.unit, pin=node)
-    return fits(question.snapshot, ledger, unit, steps=steps) or None
-
-
-def _place_on(
-    question: Question, ledger: Ledger, node: str | None, steps: Steps, *, any_will_do: bool
-) -> Sequence[Placement] | None:
-    found = place_on(question.snapshot, ledger, question.unit, node, steps=steps, any_will_do=any_will_do)
-    return None if found is None else found.placements

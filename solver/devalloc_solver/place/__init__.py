@@ -9,8 +9,9 @@ From the outside in: ``search`` (the nodes) asks ``choose`` (the alternatives), 
 devices agree on), which asks ``cover`` (pools and devices); ``screen`` and ``bounds`` refute what counting can refute.
 """
 
+from devalloc_solver.place.asks import Reader
 from devalloc_solver.place.score import Score
 from devalloc_solver.place.search import Found, fits, place, place_on
 from devalloc_solver.place.steps import DEFAULT, OutOfSteps, Steps
 
-__all__ = ["DEFAULT", "Found", "OutOfSteps", "Score", "Steps", "fits", "place", "place_on"]
+__all__ = ["DEFAULT", "Found", "OutOfSteps", "Reader", "Score", "Steps", "fits", "place", "place_on"]

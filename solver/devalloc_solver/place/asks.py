@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.place.steps import OutOfSteps
@@ -184,6 +184,22 @@ def read_unit(unit: Unit) -> Asks:
         alone=sum([ask.bit for ask in asks if details[ask.detail] == ask.bit and ask.slot.mode in open_to_all]),
         exact=sum(ask.bit for ask in asks if ask.slot.mode is Mode.WHOLE and ask.is_counted),
     )
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads units, and the same claims once when they are asked about again, with another fleet or elsewhere."""
+
+    _last: Asks | None = None
+
+    def read(self, unit: Unit) -> Asks:
+        """Raises OutOfSteps for the rare constructs that are left to CP-SAT."""
+        last = self._last
+        if last is None or last.unit.demands is not unit.demands:
+            last = self._last = read_unit(unit)
+        elif last.unit is not unit:
+            last = self._last = replace(last, unit=unit)
+        return last
 
 
 def peers(masks: Iterable[int], every: int) -> list[int]:

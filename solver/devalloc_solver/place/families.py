@@ -28,10 +28,11 @@ class Family:
 
 def families(site: Site) -> list[Family]:
     """The families that some lot draws on."""
+    named = _Named()
     capacities: dict[str, set[int]] = defaultdict(set)
     for lot in site.lots:
         for name, _ in lot.draws:
-            capacities[_family_of(name)].add(site.pools[lot.pool].resources[name].blocks)
+            capacities[named[name]].add(site.pools[lot.pool].resources[name].blocks)
     found = []
     for family, sizes in capacities.items():
         unit = lcm(*(size for size in sizes if size))
@@ -39,7 +40,7 @@ def families(site: Site) -> list[Family]:
         total = 0
         for pool in site.pools:
             # What nobody draws on may have an odd size: leaving it out is no loss.
-            mine = {n: r.blocks for n, r in pool.resources.items() if r.blocks in sizes and _family_of(n) == family}
+            mine = {n: r.blocks for n, r in pool.resources.items() if r.blocks in sizes and named[n] == family}
             shares.append({name: unit // blocks for name, blocks in mine.items() if blocks})
             total += sum(s * site.ledger.free_pool_blocks(pool.index, name) for name, s in shares[-1].items())
         weights = tuple(sum(blocks * shares[lot.pool].get(name, 0) for name, blocks in lot.draws) for lot in site.lots)
@@ -47,5 +48,9 @@ def families(site: Site) -> list[Family]:
     return found
 
 
-def _family_of(name: str) -> str:
-    return _DIGITS.sub("#", name)
+class _Named(dict[str, str]):
+    """resource -> its family"""
+
+    def __missing__(self, name: str) -> str:
+        family = self[name] = _DIGITS.sub("#", name)
+        return family

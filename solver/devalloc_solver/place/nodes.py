@@ -23,9 +23,12 @@ def nodes_of(ground: Ground, unit: Unit) -> list[Place]:
     if not snapshot.nodes:
         return [None]
     found: dict[str, int] | None = None
+    known: dict[object, dict[str, int] | None] = {}
     for detail in (detail for demand in unit.demands for detail in demand.details):
-        nodes = _nodes_with(snapshot, detail)
-        if nodes is not None:
+        key = _accepted_by(detail)
+        if key not in known:
+            known[key] = _nodes_with(snapshot, detail)
+        if (nodes := known[key]) is not None:
             least = min(slot.least if slot.mode in (Mode.WHOLE, Mode.ADMIN_COUNT) else 1 for slot in detail)
             enough = {node: count for node, count in nodes.items() if count >= least}
             found = enough if found is None else {node: 0 for node in found if node in enough}
@@ -33,6 +36,11 @@ def nodes_of(ground: Ground, unit: Unit) -> list[Place]:
     busy = {snapshot.pools[index].node for index in ground.ledger.pools_in_use()}
     ranked = sorted(order if found is None else found, key=lambda node: ((node in busy) != ground.packs, order[node]))
     return [*ranked]
+
+
+def _accepted_by(detail: Sequence[Slot]) -> object:
+    """Equal for details with the same candidates."""
+    return id(detail[0].candidates.accepted) if len(detail) == 1 else tuple([id(s.candidates.accepted) for s in detail])
 
 
 def _nodes_with(snapshot: Snapshot, detail: Sequence[Slot]) -> dict[str, int] | None:
@@ -50,7 +58,11 @@ def _nodes_with(snapshot: Snapshot, detail: Sequence[Slot]) -> dict[str, int] | 
 def fewest_pools(snapshot: Snapshot, unit: Unit) -> int:
     """No node has a placement on fewer pools: details whose candidates have no pool in common need one each."""
     count, used = 0, set[int]()
+    seen: set[object] = set()
     for detail in (detail for demand in unit.demands for detail in demand.details):
+        if (key := _accepted_by(detail)) in seen:
+            continue  # its pools are used, or there are none
+        seen.add(key)
         pools = {snapshot.devices[index].pool for slot in detail for index in slot.candidates.accepted}
         if not pools & used:
             count, used = count + 1, used | pools

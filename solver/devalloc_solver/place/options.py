@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from devalloc_solver.place.lanes import Lane, Lanes
 from devalloc_solver.place.order import counter_by_counter
@@ -62,7 +64,7 @@ def options_of(
         use = shapes[0].uses[0][0]
         count = min(shapes[0].size, max(n for n, g in zip(lanes.needs, use.gain, strict=True) if g))
         return [Option(tuple(g * count for g in use.gain), use.spend, 0, 0, ((0, 0, count),), ())]
-    found: list[Option] = []
+    found: list[_Part] = []
     whole = _largest(partitions, counters)
     groups = {shape.group for shape in shapes if shape.group is not None}
     choices: list[int | None] = [*sorted(groups)] or [None]
@@ -71,12 +73,12 @@ def options_of(
         usable = [number for number, shape in enumerate(within) if shape.uses or shape.watchers]
         for part in _parts(lanes, within, usable, tuple(counters), partitions, steps):
             if any(part.gain):
-                loss = whole**2 - part.kept**2
-                found.append(Option(part.gain, part.spend, part.cost, part.wide, part.uses, part.looks, loss))
-    if len(found) == 1:
-        return found
-    found.sort(key=lambda option: _offset(option.uses))
-    return undominated(found, lambda o: ((*o.gain, *(-s for s in o.spend), -o.cost, -o.loss), o.wide), steps)
+                found.append(part)
+    found.sort(key=_offset)
+    options = [Option(p.gain, p.spend, p.cost, p.wide, p.uses, p.looks, whole**2 - p.kept**2) for p in found]
+    if len(options) == 1:
+        return options
+    return undominated(options, lambda o: ((*o.gain, *[-s for s in o.spend], -o.cost, -o.loss), o.wide), steps)
 
 
 def _within(shape: Shape, group: int | None) -> Shape:
@@ -92,8 +94,7 @@ def _largest(partitions: Sequence[Partition], counters: Sequence[int]) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """One way to use the first stacks of a cell, and what it leaves to the others."""
 
     gain: tuple[int, ...]
@@ -105,6 +106,11 @@ class _Part:
     looks: tuple[tuple[int, int, int], ...] = ()
     kept: int = 0
     """size of the partition that is kept whole"""
+    offset: int = 0
+    """how far on the stacks are that it takes of: the natural order prefers the first devices"""
+
+
+_offset = attrgetter("offset")
 
 
 def _parts(
@@ -129,8 +135,7 @@ def _parts(
         if position < len(usable):
             number = usable[position]
             make = _by_number if _is_simple(shapes[number]) else _in_all_ways
-            last = place == len(order)
-            parts = [new for part in parts for new in make(lanes, number, shapes[number], part, steps, last=last)]
+            parts = [*make(lanes, number, shapes[number], parts, steps, last=place == len(order))]
         else:
             parts += _keeping(parts, partitions[position - len(usable)], steps)
         still = frozenset[int]().union(*(touched[later] for later in order[place:]))
@@ -155,12 +160,7 @@ def _worthwhile(parts: Iterable[_Part], live: Sequence[int], steps: Steps) -> li
         left = [part.counters[counter] for counter in live]
         return (*part.gain, *[-amount for amount in part.spend], *left, -part.cost, part.kept), part.wide
 
-    return undominated(sorted(parts, key=lambda part: _offset(part.uses)), worth, steps)
-
-
-def _offset(uses: Sequence[tuple[int, int, int]]) -> int:
-    """The natural order prefers the first devices: less is better."""
-    return sum(number * count for number, _, count in uses)
+    return undominated(sorted(parts, key=_offset), worth, steps)
 
 
 def _keeping(parts: Sequence[_Part], partition: Partition, steps: Steps) -> list[_Part]:
@@ -174,7 +174,7 @@ def _keeping(parts: Sequence[_Part], partition: Partition, steps: Steps) -> list
         counters = [*part.counters]
         for counter, blocks in draws:
             counters[counter] -= blocks
-        keeping.append(replace(part, counters=tuple(counters), kept=size))
+        keeping.append(part._replace(counters=tuple(counters), kept=size))
     return keeping
 
 
@@ -183,39 +183,52 @@ def _is_simple(shape: Shape) -> bool:
     return len(shape.uses) == 1 and not shape.watchers and not shape.uses[0][1]
 
 
-def _by_number(lanes: Lanes, number: int, shape: Shape, part: _Part, steps: Steps, *, last: bool) -> Iterator[_Part]:
-    """A simple stack added to a part, the most first: what ``_in_all_ways`` would do, with less ado."""
-    steps.spend()
+def _by_number(
+    lanes: Lanes, number: int, shape: Shape, parts: Iterable[_Part], steps: Steps, *, last: bool
+) -> Iterator[_Part]:
+    """A simple stack added to each part, the most first: what ``_in_all_ways`` would do, with less ado."""
     use, _, _ = shape.uses[0]
-    most = min(shape.size, max(-(-(n - h) // g) for n, h, g in zip(lanes.needs, part.gain, use.gain, strict=True) if g))
-    for counter, blocks in shape.draws:
-        most = min(most, part.counters[counter] // blocks)
-    for budget, spent, each in zip(lanes.budgets, part.spend, use.spend, strict=True):
-        if each:
-            most = min(most, (budget - spent) // each)
-    everything = last and not use.cost and not any(use.spend)
-    for count in range(most, 0, -1):
-        counters = [*part.counters]
+    gains = [(at, gain, lanes.needs[at]) for at, gain in enumerate(use.gain) if gain]
+    spends = [(at, each, lanes.budgets[at]) for at, each in enumerate(use.spend) if each]
+    everything = last and not use.cost and not spends
+    for part in parts:
+        steps.spend()
+        most = min(shape.size, max([-(-(need - part.gain[at]) // gain) for at, gain, need in gains]))
         for counter, blocks in shape.draws:
-            counters[counter] -= blocks * count
-        yield _Part(
-            tuple([have + gain * count for have, gain in zip(part.gain, use.gain, strict=True)]),
-            tuple([spent + each * count for spent, each in zip(part.spend, use.spend, strict=True)]),
-            tuple(counters),
-            part.cost + use.cost * count,
-            part.wide,
-            (*part.uses, (number, 0, count)),
-            part.looks,
-            part.kept,
-        )
-        if everything:
-            return
-    yield part
+            most = min(most, part.counters[counter] // blocks)
+        for at, each, budget in spends:
+            most = min(most, (budget - part.spend[at]) // each)
+        for count in range(most, 0, -1):
+            counters, gained, spent = [*part.counters], [*part.gain], [*part.spend]
+            for counter, blocks in shape.draws:
+                counters[counter] -= blocks * count
+            for at, gain, _ in gains:
+                gained[at] += gain * count
+            for at, each, _ in spends:
+                spent[at] += each * count
+            yield _Part(
+                tuple(gained),
+                tuple(spent),
+                tuple(counters),
+                part.cost + use.cost * count,
+                part.wide,
+                (*part.uses, (number, 0, count)),
+                part.looks,
+                part.kept,
+                part.offset + number * count,
+            )
+            if everything:
+                break
+        else:
+            yield part
 
 
-def _in_all_ways(lanes: Lanes, number: int, shape: Shape, part: _Part, steps: Steps, *, last: bool) -> Iterator[_Part]:
-    """All that a stack can add to a part."""
-    return _Maker(lanes, number, shape, part, steps, last=last).make()
+def _in_all_ways(
+    lanes: Lanes, number: int, shape: Shape, parts: Iterable[_Part], steps: Steps, *, last: bool
+) -> Iterator[_Part]:
+    """All that a stack can add to each part."""
+    for part in parts:
+        yield from _Maker(lanes, number, shape, part, steps, last=last).make()
 
 
 class _Maker:
@@ -333,6 +346,7 @@ class _Maker:
             part.uses + tuple((self.number, position, count) for position, count in self.counts),
             part.looks + tuple((self.number, lane, count) for lane, count in looks),
             part.kept,
+            part.offset + self.number * sum(count for _, count in self.counts),
         )
 
     def _cost(self, looks: Sequence[tuple[int, int]]) -> int:

@@ -22,13 +22,24 @@ def undominated(things: Iterable[T], rank: Callable[[T], tuple[tuple[int, ...], 
         first.setdefault(rank(thing), thing)
     ranked = sorted(first.items(), key=lambda row: -sum(row[0][0]))
     packed, guards = _packed([numbers for (numbers, _), _ in ranked])
+    found: list[T] = []
+    # A guard survives where the number beside it is no less than the one subtracted.
+    if not any(used for _, used in first):
+        rows: list[int] = []
+        for (_, thing), numbers in zip(ranked, packed, strict=True):
+            steps.spend(1 + len(rows) // _COMPARED)
+            for others in rows:
+                if (others - numbers) & guards == guards:
+                    break
+            else:
+                rows.append(numbers | guards)
+                found.append(thing)
+        return found
     kept: list[tuple[int, int]] = []
     """(numbers with their guards, what is used up)"""
-    found: list[T] = []
     for ((_, used), thing), numbers in zip(ranked, packed, strict=True):
         steps.spend(1 + len(kept) // _COMPARED)
         for others, theirs in kept:
-            # A guard survives where the number beside it is no less than the one subtracted.
             if not theirs & ~used and (others - numbers) & guards == guards:
                 break
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from devalloc_solver.assignment import Placement
 from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.holdings import Ledger
-from devalloc_solver.place.asks import Asks, read_unit
+from devalloc_solver.place.asks import Asks, Reader
 from devalloc_solver.place.choose import Chooser
 from devalloc_solver.place.ground import Ground
 from devalloc_solver.place.hand import hand_out
@@ -65,32 +65,40 @@ def place_on(
     placement: str = "pack",
     steps: int | Steps = DEFAULT,
     any_will_do: bool = False,
+    reader: Reader | None = None,
 ) -> Found | None:
     """The same on one node (None: network devices only), whatever node the unit is pinned to.
 
     ``steps`` may be a budget that several questions share. ``any_will_do``: some placement, and not the best.
+    ``reader``: of whoever asks several questions about the same claims.
     """
     ground = Ground(snapshot, ledger, placement)
-    seek = _Seek(ground, unit, steps if isinstance(steps, Steps) else Steps(steps), any_will_do=any_will_do)
+    budget = steps if isinstance(steps, Steps) else Steps(steps)
+    seek = _Seek(ground, unit, budget, any_will_do=any_will_do, reader=reader)
     seek.look(node)
     return seek.best
 
 
-def fits(snapshot: Snapshot, ledger: Ledger, unit: Unit, *, steps: int | Steps = DEFAULT) -> bool:
+def fits(
+    snapshot: Snapshot, ledger: Ledger, unit: Unit, *, steps: int | Steps = DEFAULT, reader: Reader | None = None
+) -> bool:
     """Whether the unit fits anywhere it may go; less work than to say where best. Raises OutOfSteps.
 
-    ``steps`` may be a budget that several questions share.
+    ``steps`` may be a budget that several questions share; for ``reader`` see ``place_on``.
     """
     ground = Ground(snapshot, ledger, "pack")
-    seek = _Seek(ground, unit, steps if isinstance(steps, Steps) else Steps(steps))
+    seek = _Seek(ground, unit, steps if isinstance(steps, Steps) else Steps(steps), reader=reader)
     return any(seek.may_go(node) for node in nodes_of(ground, unit))
 
 
 class _Seek:
     """Goes from node to node and keeps the best."""
 
-    def __init__(self, ground: Ground, unit: Unit, steps: Steps, *, any_will_do: bool = False) -> None:
+    def __init__(
+        self, ground: Ground, unit: Unit, steps: Steps, *, any_will_do: bool = False, reader: Reader | None = None
+    ) -> None:
         self.ground, self.unit, self.steps, self.any_will_do = ground, unit, steps, any_will_do
+        self.reader = reader or Reader()
         self.slots = simple_slots(unit)
         self.best: Found | None = None
         self.tasted = 0
@@ -158,7 +166,7 @@ class _Seek:
     def _chooser(self, node: Place) -> Chooser | None:
         """None for a node like one that was looked at."""
         if self._asks is None:
-            self._asks = read_unit(self.unit)
+            self._asks = self.reader.read(self.unit)
         site = survey(self._asks, self.ground.snapshot, self.ground.ledger, node)
         if self._first is None:
             self._first = site
