@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any
 
-from devalloc_solver.funnel import MOST_USERS
+from devalloc_solver.funnel import MOST_USERS, SHOWN
 from devalloc_solver.index.kinds import Kinds
 from devalloc_solver.index.nodes import Item, NodeIndex
 from devalloc_solver.index.states import NodeClass, NodeRecord, PoolState
 
-FIRST = 3
+FIRST = SHOWN
 """Devices of each kind that are known by name: the first ones."""
 MOST_COUNTED = 10_000
 """Ways to hold devices that are remembered; when there are more, all are forgotten."""
