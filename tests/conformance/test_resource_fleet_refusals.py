@@ -87,6 +87,17 @@ def cluster(rng: Random) -> list[Manifest]:
     return found
 
 
+def fabric() -> list[Manifest]:
+    """Devices that all nodes reach, before those of the nodes in the order of drivers, and after them."""
+    content = [device(f"port-{number}", {"speed": 100}, capacity={"lanes": "4"}) for number in range(40)]
+    spec = {"pool": "all", "allNodes": True}
+    return [
+        class_("fabric"),
+        object_("ResourceSlice", slice_("fabric", content, driver="fabric.io", **spec)),
+        object_("ResourceSlice", slice_("tape", content[:2], driver="tape.io", **spec)),
+    ]
+
+
 def asked(kind: str, count: int | None, *selectors: str, **fields: Any) -> Manifest:
     return request(kind, count, *selectors, class_name=kind, **fields)
 
@@ -140,13 +151,16 @@ def test_refusals_are_those_of_the_whole_cluster(seed: int, monkeypatch: pytest.
 
     monkeypatch.setattr(World, "explain", explain_all)
     rng = Random(seed)
-    documents = cluster(rng)
+    documents, fitting = cluster(rng), FITTING
+    if seed % 2:
+        documents += fabric()
+        fitting = [*FITTING, claim(asked("fabric", 1))]
     fleet = ResourceFleet.from_manifests(deepcopy(documents))
     held: dict[str, Manifest] = {}
     reasons: dict[str, int] = {}
     for number in range(180):
         name = f"c{number}"
-        content = deepcopy(rng.choice(FITTING) if number % 6 else HOPELESS[number // 6 % len(HOPELESS)])
+        content = deepcopy(rng.choice(fitting) if number % 6 else HOPELESS[number // 6 % len(HOPELESS)])
         content["metadata"]["name"] = name
         if rng.random() < 0.1:
             pin = rng.choice([f"node-{rng.randrange(NODES)}", "nowhere"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import merge, nsmallest
@@ -12,7 +12,7 @@ from typing import Any
 from devalloc_solver.blockers.claims import NEVER, fewest
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.dra.numbers import SHOWN, Numbers
-from devalloc_solver.dra.warm.firsts import First, Firsts
+from devalloc_solver.dra.warm.firsts import First, Firsts, common
 from devalloc_solver.dra.warm.part import Part
 from devalloc_solver.dra.warm.rules import ClaimAsk
 from devalloc_solver.holdings import Key
@@ -142,7 +142,7 @@ class Counts:
         matching, used = self.matching(label), self.in_use(label)
         return {
             "request": slot.spec.ask.name,
-            "devices": sum(self.census.sizes().values()),
+            "devices": sum(self.census.sizes().values()) + len(self.ask.rules.commons.offers),
             "steps": [{**step, "devices": [*step["devices"]]} for step in self._steps[label]],
             "matching": matching,
             "inUse": used,
@@ -152,12 +152,21 @@ class Counts:
     def _steps_of(self, slot: Slot) -> Iterator[dict[str, Any]]:
         """In the order in which the first device of each falls."""
         sizes = self.census.sizes()
-        found: list[tuple[Sequence[First], str, int]] = []
+        firsts: dict[str, list[First]] = defaultdict(list)
+        counts: Counter[str] = Counter()
         for what, fallen in slot.spec.verdict.fallen.items():
             kinds = [kind for kind, _ in fallen if sizes.get(kind)]
             if kinds:
-                found.append((self.firsts.of(kinds), what, sum(sizes[kind] for kind in kinds)))
-        for first, what, count in sorted(found):
+                firsts[what] += self.firsts.of(kinds)
+                counts[what] += sum(sizes[kind] for kind in kinds)
+        rules = self.ask.rules
+        numbers = {offer.index: number for number, offer in enumerate(rules.commons.offers)}
+        for what, fallen in rules.judge_commons(self.ask.claim, slot.spec.ask).fallen.items():
+            there = ((numbers[index], rules.commons.offers[numbers[index]]) for index, _ in fallen[:SHOWN])
+            firsts[what] += [common(number, offer) for number, offer in there]
+            counts[what] += len(fallen)
+        found = sorted((nsmallest(SHOWN, some), what, counts[what]) for what, some in firsts.items())
+        for first, what, count in found:
             names = [self.firsts.offer(one).title for one in first]
             step: dict[str, Any] = {"what": what, "count": count, "devices": names}
             why = self._why(slot, what, first[0])

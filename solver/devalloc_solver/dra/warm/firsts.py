@@ -20,8 +20,17 @@ class First(NamedTuple):
 
     order: Order
     rank: int
+    """of its node; among the commons its number"""
     device: int
     """its index in the snapshot of its node"""
+    common: Offer | None = None
+    """the device itself where it is one of the commons"""
+
+
+def common(number: int, offer: Offer) -> First:
+    """One of the commons, which are in order among themselves."""
+    pool = offer.pool
+    return First((pool.has_binding_conditions, pool.driver, pool.title), number, 0, offer)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,4 +61,6 @@ class Firsts:
         return nsmallest(SHOWN, (first for kind in kinds for first in self._first.get(kind, ())))
 
     def offer(self, first: First) -> Offer:
+        if first.common is not None:
+            return first.common
         return offer_of(self._records[first.rank].snapshot.devices[first.device])

@@ -1,14 +1,14 @@
-"""Some nodes of a cluster, as ``world`` has them all: the devices in the same order, and what is held there."""
+"""Some nodes of a cluster, and all that several nodes may reach, as ``world`` has them all; and what is held there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from devalloc_solver import snapshot as core
 from devalloc_solver.dra.candidates import Judge
 from devalloc_solver.dra.documents import Key
-from devalloc_solver.dra.inventory import Offer, snapshot_of
+from devalloc_solver.dra.inventory import Offer, UsedDevices, make_snapshot, snapshot_of
 from devalloc_solver.dra.warm.rules import Rules, is_broken
 from devalloc_solver.dra.warm.state import State
 from devalloc_solver.dra.warm.traits import offer_of
@@ -34,7 +34,8 @@ class Part:
     places: Mapping[str | None, Sequence[int]]
     """node -> the index here of each device of its own snapshot"""
     kinds: Sequence[int]
-    """the kind of each device"""
+    """the kind of each device; -1 of the commons, which are the last ones"""
+    commons: UsedDevices
 
     @classmethod
     def of(cls, records: Sequence[NodeRecord], rules: Rules) -> Part:
@@ -59,19 +60,29 @@ class Part:
                 kinds.append(records[number].kinds[device.index].index)
                 members.append(_renumbered(device, index, len(pools)))
             pools.append(core.Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, tuple(members)))
+        first = len(offers)
+        offers += [replace(offer, index=first + n) for n, offer in enumerate(rules.commons.offers)]
+        for pool in make_snapshot(offers[first:], (), None, rules.gates).pools:
+            here = tuple(replace(device, pool=len(pools)) for device in pool.devices)
+            pools.append(replace(pool, index=len(pools), devices=here))
+        kinds += [-1] * (len(offers) - first)
         snapshot = snapshot_of(pools, tuple(str(record.name) for record in records))
         broken = {str(record.name) for record in records if any(is_broken(d.traits) for d in record.snapshot.devices)}
-        return cls(snapshot, offers, rules.judge(offers, frozenset(broken)), places, kinds)
+        return cls(snapshot, offers, rules.judge(offers, frozenset(broken)), places, kinds, UsedDevices(offers[first:]))
 
     def holdings(self, state: State) -> list[Holding]:
         """What claims hold here, by name of the claim. None of them holds devices of several nodes."""
-        found: dict[Key, Holding] = {}
+        found: dict[Key, list[Held]] = {
+            key: [*self.commons.items(state.tenants[key].usage)] for key in state.common_holders
+        }
         for node, places in self.places.items():
             for key in state.holders.get(node, ()):
-                items = [Held(places[device], amounts) for _, device, amounts in state.index.held[key]]
-                items.sort(key=lambda held: held.device)
-                found[key] = Holding(key, state.tenants[key].priority, tuple(items))
-        return [found[key] for key in sorted(found)]
+                mine = [Held(places[device], amounts) for _, device, amounts in state.index.held[key]]
+                found.setdefault(key, []).extend(mine)
+        return [
+            Holding(key, state.tenants[key].priority, tuple(sorted(items, key=lambda held: held.device)))
+            for key, items in sorted(found.items())
+        ]
 
 
 def _renumbered(device: core.Device, index: int, pool: int) -> core.Device:

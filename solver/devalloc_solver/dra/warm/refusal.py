@@ -66,7 +66,9 @@ class Refusals:
     def explain(self, claim: Claim, ask: ClaimAsk) -> dict[str, Any] | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
         state, index, pin = self.state, self.state.index, pin_of(claim)
-        if state.has_commons or state.scattered or not isinstance(index.shape(ask), Shape) or ask.is_strange:
+        if state.scattered or not isinstance(index.shape(ask), Shape) or ask.is_strange:
+            return None
+        if not ask.rules.is_beside_commons(claim):
             return None
         self._catch_up(ask.rules)
         if not 0 < len(self._ranks) <= MOST_KINDS:
@@ -79,7 +81,7 @@ class Refusals:
         known = self._answers.get(key)
         if known is None or known[0] != self.census.stamp:
             answer = self._find(claim, counts, pin)
-            if answer is None or ask.is_strange:
+            if answer is None or ask.is_strange or self._may_need_commons(answer):
                 return None
             if len(self._answers) >= MEMO:
                 self._answers.clear()
@@ -137,6 +139,16 @@ class Refusals:
                 return answer
         return None
 
+    def _may_need_commons(self, answer: Mapping[str, Any]) -> bool:
+        """Whether what is in the way may depend on which nodes reach which of the commons."""
+        if not self.state.rules.commons.offers:
+            return False
+        kinds = {str(blocker["kind"]) for blocker in answer["blockers"]}
+        # Without its class a request may take them. What is tried after that is other requests, and edits of all sorts.
+        edits = kinds - {"claim"}
+        mixed = len(edits) > 1 and not edits <= {"constraint", "counter"}
+        return not kinds or mixed or not edits.isdisjoint(("class", "request"))
+
     def _is_proven(self, answer: Mapping[str, Any], near: Collection[int], left: int) -> bool:
         """Whether these are the claims that the whole cluster would tell, which asks nodes in the order of ``near``."""
         index = self.state.index
@@ -172,7 +184,9 @@ class Refusals:
         if self._slips is None:
             sizes = self.census.sizes()
             kinds = [kind for kind in self.state.index.kinds.kinds if sizes.get(kind.index)]
-            self._slips = Slips([offer_of(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds])
+            offers, copies = [offer_of(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds]
+            commons = self.state.rules.commons.offers
+            self._slips = Slips([*offers, *commons], [*copies, *(1 for _ in commons)])
         return self._slips
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from devalloc_solver.demand import Demand, Relation, Slot, Unit
-from devalloc_solver.dra.candidates import UNJUDGED, Judge
+from devalloc_solver.dra.candidates import UNJUDGED, Judge, Verdict
 from devalloc_solver.dra.cel import CelDevice, EvaluationError, Program
 from devalloc_solver.dra.cel import Read as CelRead
 from devalloc_solver.dra.demands import pending
@@ -122,10 +122,25 @@ class Rules:
         if not self.commons.offers and not self.commons.broken:
             return False
         for ask in (ask for request in claim.requests for ask in request.asks):
-            verdict = self._of_commons.choose(claim, ask).verdict
+            verdict = self.judge_commons(claim, ask)
             if verdict.accepted or verdict.blocked or verdict.errors or (ask.is_all and self.commons.broken):
                 return True
         return False
+
+    def judge_commons(self, claim: Claim, ask: Ask) -> Verdict:
+        """What a request may take of the commons. Raises AllocationError."""
+        return self._of_commons.choose(claim, ask).verdict
+
+    def is_beside_commons(self, claim: Claim) -> bool:
+        """Whether no class that a claim names has any device of the commons."""
+        if not self.commons.offers:
+            return True
+        asks = (replace(ask, selectors=(), capacity={}) for request in claim.requests for ask in request.asks)
+        try:
+            verdicts = [self.judge_commons(claim, ask) for ask in asks]
+        except AllocationError:
+            return False
+        return not any(verdict.accepted or verdict.blocked or verdict.errors for verdict in verdicts)
 
     def programs(self, ask: Ask) -> list[Program]:
         """The expressions that a device must pass, in order."""

@@ -231,9 +231,9 @@ class State:
         return local_snapshot(node, self.book(self._own[node]).pools(Node(node)), self.gates, self._numbers)
 
     @property
-    def has_commons(self) -> bool:
-        """Whether there is any pool that is not of one node alone."""
-        return None in self._own
+    def common_holders(self) -> set[Key]:
+        """Claims that hold devices which are not of one node alone."""
+        return {key for pool in self._own.get(None, ()) for key in self._by_pool.get(pool, ())}
 
     def node_names(self) -> set[str]:
         """Of nodes that have pools of their own, or are known as objects."""
