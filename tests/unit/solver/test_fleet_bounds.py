@@ -14,7 +14,7 @@ from devalloc_solver.check import asked, verdicts
 from devalloc_solver.index import apart, claims, log, nodes, reader, refusal, screen, states
 from tests.support.manifests import Manifest, claim, device, device_class, pool
 
-NODES = 12
+NODES = 6
 
 
 def gpus(name: str, node: str, model: str = "m0") -> Manifest:
@@ -76,7 +76,7 @@ def kept(fleet: Fleet) -> int:
     return len(seen)
 
 
-ROUNDS = 120
+ROUNDS = 80
 """Long enough to meet every bound."""
 
 
