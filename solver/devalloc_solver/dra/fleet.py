@@ -9,6 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from devalloc.api.meta import GROUP
+from devalloc_solver.collector import quiet_collector
 from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.answers import answer_of, chosen_by, placed_answer, refusal_answer
 from devalloc_solver.dra.demands import find_refusal, node_of
@@ -236,6 +237,7 @@ class ResourceFleet:
             self._world = World.of(self._state, selectors)
         return self._world
 
+    @quiet_collector()
     def _ask_world(self, read: Read, claim: Claim) -> dict[str, Any]:
         world, state = self._get_world(), self._state
         unit = world.unit(claim)
