@@ -8,17 +8,17 @@ devices that draw on nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.demand import Mode
 from devalloc_solver.place.lanes import Kind, Lane, Lanes
 from devalloc_solver.place.options import Option, Shape, options_of
-from devalloc_solver.place.partitions import Draws, partitions
+from devalloc_solver.place.partitions import Draws, Shapes
 from devalloc_solver.place.site import Lot
 from devalloc_solver.place.steps import Steps
 from devalloc_solver.place.uses import Use, Value, distinct_values, uses_of
-from devalloc_solver.snapshot import Device
+from devalloc_solver.snapshot import Device, Pool
 
 Counter = Hashable
 """A pool resource by its name, or a (distinct, value) of which there is one."""
@@ -68,8 +68,8 @@ class Yard:
         return (self.is_open, tuple(cell.kind for cell in self.cells))
 
 
-def make_yards(lanes: Lanes, steps: Steps, *, with_loss: bool = False) -> list[Yard]:
-    """The pools that can do something, each as its cells; ``with_loss``: options say what partitions they cost."""
+def make_yards(lanes: Lanes, steps: Steps, shapes_of: Callable[[Pool], Shapes] | None = None) -> list[Yard]:
+    """The pools that can do something, each as its cells; with ``shapes_of`` options say what partitions they cost."""
     site = lanes.stock.site
     by_pool: dict[int, list[Stack]] = {pool: [] for pool in range(len(site.pools))}
     for pool, stack in _stacks(lanes, steps):
@@ -79,7 +79,7 @@ def make_yards(lanes: Lanes, steps: Steps, *, with_loss: bool = False) -> list[Y
     yards = []
     for pool, stacks in by_pool.items():
         free = lanes.stock.free[pool]
-        shapes = partitions(site.pools[pool], site.ledger) if with_loss else []
+        shapes = shapes_of(site.pools[pool]) if shapes_of else ()
         cells = []
         for members in _components(lanes, stacks, free, all_draws=bool(shapes)):
             for stack_group in _split(members):
@@ -92,10 +92,12 @@ def make_yards(lanes: Lanes, steps: Steps, *, with_loss: bool = False) -> list[Y
 def _stacks(lanes: Lanes, steps: Steps) -> list[tuple[int, Stack]]:
     """Lots that the lanes do not tell apart, together."""
     stock = lanes.stock
-    alike: dict[object, list[Device]] = {}
-    parts: dict[object, tuple[int, Stack]] = {}
+    alike: dict[object, tuple[list[Device], int, Stack]] = {}
     admins = [lane for lane in lanes.lanes if lane.kind is Kind.ADMIN]
     known: dict[object, tuple[Use, ...]] = {}
+    numbers: dict[tuple[Use, ...], int] = {}
+    numbered: dict[int, tuple[tuple[Use, ...], int]] = {}
+    """identity of uses -> these and their number: most lots have the very same"""
     for lot in stock.site.lots:
         watchers = tuple(
             (lane, values)
@@ -118,12 +120,16 @@ def _stacks(lanes: Lanes, steps: Steps) -> list[tuple[int, Stack]]:
             continue
         if not uses:
             draws, group = (), None
-        key: object = (lot.pool, uses, watchers, draws, group, lot.number in stock.seen, lot.one.shareable)
-        alike.setdefault(key, []).extend(lot.devices)
-        parts[key] = (lot.pool, Stack((), uses, watchers, draws, group, lot.number in stock.seen))
+        if id(uses) not in numbered:
+            numbered[id(uses)] = uses, numbers.setdefault(uses, len(numbers))
+        number, seen = numbered[id(uses)][1], lot.number in stock.seen
+        key: object = (lot.pool, number, watchers, draws, group, seen, lot.one.shareable)
+        if (found_alike := alike.get(key)) is not None:
+            found_alike[0].extend(lot.devices)
+        else:
+            alike[key] = [*lot.devices], lot.pool, Stack((), uses, watchers, draws, group, seen)
     found = []
-    for key, devices in alike.items():
-        pool, stack = parts[key]
+    for devices, pool, stack in alike.values():
         ordered = tuple(sorted(devices, key=lambda device: device.index))
         whole = Stack(ordered, stack.uses, stack.watchers, stack.draws, stack.group, stack.seen)
         found.append((pool, whole))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from devalloc_solver.holdings import Ledger
-from devalloc_solver.snapshot import Snapshot
+from devalloc_solver.place.partitions import Shapes, partitions
+from devalloc_solver.snapshot import Pool, Snapshot
 
 
 @dataclass(slots=True, eq=False)
@@ -18,10 +19,17 @@ class Ground:
     placement: str
     """``pack`` or ``spread``"""
     _busy: dict[int, bool] = field(default_factory=dict)
+    _partitions: dict[int, Shapes] = field(default_factory=dict)
 
     @property
     def packs(self) -> bool:
         return self.placement == "pack"
+
+    def partitions(self, pool: Pool) -> Shapes:
+        """The shapes of the devices that may still be had of a pool."""
+        if pool.index not in self._partitions:
+            self._partitions[pool.index] = partitions(pool, self.ledger)
+        return self._partitions[pool.index]
 
     def is_busy(self, pool: int) -> bool:
         """Whether some device of a pool is in use."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from devalloc_solver.demand import Mode, Slot, Unit
 from devalloc_solver.place.ground import Ground
-from devalloc_solver.place.partitions import partitions
 from devalloc_solver.place.site import Place, Site, state_of
 from devalloc_solver.snapshot import Snapshot
 
@@ -102,7 +101,7 @@ def kind_of(ground: Ground, site: Site) -> object:
             ground.is_busy(pool.index),
             tuple((name, ledger.free_pool_blocks(pool.index, name)) for name in sorted(pool.resources)),
             frozenset(ledger.groups.get(pool.index, ())),
-            tuple(partitions(pool, ledger)) if ground.packs and pool.resources else (),
+            tuple(ground.partitions(pool)) if ground.packs and pool.resources else (),
         )
         for pool in site.pools
     )

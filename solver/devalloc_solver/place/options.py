@@ -184,15 +184,15 @@ def _is_simple(shape: Shape) -> bool:
 
 
 def _by_number(
-    lanes: Lanes, number: int, shape: Shape, parts: Iterable[_Part], steps: Steps, *, last: bool
+    lanes: Lanes, number: int, shape: Shape, parts: Sequence[_Part], steps: Steps, *, last: bool
 ) -> Iterator[_Part]:
     """A simple stack added to each part, the most first: what ``_in_all_ways`` would do, with less ado."""
     use, _, _ = shape.uses[0]
     gains = [(at, gain, lanes.needs[at]) for at, gain in enumerate(use.gain) if gain]
     spends = [(at, each, lanes.budgets[at]) for at, each in enumerate(use.spend) if each]
     everything = last and not use.cost and not spends
+    steps.spend_each(len(parts))
     for part in parts:
-        steps.spend()
         most = min(shape.size, max([-(-(need - part.gain[at]) // gain) for at, gain, need in gains]))
         for counter, blocks in shape.draws:
             most = min(most, part.counters[counter] // blocks)
@@ -224,7 +224,7 @@ def _by_number(
 
 
 def _in_all_ways(
-    lanes: Lanes, number: int, shape: Shape, parts: Iterable[_Part], steps: Steps, *, last: bool
+    lanes: Lanes, number: int, shape: Shape, parts: Sequence[_Part], steps: Steps, *, last: bool
 ) -> Iterator[_Part]:
     """All that a stack can add to each part."""
     for part in parts:

@@ -26,13 +26,19 @@ def undominated(things: Iterable[T], rank: Callable[[T], tuple[tuple[int, ...], 
     # A guard survives where the number beside it is no less than the one subtracted.
     if not any(used for _, used in first):
         rows: list[int] = []
+        best = 0
+        """the row that was as good as the one before: often it is as good as the next one, too"""
         for (_, thing), numbers in zip(ranked, packed, strict=True):
             steps.spend(1 + len(rows) // _COMPARED)
+            if rows and (best - numbers) & guards == guards:
+                continue
             for others in rows:
                 if (others - numbers) & guards == guards:
+                    best = others
                     break
             else:
-                rows.append(numbers | guards)
+                best = numbers | guards
+                rows.append(best)
                 found.append(thing)
         return found
     kept: list[tuple[int, int]] = []

@@ -22,7 +22,7 @@ def polish(ground: Ground, settled: Settled, steps: Steps) -> Cover:
         return found
     own = Steps(min(_STEPS, steps.left))
     try:
-        yards = make_yards(lanes, own, with_loss=ground.packs)
+        yards = make_yards(lanes, own, ground.partitions if ground.packs else None)
         opening = tuple(_RANK * rank + _BUSY * ground.avoids((pool.index,)) for rank, pool in enumerate(pools))
         return improve(lanes, yards, found, Taste(opening, _DEVICE, _LOSS if ground.packs else 0), own)
     except OutOfSteps:

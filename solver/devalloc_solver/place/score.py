@@ -10,7 +10,7 @@ from devalloc_solver.assignment import Entry, Placement
 from devalloc_solver.demand import Mode
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.place.ground import Ground
-from devalloc_solver.place.partitions import loss_of, partitions
+from devalloc_solver.place.partitions import loss_of
 from devalloc_solver.snapshot import Device, Snapshot
 
 
@@ -39,7 +39,7 @@ def score_of(ground: Ground, placements: Sequence[Placement], node: str | None) 
         sum(entry.slot.mode is Mode.SHARE for entry in entries),
         ground.avoids_node(node),
         ground.avoids(pools),
-        loss(ground.snapshot, ground.ledger, entries) if ground.packs else 0,
+        _loss(ground, entries) if ground.packs else 0,
         ground.rank(node),
         sum(pools),
         offsets,
@@ -58,13 +58,18 @@ def _one_of(placements: Iterable[Placement]) -> tuple[int, ...]:
 
 def loss(snapshot: Snapshot, ledger: Ledger, entries: Iterable[Entry]) -> int:
     """What the pools lose of their largest devices; see ``loss_of``."""
+    return _loss(Ground(snapshot, ledger, "pack"), entries)
+
+
+def _loss(ground: Ground, entries: Iterable[Entry]) -> int:
+    snapshot, ledger = ground.snapshot, ground.ledger
     taken: dict[int, dict[int, Device]] = defaultdict(dict)
     for entry in entries:
         if entry.device.draws and not entry.slot.mode.is_admin and not ledger.in_use(entry.device):
             taken[entry.device.pool][entry.device.index] = entry.device
     total = 0
     for index, devices in taken.items():
-        shapes = partitions(snapshot.pools[index], ledger)
+        shapes = ground.partitions(snapshot.pools[index])
         if not shapes:
             continue
         free = {name: ledger.free_pool_blocks(index, name) for name in snapshot.pools[index].resources}

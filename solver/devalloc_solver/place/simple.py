@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from devalloc_solver.assignment import Entry, Placement
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.place.ground import Ground
-from devalloc_solver.place.partitions import Draws, loss_of, partitions
+from devalloc_solver.place.partitions import Draws, loss_of
 from devalloc_solver.place.score import Score
-from devalloc_solver.place.site import pool_allows
+from devalloc_solver.place.site import free_blocks, pool_allows
 from devalloc_solver.snapshot import Device, Pool
 
 
@@ -84,6 +84,7 @@ def _free(ground: Ground, slot: Slot, node: str | None, names: tuple[str, ...]) 
     reached = snapshot.pools_by_node.get(None, ())
     for pool in (*reached, *snapshot.pools_by_node.get(node, ())) if node is not None else reached:
         found = []
+        free: dict[str, int] | None = None
         for device in pool.devices:
             index = device.index
             if index not in accepted or index in whole or index in shared:
@@ -94,8 +95,10 @@ def _free(ground: Ground, slot: Slot, node: str | None, names: tuple[str, ...]) 
                 continue
             if any(name not in device.attributes for name in names):
                 continue
-            if (device.draws or device.compatibility is not None) and not pool_allows(device, pool, ledger):
-                continue
+            if device.draws or device.compatibility is not None:
+                free = free_blocks(pool, ledger) if free is None else free
+                if not pool_allows(device, free, ledger):
+                    continue
             found.append(device)
         if found:
             yield pool, found
@@ -106,7 +109,7 @@ def _least_loss(ground: Ground, pool: Pool, devices: list[Device]) -> tuple[int,
     first = devices[0]
     if not ground.packs or not first.draws:
         return 0, first
-    shapes = partitions(pool, ground.ledger)
+    shapes = ground.partitions(pool)
     if not shapes:
         return 0, first
     free = {name: ground.ledger.free_pool_blocks(pool.index, name) for name in pool.resources}

@@ -70,10 +70,11 @@ def survey(asks: Asks, snapshot: Snapshot, ledger: Ledger, node: Place) -> Site:
     pools: list[Pool] = []
     names = asks.names
     for pool in reached_pools(snapshot, node):
+        free = free_blocks(pool, ledger)
         alike: dict[object, list[Device]] = {}
         masks: dict[object, tuple[int, int]] = {}
         for device, accepted in candidates(asks, pool, node):
-            takers = _takers(asks, device, accepted, pool, ledger)
+            takers = _takers(asks, device, accepted, free, ledger)
             key: object = (
                 accepted,
                 takers,
@@ -161,15 +162,15 @@ def state_of(asks: Asks, device: Device, ledger: Ledger) -> tuple[object, ...]:
     return device.draws, device.compatibility, device.shareable, amounts, portions
 
 
-def _takers(asks: Asks, device: Device, accepted: int, pool: Pool, ledger: Ledger) -> int:
-    """The asks that may take the device as things stand."""
+def _takers(asks: Asks, device: Device, accepted: int, free: Mapping[str, int], ledger: Ledger) -> int:
+    """The asks that may take the device as things stand. ``free``: blocks of its pool's resources."""
     watching = accepted & asks.admin
     rest = accepted & ~asks.admin
     index = device.index
     if not rest or index in ledger.whole or device.undefined is not None:
         return watching
     in_use = index in ledger.shared
-    if not in_use and not pool_allows(device, pool, ledger):
+    if not in_use and not pool_allows(device, free, ledger):
         return watching
     if device.shareable:
         for taken, mask in asks.portions:
@@ -186,15 +187,20 @@ def _takers(asks: Asks, device: Device, accepted: int, pool: Pool, ledger: Ledge
     return watching | rest
 
 
-def pool_allows(device: Device, pool: Pool, ledger: Ledger) -> bool:
-    """Pool resources and compatibility groups (S12, S12a), for a device that is not in use."""
+def free_blocks(pool: Pool, ledger: Ledger) -> dict[str, int]:
+    """Blocks of a pool's resources that are free."""
+    return {name: ledger.free_pool_blocks(pool.index, name) for name in pool.resources}
+
+
+def pool_allows(device: Device, free: Mapping[str, int], ledger: Ledger) -> bool:
+    """Pool resources and compatibility groups (S12, S12a), for a device that is not in use. ``free``: of its pool."""
     for name, blocks in device.draws:
-        if blocks > ledger.free_pool_blocks(pool.index, name):
+        if blocks > free[name]:
             return False
     group = device.compatibility
     if group is None:
         return True
-    held = ledger.groups.get(pool.index)
+    held = ledger.groups.get(device.pool)
     return not held or held == {group}
 
 

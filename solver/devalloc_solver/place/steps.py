@@ -27,3 +27,9 @@ class Steps:
         self.left -= count
         if self.left < 0:
             raise OutOfSteps("the search is out of steps")
+
+    def spend_each(self, count: int) -> None:
+        """The same as to spend one step so many times."""
+        self.left = max(self.left - count, -1)
+        if self.left < 0:
+            raise OutOfSteps("the search is out of steps")
