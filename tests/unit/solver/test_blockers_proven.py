@@ -1,0 +1,33 @@
+"""Reasons take the word of the search for what does not fit."""
+
+from __future__ import annotations
+
+from random import Random
+
+from devalloc_solver.explain import Explainer
+from devalloc_solver.intake import read_documents
+from devalloc_solver.search import find_placements
+from devalloc_solver.stages import prepare
+from tests.support import random_fleets
+
+SEEDS = range(60)
+
+
+def test_reasons_are_the_same_whether_or_not_they_ask_again_what_the_search_has_proven() -> None:
+    explained = 0
+    for seed in SEEDS:
+        intake = read_documents(random_fleets.documents(Random(seed)))
+        ready = prepare(intake)
+        placements, levels = find_placements(ready.snapshot, ready.holdings, ready.units, placement="pack", ends=None)
+        assert all(level.is_proven for level in levels if level.goal == "satisfied")
+        placed = {placement.demand.key for placement in placements}
+        left_out = [unit for unit in ready.units if unit.demands[0].key not in placed]
+        answers = []
+        for is_proven in (False, True):
+            explainer = Explainer(
+                ready.snapshot, ready.holdings, placements, None, ready.eligibility, intake, is_proven=is_proven
+            )
+            answers.append([explainer.explain(unit, {}) for unit in left_out])
+        assert answers[0] == answers[1]
+        explained += len(left_out)
+    assert explained > len(SEEDS) / 3
