@@ -19,7 +19,7 @@ FUZZ_EXAMPLES ?= 400
 SEARCHED := normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py
 # Workers of the quick tiers; machine and cluster tests own the machine while they run.
 JOBS ?= auto
-# Bytecode is kept: without it each worker, and each child that tests start, compiles all anew, a fifth of the unit tier.
+# Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-unit test-conformance test-machine test-cluster lint format bench fuzz clean
