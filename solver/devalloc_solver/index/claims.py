@@ -47,6 +47,14 @@ class Rules:
         fresh.shared = self.shared.beside(fresh.shared.snapshot, intake.classes, intake.invalid_classes)
         return fresh
 
+    def after_failure(self, *, begin: bool) -> Rules:
+        """The same once an expression that was valid for one device of each kind has spent its budget on others (S6).
+
+        ``begin``: with fresh budgets, as they may have gone to devices that are there no more. Without, its error
+        stands: it refuses the claims that have it, and the classes.
+        """
+        return Rules(self.kinds, self.intake) if begin else self.renewed(self.intake)
+
     def refusal(self, claim: DeviceClaim, shape: object) -> Refused | None:
         """Why a claim is not solved, whatever is free (S5, S6, S16)."""
         if claim.is_deleting:

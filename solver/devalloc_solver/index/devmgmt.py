@@ -150,13 +150,8 @@ class Devmgmt:
                 self._hold_again(key)
 
     def expression_failed(self, *, begin: bool) -> None:
-        """An expression that was valid for one device of each kind has used up its budget on others like them (S6).
-
-        ``begin``: with fresh budgets, as they may have gone to devices that are there no more. Without, its error
-        stands: it refuses the claims that have it, and the classes.
-        """
-        rules = self.rules
-        self.rules = Rules(rules.kinds, rules.intake) if begin else rules.renewed(rules.intake)
+        """See ``Rules.after_failure``."""
+        self.rules = self.rules.after_failure(begin=begin)
         self.index.forget()
 
     def _pools_changed(self, name: str) -> None:
