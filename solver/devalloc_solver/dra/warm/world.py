@@ -18,7 +18,7 @@ from devalloc_solver.dra.reasons import Explainer
 from devalloc_solver.dra.search import find
 from devalloc_solver.dra.selectors import Selectors
 from devalloc_solver.dra.slips import Slips
-from devalloc_solver.dra.usage import Usage
+from devalloc_solver.dra.usage import DeviceId, Usage
 from devalloc_solver.dra.warm.state import State, Tenant
 from devalloc_solver.holdings import Holding, Ledger
 from devalloc_solver.snapshot import Snapshot
@@ -43,6 +43,8 @@ class World:
     selectors: Selectors
     is_stale: bool = False
     """slices, classes or nodes have changed: kept until there is another, since it takes long to throw away"""
+    hidden: frozenset[DeviceId] = frozenset()
+    """devices that draw on counters where no node reaches them: there they are among the offers only while in use"""
     holdings: dict[Key, Holding] = field(default_factory=dict)
     _used: UsedDevices = field(init=False)
     _judge: Judge = field(init=False)
@@ -55,12 +57,20 @@ class World:
     def of(cls, state: State, selectors: Selectors | None) -> World:
         """``selectors``: those of the world before, whose verdicts hold as long as devices do."""
         seen = survey(state.all_slices(), state.nodes)
+        usage = Usage()
+        for tenant in state.tenants.values():
+            usage.whole |= tenant.usage.whole
+            usage.shared.update(tenant.usage.shared)
         offers = list_offers(seen.views, None, state.gates)
+        hidden = frozenset(offer.id for offer in offers if not offer.nodes)
+        if hidden:
+            offers = list_offers(seen.views, usage, state.gates)
         snapshot = make_snapshot(offers, seen.nodes, None, state.gates)
         kept = Selectors(state.gates) if selectors is None else selectors
         world = cls(state.classes, seen, offers, snapshot, state.gates, state.placement, kept)
         for key, tenant in state.tenants.items():
             world.hold(key, tenant)
+        world.hidden = hidden
         return world
 
     def __post_init__(self) -> None:
@@ -81,6 +91,7 @@ class World:
         if self.is_stale:
             return
         self.free(key)
+        self.is_stale |= not self.hidden.isdisjoint((*tenant.usage.whole, *tenant.usage.shared))
         self._told.clear()
         self.holdings[key] = Holding(key, tenant.priority, self._used.items(tenant.usage))
         if self._ledger is not None:
@@ -88,7 +99,9 @@ class World:
 
     def free(self, key: Key) -> None:
         """A claim has nothing any more."""
-        if not self.is_stale and self.holdings.pop(key, None) is not None:
+        held = None if self.is_stale else self.holdings.pop(key, None)
+        if held is not None:
+            self.is_stale = any(self.offers[item.device].id in self.hidden for item in held.items)
             self._ledger = None
             self._told.clear()
 

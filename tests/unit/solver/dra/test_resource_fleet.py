@@ -9,7 +9,7 @@ import pytest
 
 from devalloc_solver.dra import solve_manifests
 from devalloc_solver.dra.fleet import ResourceFleet
-from tests.support.dra import device, request
+from tests.support.dra import counter_slice, device, request, slice_
 from tests.unit.solver.dra.test_joint import CLASS, node_slice, object_, wants
 
 
@@ -106,3 +106,31 @@ def test_one_by_one_is_what_the_whole_would_say_of_each(seed: int) -> None:
         assert answer["reason"] == whole["reason"]
         if answer["allocated"]:
             state[name] = asked | {"status": {"allocation": answer["allocations"]}}
+
+
+@pytest.mark.parametrize(("units", "drawing"), [("3", 1), ("1", 2)])
+def test_a_device_that_some_nodes_do_not_see_counts_there_only_while_it_is_in_use(units: str, drawing: int) -> None:
+    """Its counters reach every node, its slice one: elsewhere it matters to the counters, once somebody has it."""
+    rng = random.Random(5)
+    drawers = [device(f"d{number}", counters={"card": {"units": "1"}}) for number in range(drawing)]
+    slices = [
+        counter_slice("s0", {"card": {"units": units}}, pool="q", count=2, allNodes=True, driver="a.io"),
+        slice_("s1", [*drawers, device("plain")], pool="q", count=2, driver="a.io"),
+        slice_("s2", [device("e0"), device("e1")], pool="p", count=2, allNodes=True, driver="b.io"),
+        slice_("s3", pool="p", count=2, nodeName="n2", driver="b.io"),
+    ]
+    state = [CLASS, *(object_("ResourceSlice", one) for one in slices)]
+    fleet = ResourceFleet.from_manifests(state)
+    held: dict[str, dict[str, Any]] = {}
+    for number in range(60):
+        if held and rng.random() < 0.4:
+            gone = rng.choice([*held])
+            fleet.release("default", gone)
+            del held[gone]
+            fleet.delete(name_of(gone))
+        asked = wants(f"c{number}", rng.choice([1, 1, 2, 3]))
+        found = fleet.allocate(asked)
+        whole = solve_manifests([*state, *held.values(), asked])["claims"]
+        assert [found] == [one for one in whole if one["name"] == asked["metadata"]["name"]]
+        if found["allocated"]:
+            held[asked["metadata"]["name"]] = {**asked, "status": {"allocation": found["allocations"]}}
