@@ -62,14 +62,6 @@ def cover(
     return None
 
 
-def _by_kind(yards: Sequence[Yard]) -> list[Yard]:
-    """Pools that can do the same side by side, in the order of the first of each kind; open ones first."""
-    kinds: dict[object, list[Yard]] = {}
-    for yard in sorted(yards, key=lambda yard: not yard.is_open):
-        kinds.setdefault(yard.kind, []).append(yard)
-    return [yard for same in kinds.values() for yard in same]
-
-
 @dataclass(frozen=True, slots=True)
 class Taste:
     """What a cover costs beyond devices, where a policy prefers some covers to others."""
@@ -83,6 +75,20 @@ class Taste:
 PLAIN = Taste(())
 
 
+def _by_kind(yards: Sequence[Yard], taste: Taste = PLAIN) -> list[Yard]:
+    """Pools that can do the same side by side, in the order of the first of each kind; open ones first.
+
+    The search takes the first ones of a kind, or none: so they are in order of what it costs to open them.
+    """
+    kinds: dict[object, list[Yard]] = {}
+    for yard in sorted(yards, key=lambda yard: not yard.is_open):
+        kinds.setdefault(yard.kind, []).append(yard)
+    if taste.opening:
+        for same in kinds.values():
+            same.sort(key=lambda yard: taste.opening[yard.pool])
+    return [yard for same in kinds.values() for yard in same]
+
+
 def improve(lanes: Lanes, yards: Sequence[Yard], found: Cover, taste: Taste, steps: Steps) -> Cover:
     """A cover with as few pools and devices as ``found`` has, and the best to the taste.
 
@@ -90,7 +96,7 @@ def improve(lanes: Lanes, yards: Sequence[Yard], found: Cover, taste: Taste, ste
     """
     if not found.parts or sum(len(yard.cells) for yard in yards) > _DEEP:
         return found
-    ordered = _by_kind(yards)
+    ordered = _by_kind(yards, taste)
     search = _Search(ordered, Bounds(lanes, ordered), steps, taste)
     start = search.start(lanes, found.pools)
     if search.best(start) is None:

@@ -119,6 +119,13 @@ def test_an_admin_looks_at_devices_that_must_not_be_taken_beside_those_of_the_cl
     assert devices(placed(pool("card", devices=sizes), wanted)) == ["v4G", "v8G", "v4G"]
 
 
+def test_of_pools_that_can_do_the_same_the_policy_takes_those_it_likes() -> None:
+    held = allocated(claim("h", want(requests={"count": 3})), [entry("b", f"g{n}") for n in range(3)], node="n1")
+    documents = [gpus("a", 1), gpus("b", 4), gpus("c", 2), held, claim("c", want(requests={"count": 3}))]
+    for placement, taken in (("pack", {"b", "c"}), ("spread", {"a", "c"})):
+        assert pools(placed(*documents, placement=placement), prepared(*documents)) == taken
+
+
 def test_claims_of_a_group_share_a_node_and_no_device() -> None:
     group = {"annotations": {"devalloc.io/group": "vm"}}
     one, other = claim("c1", want(requests={"count": 2}), **group), claim("c2", want(), **group)
