@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from devalloc.api import meta
 from devalloc.api.fields import (
@@ -19,7 +19,6 @@ from devalloc.api.fields import (
     NotNegative,
     PlainName,
     Positive,
-    QuantityField,
     SubdomainName,
     Text,
     not_negative,
@@ -140,7 +139,14 @@ class ResourceAllocation(ApiModel):
     """An amount of one device's resource."""
 
     name: PlainName
-    allocation: QuantityField
+    allocation: NotNegative
+
+    @field_validator("allocation")
+    @classmethod
+    def _gives_nothing_back(cls, allocation: Quantity) -> Quantity:
+        if allocation.nano < 0:
+            raise ValueError(f"must not be negative, and is {allocation}")
+        return allocation
 
 
 Amounts = Annotated[list[ResourceAllocation], Field(max_length=32), AfterValidator(unique_by_name)]

@@ -11,6 +11,8 @@ MAX_DEPTH = 64
 MAX_NODES = 2_000_000
 MAX_INTEGER_BITS = 512
 
+BROKEN = "has a broken character (half of a surrogate pair)"
+
 
 class DecimalFloat(float):
     """A JSON number with a fraction or exponent that remembers how it was written: ``text`` is exact."""
@@ -48,7 +50,7 @@ def unfit(content: object) -> list[tuple[Loc, str]]:
         for container in level:
             if type(container) is dict:
                 values = list(container.values())
-                keys_fit = all(type(key) is str and (key.isascii() or _is_unicode(key)) for key in container)
+                keys_fit = all(type(key) is str and is_unicode(key) for key in container)
             else:
                 values = container if type(container) is list else [container]
                 keys_fit = True
@@ -100,7 +102,7 @@ def _search(content: object) -> list[tuple[Loc, str]]:
 def _fault(value: object) -> str | None:
     """What makes a scalar unfit, or None."""
     if isinstance(value, str):
-        return None if value.isascii() or _is_unicode(value) else "has a broken character (half of a surrogate pair)"
+        return None if is_unicode(value) else BROKEN
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -110,9 +112,17 @@ def _fault(value: object) -> str | None:
     return f"must be JSON content, not {type_name(value)}"
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """False for a text with half a surrogate pair, which JSON can spell and nothing can write."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
+
+
+def writable(text: str) -> str:
+    """The text with what is no Unicode of it escaped."""
+    return text if is_unicode(text) else text.encode(errors="backslashreplace").decode()

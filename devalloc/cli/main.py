@@ -6,6 +6,7 @@ Exit codes: 0 all is well, 1 not satisfied or failed, 2 bad input, 130 interrupt
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -105,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what cannot be written is escaped: in JSON, as JSON has it
     try:
         code = cli.main(None if arguments is None else list(arguments), prog_name="devalloc", standalone_mode=False)
         sys.stdout.flush()

@@ -38,7 +38,11 @@ def dump(value: object, form: str) -> None:
 
     # libyaml's emitter is several times faster, and part of most builds of PyYAML.
     dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    click.echo(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True), nl=False)
+    try:
+        text = yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True)
+    except UnicodeEncodeError:  # of half a surrogate pair, which the other one escapes
+        text = yaml.dump(value, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True)
+    click.echo(text, nl=False)
 
 
 def dump_objects(objects: Sequence[dict[str, Any]], form: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from devalloc.api.content import writable
 from devalloc.api.meta import DEVMGMT
 from devalloc.api.problems import Problem
 
@@ -34,6 +35,6 @@ def strangers(documents: Iterable[object]) -> Iterator[Problem]:
             yield Problem(
                 "is of resource.k8s.io, and one call solves one dialect: solve manifests of that group on their own",
                 path="apiVersion",
-                kind=str(document.get("kind")),
-                name=name if isinstance(name, str) else None,
+                kind=writable(str(document.get("kind"))),
+                name=writable(name) if isinstance(name, str) else None,
             )

@@ -148,10 +148,19 @@ def read_holdings(
             if len(devices) > 1:
                 problems.append(_ambiguous(claim, entry, len(devices)))
             if not admin:
-                amounts = tuple((a.name, a.allocation.nano) for a in entry.allocations) or None
+                amounts = held_amounts(entry)
                 held += [Held(device.index, amounts) for device in devices]
         holdings.append(Holding(claim.key, claim.priority, tuple(held)))
     return holdings, lost, problems
+
+
+def held_amounts(entry: DeviceAllocation) -> tuple[tuple[str, int], ...] | None:
+    """Nano units of each resource that an entry of a status holds; None when it holds the whole device.
+
+    An amount below zero tells nothing of what is held. It must not pay for what others hold, so it is the device (S13).
+    """
+    amounts = tuple((a.name, a.allocation.nano) for a in entry.allocations)
+    return None if any(nano < 0 for _, nano in amounts) else amounts or None
 
 
 def admin_entries(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> list[bool]:
@@ -176,14 +185,18 @@ def admin_entries(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> lis
     return answers
 
 
-def salvage(snapshot: Snapshot, claim: Key, node: str | None, entries: Iterable[DeviceAllocation]) -> Holding:
+def salvage(
+    snapshot: Snapshot, claim: Key, node: str | None, entries: Iterable[DeviceAllocation]
+) -> tuple[Holding, list[Lost]]:
     """What an invalid claim holds all the same: giving its devices away would be worse than its error (S13)."""
-    held = [
-        Held(device.index, tuple((a.name, a.allocation.nano) for a in entry.allocations) or None)
-        for entry in entries
-        for device in _devices(snapshot, node, entry)
-    ]
-    return Holding(claim, 0, tuple(held))
+    held: list[Held] = []
+    lost: list[Lost] = []
+    for entry in entries:
+        devices = _devices(snapshot, node, entry)
+        held += [Held(device.index, held_amounts(entry)) for device in devices]
+        if not devices:
+            lost.append(Lost(claim, entry.device_pool_name, entry.device_name))
+    return Holding(claim, 0, tuple(held)), lost
 
 
 def _devices(snapshot: Snapshot, node: str | None, entry: DeviceAllocation) -> list[Device]:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-from pydantic import ValidationError
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
+from devalloc.api.content import is_unicode, writable
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.fields import ApiModel
 from devalloc.api.pool import Attribute, Device, DevicePool
 from devalloc.api.problems import Problem
+from devalloc.api.salvage import salvaged_status
 from devalloc_solver.holdings import Key
 from devalloc_solver.reasons import Reason
 
@@ -68,18 +68,23 @@ def read_documents(documents: Iterable[object]) -> Intake:
     invalid_classes: dict[str, str] = {}
     refused: list[Refused] = []
     warnings: dict[Key, list[str]] = defaultdict(list)
-    for document in documents:
+    for number, document in enumerate(documents, 1):
         decoded = decode(document)
         if decoded.object is not None:
             objects.append(decoded.object)
             if isinstance(decoded.object, DeviceClaim):
                 warnings[decoded.object.key] += [p.message for p in decoded.problems]
                 continue
-        problems += decoded.problems
+        problems += placed(decoded.problems, document, number)
         errors = [p for p in decoded.problems if p.severity == "error"]
         if decoded.object is None and isinstance(document, Mapping):
             note_invalid(document, errors, invalid_classes, refused)
     return without_duplicates(objects, problems, invalid_classes, refused, warnings)
+
+
+def placed(problems: list[Problem], document: object, number: int) -> list[Problem]:
+    """The problems of a document; what is no object has no name, so its number (from 1) has to tell which it is."""
+    return problems if isinstance(document, Mapping) else [replace(p, source=f"document {number}") for p in problems]
 
 
 def read_objects(
@@ -112,31 +117,27 @@ def note_invalid(
         namespace = metadata.get("namespace")
         annotations = metadata.get("annotations")
         marks = annotations if isinstance(annotations, Mapping) else {}
-        key = (namespace if isinstance(namespace, str) and namespace else "default", name)
-        nodes = (_text(marks.get(meta.ALLOCATED_NODE)), _text(marks.get(meta.NODE)))
+        key = (_text(namespace) or "default", writable(name))
+        nodes = (_node(marks.get(meta.ALLOCATED_NODE)), _node(marks.get(meta.NODE)))
         refused.append(
             Refused(
                 key,
                 Reason.CLAIM_INVALID,
                 why,
                 group=_text(marks.get(meta.GROUP)),
-                status=_salvaged_status(document.get("status")),
+                status=salvaged_status(document.get("status")),
                 node=nodes[0] or nodes[1],
             )
         )
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return writable(value) if isinstance(value, str) and value else None
 
 
-def _salvaged_status(content: object) -> DeviceClaimStatus | None:
-    if not isinstance(content, Mapping) or not content.get("allocations"):
-        return None
-    try:
-        return DeviceClaimStatus.model_validate({"allocations": content["allocations"]})
-    except ValidationError:
-        return None
+def _node(value: object) -> str | None:
+    """None also for a name that cannot be read: what is held may then be on any node."""
+    return value if isinstance(value, str) and value and is_unicode(value) else None
 
 
 def without_duplicates(

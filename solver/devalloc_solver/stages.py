@@ -94,7 +94,11 @@ def prepare(intake: Intake, standing: Standing | None = None) -> Prepared:
     eligibility.begin()
     allocated = [claim for claim in intake.claims if claim.is_allocated]
     holdings, lost, unclear = read_holdings(snapshot, allocated, intake.classes)
-    holdings += [salvage(snapshot, r.key, r.node, r.status.allocations) for r in intake.refused if r.status is not None]
+    for one in intake.refused:
+        if one.status is not None:
+            holding, missing = salvage(snapshot, one.key, one.node, one.status.allocations)
+            holdings.append(holding)
+            lost += missing
     units, refused = build_units(intake, eligibility)
     by_claim: dict[Key, tuple[Lost, ...]] = {}
     for entry in lost:

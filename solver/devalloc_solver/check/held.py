@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from devalloc.api.claim import DeviceClaim, DeviceClaimDetail, DeviceClaimStatus
@@ -36,17 +36,23 @@ def held_uses(claim: DeviceClaim, fleet: Fleet, catalogue: Catalogue) -> list[Us
         detail = details[position] if details is not None else None
         if detail is None or not catalogue.is_admin(detail):
             for pooled in fleet.find_held(node, grant.pool, grant.device):
-                uses.append(Use(pooled, "/".join(claim.key), grant.amounts, held=True))
+                uses.append(Use(pooled, "/".join(claim.key), _held(grant.amounts), held=True))
     return uses
 
 
 def left_out_uses(claim: LeftOut, fleet: Fleet) -> list[Use]:
     """What an invalid claim holds: its details cannot be told apart, so every entry counts."""
     return [
-        Use(pooled, "/".join(claim.key), grant.amounts, held=True)
+        Use(pooled, "/".join(claim.key), _held(grant.amounts), held=True)
         for grant in recorded_grants(claim.status)
         for pooled in fleet.find_held(claim.node, grant.pool, grant.device)
     ]
+
+
+def _held(amounts: Mapping[str, int]) -> Mapping[str, int]:
+    """What recorded amounts are in use: all of the device where one is negative, for nobody can hold less than nothing
+    (S13)."""
+    return {} if any(nano < 0 for nano in amounts.values()) else amounts
 
 
 def held_node(claim: DeviceClaim, fleet: Fleet) -> str | None:

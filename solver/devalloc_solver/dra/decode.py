@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from devalloc.api.content import BROKEN, is_unicode
 from devalloc.api.quantity import type_name
 from devalloc.api.semver import SemVer, SemVerError
 from devalloc_solver.dra import features as gate
@@ -150,7 +151,7 @@ def read_attribute(content: object, path: str) -> Attribute:
     """An attribute. What is in it may be unreadable, which is the matter of whoever reads it."""
     if type(content) is dict and len(content) == 1:
         ((name, given),) = content.items()
-        if _SCALARS.get(name) is type(given):
+        if _SCALARS.get(name) is type(given) and (type(given) is not str or is_unicode(given)):
             return _single(name, given)
     fields = Fields(content, path)
     named = [name for name in fields.content if fields.content[name] is not None]
@@ -164,6 +165,8 @@ def read_attribute(content: object, path: str) -> Attribute:
     for value in values:
         if not isinstance(value, _SCALARS[kind]) or (kind == "int" and isinstance(value, bool)):
             raise FieldError(fields.at(name), f"must be of type {name}, not {type_name(value)}")
+        if isinstance(value, str) and not is_unicode(value):
+            raise FieldError(fields.at(name), BROKEN)
     return Attribute(kind, values, name in _LISTS, _fault(kind, values))
 
 
@@ -263,6 +266,7 @@ def _config(content: object, path: str) -> Mapping[str, Any]:
     fields = Fields(content, path)
     fields.texts("requests")
     fields.within("opaque")
+    fields.copied("opaque")
     fields.finish()
     return fields.content
 

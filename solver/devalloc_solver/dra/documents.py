@@ -65,11 +65,12 @@ def read_documents(
     ``read``: slices among them that were read before, by the id of the manifest.
     """
     intake = Intake(read=dict(read or {}))
-    objects = [content for document in documents for content in _flat(document)]
-    count = Counter((_kind(content), key_of(content)) for content in objects if isinstance(content, Mapping))
-    for content in objects:
+    objects = [(number, content) for number, document in enumerate(documents, 1) for content in _flat(document)]
+    count = Counter((_kind(content), key_of(content)) for _, content in objects if isinstance(content, Mapping))
+    for number, content in objects:
         if not isinstance(content, Mapping):
-            intake.problems.append(Problem("is no object: a manifest is a map with apiVersion, kind and metadata"))
+            told = "is no object: a manifest is a map with apiVersion, kind and metadata"
+            intake.problems.append(Problem(told, source=f"document {number}"))
             continue
         kind, key = _kind(content), key_of(content)
         twice = count[kind, key] > 1 and kind in KINDS

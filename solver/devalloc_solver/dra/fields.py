@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from devalloc.api.content import BROKEN, ContentError, is_unicode, unfit, writable
 from devalloc.api.nearest import nearest
 from devalloc.api.quantity import QuantityError, type_name
+from devalloc.api.shapes import RAW, path_of
 from devalloc_solver.dra.amounts import Amount
 
 T = TypeVar("T")
@@ -30,7 +32,7 @@ class FieldError(ValueError):
 def shown(value: object) -> str:
     """A value of any kind as short text, whatever its size and depth."""
     if isinstance(value, str):
-        return value
+        return writable(value)
     if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < BEYOND):
         return str(value)
     return type_name(value)
@@ -68,6 +70,8 @@ class Fields:
             raise FieldError(self.at(name), f"must be {_KINDS[kind]}, not {type_name(value)}")
         if isinstance(value, int) and abs(value) >= BEYOND:
             raise FieldError(self.at(name), "must be a whole number within 64 bits")
+        if isinstance(value, str) and not is_unicode(value):
+            raise FieldError(self.at(name), BROKEN)
         return value
 
     def text(self, name: str, default: str = "") -> str:
@@ -102,6 +106,8 @@ class Fields:
         for index, item in enumerate(items):
             if not isinstance(item, str):
                 raise FieldError(f"{self.at(name)}[{index}]", f"must be a text, not {type_name(item)}")
+            if not is_unicode(item):
+                raise FieldError(f"{self.at(name)}[{index}]", BROKEN)
         return tuple(items)
 
     def items(self, name: str) -> Iterator[tuple[Any, str]]:
@@ -118,6 +124,8 @@ class Fields:
         for key in found:
             if not isinstance(key, str):
                 raise FieldError(self.at(name), f"has the key {shown(key)}, which must be a text: write it in quotes")
+            if not is_unicode(key):
+                raise FieldError(self.at(name), f"has a key that {BROKEN}: {key!r}")
         return ((key, value, f"{self.at(name)}[{key!r}]") for key, value in found.items())
 
     def amounts(self, name: str) -> dict[str, Amount]:
@@ -131,6 +139,16 @@ class Fields:
         """What ``read`` makes of a map, or None where there is none."""
         self.seen.add(name)
         return read(self.within(name)) if self.has(name) else None
+
+    def copied(self, name: str) -> None:
+        """A field that goes into answers as it is, so that it has to be JSON content that can be written."""
+        self.seen.add(name)
+        try:
+            faults = unfit(self.content.get(name))
+        except ContentError as error:
+            faults = [(error.loc, error.message)]
+        for loc, message in faults:
+            raise FieldError(path_of(RAW, (self.at(name), *loc)), message)
 
     def skip(self, *names: str) -> None:
         """Fields that are known and have no part in an allocation."""

@@ -11,10 +11,10 @@ from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
 from devalloc_solver.check.judge import Judge
-from devalloc_solver.holdings import Key, admin_entries
+from devalloc_solver.holdings import Key, admin_entries, held_amounts
 from devalloc_solver.index.answers import accept, noted, with_status
 from devalloc_solver.index.claims import ClaimAsk, Rules
-from devalloc_solver.index.documents import Document, Documents, Name, full_name, pools_of, sort_out
+from devalloc_solver.index.documents import Document, Documents, Name, full_name, pools_of, sort_out, without_status
 from devalloc_solver.index.literals import reads
 from devalloc_solver.index.nodes import Item, NodeIndex
 from devalloc_solver.index.refusal import Refusals
@@ -122,11 +122,7 @@ class Devmgmt:
         if key not in self.kept:
             return False
         name = full_name("DeviceClaim", *key)
-        pending = [
-            Document(each.name, None, without_status(each.object), None, each.problems)
-            for each in self.documents.by_name.get(name, ())
-            if isinstance(each.object, DeviceClaim)
-        ]
+        pending = [without_status(each) for each in self.documents.by_name.get(name, ())]
         self._forget_claim(key)
         if pending:
             self.documents.by_name[name] = pending
@@ -343,10 +339,6 @@ def _discard(keys: dict[_N, set[Key]], name: _N, key: Key) -> None:
             del keys[name]
 
 
-def without_status(claim: DeviceClaim) -> DeviceClaim:
-    return claim if claim.status is None else claim.model_copy(update={"status": None})
-
-
 def _counts(document: Document, groups: Set[Key]) -> bool:
     """Of the claims that were not asked for: those that hold devices, and those of the groups that were."""
     if not groups.isdisjoint(_groups_of(document)):
@@ -391,5 +383,4 @@ def _kept(claim: DeviceClaim, intake: Intake) -> Kept:
 
 
 def _recorded(entry: DeviceAllocation) -> Recorded:
-    amounts = tuple((a.name, a.allocation.nano) for a in entry.allocations) or None
-    return Recorded(entry.device_pool_name, entry.device_name, amounts)
+    return Recorded(entry.device_pool_name, entry.device_name, held_amounts(entry))

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from devalloc.api.claim import DeviceClaim
+from devalloc.api.content import writable
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
-from devalloc.api.fields import ApiModel
+from devalloc.api.fields import ApiModel, with_fields
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.holdings import Key
-from devalloc_solver.intake import Intake, Refused, note_invalid, without_duplicates
+from devalloc_solver.intake import Intake, Refused, note_invalid, placed, without_duplicates
 
 Name = tuple[str, str, str]
 """(kind, namespace, name); the namespace is "" for kinds that have none"""
@@ -37,17 +38,25 @@ class Document(NamedTuple):
         return self.name[0]
 
 
-def read(content: object) -> Document:
-    """Read one manifest, valid or not."""
+def read(content: object, number: int | None = None) -> Document:
+    """Read one manifest, valid or not; ``number``: which of several it is."""
     decoded = decode(content)
     manifest = content if isinstance(content, Mapping) else {}
     name = name_of(manifest)
     spec = manifest.get("spec")
     node = spec.get("nodeName") if isinstance(spec, Mapping) and name[0] == "DevicePool" else None
     kept = manifest if decoded.object is None else None
-    return Document(
-        name, node if isinstance(node, str) and node else None, decoded.object, kept, tuple(decoded.problems)
-    )
+    problems = decoded.problems if number is None else placed(decoded.problems, content, number)
+    return Document(name, node if isinstance(node, str) and node else None, decoded.object, kept, tuple(problems))
+
+
+def without_status(document: Document) -> Document:
+    """The manifest of a claim that is released, valid or not."""
+    if document.manifest is not None:
+        return read({field: value for field, value in document.manifest.items() if field != "status"})
+    claim = document.object
+    assert isinstance(claim, DeviceClaim)
+    return document if claim.status is None else document._replace(object=with_fields(claim, {"status": None}))
 
 
 def name_of(manifest: Mapping[str, Any]) -> Name:
@@ -55,7 +64,7 @@ def name_of(manifest: Mapping[str, Any]) -> Name:
     metadata = manifest.get("metadata")
     marks = metadata if isinstance(metadata, Mapping) else {}
     kind, name, namespace = (
-        value if isinstance(value, str) else ""
+        writable(value) if isinstance(value, str) else ""
         for value in (manifest.get("kind"), marks.get("name"), marks.get("namespace"))
     )
     return full_name(kind, namespace, name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -160,3 +162,22 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
 def _sleeps(pid: int) -> bool:
     """Whether the process has its store open: it is in its loop, or about to be."""
     return any("store.db" in os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())
+
+
+@pytest.mark.parametrize("form", ["table", "json", "yaml"])
+def test_what_cannot_be_written_is_escaped(tmp_path: Path, form: str) -> None:
+    """Half a surrogate pair: in a name, and in what a claim holds, which is echoed as it came."""
+    held = {"devices": {"results": [{"request": "r", "driver": "d", "pool": "p", "device": "HALF"}]}}
+    claims: list[Any] = [{"metadata": {"name": "HALF"}}, {"metadata": {"name": "held"}, "status": {"allocation": held}}]
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+    file = tmp_path / "half.json"
+    file.write_text("".join(json.dumps({**kind, **one}) for one in claims).replace("HALF", "m\\ud800"))
+    verb = [sys.executable, "-m", "devalloc.cli", "solve", "-f", str(file), "-o", form]
+    done = subprocess.run(verb, capture_output=True)
+
+    assert done.returncode == 2
+    assert "bug in devalloc" not in done.stderr.decode()
+    assert "m\\ud800" in done.stdout.decode().lower()
+    if form == "json":
+        (echo,) = [one for one in json.loads(done.stdout)["claims"] if one["allocated"]]
+        assert echo["allocations"] == {"devices": {"results": [{**held["devices"]["results"][0], "device": "m\ud800"}]}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import suppress
 from copy import deepcopy
@@ -335,3 +336,26 @@ def test_what_can_be_read_of_an_allocation_is_in_use() -> None:
 
     assert [one["device"] for one in found["c"]["allocations"]["devices"]["results"]] == ["e", "f"]
     assert any(problem["name"] == "bad" for problem in problems)
+
+
+HALF = json.loads('"m\\ud800"')
+"""Half a surrogate pair, which JSON can spell and nothing can write."""
+
+
+@pytest.mark.parametrize("part", ["claims", "classes", "slices"])
+def test_half_a_surrogate_pair_is_told_and_never_answered(part: str) -> None:
+    told = 0
+    texts = [i for i, (container, key) in enumerate(places(WORLD[part])) if isinstance(container[key], str)]
+    for number in texts:
+        world = deepcopy(WORLD)
+        container, key = places(world[part])[number]
+        container[key] = HALF
+        is_held = any(container is one for one, _ in places([claim.get("status") for claim in world["claims"]]))
+        answers = [solve_manifests(documents(world))]
+        told += any("broken character" in one["message"] for one in answers[0]["problems"])
+        with suppress(AllocationError):
+            answers.append({"claims": allocate(**world)})
+        for one in answers:
+            assert is_held or json.dumps(one, ensure_ascii=False).encode()  # what is held is echoed as it came
+
+    assert told > len(texts) // 2
