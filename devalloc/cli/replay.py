@@ -48,7 +48,7 @@ def _read(path: Path) -> dict[str, Any]:
     from devalloc.cli.snapshot import FORMAT
 
     try:
-        content: Any = json.loads(path.read_text())
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadInput(f"{path} is no snapshot: {error}") from error
     if not isinstance(content, dict) or (missing := PARTS - content.keys()):

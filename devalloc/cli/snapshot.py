@@ -46,6 +46,7 @@ def snapshot(
         "answer": answer,
     }
     path.touch(mode=0o600)  # it holds all that the store holds, and the store is nobody else's to read
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # which is how JSON escapes half a pair, too
     click.echo(f"{path}: {len(contents)} objects, {len(answer['claims'])} claims answered")
     return code

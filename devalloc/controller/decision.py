@@ -26,6 +26,7 @@ from devalloc.controller.claims import (
     spec_text,
 )
 from devalloc.store import Change, Key, Object
+from devalloc_solver.reasons import Reason
 
 SPEC_CHANGED = "SpecChanged"
 """Reason on an allocated claim: its spec was edited, which takes effect only after a release (S18)."""
@@ -100,6 +101,10 @@ def _kept(claim: Object, answer: Mapping[str, Any], now: str) -> Change:
         said = {meta.REASON: answer["reason"], meta.MESSAGE: answer["message"]}
         return _change(claim, claim["status"], {**kept, **said})
     said = dict.fromkeys((meta.REASON, meta.MESSAGE))
+    for warning in answer.get("warnings", ()):  # of an invalid claim: why, and it keeps what it holds
+        reason, _, message = warning.partition(": ")
+        if reason == Reason.CLAIM_INVALID:
+            said = {meta.REASON: reason, meta.MESSAGE: message}
     if allocated_spec(claim) != claim.get("spec") and not is_deleting(claim):
         namespace, name = claim_key(claim)
         said[meta.REASON] = SPEC_CHANGED

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.manifests import claim
-from tests.unit.cli.conftest import Shell, text
+from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
 
 
 @pytest.mark.parametrize("part", ["answer", "documents", "options"])
 @pytest.mark.parametrize("damage", [None, 5, {}, "text"], ids=repr)
 def test_a_damaged_snapshot_is_bad_input(devalloc: Shell, tmp_path: Path, part: str, damage: Any) -> None:
-    devalloc("apply", "-f", "-", stdin=text(claim("a", {"deviceClass": "gpu"})))
+    devalloc("apply", "-f", "-", stdin=text(claim("a")))
     path = tmp_path / "snapshot.json"
     assert devalloc("snapshot", path).code == 0
     assert path.stat().st_mode & 0o777 == 0o600
@@ -29,3 +28,19 @@ def test_an_empty_store_name_is_bad_input(devalloc: Shell) -> None:
     done = devalloc("get", "pools", "--store", "")
     assert done.code == 2
     assert "names no file" in done.err
+
+
+def test_what_cannot_be_read_is_kept_as_it_is(devalloc: Shell, tmp_path: Path) -> None:
+    share = {"devicePoolName": "gpus", "deviceName": "gpu-0", "allocations": [{"name": "mem", "allocation": "-5"}]}
+    held = {**claim("held"), "status": {"allocations": [share]}}
+    half = json.dumps(claim("half")).replace("half", "h\\ud800")
+    path = tmp_path / "snapshot.json"
+    stdin = "".join((json.dumps(pool(devices=1)), json.dumps(device_class()), json.dumps(held), half))
+
+    assert devalloc("snapshot", path, "-f", "-", stdin=stdin).code == 2
+    kept = json.loads(path.read_text())
+    assert kept["documents"][2]["status"] == held["status"]
+    assert kept["documents"][3]["metadata"]["name"] == "h\ud800"
+    done = devalloc("replay", path)
+    assert done.code == 0
+    assert "the same answer for 2 claims" in done.out

@@ -52,6 +52,20 @@ class TestWhatIsAllocatedStays:
         assert annotations(store, "a")["reason"] == "SpecChanged"
         assert store.get("DevicePool", None, "p")["status"] == {"availableDevices": 0}
 
+    @pytest.mark.parametrize("amount", ["-5", "junk"])
+    def test_an_amount_that_cannot_be_is_told_and_frees_nothing(self, store: SQLiteStore, amount: str) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
+        allocator = Allocator(store)
+        allocator.round()
+        share = {"devicePoolName": "p", "deviceName": "d0", "allocations": [{"name": "mem", "allocation": amount}]}
+        store.replace_status({**store.get("DeviceClaim", "default", "a"), "status": {"allocations": [share]}})
+        store.create(gpu_claim("b", priority="9"))
+        allocator.round()
+        assert held(store, "b") == []
+        assert store.get("DeviceClaim", "default", "a")["status"] == {"allocations": [share]}
+        assert annotations(store, "a")["reason"] == "ClaimInvalid"
+        assert "status.allocations[0].allocations[0].allocation: " in annotations(store, "a")["message"]
+
     def test_admin_access_given_to_its_class_later_does_not_free_it(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_class("other"), gpu_claim("a"))
         allocator = Allocator(store)
