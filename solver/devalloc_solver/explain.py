@@ -44,6 +44,9 @@ class Finding:
     """whose release makes room once the edits are made"""
 
 
+_LATE = Finding(Reason.SEARCH_LIMIT, "the search ended before the reason was found")
+
+
 @dataclass(frozen=True, slots=True)
 class Fleetwide:
     """What is counted on all devices of a fleet, by whoever can do so without going through them."""
@@ -103,8 +106,7 @@ class Explainer:
             else:
                 findings = {unit.demands[0].key: self._find_one(unit)}
         except Undecided:
-            late = Finding(Reason.SEARCH_LIMIT, "the search ended before the reason was found")
-            findings = {demand.key: late for demand in unit.demands}
+            findings = {demand.key: _LATE for demand in unit.demands}
         return [self._answer(d, findings[d.key], warnings) for d in unit.demands]
 
     # -- one claim ---------------------------------------------------------------------------------------------------
@@ -113,7 +115,10 @@ class Explainer:
         kind = unit.kind
         found = self.known.get(kind) if kind is not None else None
         if found is None:
-            found = self._find(unit)
+            try:
+                found = self._find(unit)
+            except Undecided:
+                found = _LATE
             self.known[kind] = found
         return found
 

@@ -147,6 +147,9 @@ class Search:
         """Improve the incumbent; returns a lower bound of the objective, or None when none was found."""
         from ortools.sat.python import cp_model
 
+        left = None if self.ends is None else self.ends - time.monotonic()
+        if left is not None and left <= 0:
+            return None
         cp = self.model.cp
         cp.minimize(_sum(terms))
         solver = cp_model.CpSolver()
@@ -158,8 +161,8 @@ class Search:
         # Its handler would stay as the default action after the search: Ctrl-C would kill the host program unasked.
         parameters.catch_sigint_signal = False
         parameters.max_deterministic_time = limit
-        if self.ends is not None:
-            parameters.max_time_in_seconds = max(0.01, self.ends - time.monotonic())
+        if left is not None:
+            parameters.max_time_in_seconds = left
         cp.clear_hints()  # type: ignore[no-untyped-call]  # OR-Tools left out its types
         for index, value in enumerate(self.values):
             cp.add_hint(cp.get_int_var_from_proto_index(index), value)

@@ -20,7 +20,7 @@ EXACT_SIZE = 4_000
 """Variables up to which a batch is solved as one exact model; beyond, it is decomposed into columns."""
 
 GRACE = 0.1
-"""Seconds in which a first answer is sought even where the deadline is over."""
+"""Seconds in which a first fit is sought once the deadline is over, where the search was cut short."""
 
 
 def find_placements(
@@ -37,17 +37,31 @@ def find_placements(
         return [], []
     if len(units) == 1 and (alone := _place_alone(snapshot, holdings, units[0], placement)) is not None:
         return alone
-    if ends is None:
-        return _place_jointly(snapshot, holdings, units, placement, None)
-    # A short time may be over before the search has found anything, so something is found first.
-    until = max(ends, time.monotonic() + GRACE)
-    first = place_greedily(snapshot, holdings, units, placement=placement, ends=until)
     placements, levels = _place_jointly(snapshot, holdings, units, placement, ends)
-    counts = Counter(placed.demand.claim.priority for placed in first)
-    reached = [(level.value, counts[level.priority]) for level in levels if level.priority is not None]
-    if [value for value, _ in reached] >= [count for _, count in reached]:
+    was_cut = ends is not None and time.monotonic() > ends - GRACE  # a search may stop a little before its time
+    if not was_cut or all(level.is_proven for level in levels if level.priority is not None):
         return placements, levels
-    return first, _levels_of(first, levels)
+    return _at_least_first_fit(snapshot, holdings, units, placement, placements, levels)
+
+
+def _at_least_first_fit(
+    snapshot: Snapshot,
+    holdings: Sequence[Holding],
+    units: Sequence[Unit],
+    placement: str,
+    placements: list[Placement],
+    levels: list[Level],
+) -> tuple[list[Placement], list[Level]]:
+    """What a search that was cut short came to, and what has room besides; or a first fit, where that is better."""
+    placed = {placed.demand.key for placed in placements}
+    left = [unit for unit in units if unit.demands[0].key not in placed]
+    held = [*holdings, *(placed.holding() for placed in placements)]
+    more = place_greedily(snapshot, held, left, placement=placement, ends=time.monotonic() + GRACE)
+    best = [*placements, *more]
+    if placements:
+        first = place_greedily(snapshot, holdings, units, placement=placement, ends=time.monotonic() + GRACE)
+        best = max(best, first, key=lambda found: _counts(found, levels))
+    return (placements, levels) if best == placements else (best, _levels_of(best, levels, units))
 
 
 def _place_jointly(
@@ -75,17 +89,32 @@ def with_refused(levels: Sequence[Level], priorities: Iterable[int]) -> list[Lev
     return [*(counts[priority] for priority in sorted(counts, reverse=True)), *others]
 
 
-def _levels_of(placements: Sequence[Placement], bounds: Sequence[Level]) -> list[Level]:
-    """The levels of a first answer, with the bounds that the search came to for the counts."""
+def _counts(placements: Sequence[Placement], levels: Sequence[Level]) -> list[int]:
+    """Claims of each priority, highest first."""
     counts = Counter(placed.demand.claim.priority for placed in placements)
-    levels = [replace(b, value=counts[b.priority], choice=False) for b in bounds if b.priority is not None]
+    return [counts[level.priority] for level in levels if level.priority is not None]
+
+
+def _levels_of(placements: Sequence[Placement], levels: Sequence[Level], units: Sequence[Unit]) -> list[Level]:
+    """The levels of another answer than the one that ``levels`` are of, with the bounds of these as far as they hold.
+
+    A bound is one for as many claims of each higher priority as there were.
+    """
+    asked = Counter(demand.claim.priority for unit in units for demand in unit.demands)
+    before = [level for level in levels if level.priority is not None]
+    found: list[Level] = []
+    holds = True
+    for level, count in zip(before, _counts(placements, levels), strict=True):
+        bound = level.bound if holds or level.priority is None else asked[level.priority]
+        found.append(replace(level, value=count, bound=bound, choice=False))
+        holds &= count >= level.value
     chosen = {(p.demand.key, e.slot.detail): e.slot.alternative for p in placements for e in p.entries}
     indexes = [alternative for alternative in chosen.values() if alternative is not None]
     if indexes:
-        levels.append(Level("oneOf", sum(indexes), 0))
+        found.append(Level("oneOf", sum(indexes), 0))
     entries = [entry for placed in placements for entry in placed.entries]
-    levels.append(Level("pools", len({entry.device.pool for entry in entries}), 1))
-    return [*levels, Level("devices", len({entry.device.index for entry in entries}), 1)]
+    found.append(Level("pools", len({entry.device.pool for entry in entries}), min(1, len(entries))))
+    return [*found, Level("devices", len({entry.device.index for entry in entries}), min(1, len(entries)))]
 
 
 def _place_alone(

@@ -41,6 +41,11 @@ class Way:
         """Their sum, which is what the level shows."""
         return sum(self.ranks)
 
+    @property
+    def devices(self) -> int:
+        """How many it takes at least."""
+        return sum(slot.least for slot in self.slots)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
@@ -67,7 +72,7 @@ class Kind:
     @property
     def fewest(self) -> int:
         """Devices that one of them takes at least."""
-        return min(sum(slot.least for slot in way.slots) for way in self.ways)
+        return min(way.devices for way in self.ways)
 
     @property
     def effort(self) -> Fraction:

@@ -24,6 +24,8 @@ MISSED = 10_000.0
 """Cost in the linear program of a floor that is missed by one."""
 MOST_ROUNDS = 60
 """Rounds of column generation."""
+MOST_SECONDS = 1e6
+"""A limit that the solver can count in milliseconds."""
 EPSILON = 1e-6
 
 
@@ -119,7 +121,8 @@ class Program:
         """Generate columns until none is worth it, the bound cannot get better, or it is down to ``enough``."""
         for _ in range(rounds):
             self._sync()
-            self._lp.Solve()
+            if not self._is_solved(ends):
+                return
             # Everything is read before columns are added: that makes the solution invalid.
             self.reached = self._objective.Value()
             self.values = [
@@ -139,6 +142,16 @@ class Program:
             if (ends is not None and time.monotonic() > ends) or not self._generate(bins, self.valuation):
                 return
         self._sync()
+
+    def _is_solved(self, ends: float | None) -> bool:
+        """Solve with the columns there are. False where that was cut short, and what was found is worth nothing."""
+        if ends is not None:
+            left = min(ends - time.monotonic(), MOST_SECONDS)
+            if left <= 0:
+                return False
+            self._lp.SetTimeLimit(1 + int(1000 * left))
+        status = self._lp.Solve()
+        return ends is None or status == self._lp.OPTIMAL
 
     def shrink(self, supply: Ints, wanted: Sequence[int], floors: Mapping[int, int]) -> None:
         """Go on with what is left after some columns were fixed."""

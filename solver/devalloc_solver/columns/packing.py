@@ -154,16 +154,24 @@ class Choices:
 
 
 def fill(
-    packing: Packing, choices: Choices, order: Iterable[int], wanted: Sequence[int], *, compact: bool = False
+    packing: Packing,
+    choices: Choices,
+    order: Iterable[int],
+    wanted: Sequence[int],
+    *,
+    compact: bool = False,
+    frugal: bool = False,
 ) -> None:
     """Take in kind after kind, each where least is lost, until there are as many as wanted or none fits.
 
     ``compact``: where something was taken in already, as long as there is room; then where there is most.
+    ``frugal``: of the ways of a kind first those that take the fewest devices, not those that it prefers.
     """
     have = packing.counts()
     for kind in order:
         left = wanted[kind] - have[kind]
-        for way in range(len(packing.board.kinds[kind].ways)):
+        ways = packing.board.kinds[kind].ways
+        for way in sorted(range(len(ways)), key=lambda way: ways[way].devices) if frugal else range(len(ways)):
             if left <= 0:
                 break
             left -= _fill(packing, choices, (kind, way), left, compact)
