@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,15 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 def duration(text: str) -> float:
     """Seconds, written as 30s, 5m, 1h30m, 500ms or a plain number."""
     if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    parts = _PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise click.BadParameter(f"{text!r} is no duration; write it like 30s, 5m, 1h30m or 500ms")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+        seconds = float(text)
+    else:
+        parts = _PART.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise click.BadParameter(f"{text!r} is no duration; write it like 30s, 5m, 1h30m or 500ms")
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not math.isfinite(seconds):
+        raise click.BadParameter("no duration is as long as that; give fewer digits")
+    return seconds
 
 
 def store_option(function: Callable[..., Any]) -> Callable[..., Any]:

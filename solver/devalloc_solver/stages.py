@@ -15,6 +15,7 @@ from devalloc.api.problems import Problem
 from devalloc_solver.assignment import Placement
 from devalloc_solver.check import check
 from devalloc_solver.collector import quiet_collector
+from devalloc_solver.deadline import end_of
 from devalloc_solver.demand import Unit, build_units
 from devalloc_solver.dialects import speaks_kubernetes, strangers
 from devalloc_solver.eligibility import Eligibility
@@ -42,11 +43,15 @@ def solve_manifests(
     Args:
         documents: manifests as JSON-like dicts, in any order.
         placement: ``pack`` (default) or ``spread`` (S17, goal 5).
-        deadline: seconds after which the best answer found so far is returned; None for no limit.
+        deadline: seconds after which the best answer found so far is returned; 0 for the first one that is found, None
+            for no limit. What follows the search, such as the check, takes its time in any case.
 
     Returns:
         ``{"claims": [...], "objective": {"levels": [...]}, "optimal": bool, "seconds": float, "problems": [...]}``
         with claims ordered by namespace and name (settled L2).
+
+    Raises:
+        ValueError, TypeError: for a ``placement`` or ``deadline`` that is none.
     """
     started = time.monotonic()
     documents = list(documents)
@@ -158,11 +163,11 @@ def solve_intake(
     """The answers to the claims of an intake; see ``solve_manifests``.
 
     ``started``: monotonic time from which ``deadline`` and ``seconds`` count. ``standing``: see ``prepare``. Raises
-    ValueError for an unknown ``placement``, AnswerRefused for a bug of the solver.
+    ValueError or TypeError for a ``placement`` or ``deadline`` that is none, AnswerRefused for a bug of the solver.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}")
-    ends = None if deadline is None else started + deadline
+    ends = end_of(deadline, started)
     prepared = prepare(intake, standing)
     placements, levels = find_placements(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends

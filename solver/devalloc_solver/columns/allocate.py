@@ -115,10 +115,12 @@ class _Batch:
             needed = {priority: count - possible.get(priority, 0) for priority, count in reached.items()}
             decider.prove(needed, needed)
             self.bounds = decider.bounds
-        counting = count_devices(self.snapshot, Ledger.of(self.snapshot, self.holdings), self.units)
+        counting = None
+        if not self.is_late():
+            counting = count_devices(self.snapshot, Ledger.of(self.snapshot, self.holdings), self.units)
         for priority in self.priorities:
             bound = self.bounds.get(priority, 0) + possible.get(priority, 0)
-            if reached[priority] < bound and not self.is_late():
+            if reached[priority] < bound and counting is not None and not self.is_late():
                 higher = {p: count for p, count in reached.items() if p > priority}
                 bound = min(bound, counting.bound(priority, higher))
             self.bounds[priority] = bound

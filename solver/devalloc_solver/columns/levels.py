@@ -172,7 +172,7 @@ class Decider:
             if gap <= (0 if turn < MOST_PIECES else TOLERANCE) or self._is_late():
                 return
             chosen = pick(pile, valuation, PIECE, rng)
-            if chosen and repair(pile, chosen, priority) > 0:
+            if chosen and repair(pile, chosen, priority, self.ends) > 0:
                 self.best = max(self.best, self._completed(pile.pack(self.supply), self._choices), key=_merit)
 
     def _counting(self, priority: int) -> dict[User, int]:

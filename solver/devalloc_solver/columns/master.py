@@ -25,7 +25,7 @@ MISSED = 10_000.0
 MOST_ROUNDS = 60
 """Rounds of column generation."""
 MOST_SECONDS = 1e6
-"""A limit that the solver can count in milliseconds."""
+"""As long a limit as a solver is given."""
 EPSILON = 1e-6
 
 
@@ -80,6 +80,11 @@ class Pool:
             while length and steps[length - 1][0] is None:
                 length -= 1
             self.add((start, steps[:length]))
+
+
+def milliseconds(ends: float) -> int:
+    """What is left until then (monotonic time), as a solver's limit: 1 at least, for it takes 0 for no limit."""
+    return 1 + int(1000 * min(max(0.0, ends - time.monotonic()), MOST_SECONDS))
 
 
 class Program:
@@ -146,10 +151,9 @@ class Program:
     def _is_solved(self, ends: float | None) -> bool:
         """Solve with the columns there are. False where that was cut short, and what was found is worth nothing."""
         if ends is not None:
-            left = min(ends - time.monotonic(), MOST_SECONDS)
-            if left <= 0:
+            if time.monotonic() > ends:
                 return False
-            self._lp.SetTimeLimit(1 + int(1000 * left))
+            self._lp.SetTimeLimit(milliseconds(ends))
         status = self._lp.Solve()
         return ends is None or status == self._lp.OPTIMAL
 

@@ -8,6 +8,7 @@ it are taken together with some others, and the counts of all patterns in all of
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 
 from devalloc_solver.columns.board import Board
 from devalloc_solver.columns.geometry import Ints
+from devalloc_solver.columns.master import milliseconds
 from devalloc_solver.columns.network import Part, User
 from devalloc_solver.columns.packing import Packing, Path, Step
 from devalloc_solver.columns.patterns import LocalWay
@@ -87,9 +89,9 @@ class _Bin:
     """(cell, variable)"""
 
 
-def repair(pile: Pile, chosen: Sequence[int], priority: int) -> int:
+def repair(pile: Pile, chosen: Sequence[int], priority: int, ends: float | None = None) -> int:
     """Place anew what is in these bins and what is left. Returns what is won, in claims of the priority; the pile is
-    changed where that is not negative."""
+    changed where that is not negative. Nothing is won where it takes longer than to ``ends`` (monotonic time)."""
     from ortools.linear_solver import pywraplp
 
     kinds = pile.board.kinds
@@ -110,6 +112,10 @@ def repair(pile: Pile, chosen: Sequence[int], priority: int) -> int:
     piece = _Piece(pywraplp.Solver.CreateSolver("SAT"), pile, available)
     for number in chosen:
         piece.add(pile.paths[number])
+        if ends is not None and time.monotonic() > ends:
+            return -1
+    if ends is not None:
+        piece.solver.SetTimeLimit(milliseconds(ends))
     before = sum(count * weight(kind) for kind, count in inside.items() if kind in available)
     return piece.solve(chosen, before, weight)
 

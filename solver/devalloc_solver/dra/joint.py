@@ -11,6 +11,7 @@ from typing import Any
 from devalloc.api.problems import Problem
 from devalloc_solver.assignment import Placement
 from devalloc_solver.collector import quiet_collector
+from devalloc_solver.deadline import end_of
 from devalloc_solver.demand import Mode, Unit
 from devalloc_solver.dra.answers import answer_of, placed_answer, refusal_answer
 from devalloc_solver.dra.candidates import Judge, Verdict
@@ -84,7 +85,7 @@ def solve(
     intake: Intake, gates: frozenset[str], placement: str, deadline: float | None, started: float
 ) -> dict[str, Any]:
     """The same for objects that are read; ``started`` is a monotonic time."""
-    ends = None if deadline is None else started + deadline
+    ends = end_of(deadline, started)
     prepared = prepare(intake, gates)
     placements, levels = find_placements(
         prepared.snapshot, prepared.holdings, prepared.units, placement=placement, ends=ends

@@ -1,0 +1,31 @@
+"""The deadline that a caller gives: how many seconds there are, and what is none."""
+
+from __future__ import annotations
+
+from numbers import Real
+
+_WHAT = "deadline must be a number of seconds, 0 (the first answer that is found) or more, or None for no limit"
+
+
+def end_of(deadline: object, started: float) -> float | None:
+    """The monotonic time at which a deadline is over, None for never.
+
+    Args:
+        deadline: seconds from ``started``; None or infinity for no limit.
+        started: monotonic time.
+
+    Raises:
+        TypeError: when it is no number.
+        ValueError: when it is negative or not a number (NaN), or too large for a floating-point number.
+    """
+    if deadline is None:
+        return None
+    if isinstance(deadline, bool) or not isinstance(deadline, Real):
+        raise TypeError(f"{_WHAT}, not a {type(deadline).__name__}")
+    try:
+        seconds = float(deadline)
+    except OverflowError:
+        raise ValueError(f"{_WHAT}; a whole number of so many digits is too large: use None") from None
+    if not seconds >= 0:
+        raise ValueError(f"{_WHAT}, not {seconds}")
+    return None if seconds == float("inf") else started + seconds
