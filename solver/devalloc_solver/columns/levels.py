@@ -81,16 +81,12 @@ class Decider:
         """A last attempt when there is no time for another: what takes the fewest devices leaves room for more."""
         if not any(map(self._has_gap, self.board.priorities)):
             return
-        before = self.best.satisfied()
         packing = Packing.empty(self.board, self.supply)
         fill(packing, self._choices, self._order(small_first=True), self.wanted, frugal=True)
-        if _merit(packing) <= _merit(self.best):
-            return
-        self.best, holds = packing, True
-        for priority, count in packing.satisfied().items():
-            if not holds:  # a bound is for as many claims of each higher priority
+        if _merit(packing) > _merit(self.best):
+            self.best = packing
+            for priority in self.board.priorities[1:]:  # what was proven was for as many of higher ones as there were
                 self.bounds[priority] = self._count(priority)
-            holds &= count >= before[priority]
 
     def _prefer(self, floors: Mapping[int, int]) -> None:
         """Better alternatives for as many claims (S17, goal 2): one program for a bound, one dive."""
