@@ -32,7 +32,10 @@ def replay(path: Path) -> int:
     content = _read(path)
     options = content["options"]
     with working("solving"):
-        answer = solve_manifests(content["documents"], placement=options["placement"], deadline=options["deadline"])
+        try:
+            answer = solve_manifests(content["documents"], placement=options["placement"], deadline=options["deadline"])
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"{path} is no snapshot: its options are damaged: {error}") from error
     before, now = _timeless(content["answer"]), _timeless(answer)
     if json.dumps(before) == json.dumps(now):
         click.echo(f"{path}: the same answer for {len(answer['claims'])} claims")

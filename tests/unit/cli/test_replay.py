@@ -11,8 +11,16 @@ import pytest
 from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
 
 
-@pytest.mark.parametrize("part", ["answer", "documents", "options"])
-@pytest.mark.parametrize("damage", [None, 5, {}, "text"], ids=repr)
+@pytest.mark.parametrize(
+    ("part", "damage"),
+    [
+        *((part, damage) for part in ("answer", "documents", "options") for damage in (None, 5, {}, "text")),
+        ("options", {"placement": "elsewhere", "deadline": None}),
+        ("options", {"placement": "pack", "deadline": "soon"}),
+        ("options", {"placement": "pack", "deadline": -1}),
+    ],
+    ids=repr,
+)
 def test_a_damaged_snapshot_is_bad_input(devalloc: Shell, tmp_path: Path, part: str, damage: Any) -> None:
     devalloc("apply", "-f", "-", stdin=text(claim("a")))
     path = tmp_path / "snapshot.json"
