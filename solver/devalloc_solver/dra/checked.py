@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc_solver.check.resource import Held, Offer, Verdicts, check_answers
+from devalloc_solver.check.resource.held import copied
 from devalloc_solver.dra.documents import Intake, Key
 from devalloc_solver.dra.objects import Node
-from devalloc_solver.dra.usage import readable
 
 Manifest = Mapping[str, Any]
 PoolId = tuple[str, str]
@@ -57,8 +57,8 @@ class Checker:
     # -- who has it --------------------------------------------------------------------------------------------------
 
     def hold(self, key: Key, allocation: Manifest, *, is_own: bool = False) -> None:
-        """A claim that has nothing yet has an allocation; ``is_own``: it is an answer, and all of it can be read."""
-        self._allocations[key] = allocation if is_own else readable(allocation)
+        """A claim that has nothing yet has an allocation; ``is_own``: it is an answer, which nobody else writes on."""
+        self._allocations[key] = allocation if is_own else copied(allocation)
         self._held.add(self._allocations[key])
 
     def free(self, key: Key) -> None:

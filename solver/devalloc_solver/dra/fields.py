@@ -112,10 +112,14 @@ class Fields:
 
     def items(self, name: str) -> Iterator[tuple[Any, str]]:
         """The members of a list, each with its path."""
-        found = self._value(name, list) or ()
-        for index, item in enumerate(found):
+        for item, path in self.members(name):
             if item is None:
-                raise FieldError(f"{self.at(name)}[{index}]", "must not be null")
+                raise FieldError(path, "must not be null")
+        return self.members(name)
+
+    def members(self, name: str) -> Iterator[tuple[Any, str]]:
+        """The same where some may be null."""
+        found = self._value(name, list) or ()
         return ((item, f"{self.at(name)}[{i}]") for i, item in enumerate(found))
 
     def pairs(self, name: str) -> Iterator[tuple[str, Any, str]]:

@@ -17,7 +17,7 @@ from devalloc_solver.dra.documents import KINDS, Refused, key_of, pin_of, priori
 from devalloc_solver.dra.errors import AllocationError, AnswerRefused
 from devalloc_solver.dra.features import read_features
 from devalloc_solver.dra.fields import shown
-from devalloc_solver.dra.joint import seen_from, solve
+from devalloc_solver.dra.joint import held_usage, seen_from, solve
 from devalloc_solver.dra.objects import Claim
 from devalloc_solver.dra.result import Given, ShareIds, given_by, make_result
 from devalloc_solver.dra.shares import taken
@@ -151,7 +151,8 @@ class ResourceFleet:
         Returns what is wrong with it, as in ``problems``. Raises ValueError when it has no kind or name.
         """
         self._replace(_checked_name(document), [document])
-        return [problem.to_dict() for problem in read_documents([document], self._gates).problems]
+        intake = read_documents([document], self._gates)
+        return [problem.to_dict() for problem in (*intake.problems, *held_usage(intake)[2])]
 
     def delete(self, document: Manifest) -> None:
         """Forget an object; of a claim also what it holds. Only kind, namespace and name are looked at.

@@ -57,9 +57,12 @@ def read_usage(allocated: Mapping[str, Any] | None, claims: Iterable[Claim]) -> 
 
 
 def add_allocation(usage: Usage, allocation: Mapping[str, Any], path: str) -> None:
-    """Add what a claim's ``status.allocation`` holds. Raises FieldError; all that can be read is added before."""
+    """Add what a claim's ``status.allocation`` holds. Raises FieldError; all that names a device is added before.
+
+    A device of which nobody can tell how much of it is held is held whole: what cannot be read gives nothing away.
+    """
     faults = []
-    for item, at in Fields(allocation, path).within("devices").items("results"):
+    for item, at in Fields(allocation, path).within("devices").members("results"):
         try:
             _add_result(usage, Fields(item, at))
         except FieldError as error:
@@ -69,8 +72,13 @@ def add_allocation(usage: Usage, allocation: Mapping[str, Any], path: str) -> No
 
 
 def _add_result(usage: Usage, result: Fields) -> None:
-    device, is_admin = _device_id(result), result.flag("adminAccess")
-    share, consumed = result.text("shareID"), _consumed(result)
+    device = _device_id(result)
+    try:
+        is_admin, share, consumed = result.flag("adminAccess"), result.text("shareID"), _consumed(result)
+    except FieldError:
+        if result.content.get("adminAccess") is not True:
+            usage.whole.add(device)
+        raise
     if is_admin:
         return
     if share:
@@ -79,24 +87,13 @@ def _add_result(usage: Usage, result: Fields) -> None:
         usage.whole.add(device)
 
 
-def readable(allocation: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``add_allocation`` adds of an allocation, as an allocation."""
-    results = []
-    try:
-        for item, at in Fields(allocation, "").within("devices").items("results"):
-            try:
-                _add_result(Usage(), Fields(item, at))
-            except FieldError:
-                continue
-            results.append(item)
-    except FieldError:
-        pass
-    return {"devices": {"results": results}}
-
-
 def _device_id(fields: Fields) -> DeviceId:
     return fields.needed("driver"), fields.needed("pool"), fields.needed("device")
 
 
 def _consumed(fields: Fields) -> dict[str, int]:
-    return {name: amount.nano for name, amount in fields.amounts("consumedCapacity").items()}
+    amounts = fields.amounts("consumedCapacity")
+    for name, amount in amounts.items():
+        if amount.nano < 0:
+            raise FieldError(f"{fields.at('consumedCapacity')}[{name!r}]", f"is negative: {amount}")
+    return {name: amount.nano for name, amount in amounts.items()}

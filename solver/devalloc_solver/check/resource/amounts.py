@@ -9,10 +9,12 @@ from typing import Any
 
 NANO = 10**9
 _MILLI = 10**6
+_LONGEST = 100
+"""characters of a quantity"""
 _BEYOND = 2**63
 """The first whole number that does not fit 64 bits."""
 
-_TEXT = re.compile(r"([+-]?)(\d*)\.?(\d*)([numkMGTPE]?|[KMGTPE]i|[eE][+-]?\d+)", re.ASCII)
+_TEXT = re.compile(r"([+-]?)(\d*)\.?(\d*)([numkMGTPE]?|[KMGTPE]i|[eE][+-]?\d{1,4})", re.ASCII)
 _TENS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
@@ -27,11 +29,11 @@ def nano(value: object) -> int:
 
 @lru_cache(maxsize=4096)
 def _read(text: str) -> int:
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise Unaccountable(f"{text!r} is no quantity")
+    match = _TEXT.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None or not match[2] + match[3]:
+        raise Unaccountable(f"{text[:_LONGEST]!r} is no quantity")
     sign, whole, fraction, suffix = match.groups()
-    amount: int = int(whole + fraction or "0")
+    amount: int = int(whole + fraction)
     power = 9 - len(fraction)
     if suffix.endswith("i"):
         amount <<= 10 * (1 + "KMGTPE".index(suffix[0]))

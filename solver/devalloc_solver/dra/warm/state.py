@@ -274,7 +274,7 @@ class State:
     def hold(self, key: Key, priority: int, allocation: Manifest) -> None:
         """A claim has an allocation, in place of any it had."""
         usage = Usage()
-        with suppress(FieldError):  # all that can be read is added
+        with suppress(FieldError):  # all that names a device is added
             add_allocation(usage, allocation, "status.allocation")
         self._enter(key, Tenant(priority, usage), self._items(usage))
         self.checker.hold(key, allocation)

@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from devalloc_solver.dra import AllocationError
+from devalloc.api.quantity import QuantityError
+from devalloc_solver import Fleet
+from devalloc_solver.check.resource import check_results
+from devalloc_solver.check.resource.amounts import Unaccountable, nano
+from devalloc_solver.dra import AllocationError, solve_manifests
+from devalloc_solver.dra.amounts import Amount
 from devalloc_solver.dra.decode import read_claim
 from devalloc_solver.dra.features import DEFAULT
 from devalloc_solver.dra.usage import read_usage
-from tests.support.dra import answer, claim, devices, request, slice_
+from tests.support.dra import ANY, answer, claim, device, devices, request, slice_
+from tests.unit.solver.dra.test_joint import CLASS, object_
 
 D1, D2 = ("gpu.io", "p", "d1"), ("gpu.io", "p", "d2")
 
@@ -68,3 +76,89 @@ def test_devices_that_nobody_publishes_do_not_matter() -> None:
     told = {"devices": [entry(("gpu.io", "gone", "d")), entry(("other.io", "p", "d"))]}
 
     assert answer(claim(request()), slice_("s", devices("d")), allocated=told) is not None
+
+
+# -- what is held, and cannot be told ------------------------------------------------------------------------------
+
+SHARED = object_("ResourceSlice", slice_("s", [device("d", capacity={"m": "8"}, shared=True)]))
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"consumedCapacity": {"m": "-5"}}, r"consumedCapacity['m'] is negative: -5"),
+    ({"consumedCapacity": {"m": "-1n"}}, r"consumedCapacity['m'] is negative: -1n"),
+    ({"consumedCapacity": {"m": "junk"}}, r"consumedCapacity['m'] is no quantity"),
+    ({"consumedCapacity": {"m": ""}}, r"consumedCapacity['m'] is no quantity"),
+    ({"consumedCapacity": {"m": "1e999999999"}}, r"consumedCapacity['m'] is no quantity"),
+    ({"consumedCapacity": {"m": float("inf")}}, r"consumedCapacity['m'] is no quantity"),
+    ({"consumedCapacity": {"m": None}}, r"consumedCapacity['m'] must be a quantity"),
+    ({"consumedCapacity": {7: "1"}}, "consumedCapacity has the key 7"),
+    ({"consumedCapacity": ["1"]}, "consumedCapacity must be a map"),
+    ({"shareID": 7}, "shareID must be a text"),
+    ({"adminAccess": "no"}, "adminAccess must be a boolean"),
+]
+
+
+def held(name: str, *results: Any) -> dict[str, Any]:
+    status = {"allocation": {"devices": {"results": [*results]}}}
+    return object_("ResourceClaim", claim(request(), name=name)) | {"status": status}
+
+
+def share(number: int, **fields: Any) -> dict[str, Any]:
+    told = {"shareID": f"00000000-0000-4000-8000-00000000000{number}", "consumedCapacity": {"m": "1"}, "request": "r"}
+    return entry(("gpu.io", "p", "d"), **(told | fields))
+
+
+@pytest.mark.parametrize(("wrong", "told"), WRONG)
+@pytest.mark.parametrize("beside", [[], [share(1, consumedCapacity={"m": "8"})]], ids=["alone", "beside another"])
+def test_what_cannot_be_told_of_a_share_gives_nothing_away(wrong: Any, told: str, beside: list[Any]) -> None:
+    asked = object_("ResourceClaim", claim(request("r", amounts={"m": "1"}), name="new"))
+    holders = [*(held("good", one) for one in beside), held("odd", share(2, **wrong))]
+
+    joint = solve_manifests([CLASS, SHARED, *holders, asked])
+    fleet = Fleet.from_manifests([CLASS, SHARED, *holders])
+    with pytest.raises(AllocationError) as raised:
+        answer([*holders, asked], SHARED)
+
+    assert f"claim default/odd: status.allocation.devices.results[0].{told}" in str(raised.value)
+    assert {one["name"]: one["allocated"] for one in joint["claims"]}["new"] is False
+    assert [(one["name"], told in one["message"]) for one in joint["problems"]] == [("odd", True)]
+    assert not fleet.allocate(asked)["allocated"]
+    assert [(one["name"], told in one["message"]) for one in fleet.update(holders[-1])] == [("odd", True)]
+    assert fleet.allocate_all([asked])["problems"] == joint["problems"]
+
+
+def test_a_result_that_is_none_hides_no_other() -> None:
+    asked = object_("ResourceClaim", claim(request(), name="new"))
+
+    joint = solve_manifests([CLASS, SHARED, held("odd", None, "d", entry(("gpu.io", "p", "d"))), asked])
+
+    assert {one["name"]: one["allocated"] for one in joint["claims"]} == {"odd": True, "new": False}
+
+
+def test_a_negative_amount_that_the_caller_tells_is_an_error() -> None:
+    told = {"consumedCapacity": [entry(D1, consumedCapacity={"m": "8"}), entry(D1, consumedCapacity={"m": "-5"})]}
+
+    with pytest.raises(AllocationError, match=r"allocated\.consumedCapacity\[1\]\.consumedCapacity\['m'\] is negative"):
+        answer(claim(request()), slice_("s", devices("d")), allocated=told)
+
+
+@pytest.mark.parametrize("wrong", [wrong for wrong, _ in WRONG])
+def test_the_check_takes_such_a_share_for_the_whole_device_by_itself(wrong: Any) -> None:
+    asked = claim(request("r", amounts={"m": "1"}), name="new")
+    result = {"devices": {"results": [share(3)]}}
+
+    def found(*holders: Any) -> list[str]:
+        return check_results([result], "n1", [*holders, asked], [ANY], [SHARED], features=DEFAULT)
+
+    free, other = found(), found(held("good", share(1)))
+    assert not any("in use" in violation for violation in (*free, *other))
+    assert "gpu.io/p/d is in use" in found(held("odd", share(2, **wrong)))
+
+
+@given(st.from_regex(r"[+-]?[0-9]{0,3}\.?[0-9]{0,3}([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3}|x)?", fullmatch=True))
+def test_the_check_reads_amounts_as_the_dialect_does(text: str) -> None:
+    try:
+        expected = Amount.parse(text).nano
+    except QuantityError:
+        with pytest.raises(Unaccountable):
+            nano(text)
+    else:
+        assert nano(text) == expected
