@@ -14,7 +14,7 @@ from devalloc_solver.dra import features as gate
 from devalloc_solver.dra.nodes import reaches
 from devalloc_solver.dra.objects import Attribute, Device, Node, Reach, Slice
 from devalloc_solver.dra.pools import Pool, PoolId, State
-from devalloc_solver.dra.twins import find_twins, joined, mark
+from devalloc_solver.dra.twins import find_twins, joined, mark, viewed
 from devalloc_solver.dra.usage import DeviceId, Usage
 from devalloc_solver.holdings import Held
 
@@ -162,24 +162,19 @@ def _of_twins(
     """The resources of pools that are one, and what their devices draw: a device also what its twins would."""
     numbers = {pool: number for number, pool in enumerate(dict.fromkeys(offer.pool for offer in members))}
     resources = {
-        _numbered("/".join(key), number): core.Resource(1, max(0, nano))
+        viewed("/".join(key), number): core.Resource(1, max(0, nano))
         for pool, number in numbers.items()
         for key, nano in pool.counters.items()
     }
     draws: dict[int, Draws] = {}
     for offer in members:
         same = twins.get(offer.id, (offer,))
-        found = {_numbered(name, numbers[one.pool]): nano for one in same for name, nano in draws_of(one, gates)}
+        found = {viewed(name, numbers[one.pool]): nano for one in same for name, nano in draws_of(one, gates)}
         if len(same) > 1:
             found[mark(offer.device.name)] = 1
             resources[mark(offer.device.name)] = core.Resource(1, 1)
         draws[offer.index] = tuple(sorted(found.items()))
     return resources, draws
-
-
-def _numbered(name: str, number: int) -> str:
-    """A counter of the pool of that number among those that are one."""
-    return f"{name} ({number + 1})" if number else name
 
 
 def _core_device(

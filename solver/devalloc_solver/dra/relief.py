@@ -18,8 +18,8 @@ from devalloc_solver.dra.candidates import Choice, Judge
 from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.objects import Ask, Class, Constraint
 from devalloc_solver.dra.remedies import counter_entry
-from devalloc_solver.dra.twins import is_counter
-from devalloc_solver.snapshot import Pool, Snapshot
+from devalloc_solver.dra.twins import counter_of, is_counter
+from devalloc_solver.snapshot import Pool, Resource, Snapshot
 
 ANY = Class("", (), ())
 """A class of all devices; no object can have its name."""
@@ -235,14 +235,18 @@ def _without_counters(question: Question) -> Question:
     return question.with_pools(change)
 
 
-def _raised(index: int, name: str, nano: int) -> Callable[[Question], Question]:
-    """With one counter raised."""
+def _raised(index: int, counter: str, nano: int) -> Callable[[Question], Question]:
+    """With one counter raised, wherever it is seen and has less."""
+
+    def more(name: str, resource: Resource) -> Resource:
+        if counter_of(name) != counter or resource.nano >= nano:
+            return resource
+        return replace(resource, blocks=-(-nano // resource.block))
 
     def change(pool: Pool) -> Pool:
         if pool.index != index:
             return pool
-        counter = pool.resources[name]
-        return replace(pool, resources={**pool.resources, name: replace(counter, blocks=-(-nano // counter.block))})
+        return replace(pool, resources={name: more(name, found) for name, found in pool.resources.items()})
 
     return lambda question: question.with_pools(change)
 
@@ -271,10 +275,15 @@ def _drawn(question: Question, placements: Sequence[Placement]) -> dict[tuple[in
 
 
 def _missing(question: Question, drawn: dict[tuple[int, str], int]) -> Iterator[Edit]:
+    """One edit for each counter of which too much is drawn; nodes may see it differently."""
+    short: dict[tuple[int, str], tuple[int, int]] = {}
     for (index, name), wanted in sorted(drawn.items()):
-        pool = question.snapshot.pools[index]
-        missing = wanted - pool.resources[name].nano
+        missing = wanted - question.snapshot.pools[index].resources[name].nano
         if missing > 0:
-            title = pool.driver, pool.name.removeprefix(f"{pool.driver}/")
-            entry, words = counter_entry(title, name, wanted, missing)
-            yield Edit(entry, words, _raised(index, name, wanted), 1)
+            known = short.get((index, counter_of(name)), (0, 0))
+            short[index, counter_of(name)] = max(known, (wanted, missing))
+    for (index, name), (wanted, missing) in short.items():
+        pool = question.snapshot.pools[index]
+        title = pool.driver, pool.name.removeprefix(f"{pool.driver}/")
+        entry, words = counter_entry(title, name, wanted, missing)
+        yield Edit(entry, words, _raised(index, name, wanted), 1)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MARK = "the name "
 """How the resources begin that twins draw; no counter has a space in its name."""
+_VIEW = "\0"
+"""What is before the number of a pool among those of one name that are one; no counter has it in its name."""
 SHOWN = 3
 
 
@@ -41,6 +43,16 @@ def mark(name: str) -> str:
 def is_counter(resource: str) -> bool:
     """Whether a resource of a pool is a counter that its slices have."""
     return not resource.startswith(_MARK)
+
+
+def viewed(counter: str, number: int) -> str:
+    """A counter of the pool of that number among those of one name, which nodes see differently."""
+    return f"{counter}{_VIEW}{number}" if number else counter
+
+
+def counter_of(resource: str) -> str:
+    """The counter that a resource of a pool stands for, as the slices call it."""
+    return resource.partition(_VIEW)[0]
 
 
 def joined(one: Offer, other: Offer) -> Offer | None:

@@ -115,6 +115,23 @@ CASES: dict[str, tuple[list[str], list[Content]]] = {
             wants("x", request("r", 2)),
         ],
     ),
+    "a counter that two nodes see": (
+        ["counter"],
+        [
+            object_("ResourceSlice", counter_slice("c", {"s": {"m": "5"}}, allNodes=True, count=2)),
+            *(object_("ResourceSlice", slice_(f"s-{n}", HALVES[:1], nodeName=n, count=2)) for n in ("n1", "n2")),
+            wants("x", request()),
+        ],
+    ),
+    "a counter of a node that sees its pool last": (
+        ["counter"],
+        [
+            object_("ResourceSlice", counter_slice("c", {"s": {"m": "5"}}, allNodes=True, count=2)),
+            object_("ResourceSlice", slice_("s-n1", devices("a"), nodeName="n1", count=2)),
+            object_("ResourceSlice", slice_("s-n2", [*devices("a"), *HALVES[1:]], nodeName="n2", count=2)),
+            wants("x", request("r", 2)),
+        ],
+    ),
     "mixed": (
         ["amount", "claim"],
         [pool("n1", devices(*"ab")), wants("y", request("r", 2), priority="3"), wants("x", request("r", 3))],
