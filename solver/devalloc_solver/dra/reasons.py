@@ -7,7 +7,7 @@ steps: where that is too little, ``blockers`` is empty and the reason and its nu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -44,6 +44,10 @@ class Finding:
     reason: Reason
     told: str
     blockers: tuple[dict[str, Any], ...] = ()
+
+    def is_about(self, key: Key) -> bool:
+        """Whether a member of the group is in the way, and it is this one."""
+        return any(b["kind"] == "member" and (b["namespace"], b["name"]) == key for b in self.blockers)
 
 
 class Fleetwide(Protocol):
@@ -100,8 +104,10 @@ class Explainer:
         """An answer for each claim of the unit."""
         kind = unit.kind
         found = self._known.get(kind) if kind is not None else None
+        if found is None and len(unit.demands) > 1:
+            return [self._answer(demand, unit, one) for demand, one in self._find_members(unit)]
         if found is None:
-            found = self._find(unit)
+            found = self._find(unit, self._reason(unit), unit.demands[0].key)
             if kind is not None:
                 self._known[kind] = found
         return [self._answer(demand, unit, found) for demand in unit.demands]
@@ -135,11 +141,23 @@ class Explainer:
 
     # -- the reason --------------------------------------------------------------------------------------------------
 
-    def _find(self, unit: Unit) -> Finding:
-        reason, told = self._reason(unit)
+    def _find_members(self, unit: Unit) -> Iterator[tuple[Demand, Finding]]:
+        """The reason of a group, for each member: what is in the way of one may be another, and never itself."""
+        given = self._reason(unit)
+        findings: list[Finding] = []
+        for demand in unit.demands:
+            found = next((one for one in findings if not one.is_about(demand.key)), None)
+            if found is None:
+                found = self._find(unit, given, demand.key)
+                findings.append(found)
+            yield demand, found
+
+    def _find(self, unit: Unit, given: tuple[Reason, str], key: Key) -> Finding:
+        """What is in the way of a unit that has this reason, as the claim ``key`` sees it."""
+        reason, told = given
         if reason is Reason.SEARCH_LIMIT:
             return Finding(reason, told)
-        edits, claims, doubt = self._in_the_way(unit, reason)
+        edits, claims, doubt = self._in_the_way(unit, reason, key)
         blockers = [*(dict(edit.entry) for edit in edits), *(self._claim_entry(key) for key in claims)]
         if self.slips is None:
             self.slips = Slips(self.offers)
@@ -208,7 +226,7 @@ class Explainer:
 
     # -- what is in the way ------------------------------------------------------------------------------------------
 
-    def _in_the_way(self, unit: Unit, reason: Reason) -> tuple[Sequence[Edit], tuple[Key, ...], str]:
+    def _in_the_way(self, unit: Unit, reason: Reason, key: Key) -> tuple[Sequence[Edit], tuple[Key, ...], str]:
         """(what must change, whose release makes room, what is not certain of it); nothing where it was not found."""
         finder = self._get_finder()
         if self._findings >= MOST_FINDINGS or finder.asked >= MOST_LOOKS:
@@ -217,16 +235,17 @@ class Explainer:
         finder.begin()
         self.crowded = None
         try:
-            return self._search(Question(self.snapshot, unit), reason, finder)
+            return self._search(Question(self.snapshot, unit), reason, finder, key)
         except Undecided:
             return (), (), ""
 
     def _search(
-        self, question: Question, reason: Reason, finder: Finder
+        self, question: Question, reason: Reason, finder: Finder, key: Key
     ) -> tuple[Sequence[Edit], tuple[Key, ...], str]:
         edits: Sequence[Edit] = ()
         if reason not in _TAKEN:
-            found = next((f for tier in self._tiers(question, reason) if (f := fewest(question, tier, finder))), None)
+            tiers = self._tiers(question, reason, key)
+            found = next((f for tier in tiers if (f := fewest(question, tier, finder))), None)
             if found is None:
                 return (), (), ""
             edits = needed(found, lambda some: finder.works(applied(question, some)))
@@ -241,12 +260,12 @@ class Explainer:
                 return (), (), ""
         return edits, claims, "a smaller set may do, the search for it was cut short" if finder.is_cut_short else ""
 
-    def _tiers(self, question: Question, reason: Reason) -> Iterable[Sequence[Edit]]:
+    def _tiers(self, question: Question, reason: Reason, key: Key) -> Iterable[Sequence[Edit]]:
         """What is taken away, the first that suffices is told; of another order than in ``why``, where all is asked."""
         made = Reliefs(question.unit, self._get_judge(question.unit))
         pins, constraints, counters = made.pins(), made.constraints(), made.counters(question)
         capacities, selectors, classes = made.capacities(), made.selectors(), made.classes()
-        members, counts, requests = made.members(), made.counts(), made.requests()
+        members, counts, requests = made.members(key), made.counts(), made.requests()
         if reason is Reason.NO_MATCHING_DEVICES:
             yield from (capacities, selectors, classes, requests, members)
         else:

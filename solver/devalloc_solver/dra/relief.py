@@ -19,6 +19,7 @@ from devalloc_solver.dra.errors import AllocationError
 from devalloc_solver.dra.objects import Ask, Class, Constraint
 from devalloc_solver.dra.remedies import counter_entry
 from devalloc_solver.dra.twins import counter_of, is_counter
+from devalloc_solver.holdings import Key
 from devalloc_solver.snapshot import Pool, Resource, Snapshot
 
 ANY = Class("", (), ())
@@ -59,11 +60,9 @@ class Reliefs:
             if sum(len(demand.details) for demand in self.unit.demands) > 1
         ]
 
-    def members(self) -> list[Edit]:
-        """Whole claims of a group."""
-        if len(self.unit.demands) < 2:
-            return []
-        return [self._member(demand) for demand in reversed(self.unit.demands)]
+    def members(self, key: Key) -> list[Edit]:
+        """The other claims of a group, as the claim ``key`` sees it."""
+        return [self._member(demand) for demand in reversed(self.unit.demands) if demand.key != key]
 
     def pins(self) -> list[Edit]:
         """The node that the unit is bound to."""

@@ -112,25 +112,29 @@ def _without_capacity(position: int, index: int, alternative: int | None, name: 
 
 def counts(inputs: Inputs) -> Iterator[Remedy]:
     """Counts, narrowed to the most that fits."""
+    several = len([*inputs.waiting]) > 1
     for position, claim, (index, alternative, path, ask) in _asks(inputs):
         count = ask.get("count") or 1
         if count > 1 and ask.get("allocationMode") != "All":
             entry = {"kind": "amount", **_claim(claim), "path": f"{path}.count", "requested": str(count)}
             asking = partial(_with_count, position, index, alternative)
-            narrow = partial(_most, entry, count, asking)
-            yield Remedy(entry, f"with {path}.count of 1", partial(asking, 1), narrow)
+            what = f"{path}.count" + (f" of {title(claim)}" if several else "")
+            narrow = partial(_most, entry, what, count, asking)
+            yield Remedy(entry, f"with {what} of 1", partial(asking, 1), narrow)
 
 
 def _with_count(position: int, index: int, alternative: int | None, count: int, inputs: Inputs) -> Inputs:
     return inputs.with_ask(position, index, alternative, lambda ask: {**ask, "count": count})
 
 
-def _most(entry: Body, count: int, asking: Callable[[int, Inputs], Inputs], inputs: Inputs) -> Sequence[Remedy]:
+def _most(
+    entry: Body, what: str, count: int, asking: Callable[[int, Inputs], Inputs], inputs: Inputs
+) -> Sequence[Remedy]:
     fits, fails = 1, count
     while fails - fits > 1:
         middle = (fits + fails) // 2
         fits, fails = (middle, fails) if asking(middle, inputs).fits() else (fits, middle)
-    words = f"with {entry['path']} of at most {fits}"
+    words = f"with {what} of at most {fits}"
     return [Remedy({**entry, "most": str(fits)}, words, partial(asking, fits))]
 
 

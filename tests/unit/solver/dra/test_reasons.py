@@ -151,6 +151,25 @@ def test_without_its_blockers_a_claim_fits_and_with_any_one_of_them_it_does_not(
         assert not fits(documents, part)
 
 
+@pytest.mark.parametrize("counts", [(3, 3), (3, 1), (2, 1), (1, 1, 1), (2, 2, 2), (1, 3, 2)])
+def test_what_is_in_the_way_of_a_member_is_never_the_member_itself(counts: tuple[int, ...]) -> None:
+    named = dict(zip("xyz", counts, strict=False))
+    documents = [pool("n1", devices(*"ab"))]
+    documents += [wants(name, request("r", count), group="g") for name, count in named.items()]
+
+    for name, answer in solved(*documents).items():
+        blockers = answer["blockers"]
+        assert blockers
+        assert {"kind": "member", "namespace": "default", "name": name} not in blockers
+        for part in (some for size in range(len(blockers) + 1) for some in combinations(blockers, size)):
+            left = named | {one["claim"].partition("/")[2]: int(one["most"]) for one in part if one["kind"] == "amount"}
+            gone = {one["name"] for one in part if one["kind"] == "member"}
+            gone |= {one["claim"].partition("/")[2] for one in part if one["kind"] == "request"}
+            asked = [wants(n, request("r", left[n]), group="g") for n in left if n not in gone]
+            fits = all(one["allocated"] for one in solved(documents[0], *asked).values())
+            assert fits == (len(part) == len(blockers))
+
+
 def fits(documents: list[Content], blockers: Any) -> bool:
     """Whether claim x, or what is left of its group, is allocated once these are taken away by hand."""
     changed, classes = deepcopy(documents), deepcopy([CLASS, GPU])
