@@ -289,7 +289,7 @@ def read_claim(content: Mapping[str, Any], gates: frozenset[str]) -> Claim:
         constraints=tuple(_constraint(item, path, requests, gates) for item, path in devices.items("constraints")),
         config=tuple(_config(item, path) for item, path in devices.items("config")),
         allocation=Fields(content.get("status"), "status").within("allocation").content or None,
-        annotations={key: shown(value) for key, value, _ in metadata.pairs("annotations")},
+        annotations=metadata.labels("annotations"),
         created=metadata.optional("creationTimestamp"),
         is_deleting=metadata.has("deletionTimestamp"),
         spec=spec.content,

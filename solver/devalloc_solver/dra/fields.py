@@ -132,6 +132,14 @@ class Fields:
                 raise FieldError(self.at(name), f"has a key that {BROKEN}: {key!r}")
         return ((key, value, f"{self.at(name)}[{key!r}]") for key, value in found.items())
 
+    def labels(self, name: str) -> dict[str, str]:
+        """A map of texts; an entry that is null is absent."""
+        found = {key: (value, path) for key, value, path in self.pairs(name) if value is not None}
+        for value, path in found.values():
+            if not isinstance(value, str):
+                raise FieldError(path, f"must be a text, not {type_name(value)}: write it in quotes")
+        return {key: value for key, (value, _) in found.items()}
+
     def amounts(self, name: str) -> dict[str, Amount]:
         return {key: read_amount(value, path) for key, value, path in self.pairs(name)}
 

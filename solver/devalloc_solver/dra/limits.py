@@ -6,9 +6,12 @@ would never get there.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from devalloc.api.quantity import type_name
 from devalloc_solver.dra.fields import FieldError
 from devalloc_solver.dra.objects import Claim, Class, Constraint, Request, Slice
 
@@ -27,6 +30,12 @@ MOST_COUNTERS = 32
 MOST_CONSUMPTIONS = 2
 MOST_EXPRESSION = 10 * 1024
 """characters of a selector"""
+MOST_DRIVER = 63
+"""characters of a driver's name"""
+MOST_PARAMETERS = 10 * 1024
+"""bytes of opaque parameters, as JSON"""
+
+_DRIVER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 def check_claim(claim: Claim) -> None:
@@ -42,7 +51,8 @@ def check_claim(claim: Claim) -> None:
         _check_request(request, f"{path}.requests[{number}]")
     names = {name for request in claim.requests for name in (request.name, *(ask.name for ask in request.asks))}
     for number, config in enumerate(claim.config):
-        _check_config(config, names, f"{path}.config[{number}].requests")
+        _check_names(config, names, f"{path}.config[{number}].requests")
+        _check_config(config, f"{path}.config[{number}]")
 
 
 def _check_name(constraint: Constraint, path: str) -> None:
@@ -63,16 +73,43 @@ def _check_request(request: Request, path: str) -> None:
         _at_most(ask.tolerations, MOST_TOLERATIONS, f"{ask.path}.tolerations")
 
 
-def _check_config(config: Mapping[str, Any], names: Iterable[str], path: str) -> None:
+def _check_names(config: Mapping[str, Any], names: Iterable[str], path: str) -> None:
     missing = next((name for name in config.get("requests") or () if name not in names), None)
     if missing is not None:
         raise FieldError(path, f"names {missing!r}, which is no request of this claim")
+
+
+def _check_config(config: Mapping[str, Any], path: str) -> None:
+    opaque = config.get("opaque")
+    if opaque is None:
+        raise FieldError(f"{path}.opaque", "is missing: it is the only kind of configuration")
+    driver, parameters = opaque.get("driver"), opaque.get("parameters")
+    if driver is None or driver == "":
+        raise FieldError(f"{path}.opaque.driver", "is missing: name the driver that the parameters are for")
+    if not isinstance(driver, str) or len(driver) > MOST_DRIVER or not _DRIVER.fullmatch(driver.lower()):
+        told = repr(driver) if isinstance(driver, str) else type_name(driver)
+        wanted = f"must be the name of a driver, a DNS subdomain such as gpu.example.com of at most {MOST_DRIVER}"
+        raise FieldError(f"{path}.opaque.driver", f"{wanted} characters, not {told[:80]}")
+    where = f"{path}.opaque.parameters"
+    if parameters is None:
+        raise FieldError(where, "is missing: write {} where the driver needs none")
+    if not isinstance(parameters, Mapping):
+        raise FieldError(where, f"must be an object, not {type_name(parameters)}")
+    try:
+        text = json.dumps(parameters, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        told = "cannot be written as JSON, which has no NaN, no infinity and a bounded depth; correct it"
+        raise FieldError(where, told) from None
+    if (size := len(text.encode(errors="surrogatepass"))) > MOST_PARAMETERS:
+        raise FieldError(where, f"has {size} bytes, and the API server takes at most {MOST_PARAMETERS}; shorten it")
 
 
 def check_class(found: Class) -> None:
     """Raises FieldError for a class that the API server refuses."""
     _check_selectors(found.selectors, "spec")
     _at_most(found.config, MOST_CONFIGS, "spec.config")
+    for number, config in enumerate(found.config):
+        _check_config(config, f"spec.config[{number}]")
 
 
 def _check_selectors(selectors: Sequence[str], path: str) -> None:

@@ -255,6 +255,69 @@ def test_a_claim_that_the_api_server_refuses_is_invalid_and_the_others_are_answe
     assert any(problem["name"] == "c" for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({}, "opaque is missing"),
+        ({"opaque": None}, "opaque is missing"),
+        ({"opaque": {"parameters": {}}}, "opaque.driver is missing"),
+        ({"opaque": {"driver": None, "parameters": {}}}, "opaque.driver is missing"),
+        ({"opaque": {"driver": "", "parameters": {}}}, "opaque.driver is missing"),
+        ({"opaque": {"driver": "gpu io", "parameters": {}}}, "opaque.driver must be the name of a driver"),
+        ({"opaque": {"driver": "x" * 64, "parameters": {}}}, "opaque.driver must be the name of a driver"),
+        ({"opaque": {"driver": 5, "parameters": {}}}, "opaque.driver must be the name of a driver"),
+        ({"opaque": {"driver": "gpu.io"}}, "opaque.parameters is missing"),
+        ({"opaque": {"driver": "gpu.io", "parameters": "x"}}, "opaque.parameters must be an object, not a text"),
+        ({"opaque": {"driver": "gpu.io", "parameters": {"a": [float("nan")]}}}, "opaque.parameters cannot be written"),
+        ({"opaque": {"driver": "gpu.io", "parameters": {"a": float("inf")}}}, "opaque.parameters cannot be written"),
+        ({"opaque": {"driver": "gpu.io", "parameters": {"a": DEEP}}}, "opaque.parameters cannot be written"),
+        ({"opaque": {"driver": "gpu.io", "parameters": {"a": "x" * 10240}}}, "opaque.parameters has 10248 bytes"),
+    ],
+)
+def test_a_config_that_the_api_server_refuses_is_an_error_of_its_claim_or_class(config: Any, told: str) -> None:
+    odd = {"metadata": {"name": "odd"}, "spec": {"config": [CONFIG, config]}}
+
+    found, problems = solved(
+        claim(request(), config=[CONFIG, config]), claim(request(class_name="odd"), name="x"), OTHER, classes=[odd]
+    )
+
+    assert found["other"]["allocated"]
+    assert [found[name]["reason"] for name in ("c", "x")] == ["ClaimInvalid", "ClassInvalid"]
+    assert f"spec.devices.config[1].{told}" in found["c"]["message"]
+    assert f"spec.config[1].{told}" in found["x"]["message"]
+    assert {"c", "odd"} <= {problem["name"] for problem in problems}
+
+
+def test_drivers_of_configs_may_have_capital_letters_and_parameters_may_be_empty() -> None:
+    config = [{"opaque": {"driver": "GPU.example.com", "parameters": {}}}]
+
+    assert solved(claim(request(), config=config))[0]["c"]["allocated"]
+
+
+@pytest.mark.parametrize("mark", ["group", "priority", "node"])
+@pytest.mark.parametrize("value", [True, 3.5, 3, ["g"]])
+def test_an_annotation_that_is_no_text_is_an_error(mark: str, value: Any) -> None:
+    wanted = claim(request())
+    wanted["metadata"]["annotations"] = {f"devalloc.io/{mark}": value}
+
+    found, _ = solved(wanted, OTHER)
+    fleet = ResourceFleet.from_manifests(
+        documents({"node": NODE, "classes": [CLASS], "slices": [PLENTY], "claims": []})
+    )
+
+    assert found["other"]["allocated"]
+    assert found["c"]["reason"] == "ClaimInvalid"
+    assert f"metadata.annotations['devalloc.io/{mark}'] must be a text" in found["c"]["message"]
+    assert fleet.allocate({"kind": "ResourceClaim", **wanted})["message"] == found["c"]["message"]
+
+
+def test_an_annotation_that_is_null_is_none() -> None:
+    wanted = claim(request())
+    wanted["metadata"]["annotations"] = {"devalloc.io/priority": None, "devalloc.io/group": None}
+
+    assert solved(wanted)[0]["c"]["allocated"]
+
+
 def test_a_count_that_is_missing_is_an_error_that_says_what_to_write() -> None:
     for count in ({}, {"count": None}):
         bare = {"name": "r", "exactly": {"deviceClassName": "any", "allocationMode": "ExactCount", **count}}
