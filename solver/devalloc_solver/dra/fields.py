@@ -138,7 +138,7 @@ class Fields:
         for value, path in found.values():
             if not isinstance(value, str):
                 raise FieldError(path, f"must be a text, not {type_name(value)}: write it in quotes")
-        return {key: value for key, (value, _) in found.items()}
+        return {key: shown(value) for key, (value, _) in found.items()}
 
     def amounts(self, name: str) -> dict[str, Amount]:
         return {key: read_amount(value, path) for key, value, path in self.pairs(name)}

@@ -87,6 +87,22 @@ def _add_result(usage: Usage, result: Fields) -> None:
         usage.whole.add(device)
 
 
+def readable(allocation: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``add_allocation`` adds of an allocation, as an allocation that can be read."""
+    results: list[Any] = []
+    try:
+        for item, at in Fields(allocation, "").within("devices").members("results"):
+            mine = Usage()
+            try:
+                _add_result(mine, Fields(item, at))
+                results.append(item)
+            except FieldError:
+                results += [dict(zip(("driver", "pool", "device"), device, strict=True)) for device in mine.whole]
+    except FieldError:
+        pass
+    return {"devices": {"results": results}}
+
+
 def _device_id(fields: Fields) -> DeviceId:
     return fields.needed("driver"), fields.needed("pool"), fields.needed("device")
 

@@ -160,6 +160,17 @@ def test_what_a_claim_holds_counts_though_its_spec_is_wrong(devalloc: Shell, tmp
     assert "exactly.futureField" in found.err
 
 
+def test_a_device_of_which_nobody_can_tell_how_much_is_held_is_not_given(devalloc: Shell, tmp_path: Path) -> None:
+    device = {"request": "r", "driver": "gpu.io", "pool": "p", "device": "d0"}
+    held = claim(request("r", 1, futureField=1), name="held")
+    held["status"] = {"allocation": {"devices": {"results": [device | {"shareID": "x", "consumedCapacity": 5}]}}}
+    files = write(tmp_path, *fleet(held, claim(request(), name="new")))
+
+    found = devalloc("dra", "allocate", "-f", files, "--node", NODE, "-o", "json")
+
+    assert [one["device"] for one in found.json[0]["devices"]["results"]] == ["d1"]
+
+
 def test_nodes_that_name_their_pools_alike_are_told(devalloc: Shell, tmp_path: Path) -> None:
     slices = [
         ("ResourceSlice", slice_(f"s-{node}", devices("d0"), pool="gpus", nodeName=node)) for node in ("n0", "n1")

@@ -268,9 +268,9 @@ def test_a_claim_that_the_api_server_refuses_is_invalid_and_the_others_are_answe
         ({"opaque": {"driver": 5, "parameters": {}}}, "opaque.driver must be the name of a driver"),
         ({"opaque": {"driver": "gpu.io"}}, "opaque.parameters is missing"),
         ({"opaque": {"driver": "gpu.io", "parameters": "x"}}, "opaque.parameters must be an object, not a text"),
-        ({"opaque": {"driver": "gpu.io", "parameters": {"a": [float("nan")]}}}, "opaque.parameters cannot be written"),
-        ({"opaque": {"driver": "gpu.io", "parameters": {"a": float("inf")}}}, "opaque.parameters cannot be written"),
-        ({"opaque": {"driver": "gpu.io", "parameters": {"a": DEEP}}}, "opaque.parameters cannot be written"),
+        ({"opaque": {"driver": "gpu.io", "parameters": {"a": [float("nan")]}}}, "opaque.parameters.a"),
+        ({"opaque": {"driver": "gpu.io", "parameters": {"a": float("inf")}}}, "opaque.parameters.a"),
+        ({"opaque": {"driver": "gpu.io", "parameters": {"a": DEEP}}}, "opaque.parameters.a"),
         ({"opaque": {"driver": "gpu.io", "parameters": {"a": "x" * 10240}}}, "opaque.parameters has 10248 bytes"),
     ],
 )
