@@ -135,13 +135,42 @@ HOPELESS = [
     claim(asked("gpu", 7, adminAccess=True)),
 ]
 """What it has not."""
+UUID = "device.attributes['gpu.io'].uuid"
+H100 = some("gpu", "model", "h100")
+NAMED = [
+    claim(asked("gpu", 1, f"{UUID} == 'gpu-1-0'")),
+    claim(asked("gpu", 1, f"{UUID} == 'gpu-2-3' && {H100}")),
+    claim(asked("gpu", 1, f"{UUID} == 'gpu-2-3'", H100)),
+    claim(asked("gpu", 1, H100, f"'gpu-2-2' == {UUID}")),
+    claim(asked("gpu", 1, f"{UUID} == 'gpu-1-77'")),
+    claim(asked("gpu", 1, f"{UUID} == 'nothing like it'")),
+    claim(asked("gpu", 1, "device.attributes['gpu.io'].uiud == 'gpu-1-0'")),
+    claim(asked("gpu", 1, f"{UUID} in ['gpu-4-0', 'gpu-5-1']")),
+    claim(asked("gpu", 2, f"{UUID} in ['gpu-4-0', 'gpu-5-1', 'gpu-99-0']")),
+    claim(asked("gpu", 2, f"{UUID} in ['gpu-0-0', 'gpu-0-1']"), distinct=ROOT),
+    claim(asked("gpu", 3, f"{UUID} in ['gpu-6-0', 'gpu-6-1', 'gpu-6-3']"), match="gpu.io/numa"),
+    claim(asked("gpu", 2, f"{UUID} == 'gpu-1-1'")),
+    claim(asked("gpu", 1, f"{UUID} == 'gpu-8-1'"), asked("nic", 2), match="gpu.io/numa"),
+    claim(asked("gpu", 1, f"{UUID} == 'gpu-9-2'"), asked("nic", 3)),
+    claim(asked("gpu", 4), {**asked("gpu", 1, f"{UUID} == 'gpu-9-0'"), "name": "one"}),
+    claim(asked("nic", 1, f"{UUID} == 'gpu-1-0'")),
+    claim(asked("gpu", 1, f"{UUID} == 'gpu-10-0'", capacity={"requests": {"memory": "90Gi"}})),
+    claim(asked("gpu", 1, f"{UUID} == 'gpu-12-0' && device.attributes['gpu.io'].absent == 1")),
+    claim(asked("gpu", 1, f"{UUID} == 'gpu-1-2'"), {**asked("gpu", 1, f"{UUID} == 'gpu-5-2'"), "name": "other"}),
+    claim(
+        first_of(
+            "any",
+            asked("gpu", 2, f"{UUID} == 'gpu-1-0'")["exactly"],
+            asked("gpu", 1, f"{UUID} == 'gpu-4-1'")["exactly"],
+        )
+    ),
+    claim(first_of("any", asked("gpu", 1, f"{UUID} == 'gpu-4-1'")["exactly"], asked("nic", 3)["exactly"])),
+]
+"""What names devices, many of which somebody has after a while."""
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_refusals_are_those_of_the_whole_cluster(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if seed % 2:
-        monkeypatch.setattr(choice, "VARIED", 40)
-        monkeypatch.setattr(refusal, "FEW", 1)
+def whole_cluster_asked(monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
+    """Filled in with what the whole cluster is asked."""
     asked_of_all: list[Unit] = []
     explain = World.explain
 
@@ -150,6 +179,52 @@ def test_refusals_are_those_of_the_whole_cluster(seed: int, monkeypatch: pytest.
         return explain(world, unit)
 
     monkeypatch.setattr(World, "explain", explain_all)
+    return asked_of_all
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("has_fabric", [False, True])
+def test_refusals_of_named_devices_are_those_of_the_whole_cluster(
+    seed: int, has_fabric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_of_all = whole_cluster_asked(monkeypatch)
+    rng = Random(f"named {seed}")
+    documents = cluster(rng) + (fabric() if has_fabric else [])
+    fleet = ResourceFleet.from_manifests(deepcopy(documents))
+    held: dict[str, Manifest] = {}
+    reasons: dict[str, int] = {}
+    # Many of the claims before these are there to be in the way.
+    for number in range(40 + 4 * len(NAMED)):
+        name = f"c{number}"
+        content = deepcopy(rng.choice(FITTING) if number < 40 else NAMED[number % len(NAMED)])
+        content["metadata"]["name"] = name
+        if rng.random() < 0.1:
+            content["metadata"]["annotations"] = {"devalloc.io/node": f"node-{rng.randrange(12)}"}
+        waiting = object_("ResourceClaim", content)
+
+        answer = fleet.allocate(deepcopy(waiting))
+
+        if answer["allocated"]:
+            held[name] = {**waiting, "status": {"allocation": answer["allocations"]}}
+            continue
+        if number < 40:
+            continue
+        reasons[answer["reason"]] = reasons.get(answer["reason"], 0) + 1
+        everything = solve_manifests([*documents, *held.values(), waiting])["claims"]
+        assert answer == next(one for one in everything if one["name"] == name)
+        if held and rng.random() < 0.3:
+            fleet.delete(held.pop(rng.choice(sorted(held))))
+
+    assert {"DevicesInUse", "NoMatchingDevices", "NotEnoughDevices", "MatchAttributesConflict"} <= reasons.keys()
+    assert len(asked_of_all) <= sum(reasons.values()) // (4 if has_fabric else 10)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_refusals_are_those_of_the_whole_cluster(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seed % 2:
+        monkeypatch.setattr(choice, "VARIED", 40)
+        monkeypatch.setattr(refusal, "FEW", 1)
+    asked_of_all = whole_cluster_asked(monkeypatch)
     rng = Random(seed)
     documents, fitting = cluster(rng), FITTING
     if seed % 2:

@@ -12,7 +12,8 @@ from typing import Any
 from devalloc_solver.blockers.claims import NEVER, fewest
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.dra.numbers import SHOWN, Numbers
-from devalloc_solver.dra.warm.firsts import First, Firsts, common
+from devalloc_solver.dra.warm.firsts import First, Firsts, common, devices_of
+from devalloc_solver.dra.warm.named import Named
 from devalloc_solver.dra.warm.part import Part
 from devalloc_solver.dra.warm.rules import ClaimAsk
 from devalloc_solver.holdings import Key
@@ -63,6 +64,7 @@ class Counts:
     ask: ClaimAsk
     layout: int
     """of the cluster"""
+    named: Named
     _lots: Mapping[str, _Lot] = field(init=False)
     _steps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """slot -> the steps of its funnel"""
@@ -81,7 +83,9 @@ class Counts:
     def is_exact(self) -> bool:
         """Whether counting kinds tells all: no device is shared, and requests for all devices can have them."""
         kinds, sizes = self.census.index.kinds.kinds, self.census.sizes()
-        for lot in self._lots.values():
+        for label, lot in self._lots.items():
+            if label in self.named.labels:
+                continue  # its devices are looked at one by one
             verdict = lot.slot.spec.verdict
             if any(kinds[kind].one.shareable for kind in lot.kinds):
                 return False
@@ -134,12 +138,11 @@ class Counts:
 
     # -- the funnel --------------------------------------------------------------------------------------------------
 
-    def funnel(self, slot: Slot) -> dict[str, Any]:
+    def funnel(self, slot: Slot, matching: int, used: int) -> dict[str, Any]:
         """See ``dra.funnel``."""
         label = slot.label
         if label not in self._steps:
             self._steps[label] = [*self._steps_of(self._lots[label].slot)]
-        matching, used = self.matching(label), self.in_use(label)
         return {
             "request": slot.spec.ask.name,
             "devices": sum(self.census.sizes().values()) + len(self.ask.rules.commons.offers),
@@ -151,14 +154,11 @@ class Counts:
 
     def _steps_of(self, slot: Slot) -> Iterator[dict[str, Any]]:
         """In the order in which the first device of each falls."""
-        sizes = self.census.sizes()
         firsts: dict[str, list[First]] = defaultdict(list)
         counts: Counter[str] = Counter()
-        for what, fallen in slot.spec.verdict.fallen.items():
-            kinds = [kind for kind, _ in fallen if sizes.get(kind)]
-            if kinds:
-                firsts[what] += self.firsts.of(kinds)
-                counts[what] += sum(sizes[kind] for kind in kinds)
+        for what, some, count in self._fallen(slot):
+            firsts[what] += some
+            counts[what] += count
         rules = self.ask.rules
         numbers = {offer.index: number for number, offer in enumerate(rules.commons.offers)}
         for what, fallen in rules.judge_commons(self.ask.claim, slot.spec.ask).fallen.items():
@@ -171,6 +171,25 @@ class Counts:
             step: dict[str, Any] = {"what": what, "count": count, "devices": names}
             why = self._why(slot, what, first[0])
             yield step | ({"example": why} if why else {})
+
+    def _fallen(self, slot: Slot) -> Iterator[tuple[str, Sequence[First], int]]:
+        """(step, first devices, how many): some that fall there, which are of the index."""
+        sizes = self.census.sizes()
+        if slot.label not in self.named.labels:
+            for what, fallen in slot.spec.verdict.fallen.items():
+                kinds = [kind for kind, _ in fallen if sizes.get(kind)]
+                if kinds:
+                    yield what, self.firsts.of(kinds), sum(sizes[kind] for kind in kinds)
+            return
+        ranks, near = self.named.ranks, self.named.sizes()
+        left = {kind: size - near.get(kind, 0) for kind, size in sizes.items()}
+        lots = [(self.firsts.beside(kind, ranks), count) for kind, count in left.items() if count]
+        lots += [((first,), 1) for record in self.named.records for first in devices_of(record)]
+        offers = [replace(self.firsts.offer(first[0]), index=number) for number, (first, _) in enumerate(lots)]
+        verdict = self.ask.rules.judge(offers).choose(self.ask.claim, slot.spec.ask).verdict
+        for what, fallen in verdict.fallen.items():
+            for number, _ in fallen:
+                yield what, *lots[number]
 
     def _why(self, slot: Slot, what: str, first: First) -> str:
         """What there is to say of a device, in its own words."""
@@ -228,7 +247,7 @@ def _bound_of(lot: _Lot, sort: Sort) -> int:
 
 @dataclass(slots=True)
 class FleetNumbers(Numbers):
-    """The numbers of a whole cluster, for slots of a part of it that has a node of each kind."""
+    """The numbers of a whole cluster, for slots of a part of it that has a node of each kind, and what is named."""
 
     counts: Counts
 
@@ -237,13 +256,27 @@ class FleetNumbers(Numbers):
         return self.counts.errors
 
     def funnel(self, slot: Slot) -> dict[str, Any]:
-        return self.counts.funnel(slot)
+        if self._is_named(slot):
+            matching, used = len(slot.candidates.accepted), Numbers.taken(self, slot)[0]
+        else:
+            matching, used = self.counts.matching(slot.label), self.counts.in_use(slot.label)
+        return self.counts.funnel(slot, matching, used)
 
     def taken(self, slot: Slot) -> tuple[int, Sequence[tuple[Key, int]], int]:
+        if self._is_named(slot):
+            return Numbers.taken(self, slot)
         return self.counts.in_use(slot.label), *self.counts.users(slot.label)
 
     def most(self, unit: Unit, slot: Slot, *, is_empty: bool) -> int:
+        if self._is_named(slot):
+            return Numbers.most(self, unit, slot, is_empty=is_empty)
         return self.counts.most(slot.label, unit.pin, is_empty=is_empty)
 
     def having(self, slot: Slot, name: str) -> tuple[int, int]:
+        if self._is_named(slot):
+            return Numbers.having(self, slot, name)
         return self.counts.having(slot.label, name), self.counts.matching(slot.label)
+
+    def _is_named(self, slot: Slot) -> bool:
+        """Whether all of its devices are in the part."""
+        return slot.label in self.counts.named.labels

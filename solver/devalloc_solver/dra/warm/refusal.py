@@ -1,8 +1,8 @@
 """Why a claim gets nothing, told from a few nodes with the numbers of all: what ``world`` would tell, and sooner.
 
 What would have to change is looked for on the first node of each kind, which stands for all of the kind where nothing
-is in use, on the emptiest of each kind, and on those where the fewest claims are in the way. Whatever these do not
-prove is left to the whole world.
+is in use, on the emptiest of each kind, on those that have what it names, and on those where the fewest claims are in
+the way. Whatever these do not prove is left to the whole world.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from devalloc_solver.dra.reasons import Explainer
 from devalloc_solver.dra.slips import Slips
 from devalloc_solver.dra.warm.counts import Counts, FleetNumbers
 from devalloc_solver.dra.warm.firsts import Firsts
+from devalloc_solver.dra.warm.named import KindSlips, Named
 from devalloc_solver.dra.warm.part import Part
 from devalloc_solver.dra.warm.rules import ClaimAsk, Rules
 from devalloc_solver.dra.warm.state import State
@@ -65,8 +66,8 @@ class Refusals:
 
     def explain(self, claim: Claim, ask: ClaimAsk) -> dict[str, Any] | None:
         """The answer for a claim that fits nowhere now; None where a part of the cluster does not tell."""
-        state, index, pin = self.state, self.state.index, pin_of(claim)
-        if state.scattered or not isinstance(index.shape(ask), Shape) or ask.is_strange:
+        state, pin = self.state, pin_of(claim)
+        if state.scattered or ask.is_strange:
             return None
         if not ask.rules.is_beside_commons(claim):
             return None
@@ -74,6 +75,8 @@ class Refusals:
         if not 0 < len(self._ranks) <= MOST_KINDS:
             return None
         counts = self._counts_for(ask)
+        if counts is None:
+            return None
         counts.layout = state.layout
         if not counts.is_exact:
             return None
@@ -104,18 +107,21 @@ class Refusals:
         self._counts.clear()
         self._slips = None
 
-    def _counts_for(self, ask: ClaimAsk) -> Counts:
+    def _counts_for(self, ask: ClaimAsk) -> Counts | None:
         found = self._counts.get(ask.shape)
         if found is None or found.ask.sight is not ask.sight:
             if len(self._counts) >= MEMO:
                 self._counts.clear()
-            found = self._counts[ask.shape] = Counts(self.census, self._firsts, ask, self.state.layout)
+            named = Named() if isinstance(self.state.index.shape(ask), Shape) else Named.of(ask)
+            if named is None:
+                return None
+            found = self._counts[ask.shape] = Counts(self.census, self._firsts, ask, self.state.layout, named)
         return found
 
     def _find(self, claim: Claim, counts: Counts, pin: str | None) -> dict[str, Any] | None:
         """None where a few nodes do not tell what the whole cluster would."""
         index, rules = self.state.index, counts.ask.rules
-        ranks = {*self._ranks, *self.census.emptiest().values()}
+        ranks = {*self._ranks, *self.census.emptiest().values(), *counts.named.ranks}
         if pin in index.records:
             ranks.add(index.records[pin].rank)
         part = self._part(ranks, rules)
@@ -124,10 +130,17 @@ class Refusals:
             is_full = pin is None and crowded is not None and fits(part.snapshot, Ledger(part.snapshot), crowded)
         except OutOfSteps:
             return None
+        answer = None
         if not is_full:
             answer, crowded = self._explain(claim, part, counts)
             if crowded is None or crowded.pin is not None:
                 return answer
+        if crowded is not None and counts.named.labels:
+            is_here = counts.named.is_all_there(crowded.demands[0].details)
+            if is_here is None:
+                return None
+            if is_here:  # no other node would do, whatever is in use there
+                return self._explain(claim, part, counts)[0] if answer is None else answer
         lots = None if crowded is None else counts.lots(crowded, part)
         if lots is None:
             return None
@@ -186,7 +199,8 @@ class Refusals:
             kinds = [kind for kind in self.state.index.kinds.kinds if sizes.get(kind.index)]
             offers, copies = [offer_of(kind.one) for kind in kinds], [sizes[kind.index] for kind in kinds]
             commons = self.state.rules.commons.offers
-            self._slips = Slips([*offers, *commons], [*copies, *(1 for _ in commons)])
+            copies += [1] * len(commons)
+            self._slips = KindSlips([*offers, *commons], copies, kinds=self.state.index.kinds, commons=commons)
         return self._slips
 
 

@@ -6,7 +6,7 @@ reads what differs within a kind (a uuid), nodes are judged one by one.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -217,6 +217,32 @@ class Rules:
                 found.add(kind.driver)
         return frozenset(found)
 
+    def is_of_kinds(self, program: Program) -> bool:
+        """Whether an expression reads nothing that varies within kinds."""
+        return program.reads is not None and self.index.kinds.varied.isdisjoint(_names(program))
+
+    def places(self, program: Program) -> Collection[str | None] | None:
+        """The only nodes that may have devices of which an expression is true, as it compares what varies within kinds
+        with literals; None where it does not, or may fail on other devices of a kind rather than be false."""
+        kinds, found = self.index.kinds, None
+        if program.reads is None:
+            return None
+        read = kinds.varied & _names(program)
+        for name, values in _equalities(program):
+            if name not in read:
+                continue
+            for kind in kinds.kinds:
+                if order_of(name) in kind.one.attributes:
+                    return None
+                is_told = _has_type(kind, name, values) and not kind.one.shareable and not _is_faulty(kind)
+                if not (is_told or read.isdisjoint(kind.one.attributes)):
+                    break
+            else:
+                nodes = kinds.find(name, values)
+                if nodes is not None and (found is None or len(nodes) < len(found)):
+                    found = nodes
+        return found
+
     # -- devices that cannot be judged -------------------------------------------------------------------------------
 
     def warnings(self, ask: ClaimAsk, layout: int) -> tuple[str, ...]:
@@ -351,6 +377,11 @@ _TYPES = {str: "string", int: "int", bool: "bool"}
 def _equalities(program: Program) -> Iterator[tuple[str, frozenset[Any]]]:
     for one in program.equalities:
         yield f"{one.domain}/{one.id}", frozenset((_TYPES[type(value)], value) for value in one.values)
+
+
+def _is_faulty(kind: Kind) -> bool:
+    """Whether the devices of a kind have an attribute that cannot be read."""
+    return any(attribute.fault is not None for attribute in offer_of(kind.one).device.attributes.values())
 
 
 def _has_type(kind: Kind, name: str, values: Iterable[tuple[str, object]]) -> bool:
