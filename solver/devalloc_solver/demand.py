@@ -117,6 +117,14 @@ class Unit:
     group: str | None
     pin: str | None
     """the only node allowed, whether pools have it or not"""
+    pinned_by: frozenset[Key] = frozenset()
+    """members of a group, those that hold devices included, of which each binds it to that node"""
+
+    def without(self, key: Key) -> Unit:
+        """The group once a member has left it, and its pin with it where no other member has one."""
+        pinned_by = self.pinned_by - {key}
+        pin = self.pin if pinned_by or not self.pinned_by else None
+        return Unit(tuple(d for d in self.demands if d.key != key), self.group, pin, pinned_by)
 
     @property
     def kind(self) -> object | None:
@@ -195,7 +203,8 @@ def _group_unit(
     if len(pins) > 1:
         told = ", ".join(f"{node} ({', '.join(sorted(bound))})" for node, bound in sorted(pins.items()))
         return fail(f"members of group {name} are bound to different nodes: {told}; see the annotation {NODE}")
-    return Unit(tuple(members), name, next(iter(pins), None))
+    node, names = next(iter(pins.items()), (None, set()))
+    return Unit(tuple(members), name, node, frozenset((namespace, one) for one in names))
 
 
 def find_refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -> Refused | None:

@@ -240,7 +240,7 @@ def _step(question: Question, demand: Demand, slot: Slot, name: str) -> int:
 
 
 def _leave_out(key: Key) -> Callable[[Question], Question]:
-    return lambda question: question.with_demands(lambda d: None if d.key == key else d)
+    return lambda question: question.without_member(key)
 
 
 def _spec_match(unit: Unit, demand: Demand, name: str) -> Edit:

@@ -71,6 +71,10 @@ class Question:
         demands = tuple(new for demand in self.unit.demands if (new := change(demand)) is not None)
         return replace(self, unit=replace(self.unit, demands=demands))
 
+    def without_member(self, key: Key) -> Question:
+        """The same once a claim has left the group."""
+        return replace(self, unit=self.unit.without(key))
+
     def touching(self, pool: Pool) -> Question:
         """The same, knowing that an edit was about this pool only."""
         return replace(self, touched=self.touched | {pool.node})

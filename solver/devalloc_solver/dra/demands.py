@@ -120,15 +120,19 @@ def _together(group: Key, members: list[Demand], intake: Intake, refused: Iterab
         first = min(failing, key=lambda r: r.key)
         told = f"{first.key[0]}/{first.key[1]} of group {name} fails: {first.reason}: {first.message}"
         return fail(f"member {told}")
-    pins = {pin: d.key[1] for d in members if (pin := pin_of(d.claim.claim))}
+    pins: dict[str, set[str]] = defaultdict(set)
+    for demand in members:
+        if pin := pin_of(demand.claim.claim):
+            pins[pin].add(demand.key[1])
     for claim in intake.claims:
-        if claim.allocation is not None and (claim.namespace, claim.annotations.get(GROUP)) == group:
-            node = node_of(claim)
-            pins |= {node: claim.name} if node else {}
+        is_mine = claim.allocation is not None and (claim.namespace, claim.annotations.get(GROUP)) == group
+        if is_mine and (node := node_of(claim)):
+            pins[node].add(claim.name)
     if len(pins) > 1:
-        told = ", ".join(f"{node} ({member})" for node, member in sorted(pins.items()))
+        told = ", ".join(f"{node} ({', '.join(sorted(bound))})" for node, bound in sorted(pins.items()))
         return fail(f"members of group {name} are bound to different nodes: {told}; see the annotation {NODE}")
-    return Unit(tuple(members), name, next(iter(pins), None))
+    pin, names = next(iter(pins.items()), (None, set()))
+    return Unit(tuple(members), name, pin, frozenset((namespace, one) for one in names))
 
 
 def node_of(claim: Claim) -> str | None:

@@ -198,7 +198,7 @@ class Reliefs:
         namespace, name = demand.key
         entry = {"kind": "member", "namespace": namespace, "name": name}
         words = f"without {namespace}/{name}"
-        return Edit(entry, words, lambda q: q.with_demands(lambda other: None if other.key == demand.key else other))
+        return Edit(entry, words, lambda question: question.without_member(demand.key))
 
     def _of(self, demand: Demand) -> str:
         return f" of {'/'.join(demand.key)}" if len(self.unit.demands) > 1 else ""

@@ -223,3 +223,12 @@ def test_a_group_bound_to_two_nodes_names_all_who_bind_it() -> None:
         told = answer("c", GPU, gpus(4), gpus(2, node="n2"), *order, wanted)
         assert told["reason"] == "GroupUnsatisfiable"
         assert "n1 (h0, h1), n2 (c)" in told["message"]
+
+
+def test_a_member_that_leaves_takes_its_pin_with_it() -> None:
+    vm = {"devalloc.io/group": "vm"}
+    pinned = claim("a", {"deviceClass": "gpu"}, annotations={**vm, "devalloc.io/node": "n2"})
+    two = claim("b", {"deviceClass": "gpu", "requests": {"count": 2}}, annotations=vm)
+    one = claim("c", {"deviceClass": "gpu"}, annotations=vm)
+    told = answer("b", GPU, gpus(3), gpus(2, node="n2"), pinned, two, one)
+    assert [(b["kind"], b["name"]) for b in told["blockers"]] == [("member", "a")]

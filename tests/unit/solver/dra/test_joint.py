@@ -294,3 +294,23 @@ def test_what_is_in_the_way_is_told_of_each_claim_by_its_own_name() -> None:
     found = solve_manifests([CLASS, node_slice("n1", "a"), wants("x", 2), wants("y", 2)])["claims"]
 
     assert [[blocker["claim"] for blocker in one["blockers"]] for one in found] == [["default/x"], ["default/y"]]
+
+
+def test_a_member_that_leaves_takes_its_pin_with_it() -> None:
+    found = solved(
+        node_slice("n1", *"abc"),
+        node_slice("n2", *"de"),
+        wants("x", group="g", node="n2"),
+        wants("y", 2, group="g"),
+        wants("z", group="g"),
+    )
+
+    assert [(b["kind"], b["name"]) for b in found["y"]["blockers"]] == [("member", "x")]
+
+
+def test_a_group_bound_to_two_nodes_names_all_who_bind_it() -> None:
+    first = solved(node_slice("n1", *"ab"), wants("x"))["x"]["allocations"]
+    held = [{**wants(name, group="g"), "status": {"allocation": first}} for name in ("x", "v")]
+    for order in (held, held[::-1]):
+        found = solved(node_slice("n1", *"ab"), node_slice("n2", "c"), *order, wants("y", group="g", node="n2"))
+        assert "n1 (v, x), n2 (y)" in found["y"]["message"]
