@@ -12,7 +12,7 @@ from devalloc.api.claim import DeviceClaim, DeviceClaimDetail
 from devalloc.api.configobject import ConfigObject
 from devalloc.api.content import ContentError, unfit
 from devalloc.api.explain import explain
-from devalloc.api.fields import ApiModel, shown
+from devalloc.api.fields import ApiModel, described, shown
 from devalloc.api.kinds import KINDS, Kind
 from devalloc.api.lenient import Finding, read_leniently
 from devalloc.api.meta import DEVMGMT
@@ -41,7 +41,7 @@ def decode(manifest: object) -> Decoded:
     Unknown kinds of API groups that are not ours come back as ConfigObject.
     """
     if not isinstance(manifest, dict):
-        return Decoded(None, [Problem(f"must be an object with apiVersion and kind, not {type_name(manifest)}")])
+        return Decoded(None, [Problem(f"must be an object with apiVersion and kind, not {described(manifest)}")])
     about = _Subject.of(manifest)
     plain = _plain_pool(manifest)
     if plain is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
@@ -11,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from devalloc.api import semver
-from devalloc.api.quantity import MAX_LENGTH, Quantity
+from devalloc.api.quantity import MAX_LENGTH, Quantity, type_name
 from devalloc.api.semver import SemVer
 
 INT64_MAX = 2**63 - 1
@@ -100,6 +101,15 @@ def shown(value: object) -> str:
     """A value for a message, cut to one line."""
     text = repr(getattr(value, "text", value))
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def described(value: object) -> str:
+    """What a value is, and how it begins: of what has no name, this tells which one it is."""
+    what = type_name(value)
+    try:
+        return f"{what} ({reprlib.repr(value)})" if isinstance(value, str | int | float | list) else what
+    except ValueError:  # a number of so many digits is not written out
+        return what
 
 
 _MAC = re.compile(r"[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}", re.ASCII)

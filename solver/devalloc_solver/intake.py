@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from devalloc.api import meta
@@ -68,23 +68,18 @@ def read_documents(documents: Iterable[object]) -> Intake:
     invalid_classes: dict[str, str] = {}
     refused: list[Refused] = []
     warnings: dict[Key, list[str]] = defaultdict(list)
-    for number, document in enumerate(documents, 1):
+    for document in documents:
         decoded = decode(document)
         if decoded.object is not None:
             objects.append(decoded.object)
             if isinstance(decoded.object, DeviceClaim):
                 warnings[decoded.object.key] += [p.message for p in decoded.problems]
                 continue
-        problems += placed(decoded.problems, document, number)
+        problems += decoded.problems
         errors = [p for p in decoded.problems if p.severity == "error"]
         if decoded.object is None and isinstance(document, Mapping):
             note_invalid(document, errors, invalid_classes, refused)
     return without_duplicates(objects, problems, invalid_classes, refused, warnings)
-
-
-def placed(problems: list[Problem], document: object, number: int) -> list[Problem]:
-    """The problems of a document; what is no object has no name, so its number (from 1) has to tell which it is."""
-    return problems if isinstance(document, Mapping) else [replace(p, source=f"document {number}") for p in problems]
 
 
 def read_objects(

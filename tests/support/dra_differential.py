@@ -207,6 +207,8 @@ def known_difference(instance: Instance, their: Opinion, verdict: Verdict) -> st
         same = (found.outcome, found.node_local) == (their.outcome, their.node_local)
         if same and (found.outcome != "allocated" or found.choices <= choices(instance, their)):
             return " and ".join(quirks)
+        if found.outcome == "error" and late.issuperset(found.reasons):
+            return " and ".join([*quirks, "finds errors only where its search comes"])
     return None
 
 

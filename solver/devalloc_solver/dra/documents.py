@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from devalloc.api.fields import described
 from devalloc.api.meta import GROUP, NODE, PRIORITY, parse_time
 from devalloc.api.problems import Problem
 from devalloc_solver.dra import features as gate
@@ -65,12 +66,12 @@ def read_documents(
     ``read``: slices among them that were read before, by the id of the manifest.
     """
     intake = Intake(read=dict(read or {}))
-    objects = [(number, content) for number, document in enumerate(documents, 1) for content in _flat(document)]
-    count = Counter((_kind(content), key_of(content)) for _, content in objects if isinstance(content, Mapping))
-    for number, content in objects:
+    objects = [content for document in documents for content in _flat(document)]
+    count = Counter((_kind(content), key_of(content)) for content in objects if isinstance(content, Mapping))
+    for content in objects:
         if not isinstance(content, Mapping):
-            told = "is no object: a manifest is a map with apiVersion, kind and metadata"
-            intake.problems.append(Problem(told, source=f"document {number}"))
+            told = f"must be an object with apiVersion, kind and metadata, not {described(content)}"
+            intake.problems.append(Problem(told))
             continue
         kind, key = _kind(content), key_of(content)
         twice = count[kind, key] > 1 and kind in KINDS

@@ -14,7 +14,7 @@ from devalloc.api.fields import ApiModel, with_fields
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_solver.holdings import Key
-from devalloc_solver.intake import Intake, Refused, note_invalid, placed, without_duplicates
+from devalloc_solver.intake import Intake, Refused, note_invalid, without_duplicates
 
 Name = tuple[str, str, str]
 """(kind, namespace, name); the namespace is "" for kinds that have none"""
@@ -38,16 +38,16 @@ class Document(NamedTuple):
         return self.name[0]
 
 
-def read(content: object, number: int | None = None) -> Document:
-    """Read one manifest, valid or not; ``number``: which of several it is."""
+def read(content: object) -> Document:
+    """Read one manifest, valid or not."""
     decoded = decode(content)
     manifest = content if isinstance(content, Mapping) else {}
     name = name_of(manifest)
     spec = manifest.get("spec")
     node = spec.get("nodeName") if isinstance(spec, Mapping) and name[0] == "DevicePool" else None
     kept = manifest if decoded.object is None else None
-    problems = decoded.problems if number is None else placed(decoded.problems, content, number)
-    return Document(name, node if isinstance(node, str) and node else None, decoded.object, kept, tuple(problems))
+    node = node if isinstance(node, str) and node else None
+    return Document(name, node, decoded.object, kept, tuple(decoded.problems))
 
 
 def without_status(document: Document) -> Document:

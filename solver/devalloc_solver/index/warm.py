@@ -33,7 +33,7 @@ class ClaimFleet:
     @classmethod
     def from_manifests(cls, documents: Iterable[Mapping[str, Any]], *, placement: str) -> ClaimFleet:
         """Read everything at once."""
-        return cls(Devmgmt.load((read(document, number) for number, document in enumerate(documents, 1)), placement))
+        return cls(Devmgmt.load((read(document) for document in documents), placement))
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
