@@ -20,7 +20,8 @@ def undominated(things: Iterable[T], rank: Callable[[T], tuple[tuple[int, ...], 
     first: dict[tuple[tuple[int, ...], int], T] = {}
     for thing in things:
         first.setdefault(rank(thing), thing)
-    ranked = sorted(first.items(), key=lambda row: -sum(row[0][0]))
+    # What is as good in every number has no smaller sum; with the same sum, it comes first if it uses up less.
+    ranked = sorted(first.items(), key=lambda row: (-sum(row[0][0]), row[0][1].bit_count()))
     packed, guards = _packed([numbers for (numbers, _), _ in ranked])
     found: list[T] = []
     # A guard survives where the number beside it is no less than the one subtracted.
