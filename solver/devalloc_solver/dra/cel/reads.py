@@ -5,6 +5,7 @@ With these, a caller evaluates once for each distinct tuple of the values read, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal as Only
 
@@ -138,15 +139,31 @@ def is_binding(fold: Fold) -> bool:
 
 
 def equalities(root: Node) -> tuple[Equality, ...]:
-    """The equalities with literals that every matching device fulfils: those among the top-level conjuncts."""
-    pending, found = [root], []
-    while pending:
-        node = pending.pop()
-        if isinstance(node, Call) and node.function == "_&&_":
-            pending.extend(reversed(node.arguments))
-        elif isinstance(node, Call) and (equality := _equality(node)) is not None:
-            found.append(equality)
-    return tuple(found)
+    """The equalities with literals that every matching device fulfils: those among the top-level conjuncts, and of
+    alternatives those on an attribute that each of them demands something of."""
+    match root:
+        case Call(function="_&&_", arguments=parts):
+            return tuple(found for part in parts for found in equalities(part))
+        case Call(function="_||_", arguments=parts):
+            first, *others = [{(e.domain, e.id): e for e in reversed(equalities(part))} for part in parts]
+            common = [
+                [one, *(other[place] for other in others)]
+                for place, one in first.items()
+                if all(place in other for other in others)
+            ]
+            return tuple(found for same in common if (found := _one_of(same)) is not None)
+        case Call():
+            found = _equality(root)
+            return () if found is None else (found,)
+    return ()
+
+
+def _one_of(equalities: Sequence[Equality]) -> Equality | None:
+    """Any of some equalities on one attribute; None where they are of several types."""
+    values = [value for each in equalities for value in each.values]
+    if len({type(value) for value in values}) != 1:
+        return None
+    return Equality(equalities[0].domain, equalities[0].id, tuple(dict.fromkeys(values)))
 
 
 def _equality(call: Call) -> Equality | None:

@@ -86,6 +86,19 @@ def test_nothing_is_promised_where_the_maps_are_used_as_a_whole(expression: str)
             '(device.attributes["d"].x == 1 && true) && (true && device.attributes["d"].y == 2)',
             [("d", "x", (1,)), ("d", "y", (2,))],
         ),
+        ('device.attributes["d"].x == "a" || "b" == device.attributes["d"].x', [("d", "x", ("a", "b"))]),
+        (
+            'device.attributes["d"].x == 1 || device.attributes["d"].x in [2, 1] && device.driver == "d"'
+            ' || (device.attributes["d"].x == 3 && device.attributes["d"].y == 2)',
+            [("d", "x", (1, 2, 3))],
+        ),
+        (
+            '(device.attributes["d"].x == 1 || device.attributes["d"].x == 2) && device.attributes["e"].y == "b"',
+            [("d", "x", (1, 2)), ("e", "y", ("b",))],
+        ),
+        ('device.attributes["d"].x == 1 || device.attributes["d"].x == "1"', []),
+        ('device.attributes["d"].x == 1 || device.attributes["d"].x == true', []),
+        ('device.attributes["d"].x == 1 || device.attributes["d"].y == 1', []),
         ('device.attributes["d"].x == 1 || true', []),
         ('!(device.attributes["d"].x == 1)', []),
         ('device.attributes["d"].x != 1', []),
