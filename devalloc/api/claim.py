@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from devalloc.api import meta
 from devalloc.api.fields import (
     INT64_MAX,
+    AmountField,
     ApiModel,
     Expression,
     Fault,
@@ -139,14 +140,7 @@ class ResourceAllocation(ApiModel):
     """An amount of one device's resource."""
 
     name: PlainName
-    allocation: NotNegative
-
-    @field_validator("allocation")
-    @classmethod
-    def _gives_nothing_back(cls, allocation: Quantity) -> Quantity:
-        if allocation.nano < 0:
-            raise ValueError(f"must not be negative, and is {allocation}")
-        return allocation
+    allocation: AmountField
 
 
 Amounts = Annotated[list[ResourceAllocation], Field(max_length=32), AfterValidator(unique_by_name)]

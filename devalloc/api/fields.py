@@ -7,7 +7,16 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -233,6 +242,16 @@ def positive(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
     faulty = {name: amount for name, amount in amounts.items() if amount.nano <= 0}
     refuse(((name,), f"must be more than zero, and is {amount}") for name, amount in faulty.items())
     return amounts
+
+
+def _no_less_than_nothing(amount: Quantity) -> Quantity:
+    if amount.nano < 0:
+        raise ValueError(f"must not be negative, and is {amount}")
+    return amount
+
+
+AmountField = Annotated[NotNegative, AfterValidator(_no_less_than_nothing)]
+"""One amount; maps of amounts are checked as a whole, by ``not_negative``."""
 
 
 def not_negative(amounts: dict[str, Quantity]) -> dict[str, Quantity]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from devalloc.api.fields import (
+    AmountField,
     ApiModel,
     Int64,
     NotNegative,
@@ -70,15 +71,8 @@ class ResourceCapacity(ApiModel):
     """An amount of a named resource, handed out in whole blocks."""
 
     name: PlainName
-    capacity: NotNegative
+    capacity: AmountField
     block_size: Positive | None = None
-
-    @field_validator("capacity", mode="after")
-    @classmethod
-    def _capacity(cls, capacity: Quantity) -> Quantity:
-        if capacity.nano < 0:
-            raise ValueError(f"must not be negative, and is {capacity}")
-        return capacity
 
     @field_validator("block_size", mode="after")
     @classmethod
