@@ -31,11 +31,12 @@ def replay(path: Path) -> int:
 
     content = _read(path)
     options = content["options"]
+    try:
+        solve_manifests([], placement=options["placement"], deadline=options["deadline"])  # are these options at all?
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{path} is no snapshot: its options are damaged: {error}") from error
     with working("solving"):
-        try:
-            answer = solve_manifests(content["documents"], placement=options["placement"], deadline=options["deadline"])
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"{path} is no snapshot: its options are damaged: {error}") from error
+        answer = solve_manifests(content["documents"], placement=options["placement"], deadline=options["deadline"])
     before, now = _timeless(content["answer"]), _timeless(answer)
     if json.dumps(before) == json.dumps(now):
         click.echo(f"{path}: the same answer for {len(answer['claims'])} claims")
