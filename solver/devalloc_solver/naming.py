@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Protocol
 
-from devalloc.api.claim import DeviceClaim
 from devalloc.api.meta import parse_time
 
 _DIGITS = re.compile(r"(\d{1,1000})")
@@ -25,7 +25,27 @@ def natural(name: str) -> tuple[NaturalKey, str]:
     return parts, name
 
 
-def claim_order(claim: DeviceClaim) -> ClaimOrder:
+class Dated(Protocol):
+    """What the order of claims reads of an object's metadata."""
+
+    @property
+    def creation_timestamp(self) -> str | None: ...
+
+
+class Waiting(Protocol):
+    """What the order of claims reads of a claim, of either dialect."""
+
+    @property
+    def key(self) -> tuple[str, str]: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def metadata(self) -> Dated: ...
+
+
+def claim_order(claim: Waiting) -> ClaimOrder:
     """The order of S17: priority (highest first), creation time (a missing one last), namespace, name."""
     created = claim.metadata.creation_timestamp
     return -claim.priority, parse_time(created) if created else _LAST, *claim.key

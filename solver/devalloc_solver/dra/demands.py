@@ -35,7 +35,7 @@ def build_units(intake: Intake, judge: Judge) -> tuple[list[Unit], list[Refused]
     refused: list[Refused] = []
     demands: list[Demand] = []
     waiting = [pending(claim, i) for i, claim in enumerate(intake.claims) if claim.allocation is None]
-    for one in sorted(waiting, key=claim_order):  # type: ignore[arg-type]
+    for one in sorted(waiting, key=claim_order):
         made = make(one, intake, judge)
         if isinstance(made, Demand):
             demands.append(made)

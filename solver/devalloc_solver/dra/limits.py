@@ -95,9 +95,8 @@ def _check_config(config: Mapping[str, Any], path: str) -> None:
         raise FieldError(where, "is missing: write {} where the driver needs none")
     if not isinstance(parameters, Mapping):
         raise FieldError(where, f"must be an object, not {type_name(parameters)}")
-    text = json.dumps(
-        parameters, ensure_ascii=False, separators=(",", ":")
-    )  # that it is JSON was seen when it was read
+    # That it is JSON was seen when it was read.
+    text = json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
     if (size := len(text.encode())) > MOST_PARAMETERS:
         raise FieldError(where, f"has {size} bytes, and the API server takes at most {MOST_PARAMETERS}; shorten it")
 

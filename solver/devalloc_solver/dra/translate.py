@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc_solver.demand import Demand, Mode, Relation, Slot, Unit
+from devalloc_solver.dra.amounts import Amount
 from devalloc_solver.dra.candidates import Choice
 from devalloc_solver.dra.objects import Claim, Constraint
 
@@ -84,8 +85,8 @@ def _slot(detail: int, alternative: int | None, choice: Choice) -> Slot:
     )
 
 
-def _portion(takes: Mapping[str, object]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((name, amount.nano) for name, amount in takes.items()))  # type: ignore[attr-defined]
+def _portion(takes: Mapping[str, Amount]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((name, amount.nano) for name, amount in takes.items()))
 
 
 def _relation(claim: Claim, constraint: Constraint) -> Relation:

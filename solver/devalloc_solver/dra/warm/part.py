@@ -13,6 +13,7 @@ from devalloc_solver.dra.warm.rules import Rules, is_broken
 from devalloc_solver.dra.warm.state import State
 from devalloc_solver.dra.warm.traits import offer_of
 from devalloc_solver.holdings import Held, Holding
+from devalloc_solver.index.kinds import renumbered
 from devalloc_solver.index.states import NodeRecord, PoolKind
 
 Order = tuple[bool, str, str]
@@ -58,7 +59,7 @@ class Part:
                 mine[device.index] = index
                 offers.append(Offer(index, offer.pool, offer.slice, offer.device, offer.is_shareable, offer.nodes))
                 kinds.append(records[number].kinds[device.index].index)
-                members.append(_renumbered(device, index, len(pools)))
+                members.append(renumbered(device, index, len(pools)))
             pools.append(core.Pool(len(pools), pool.node, pool.name, pool.driver, pool.resources, tuple(members)))
         first = len(offers)
         offers += [replace(offer, index=first + n) for n, offer in enumerate(rules.commons.offers)]
@@ -83,16 +84,3 @@ class Part:
             Holding(key, state.tenants[key].priority, tuple(sorted(items, key=lambda held: held.device)))
             for key, items in sorted(found.items())
         ]
-
-
-def _renumbered(device: core.Device, index: int, pool: int) -> core.Device:
-    return core.Device(
-        index,
-        pool,
-        device.name,
-        device.attributes,
-        device.resources,
-        device.draws,
-        device.undefined,
-        device.shareable,
-    )
