@@ -1,0 +1,1 @@
+"""Bindings: how a kind of device is made ready for a machine."""

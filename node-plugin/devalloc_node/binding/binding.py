@@ -1,0 +1,39 @@
+"""What every binding is: a way to make a device ready, told as steps, and a way to look whether it still is."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.grant import GrantedDevice
+from devalloc_node.prepared import PreparedDevice
+from devalloc_node.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a device is, as far as the host can tell."""
+
+    state: Literal["healthy", "unhealthy", "unknown"]
+    message: str = ""
+    """Why, where it is not healthy."""
+
+
+Steps = Generator[Step, None, PreparedDevice]
+"""Yields each step before it is done and is resumed when it is; returns what the device is then. Reading the host
+between steps sees their effect. Raises NodeError (by itself, or thrown in where a step failed)."""
+
+
+class Binding(Protocol):
+    """One way of making devices ready. Unpreparing is undoing the steps, so there is no method for it."""
+
+    name: str
+
+    def prepare(self, granted: GrantedDevice, deadline: Deadline) -> Steps:
+        """Make a device ready that no other claim holds. Refuses, before the first step, what must not be touched:
+        reserved or busy functions, groups that cannot be taken whole, kinds that the admin does not allow (T4, T5)."""
+
+    def observe(self, device: PreparedDevice) -> Health:
+        """Whether a prepared device is still there, bound as it was left, and not faulty. Reads only."""

@@ -1,0 +1,30 @@
+"""A moment by which an answer is due, passed down so that waits inside add up to less than the caller waits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment of the monotonic clock."""
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        return cls(time.monotonic() + seconds)
+
+    @property
+    def seconds(self) -> float:
+        """What is left, never negative."""
+        return max(0.0, self.at - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self.at
+
+    def capped(self, seconds: float) -> Deadline:
+        """This deadline, or one in so many seconds where that is sooner."""
+        return Deadline(min(self.at, time.monotonic() + seconds))

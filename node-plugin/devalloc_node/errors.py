@@ -1,0 +1,39 @@
+"""How things fail: denied, failed and unknown are kept apart everywhere."""
+
+from __future__ import annotations
+
+
+class NodeError(Exception):
+    """Why something could not be done for one claim, device or machine; the text is a sentence for people."""
+
+    def __init__(self, code: str, message: str, *, retryable: bool) -> None:
+        """``code``: CamelCase and stable, such as ``DeviceInUse``. ``retryable``: the same request may succeed later
+        though nobody changes what is asked for."""
+        super().__init__(message)
+        self.code = code
+        self.retryable = retryable
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class Denied(NodeError):
+    """The answer is no, and nothing was changed: a rule, another owner, the guest or the hypervisor refuses."""
+
+    def __init__(self, code: str, message: str, *, retryable: bool = False) -> None:
+        super().__init__(code, message, retryable=retryable)
+
+
+class Failed(NodeError):
+    """It was tried and did not work. What had been done is undone, or the message says what is left."""
+
+    def __init__(self, code: str, message: str, *, retryable: bool = True) -> None:
+        super().__init__(code, message, retryable=retryable)
+
+
+class Unknown(NodeError):
+    """Nobody can tell whether it happened: no answer before the deadline. The journal keeps it until it is known."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message, retryable=True)

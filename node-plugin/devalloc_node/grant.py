@@ -1,0 +1,67 @@
+"""What a claim was given on this node, in whichever dialect: the input of preparing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Configs = tuple[Mapping[str, Any], ...]
+"""Configuration objects as manifests (``{"apiVersion", "kind", "spec", …}``), the weightiest first."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimRef:
+    """A claim as callers name it. The UID is its identity; the names are for people."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedDevice:
+    """One device of a claim."""
+
+    requests: tuple[str, ...]
+    """Which requests of the claim it answers: names in resource.k8s.io (without the part behind a slash), indexes into
+    spec.claims for a DeviceClaim. Empty: all."""
+    pool: str
+    device: str
+    admin: bool = False
+    """Access beside the owner: nothing is bound and nobody is excluded (S14)."""
+    share: str | None = None
+    """The share's id, or None where the device is held whole."""
+    class_configs: Configs = ()
+    """From the class. They win over ``claim_configs`` (T6)."""
+    claim_configs: Configs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """All that a claim holds on this node."""
+
+    ref: ClaimRef
+    kind: str
+    """``DeviceClaim`` or ``ResourceClaim``."""
+    devices: tuple[GrantedDevice, ...]
+    pods: tuple[str, ...] = field(default=())
+    """Names of the pods or machines that the claim is reserved for, for people."""
+
+
+class Grants(Protocol):
+    """Where claims are looked up. Safe for threads."""
+
+    def get(self, ref: ClaimRef) -> Grant:
+        """What the claim holds on this node.
+
+        Raises Denied: ``ClaimNotFound``, ``ClaimUidMismatch`` (another object has the name now),
+        ``ClaimNotAllocated``, ``ClaimElsewhere`` (nothing of it is on this node), ``ClaimInvalid``. Raises Failed when
+        the store cannot answer.
+        """
+
+    def is_gone(self, ref: ClaimRef) -> bool:
+        """True only when the store answered that no object of this UID exists (T16). Raises Failed when it cannot."""

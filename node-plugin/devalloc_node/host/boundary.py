@@ -1,0 +1,39 @@
+"""Every way in which the plugin changes the host. One call is one change, which can be watched, refused or failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.deadline import Deadline
+from devalloc_node.step import Value
+
+VfSettings = Mapping[str, Value]
+"""Settings of a VF as its PF enforces them, with the field names of VfConfig: ``mac``, ``vlan``, ``vlanQos``,
+``minTxRate``, ``maxTxRate`` (Mbit/s), ``trust``, ``spoofCheck``, ``linkState``. Only what is named is set."""
+
+
+class Host(Protocol):
+    """The host as bindings see it. Raises OSError with the kernel's errno; Unknown when the kernel does not answer."""
+
+    def tree(self) -> Tree:
+        """A reader of the host's files; a fresh one each time, for a reader collects faults."""
+
+    def write(self, path: str, text: str, deadline: Deadline) -> None:
+        """Write to a file below /sys, such as ``bus/pci/drivers_probe``; components of the path are checked."""
+
+    def vf_settings(self, interface: str, index: int) -> VfSettings:
+        """What the PF's network interface says of its VF number ``index``. Reads only."""
+
+    def set_vf(self, interface: str, index: int, settings: VfSettings) -> None:
+        """Set them by netlink."""
+
+    def own(self, node: str, uid: int, gid: int) -> None:
+        """Give a device node below /dev to a user."""
+
+    def put_file(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        """Write a file whole (beside it, synced, renamed) below one of the plugin's own folders."""
+
+    def remove_file(self, path: str) -> None:
+        """Remove such a file; it is no error that it is gone."""

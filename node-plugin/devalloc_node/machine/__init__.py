@@ -1,0 +1,1 @@
+"""Machines: QEMU, started or adopted, through QMP."""

@@ -1,0 +1,40 @@
+"""What a prepared claim is to whoever uses it: the answer of prepare, kept in the journal, the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from devalloc_node.grant import ClaimRef
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One device, bound and ready."""
+
+    requests: tuple[str, ...]
+    pool: str
+    device: str
+    binding: str
+    """``vfio``, ``vgpu``, ``mdev``, or ``none`` for admin access."""
+    functions: tuple[str, ...] = ()
+    """PCI addresses that are passed through together, the main one first: ``("0000:41:00.0", "0000:41:00.1")``."""
+    mdev_uuid: str | None = None
+    sysfsdev: str | None = None
+    """Path below sys of what ``vfio-pci,sysfsdev=`` takes where a host address does not do (mdev, vendor VFIO)."""
+    nodes: tuple[str, ...] = ()
+    """Device nodes that its user opens: ``/dev/vfio/15``; of the container ``/dev/vfio/vfio`` nothing is said here."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """What the metadata file tells, such as ``resource.kubernetes.io/pciBusID`` and ``mdevUUID``."""
+    admin: bool = False
+    share: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A claim that is prepared."""
+
+    ref: ClaimRef
+    devices: tuple[PreparedDevice, ...]
+    cdi_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """CDI device ids by device, as ``pool/device`` (plus ``/share`` for a share)."""

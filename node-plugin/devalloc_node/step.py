@@ -1,0 +1,45 @@
+"""Steps: reversible changes of the host, one property at a time.
+
+A binding *yields* steps; the engine writes each to the journal (intent), performs it, notes that it is done, and only
+then lets the binding go on. Undoing a claim is its steps backwards, each ``apply(before)``. So no binding has an undo
+of its own, and what was there before (the original driver, the VF count) is in the journal before it is touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from devalloc_node.deadline import Deadline
+
+Value = Any
+"""A JSON value: None, bool, int, str, list or dict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Make one property of the host ``after``, where it is ``before`` now."""
+
+    kind: str
+    """A key of the table of step kinds: ``driver``, ``vf-count``, ``vf-settings``, ``mdev``, ``vgpu``, ``file`` …"""
+    target: str
+    """What the property belongs to: a PCI address, a UUID, a path below an allowed folder."""
+    before: Value
+    after: Value
+    shared: str | None = None
+    """None: the step is the claim's own. Else the name of what several claims share (``pf/0000:41:00.0``): done once
+    for the first of them, undone after the last."""
+
+
+class StepKind(Protocol):
+    """How one kind of property is read and set. Stateless; safe for threads."""
+
+    def read(self, target: str) -> Value:
+        """What it is now. Raises Failed where it cannot be told."""
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        """Make it so from *whatever* it is now (a crash may have left it half-way), and read back that it is.
+
+        Nothing is written where it is so already. Raises NodeError; Unknown when it did not end before the deadline.
+        """
