@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -30,6 +30,16 @@ class Binding(Protocol):
     """One way of making devices ready. Unpreparing is undoing the steps, so there is no method for it."""
 
     name: str
+
+    def keys(self, granted: GrantedDevice, held: Collection[str]) -> tuple[str, ...]:
+        """What the device will hold to itself, so that no other claim can: ``pci/0000:41:00.0`` for each function that
+        goes away with it (also of a VF that does not exist yet), ``mdev/<uuid>``; nothing for admin access. ``held``:
+        keys that are taken; a device that may be backed by any of several things gets one that is not. Asked before
+        ``prepare``, which agrees with it. Reads only.
+
+        Raises Denied where the device cannot be had at all: ``DeviceUnknown``, ``DeviceGone``, ``DeviceExhausted`` (all
+        that could back it are held).
+        """
 
     def prepare(self, granted: GrantedDevice, deadline: Deadline) -> Steps:
         """Make a device ready that no other claim holds. Refuses, before the first step, what must not be touched:
