@@ -22,7 +22,7 @@ JOBS ?= auto
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster lint format bench fuzz clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster lint format protos bench fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -72,6 +72,10 @@ lint: setup ## style, types, import rules
 format: setup ## rewrite to the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+protos: setup ## generate the wire code of node-plugin/devalloc_node/pb anew from its .proto files
+	$(BIN)/python -m grpc_tools.protoc -I node-plugin \
+	  --python_out=node-plugin --pyi_out=node-plugin --grpc_python_out=node-plugin node-plugin/devalloc_node/pb/*.proto
 
 bench: setup ## discovery by tree size, solving by fleet size: a table
 	$(BIN)/python -m benchmarks
