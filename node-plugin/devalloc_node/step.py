@@ -29,7 +29,8 @@ class Step:
     after: Value
     shared: str | None = None
     """None: the step is the claim's own. Else the name of what several claims share (``pf/0000:41:00.0``): done once
-    for the first of them, undone after the last."""
+    for the first of them, undone after the last. A binding yields it for every claim; who comes second finds it done
+    (``before`` equals ``after``) and joins. Its true ``before`` is what the kind reads under the lock of the name."""
 
 
 class StepKind(Protocol):

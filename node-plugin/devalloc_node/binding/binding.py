@@ -31,19 +31,21 @@ class Binding(Protocol):
 
     name: str
 
-    def keys(self, granted: GrantedDevice, held: Collection[str]) -> tuple[str, ...]:
+    def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         """What the device will hold to itself, so that no other claim can: ``pci/0000:41:00.0`` for each function that
-        goes away with it (also of a VF that does not exist yet), ``mdev/<uuid>``; nothing for admin access. ``held``:
-        keys that are taken; a device that may be backed by any of several things gets one that is not. Asked before
-        ``prepare``, which agrees with it. Reads only.
+        goes away with it (also of a VF that does not exist yet), ``mdev/<uuid>``; nothing for admin access.
+
+        ``owner``: the UID of the claim; the same claim gets the same UUIDs again. ``held``: keys that other claims
+        have; a device that may be backed by any of several things gets one that is not among them. Reads only.
 
         Raises Denied where the device cannot be had at all: ``DeviceUnknown``, ``DeviceGone``, ``DeviceExhausted`` (all
         that could back it are held).
         """
 
-    def prepare(self, granted: GrantedDevice, deadline: Deadline) -> Steps:
-        """Make a device ready that no other claim holds. Refuses, before the first step, what must not be touched:
-        reserved or busy functions, groups that cannot be taken whole, kinds that the admin does not allow (T4, T5)."""
+    def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
+        """Make a device ready that no other claim holds. ``keys``: what ``keys`` answered, as the journal has it now.
+        Refuses, before the first step, what must not be touched: reserved or busy functions, groups that cannot be
+        taken whole, kinds that the admin does not allow (T4, T5)."""
 
     def observe(self, device: PreparedDevice) -> Health:
         """Whether a prepared device is still there, bound as it was left, and not faulty. Reads only."""
