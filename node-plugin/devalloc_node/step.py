@@ -3,12 +3,21 @@
 A binding *yields* steps; the engine writes each to the journal (intent), performs it, notes that it is done, and only
 then lets the binding go on. Undoing a claim is its steps backwards, each ``apply(before)``. So no binding has an undo
 of its own, and what was there before (the original driver, the VF count) is in the journal before it is touched.
+
+What undoing knows of the kinds of steps:
+
+* A step that cannot be undone keeps its record, and the steps of that device before it are not touched: nothing is
+  unbound under a machine that would not let go. It is tried again later.
+* NodeError with code ``DeviceGone`` from undoing means that there is nothing left to put back: it counts as undone.
+* A ``reset`` step (between owners, T7) does nothing when it is done and resets when it is undone. Where that fails the
+  rest is undone all the same, and the device is withheld with the reason until a reset succeeds.
+* ``file`` steps outlive a reboot; all others are undone by it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from devalloc_node.deadline import Deadline
@@ -44,3 +53,11 @@ class StepKind(Protocol):
 
         Nothing is written where it is so already. Raises NodeError; Unknown when it did not end before the deadline.
         """
+
+
+@runtime_checkable
+class ForcibleKind(StepKind, Protocol):
+    """A kind whose steps can be undone against somebody's will (T14)."""
+
+    def force(self, target: str, value: Value, deadline: Deadline) -> None:
+        """As ``apply``, whatever it takes: a machine that does not let go of a device is ended."""

@@ -30,6 +30,8 @@ class Binding(Protocol):
     """One way of making devices ready. Unpreparing is undoing the steps, so there is no method for it."""
 
     name: str
+    shares: bool
+    """Whether a share of a device (S10) can be prepared. Where not, the engine refuses shares: ``ShareUnsupported``."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         """What the device will hold to itself, so that no other claim can: ``pci/0000:41:00.0`` for each function that
