@@ -69,6 +69,27 @@ _DETAIL_RULES = (
     ),
 )
 
+_METHOD = "(has(self.method) ? self.method : 'virtio-mem')"
+
+
+def _amount(name: str) -> str:
+    return f"quantity(string(self.{name}))"
+
+
+def _is_multiple(name: str, block: str) -> str:
+    return f"({_amount(name)}.isInteger() && {_amount(name)}.asInteger() % {block}.asInteger() == 0)"
+
+
+_BOUNDS = (
+    Rule(f"{_amount('min')}.compareTo({_amount('max')}) <= 0", "max must not be below min", ".max"),
+    Rule(
+        f"!has(self.use) || ({_amount('min')}.compareTo({_amount('use')}) <= 0 && "
+        f"{_amount('use')}.compareTo({_amount('max')}) <= 0)",
+        "use must be between min and max",
+        ".use",
+    ),
+)
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "Attribute": (
         Rule(
@@ -101,6 +122,66 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "the spec of an allocated claim is fixed; release the claim first",
         ),
     ),
+    "CpuBounds": (
+        *_BOUNDS,
+        Rule(f"{_amount('max')}.compareTo(quantity('1024')) <= 0", "max must not be above 1024", ".max"),
+    ),
+    "MemoryBounds": (
+        *_BOUNDS,
+        *(
+            Rule(
+                f"!has(self.{name}) || {_is_multiple(name, 'quantity(' + repr(block) + ')')}",
+                f"{name} must be a multiple of {block}",
+                f".{name}",
+            )
+            for name, block in (("min", "2Mi"), ("max", "2Mi"), ("use", "2Mi"), ("slotSize", "128Mi"))
+        ),
+        Rule(
+            f"({_METHOD} == 'dimm') == has(self.slotSize)",
+            "slotSize is required with method dimm, and goes with no other",
+        ),
+        *(
+            Rule(
+                f"!has(self.slotSize) || !has(self.{name}) || "
+                f"{_amount(name)}.sub({_amount('min')}).asInteger() % {_amount('slotSize')}.asInteger() == 0",
+                f"{name} must be min and a multiple of slotSize more",
+                f".{name}",
+            )
+            for name in ("max", "use")
+        ),
+        Rule(
+            f"!has(self.slotSize) || "
+            f"{_amount('max')}.sub({_amount('min')}).asInteger() / {_amount('slotSize')}.asInteger() <= 255",
+            "max must be at most 255 times slotSize above min",
+            ".max",
+        ),
+    ),
+    "MachineStart": (
+        Rule(f"has(self.kernel) || !{_empty('disks')}", "a kernel is required where there are no disks"),
+        Rule("has(self.kernel) || !has(self.initrd)", "initrd goes with a kernel", ".initrd"),
+        Rule("has(self.kernel) || !has(self.append) || self.append == ''", "append goes with a kernel", ".append"),
+    ),
+    "MachineNic": (
+        Rule(
+            "(has(self.backend) && self.backend == 'tap') == has(self.interface)",
+            "interface is required with backend tap, and goes with no other",
+        ),
+    ),
+    "VirtualMachineSpec": (
+        Rule("has(self.start) != has(self.adopt)", "a machine is either started or adopted: exactly one of both"),
+        Rule(f"!has(self.adopt) || {_empty('nics')}", "nics go with start only", ".nics"),
+        Rule("!has(self.adopt) || !has(self.pciSlots)", "pciSlots goes with start only", ".pciSlots"),
+        Rule(
+            "!has(self.pciSlots) || !has(self.claims) || size(self.claims) <= self.pciSlots",
+            "pciSlots must be at least one for each claim",
+            ".pciSlots",
+        ),
+        Rule(
+            "!has(self.claims) || self.claims.all(name, self.claims.exists_one(other, other == name))",
+            "a claim can be named once",
+            ".claims",
+        ),
+    ),
     "VfConfigSpec": (
         Rule("!has(self.mac) || self.mac != '00:00:00:00:00:00'", "must be a unicast MAC address", ".mac"),
         Rule(
@@ -121,6 +202,9 @@ LIST_KEYS: dict[tuple[str, str], tuple[str, ...]] = {
     ("DeviceStatus", "allocations"): ("name",),
     ("DeviceStatus", "conditions"): ("type",),
     ("DeviceClaimStatus", "deviceStatuses"): ("devicePoolName", "deviceName"),
+    ("MachineStart", "disks"): ("path",),
+    ("VirtualMachineStatus", "devices"): ("claim", "pool", "device"),
+    ("VirtualMachineStatus", "conditions"): ("type",),
 }
 """(model, field) of lists whose entries have a key; the models check the same."""
 
@@ -142,6 +226,14 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("Class", "string", ".spec.claims[0].deviceClass"),
         ("Node", "string", r".metadata.annotations.devalloc\.io/allocated-node"),
         ("Device", "string", ".status.allocations[0].deviceName"),
+        _AGE,
+    ),
+    "VirtualMachine": (
+        ("Node", "string", ".spec.nodeName"),
+        ("Phase", "string", ".status.phase"),
+        ("CPUs", "string", ".status.observed.cpus"),
+        ("Memory", "string", ".status.observed.memory"),
+        ("Reason", "string", ".status.reason"),
         _AGE,
     ),
     "VfioConfig": (_AGE,),

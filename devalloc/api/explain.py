@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from devalloc.api.claim import DeviceClaimDetail, DeviceClaimSpec
-from devalloc.api.fields import REFUSED, ApiModel, printable, shown
+from devalloc.api.fields import REFUSED, RELATED, ApiModel, printable, shown
 from devalloc.api.lenient import Finding
 from devalloc.api.nearest import nearest
 from devalloc.api.quantity import type_name
@@ -78,7 +78,7 @@ class _Wrong:
     """Places that are wrong already.
 
     What is found in them says nothing new. Nor does what is found about something that contains them, unless it is a
-    check of ours that stands at a place of its own.
+    check of ours that stands at a place of its own, and is not about how wrong fields relate to others.
     """
 
     def __init__(self) -> None:
@@ -92,6 +92,8 @@ class _Wrong:
     def covers(self, error: ErrorDetails) -> bool:
         loc = error["loc"]
         if loc in self._above and error["type"] != REFUSED:
+            return True
+        if error["type"] == RELATED and loc[:-1] in self._above:
             return True
         return any(loc[:i] in self._wrong for i in range(len(loc) + 1))
 
@@ -119,7 +121,7 @@ def _message(error: ErrorDetails, value: Any, parent: Shape, loc: Loc) -> str:
             return "is required"
         case "extra_forbidden":
             return _unknown_field(str(loc[-1]), parent)
-        case _ if error["type"] == REFUSED:
+        case _ if error["type"] in (REFUSED, RELATED):
             return str(context["message"])
         case "value_error":
             return str(context["error"])

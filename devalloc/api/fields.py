@@ -201,12 +201,17 @@ Fault = tuple[tuple[str | int, ...], str]
 
 REFUSED: Final = "refused"
 """The type of the errors that ``refuse`` raises."""
+RELATED: Final = "related"
+"""The same for errors of how fields relate to each other: nothing is said of that while one of them is wrong."""
 
 
-def refuse(faults: Iterable[Fault]) -> None:
-    """Raise one validation error with all the faults, each at its own place; nothing when there are none."""
+def refuse(faults: Iterable[Fault], kind: str = REFUSED) -> None:
+    """Raise one validation error with all the faults, each at its own place; nothing when there are none.
+
+    ``kind``: REFUSED or RELATED.
+    """
     details = [
-        InitErrorDetails(type=PydanticCustomError(REFUSED, "{message}", {"message": message}), loc=loc, input=None)
+        InitErrorDetails(type=PydanticCustomError(kind, "{message}", {"message": message}), loc=loc, input=None)
         for loc, message in faults
     ]
     if details:

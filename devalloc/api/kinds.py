@@ -10,6 +10,7 @@ from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.fields import ApiModel
 from devalloc.api.meta import DEVALLOC, DEVMGMT
 from devalloc.api.pool import DevicePool
+from devalloc.api.virtualmachine import VirtualMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ KINDS: dict[str, Kind] = {
         _kind(DevicePool, DEVMGMT, ("dp",), namespaced=False, plural="devicepools"),
         _kind(DeviceClass, DEVMGMT, ("dc",), namespaced=False, plural="deviceclasses"),
         _kind(DeviceClaim, DEVMGMT, ("dclaim",), namespaced=True, plural="deviceclaims"),
+        _kind(VirtualMachine, DEVALLOC, ("vm",), namespaced=True, plural="virtualmachines"),
         _kind(VfioConfig, DEVALLOC, (), namespaced=True, plural="vfioconfigs"),
         _kind(VfConfig, DEVALLOC, (), namespaced=True, plural="vfconfigs"),
         _kind(VgpuConfig, DEVALLOC, (), namespaced=True, plural="vgpuconfigs"),

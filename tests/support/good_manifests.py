@@ -119,6 +119,53 @@ apiVersion: devalloc.io/v1alpha1
 kind: VgpuConfig
 metadata: {namespace: team-a, name: quarter}
 spec: {profile: NVIDIA A2-4Q}
+---
+apiVersion: devalloc.io/v1alpha1
+kind: VirtualMachine
+metadata: {namespace: team-a, name: trainer}
+spec:
+  nodeName: node-a
+  cpu: {min: 500m, max: 4, use: "1.5"}
+  memory: {min: 512Mi, max: 2Gi, use: 1Gi, method: dimm, slotSize: 512Mi}
+  start:
+    kernel: /var/lib/machines/vmlinuz
+    initrd: /var/lib/machines/initrd.img
+    append: console=ttyS0 root=/dev/vda
+    disks:
+    - {path: /var/lib/machines/trainer.qcow2, format: qcow2}
+    - {path: /var/lib/machines/data.raw, format: raw, readOnly: true, device: nvme}
+  nics:
+  - {model: e1000e, backend: tap, interface: tap0, mac: "02:00:00:12:34:57"}
+  - {model: virtio, backend: user}
+  claims: [train, held]
+  pciSlots: 6
+  running: true
+  restartPolicy: Never
+  powerdownSeconds: 60
+status:
+  phase: Running
+  wanted: {cpus: "1.5", memory: 1Gi}
+  permitted: {cpus: "1.5", memory: 1Gi}
+  applied: {cpus: "1.5", memory: 1Gi}
+  observed: {cpus: 2, memory: 512Mi}
+  guestObserved: {cpus: 2, memory: 512Mi}
+  reason: MemoryDenied
+  message: the guest does not take the memory
+  pid: 4711
+  machineID: 6d3f0a51-0f7c-4c61-b9a2-7b6b4b7f8a10
+  devices:
+  - {claim: held, pool: node-a-0000-08-00, device: slice-0, id: held-0, address: "0000:01:00.0"}
+  conditions:
+  - {type: Ready, status: "False", reason: MemoryDenied, message: "", lastTransitionTime: "2026-01-31T12:00:00Z"}
+---
+apiVersion: devalloc.io/v1alpha1
+kind: VirtualMachine
+metadata: {namespace: team-a, name: adopted}
+spec:
+  nodeName: node-a
+  cpu: {min: 1, max: 1}
+  memory: {min: 512Mi, max: 512Mi}
+  adopt: {qmpSocket: /run/machines/adopted.qmp}
 """
 
 

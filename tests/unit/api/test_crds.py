@@ -38,7 +38,7 @@ ALL_NODES = [(kind, path, node) for kind in DEFINITIONS for path, node in nodes(
 
 def test_the_files_are_what_the_models_say() -> None:
     written = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
-    assert written == crds.render(), "write them anew with: devalloc crds --output-dir crds"
+    assert written == crds.render(), "write them anew with: devalloc crds -d crds"
 
 
 @pytest.mark.parametrize("name", crds.render())

@@ -92,6 +92,53 @@ VF: list[tuple[str, Any, str, str]] = [
     ("spec.minTxRate", 2000, "spec.minTxRate", "above maxTxRate (1000)"),
     ("spec.linkState", "up", "spec.linkState", "'auto', 'enable' or 'disable'"),
 ]
+MACHINE: list[tuple[str, Any, str, str]] = [
+    ("spec.nodeName", None, "spec.nodeName", "required"),
+    ("spec.cpu", None, "spec.cpu", "required"),
+    ("spec.cpu.min", "0", "spec.cpu.min", "more than zero"),
+    ("spec.cpu.min", -1, "spec.cpu.min", "more than zero"),
+    ("spec.cpu.min", 2, "spec.cpu.use", "below min (2)"),
+    ("spec.cpu.use", "4001m", "spec.cpu.use", "above max (4)"),
+    ("spec.cpu", {"min": 2, "max": 1}, "spec.cpu.max", "below min (2)"),
+    ("spec.cpu.max", 1025, "spec.cpu.max", "above 1024"),
+    ("spec.cpu.most", 4, "spec.cpu.most", "known here: min, max, use"),
+    ("spec.memory.min", "513M", "spec.memory.min", "multiple of 2Mi"),
+    ("spec.memory.use", "1.5", "spec.memory.use", "multiple of 2Mi"),
+    ("spec.memory.use", "256Mi", "spec.memory.use", "below min (512Mi)"),
+    ("spec.memory.use", "768Mi", "spec.memory.use", "multiple of slotSize (512Mi) more"),
+    ("spec.memory.max", "2304Mi", "spec.memory.max", "multiple of slotSize (512Mi) more"),
+    ("spec.memory.max", "130Gi", "spec.memory.max", "at most 255 times slotSize (512Mi)"),
+    ("spec.memory.slotSize", "2Mi", "spec.memory.slotSize", "multiple of 128Mi"),
+    ("spec.memory.slotSize", None, "spec.memory.slotSize", "required with method dimm"),
+    ("spec.memory.method", None, "spec.memory.slotSize", "method dimm only"),
+    ("spec.memory.method", "balloon", "spec.memory.method", "'virtio-mem' or 'dimm'"),
+    ("spec.start", None, "spec.start", "or adopt"),
+    ("spec.start", {}, "spec.start.kernel", "nothing to start"),
+    ("spec.start.kernel", "vmlinuz", "spec.start.kernel", "absolute path"),
+    ("spec.start.kernel", "/var/lib/../../etc/shadow", "spec.start.kernel", "absolute path without '.', '..'"),
+    ("spec.start.kernel", "/var//vmlinuz", "spec.start.kernel", "absolute path"),
+    ("spec.start.kernel", "/var/lib/", "spec.start.kernel", "absolute path"),
+    ("spec.start.kernel", "/var/x\ny", "spec.start.kernel", "absolute path"),
+    ("spec.start.append", "a\nb", "spec.start.append", "one line"),
+    ("spec.start.append", "x" * 2048, "spec.start.append", "at most 2047 characters"),
+    ("spec.start.disks.0.format", None, "spec.start.disks[0].format", "required"),
+    ("spec.start.disks.0.format", "vmdk", "spec.start.disks[0].format", "'raw' or 'qcow2'"),
+    ("spec.start.disks.0.path", "/var/lib/machines/data.raw", "spec.start.disks[1].path", "already"),
+    ("spec.adopt", {"qmpSocket": "/run/" + "a" * 103}, "spec.adopt.qmpSocket", "at most 107 bytes"),
+    ("spec.nics.0.interface", None, "spec.nics[0].interface", "required with backend tap"),
+    ("spec.nics.1.interface", "tap1", "spec.nics[1].interface", "backend tap only"),
+    ("spec.nics.0.interface", "../tap0", "spec.nics[0].interface", "name of a network interface"),
+    ("spec.nics.0.mac", "01:00:5e:00:00:01", "spec.nics[0].mac", "unicast"),
+    ("spec.claims.1", "train", "spec.claims[1]", "there already"),
+    ("spec.claims.0", "../train", "spec.claims[0]", "DNS name"),
+    ("spec.pciSlots", 1, "spec.pciSlots", "each of the 2 claims"),
+    ("spec.pciSlots", 65, "spec.pciSlots", "at most 64"),
+    ("spec.restartPolicy", "OnFailure", "spec.restartPolicy", "'Always' or 'Never'"),
+    ("spec.powerdownSeconds", -1, "spec.powerdownSeconds", "at least 0"),
+    ("status.phase", "Lost", "status.phase", "'Running'"),
+    ("status.devices.0.claim", None, "status.devices[0].claim", "required"),
+    ("status.observed.memory", "-1", "status.observed.memory", "negative"),
+]
 CASES = [
     (kind, *case)
     for kind, cases in (
@@ -100,6 +147,7 @@ CASES = [
         ("DeviceClaim", CLAIM),
         ("VfConfig", VF),
         ("VgpuConfig", [("spec.profile", None, "spec.profile", "required"), ("spec", None, "spec", "required")]),
+        ("VirtualMachine", MACHINE),
         ("VfioConfig", [("spec", {"x": 1}, "spec.x", "unknown field")]),
     )
     for case in cases
@@ -117,6 +165,15 @@ def test_a_broken_rule_is_one_error_at_its_place(kind: str, where: str, value: A
     assert problem.path == path
     assert words in problem.message
     assert (problem.kind, problem.severity) == (kind, "error")
+
+
+def test_a_machine_that_is_adopted_has_nothing_of_one_that_is_started() -> None:
+    machine = changed(good("VirtualMachine"), "spec.adopt", {"qmpSocket": "/run/machines/a.qmp"})
+    assert {problem.path: problem.message for problem in decode(machine).problems} == {
+        "spec.adopt": "must not stand next to start; the machine is either started or adopted",
+        "spec.nics": "go with start only; an adopted machine has those it was started with",
+        "spec.pciSlots": "goes with start only; an adopted machine has its own",
+    }
 
 
 def test_all_errors_of_a_document_are_named_at_once_however_they_hide_each_other() -> None:
