@@ -9,7 +9,9 @@ Every operation does what the kernel does to the tree, refuses with the kernel's
 uevents that the kernel would send to `host.events`. `store` takes writes the way real sysfs does. What cards there
 are: `tests.support.cards`. vGPU instances: `tests.support.fakevgpu`.
 
-Not played: DMA, new_id, resets (a write is accepted). The tree is plain files: what nobody plays just stays written.
+Not played: DMA, new_id. A write of 1 to `reset` is counted in `host.resets`, and fails for what is in `host.stuck`.
+Processes that hold devices, netlink and /dev are in `tests.support.fakehost`. The tree is plain files: what nobody
+plays just stays written.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ class FakeSysfs(FakeTree):
         super().__init__(root, nodes=nodes)
         self.functions: dict[str, Plugged] = {}
         self.vgpu = VgpuKernel(self)
+        self.resets: list[str] = []
+        """Addresses of the functions that were reset, one after another."""
+        self.stuck: set[str] = set()
+        """Addresses of functions whose reset fails."""
         for driver in drivers:
             self.load_driver(driver)
 
@@ -94,6 +100,8 @@ class FakeSysfs(FakeTree):
     def _plug(self, spec: Function, path: str, *, pf: str | None, probe: bool = True) -> None:
         if spec.native:
             self.load_driver(spec.native)
+        if spec.sriov and spec.sriov.vf_driver:
+            self.load_driver(spec.sriov.vf_driver)
         group = self.group_of(spec.iommu_group)
         function = self.functions[spec.address] = Plugged(spec, path, group=group, pf=pf)
         vendor, device = spec.subsystem
@@ -137,7 +145,8 @@ class FakeSysfs(FakeTree):
             }
         for name, text in {**files, **spec.files}.items():
             self.write(f"{path}/{name}", text)
-        for name in ("remove", "rescan", "reset"):
+        self.config(path, spec)
+        for name in ("remove", "rescan", *(["reset"] if files.get("reset_method") else [])):
             (self.sys / path / name).touch(mode=0o200)
         self.link(f"{path}/subsystem", "bus/pci")
         self.link(f"bus/pci/devices/{spec.address}", path)
@@ -149,6 +158,11 @@ class FakeSysfs(FakeTree):
         if driver and probe:
             self.load_driver(driver)
             self._attach(spec.address, driver)
+
+    def config(self, path: str, spec: Function, *, gone: bool = False) -> None:
+        """The first 64 bytes of the configuration space; of a device that fell off the bus all bits are ones."""
+        head = spec.vendor.to_bytes(2, "little") + spec.device.to_bytes(2, "little")
+        (self.sys / path / "config").write_bytes(b"\xff" * 64 if gone else head.ljust(64, b"\0"))
 
     def _uevent_file(self, function: Plugged) -> None:
         spec = function.spec
@@ -181,7 +195,7 @@ class FakeSysfs(FakeTree):
             raise fail(errno.ENODEV, address)
         if function.driver:
             raise fail(errno.EBUSY, address)
-        if driver == "vfio-pci" and function.group is None:
+        if _is_vfio(driver) and function.group is None:
             raise fail(errno.EINVAL, address)
         self._attach(address, driver)
 
@@ -201,10 +215,19 @@ class FakeSysfs(FakeTree):
         """A write to bus/pci/drivers_probe: a bound device stays as it is, no match is no error."""
         function = self._function(address)
         driver = function.override or function.spec.native
+        if function.pf and not function.override and not self._function(function.pf).autoprobe:
+            return
         if function.driver is not None or driver is None or not (self.sys / "bus/pci/drivers" / driver).is_dir():
             return
-        if driver != "vfio-pci" or function.group is not None:  # vfio-pci refuses what has no IOMMU group
+        if not _is_vfio(driver) or function.group is not None:  # vfio-pci refuses what has no IOMMU group
             self._attach(address, driver)
+
+    def reset(self, address: str) -> None:
+        """A write of 1 to the function's `reset`."""
+        self._function(address)
+        if address in self.stuck:
+            raise fail(errno.ENOTTY, f"{self.path(address)}/reset")
+        self.resets.append(address)
 
     def _attach(self, address: str, driver: str) -> None:
         function = self._function(address)
@@ -213,8 +236,8 @@ class FakeSysfs(FakeTree):
         self.link(f"{path}/driver", f"bus/pci/drivers/{driver}")
         self.link(f"bus/pci/drivers/{driver}/{address}", path)
         self._uevent_file(function)
-        if driver == "vfio-pci" and function.group is not None:
-            self._vfio_group(function.group, present=True)
+        if _is_vfio(driver) and function.group is not None:
+            self.vfio_group(function.group, present=True)
         if driver == spec.native:
             for kind, name in _class_devices(spec):
                 self._class_device(path, kind, name, spec)
@@ -236,19 +259,26 @@ class FakeSysfs(FakeTree):
         self._uevent_file(function)
         self.emit("unbind", "pci", path)
         if (
-            driver == "vfio-pci"
+            _is_vfio(driver)
             and function.group is not None
-            and not any(f.group == function.group and f.driver == "vfio-pci" for f in self.functions.values())
+            and not any(f.group == function.group and _is_vfio(f.driver) for f in self.functions.values())
         ):
-            self._vfio_group(function.group, present=False)
+            self.vfio_group(function.group, present=False)
 
-    def _vfio_group(self, group: int, *, present: bool) -> None:
+    def vfio_group(self, group: int, *, present: bool) -> None:
+        """The device node of an IOMMU group comes or goes, with its class device."""
         path = f"devices/virtual/vfio/{group}"
+        node = self.root / f"dev/vfio/{group}"
+        if present:
+            node.parent.mkdir(parents=True, exist_ok=True)
+            node.touch()
+        else:
+            node.unlink(missing_ok=True)
         if present and not (self.sys / path).exists():
             self.write(f"{path}/uevent", f"DEVNAME=vfio/{group}")
             self.link(f"class/vfio/{group}", path)
             self.emit("add", "vfio", path)
-        elif not present:
+        elif not present and (self.sys / path).exists():
             self.remove(f"class/vfio/{group}")
             self.remove(path)
             self.emit("remove", "vfio", path)
@@ -395,10 +425,17 @@ class FakeSysfs(FakeTree):
                 self.vgpu.remove(folder)
             case (*_, vf, "nvidia", "current_vgpu_type"):
                 self.vgpu.set_type(vf, value)
+            case (*_, "reset"):
+                self.reset(folder)
             case (*_, "remove"):
                 self.remove_function(folder)
             case _:
                 self.write(str(file.relative_to(self.sys.resolve())), text)
+
+
+def _is_vfio(driver: str | None) -> bool:
+    """vfio-pci or one of its variants."""
+    return driver is not None and "vfio" in driver
 
 
 def _ports(address: str) -> tuple[str, ...]:

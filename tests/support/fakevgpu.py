@@ -48,6 +48,8 @@ class VgpuKernel:
             for name in ("gpu_instance_id", "placement_id", "vgpu_params", "warm_update"):
                 self._host.write(f"{path}/nvidia/{name}", "")
         else:
+            for folder in ("drivers/nvidia-vgpu-vfio", "devices"):
+                (self._host.sys / "bus/mdev" / folder).mkdir(parents=True, exist_ok=True)
             for kind in vgpu.types:
                 folder = f"{path}/mdev_supported_types/{kind.id}"
                 self._host.write(f"{folder}/name", kind.name)
@@ -91,7 +93,6 @@ class VgpuKernel:
         host.write(f"{mdev}/nvidia/vm_name", "")
         host.write(f"{mdev}/nvidia/vgpu_params", "")
         (host.sys / mdev / "remove").touch(mode=0o200)
-        (host.sys / "bus/mdev/drivers/nvidia-vgpu-vfio").mkdir(parents=True, exist_ok=True)
         host.link(f"{mdev}/mdev_type", folder)
         host.link(f"{mdev}/driver", "bus/mdev/drivers/nvidia-vgpu-vfio")
         host.link(f"{mdev}/subsystem", "bus/mdev")
@@ -101,6 +102,7 @@ class VgpuKernel:
         assert group is not None
         self._groups[uuid] = group
         host.join_group(group, uuid, mdev)
+        host.vfio_group(group, present=True)
         self._refresh(parent)
         host.emit("add", "mdev", mdev)
 
@@ -110,7 +112,9 @@ class VgpuKernel:
             raise fail(errno.ENODEV, uuid)
         host, instance = self._host, self.mdevs.pop(uuid)
         path = host.path(instance.parent)
-        host.leave_group(self._groups.pop(uuid), uuid)
+        group = self._groups.pop(uuid)
+        host.leave_group(group, uuid)
+        host.vfio_group(group, present=False)
         host.remove(f"bus/mdev/devices/{uuid}")
         host.remove(f"{path}/mdev_supported_types/{instance.type.id}/devices/{uuid}")
         host.remove(f"{path}/{uuid}")
@@ -125,13 +129,18 @@ class VgpuKernel:
         file = self._host.path(vf, "nvidia/current_vgpu_type")
         if not (self._host.sys / file).exists():
             raise fail(errno.ENOENT, file)
+        group = self._host.functions[vf].group
         if type_id == "0":
             self.current.pop(vf, None)
+            if group is not None:
+                self._host.vfio_group(group, present=False)
         else:
             kind = next((t for t in self._types(vf) if t.id == type_id), None)
             if kind is None or self.available(vf, kind) < 1:
                 raise fail(errno.EPERM, file)
             self.current[vf] = kind
+            if group is not None:
+                self._host.vfio_group(group, present=True)
         self._refresh(vf)
         self._host.emit("change", "pci", self._host.path(vf))
 
