@@ -50,6 +50,9 @@ class Grant:
     devices: tuple[GrantedDevice, ...]
     pods: tuple[str, ...] = field(default=())
     """Names of the pods or machines that the claim is reserved for, for people."""
+    pod_claim_name: str | None = None
+    """Of a ResourceClaim that was made from a template: what pods call it (``resource.kubernetes.io/pod-claim-name``).
+    The metadata file is found under this name."""
 
 
 class Grants(Protocol):

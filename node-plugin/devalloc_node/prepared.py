@@ -29,6 +29,11 @@ class PreparedDevice:
     admin: bool = False
     share: str | None = None
 
+    @property
+    def key(self) -> str:
+        """How ``Prepared.cdi_ids`` calls it."""
+        return f"{self.pool}/{self.device}" if self.share is None else f"{self.pool}/{self.device}/{self.share}"
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

@@ -1,0 +1,205 @@
+"""Serving gRPC on a unix socket that only its owner can open, from the first moment on.
+
+A socket is bound in a private folder beside its place and then renamed: nobody can connect before it has its mode, and
+a client that sees the name is answered. That a stale file is cleared away and a live one is not is decided under a lock
+of the folder, so that two instances that start at once do not take each other's place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from devalloc_node.errors import Denied, Failed
+
+log = logging.getLogger(__name__)
+
+MAX_PATH_BYTES = 107
+"""What the kernel takes of a socket's path (108 bytes with the zero at its end)."""
+_PROBE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One gRPC service, ready to be served."""
+
+    name: str
+    """Its full name, such as ``k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin``."""
+    add: Callable[[grpc.Server], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients of one socket may take up."""
+
+    workers: int = 16
+    """Calls that are worked on at the same time; an open stream is one of them."""
+    calls: int = 64
+    """Calls that are worked on or wait for a worker; more are refused (RESOURCE_EXHAUSTED)."""
+    message_bytes: int = 4 * 2**20
+    """Of one message, either way; a longer one fails its call (RESOURCE_EXHAUSTED)."""
+    metadata_bytes: int = 16 * 2**10
+
+
+class SocketServer:
+    """Services on one socket, from ``serve`` until ``stop``."""
+
+    def __init__(self, path: Path, server: grpc.Server, status: health.HealthServicer, cleanup: ExitStack) -> None:
+        self.path = path
+        self._server = server
+        self._status = status
+        self._cleanup = cleanup
+        self._stopping = threading.Lock()
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Take the socket away (if it is still ours), let calls end for ``grace`` seconds, cancel the rest."""
+        with self._stopping:
+            self._status.enter_graceful_shutdown()
+            self._cleanup.close()
+            self._server.stop(grace).wait()
+
+
+def serve(path: Path, services: Sequence[Service], limits: Limits | None = None) -> SocketServer:
+    """Serve them, and the standard health and reflection services, on a socket of mode 0600.
+
+    The folder is made (0700) if it is not there. Raises Denied ``SocketPathTooLong``, ``SocketInUse`` (somebody answers
+    there) and ``SocketNotOurs`` (something else has the name: no socket, or another user's), Failed ``SocketFailed``.
+    """
+    limits = limits or Limits()
+    _check_length(path)
+    server = grpc.server(
+        ThreadPoolExecutor(limits.workers, thread_name_prefix=path.stem),
+        maximum_concurrent_rpcs=limits.calls,
+        options=[
+            ("grpc.max_receive_message_length", limits.message_bytes),
+            ("grpc.max_send_message_length", limits.message_bytes),
+            ("grpc.max_metadata_size", limits.metadata_bytes),
+        ],
+    )
+    for service in services:
+        service.add(server)
+    status = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(status, server)
+    names = [service.name for service in services]
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_bound(path, server))
+        except OSError as error:
+            raise Failed(
+                "SocketFailed", f"cannot serve on {path}: {error.strerror or error}", retryable=False
+            ) from error
+        for name in ("", *names):
+            status.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return SocketServer(path, server, status, stack.pop_all())
+
+
+def _check_length(path: Path) -> None:
+    length = len(os.fsencode(path))
+    if not path.is_absolute():
+        raise Denied("SocketPathInvalid", f"the socket {path} must be given by its full path")
+    if length > MAX_PATH_BYTES:
+        raise Denied(
+            "SocketPathTooLong",
+            f"the path of the socket {path} has {length} bytes, and the kernel takes {MAX_PATH_BYTES}; "
+            "choose a folder with a shorter path",
+        )
+
+
+@contextmanager
+def _bound(path: Path, server: grpc.Server) -> Iterator[None]:
+    """The server started with the socket in place; taken away at the end if it is still the same one."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Names begin with a dot: the kubelet passes over these while it looks for sockets.
+    private = path.parent / f".{secrets.token_hex(8)}"
+    name = f".{secrets.token_hex(8)}"
+    private.mkdir(mode=0o700)
+    descriptor = -1
+    try:
+        descriptor = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # By the descriptor, so that the private name may be longer than the kernel takes.
+        if server.add_insecure_port(f"unix:/proc/self/fd/{descriptor}/{name}") == 0:
+            raise Failed("SocketFailed", f"cannot bind a socket in {path.parent}", retryable=False)
+        os.chmod(name, 0o600, dir_fd=descriptor)
+        identity = _identity(os.lstat(private / name))
+        with _locked(path.parent):
+            _clear(path)
+            server.start()
+            (private / name).rename(path)
+    except BaseException:
+        server.stop(None).wait()
+        with suppress(OSError):
+            (private / name).unlink()
+        raise
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+        private.rmdir()
+    try:
+        yield
+    finally:
+        with _locked(path.parent), suppress(FileNotFoundError):
+            if _identity(os.lstat(path)) == identity:
+                path.unlink()
+
+
+def _clear(path: Path) -> None:
+    """Take away the socket that a dead process of ours left."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise Denied("SocketNotOurs", f"{path} is there and is no socket; take it away, or choose another path")
+    if found.st_uid != os.geteuid():
+        raise Denied(
+            "SocketNotOurs", f"the socket {path} belongs to user {found.st_uid}; take it away, or choose another path"
+        )
+    if answers(path):
+        raise Denied(
+            "SocketInUse",
+            f"another process serves {path}; stop it, choose another path, "
+            "or give each instance of a rolling update its --pod-uid",
+        )
+    log.info("taking away the stale socket %s", path)
+    path.unlink()
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens on a unix socket. In doubt yes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError as error:
+            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
+    return True
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

@@ -1,0 +1,190 @@
+"""A socket of the plugin: who may open it, when it is taken away, and when its place is left to others."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from devalloc_node.errors import Denied
+from devalloc_node.service.server import MAX_PATH_BYTES, serve
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("s")  # short: paths of sockets are
+
+
+def serving(path: Path) -> bool:
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_only_the_owner_can_open_it(folder: Path) -> None:
+    path = folder / "new" / "node.sock"
+    server = serve(path, [])
+    try:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert os.listdir(path.parent) == ["node.sock"]
+        assert serving(path)
+    finally:
+        server.stop()
+    assert os.listdir(path.parent) == []
+
+
+def test_it_has_its_mode_from_the_first_moment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two calls that change the folder, a socket that others may open lies where others cannot go."""
+    seen: list[tuple[str, int]] = []
+
+    def watched(name: str, function):
+        def call(*arguments, **keywords):
+            for place, _, names in os.walk(folder):
+                private = stat.S_IMODE(os.stat(place).st_mode) == 0o700 and place != str(folder)
+                for each in names:
+                    mode = stat.S_IMODE(os.lstat(f"{place}/{each}").st_mode)
+                    seen.append((name, mode))
+                    assert private or mode == 0o600
+            return function(*arguments, **keywords)
+
+        return call
+
+    folder.chmod(0o755)
+    before = os.umask(0)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "chmod", watched("chmod", os.chmod))
+            patch.setattr(Path, "rename", watched("rename", Path.rename))
+            patch.setattr(Path, "rmdir", watched("rmdir", Path.rmdir))
+            server = serve(folder / "node.sock", [])
+        server.stop()
+    finally:
+        os.umask(before)
+    assert seen == [("chmod", 0o777), ("rename", 0o600), ("rmdir", 0o600)]
+
+
+def test_a_dead_socket_is_replaced(folder: Path) -> None:
+    path = folder / "node.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    server = serve(path, [])
+    try:
+        assert serving(path)
+    finally:
+        server.stop()
+
+
+def test_a_socket_that_answers_is_left_alone(folder: Path) -> None:
+    path = folder / "node.sock"
+    first = serve(path, [])
+    try:
+        with pytest.raises(Denied, match="another process serves") as error:
+            serve(path, [])
+        assert error.value.code == "SocketInUse"
+        assert serving(path)
+        assert os.listdir(folder) == ["node.sock"]
+    finally:
+        first.stop()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: path.write_text("precious"), Path.mkdir, lambda path: path.symlink_to("x")]
+)
+def test_what_is_no_socket_is_left_alone(folder: Path, make) -> None:
+    path = folder / "node.sock"
+    make(path)
+    before = os.lstat(path)
+    with pytest.raises(Denied) as error:
+        serve(path, [])
+    assert error.value.code == "SocketNotOurs"
+    assert os.lstat(path) == before
+    assert os.listdir(folder) == ["node.sock"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a socket of another user")
+def test_another_users_socket_is_left_alone(folder: Path) -> None:
+    path = folder / "node.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    os.chown(path, 12345, 12345)
+    with pytest.raises(Denied, match="belongs to user 12345"):
+        serve(path, [])
+    assert path.is_socket()
+
+
+def test_stopping_leaves_the_socket_of_whoever_took_the_place(folder: Path) -> None:
+    path = folder / "node.sock"
+    first = serve(path, [])
+    path.unlink()
+    second = serve(path, [])
+    try:
+        first.stop()
+        assert serving(path)
+    finally:
+        second.stop()
+    assert not path.exists()
+
+
+def test_the_longest_path_works_and_one_byte_more_is_told(folder: Path) -> None:
+    room = MAX_PATH_BYTES - len(os.fsencode(folder)) - 1
+    path = folder / ("ä" * (room // 2) + "x" * (room % 2))
+    assert len(os.fsencode(path)) == MAX_PATH_BYTES
+    server = serve(path, [])
+    try:
+        assert serving(path)
+    finally:
+        server.stop()
+    with pytest.raises(Denied, match=f"has {MAX_PATH_BYTES + 1} bytes, and the kernel takes {MAX_PATH_BYTES}") as error:
+        serve(path.with_name(path.name + "x"), [])
+    assert error.value.code == "SocketPathTooLong"
+
+
+def test_of_two_that_start_at_once_one_serves(folder: Path) -> None:
+    path = folder / "node.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    barrier = threading.Barrier(4)
+    outcomes: list[object] = []
+
+    def start() -> None:
+        barrier.wait()
+        try:
+            outcomes.append(serve(path, []))
+        except Denied as error:
+            outcomes.append(error.code)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    servers = [each for each in outcomes if not isinstance(each, str)]
+    try:
+        assert sorted(each for each in outcomes if isinstance(each, str)) == ["SocketInUse"] * 3
+        assert serving(path)
+    finally:
+        for server in servers:
+            server.stop()
+    assert os.listdir(folder) == []
+
+
+def test_reflection_lists_what_is_served(folder: Path) -> None:
+    path = folder / "node.sock"
+    server = serve(path, [])
+    try:
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            asked = reflection_pb2.ServerReflectionRequest(list_services="")
+            (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=10)
+    finally:
+        server.stop()
+    names = {service.name for service in answer.list_services_response.service}
+    assert names == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
