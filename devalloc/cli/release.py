@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, shown
-from devalloc.cli.options import namespace_option, store_option
+from devalloc.cli.options import duration, namespace_option, store_option
+from devalloc.cli.output import note, working
 from devalloc.cli.verb import BadInput, verb
+
+if TYPE_CHECKING:
+    from devalloc.store.key import Key
+    from devalloc.store.sqlite import SQLiteStore
 
 
 @verb("release")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=suggestions.claims)
-@click.option("--force", is_flag=True, help="Also while somebody is known to use the devices (status.podNames).")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also while they are in use: their node takes the devices away. MACHINES THAT DO NOT LET GO ARE ENDED.",
+)
+@click.option(
+    "--abandon",
+    is_flag=True,
+    help="Without asking their node, which is gone for good. While it lives, it still has the devices.",
+)
+@click.option("--timeout", type=duration, default="60s", metavar="DURATION", help="How long to wait for the node.")
 @namespace_option
 @store_option
-def release(names: tuple[str, ...], force: bool, namespace: str, store: Path | None) -> int:
+def release(
+    names: tuple[str, ...], force: bool, abandon: bool, timeout: float, namespace: str, store: Path | None
+) -> int:
     """Clear what claims hold and keep the claims: they are allocated anew, with their spec as it is now.
+
+    What is prepared on a node, for a machine or a pod, is released only by force: then the node is asked to let go of
+    the devices, and waited for. Exit code 1 when it did not in time; it still will.
 
     \b
     devalloc release train
@@ -30,8 +52,51 @@ def release(names: tuple[str, ...], force: bool, namespace: str, store: Path | N
     for key in keys:
         if key.kind != "DeviceClaim":
             raise BadInput(f"{key} holds no devices; only claims are released")
+    asked = []
     with opened(store) as objects:
         for key in keys:
-            released = let_go(objects, key.namespace or "default", key.name, force=force)
-            click.echo(f"{shown(key)} {'released' if released else 'held nothing'}")
-    return 0
+            outcome = let_go(objects, key.namespace or "default", key.name, force=force, abandon=abandon)
+            if outcome == "asked":
+                asked.append(key)
+            else:
+                click.echo(f"{shown(key)} {outcome}")
+        late = _wait(objects, asked, timeout) if asked else []
+    for key in asked:
+        if key in late:
+            note(
+                f"error: {key} is to be released, and its node has not let go of the devices after {timeout:g} s: "
+                "is the node plugin running there? It will when it runs; for a node that is gone for good: --abandon"
+            )
+        else:
+            click.echo(f"{shown(key)} released")
+    return 1 if late else 0
+
+
+def _wait(store: SQLiteStore, keys: list[Key], timeout: float) -> list[Key]:
+    """Those that their node still has when time is up. The others are released, by the allocator or here."""
+    until = time.monotonic() + timeout
+    since = store.list(()).resource_version
+    with working("waiting for the node to let go of the devices"):
+        waiting = [key for key in keys if not _let_go(store, key)]
+        while waiting and (left := until - time.monotonic()) > 0:
+            for event in store.watch("DeviceClaim", since, timeout=left):
+                since = event.resource_version
+                break
+            waiting = [key for key in waiting if not _let_go(store, key)]
+    return waiting
+
+
+def _let_go(store: SQLiteStore, key: Key) -> bool:
+    from devalloc.controller.claims import is_prepared, wants_release
+    from devalloc.controller.release import release as let_go
+    from devalloc.store.errors import NotFound
+
+    try:
+        claim = store.get(*key)
+        if is_prepared(claim):
+            return False
+        if wants_release(claim):  # nobody runs the allocator; and where one runs, whoever comes second finds it done
+            let_go(store, key.namespace or "default", key.name, force=True)
+    except NotFound:
+        pass
+    return True

@@ -144,7 +144,8 @@ class Allocator:
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = decide(documents, answer, now)
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES))
-        self._own_writes = {obj["metadata"]["resourceVersion"] for obj in written.values()}
+        freed = {key for unit in units if unit.released for key in unit.keys}
+        self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         state = [written.get(Key.of(obj), obj) for obj in documents]
         pools, devices, available = self._publish_availability(state)
         claims = claims_among(state)

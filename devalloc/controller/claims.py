@@ -52,6 +52,16 @@ def is_deleting(claim: Object) -> bool:
     return "deletionTimestamp" in claim["metadata"]
 
 
+def is_prepared(claim: Object) -> bool:
+    """True while its node holds the claim's devices, or is about to: they are nobody else's."""
+    return meta.NODE_FINALIZER in claim["metadata"].get("finalizers", ())
+
+
+def wants_release(claim: Object) -> bool:
+    """True when its devices are wanted back whoever uses them."""
+    return annotation(claim, meta.RELEASE) is not None
+
+
 def group_of(claim: Object) -> str | None:
     """The group within the namespace whose claims are satisfied all or none (S7)."""
     return annotation(claim, meta.GROUP) or None

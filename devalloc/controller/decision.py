@@ -23,13 +23,18 @@ from devalloc.controller.claims import (
     classes_named,
     group_of,
     is_deleting,
+    is_prepared,
     spec_text,
+    wants_release,
 )
+from devalloc.controller.release import released
 from devalloc.store import Change, Key, Object
 from devalloc_solver.reasons import Reason
 
 SPEC_CHANGED = "SpecChanged"
 """Reason on an allocated claim: its spec was edited, which takes effect only after a release (S18)."""
+STILL_PREPARED = "StillPrepared"
+"""Reason on a claim that holds nothing any more: its node has not let go of what it held."""
 DEVICE_LOST = "DeviceLost"
 """Condition of an allocated device that exists no more (S18)."""
 
@@ -41,6 +46,8 @@ class Unit:
     changes: tuple[Change, ...]
     granted: bool
     """It gives devices to claims that had none."""
+    released: bool = False
+    """It takes devices from a claim, so that another round is due."""
 
     @property
     def keys(self) -> frozenset[Key]:
@@ -55,6 +62,7 @@ def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str) -> 
     answers: dict[ClaimKey, Mapping[str, Any]] = {(a["namespace"], a["name"]): a for a in answer["claims"]}
     admin = admin_classes(documents)
     groups: dict[tuple[str, str], list[Change]] = {}
+    blocked = {(claim_key(claim)[0], group_of(claim)) for claim in claims_among(documents) if _is_held_back(claim)}
     units = []
     for claim in claims_among(documents):
         key = claim_key(claim)
@@ -62,10 +70,17 @@ def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str) -> 
         if found is None:
             continue
         granted = False
+        if allocations(claim) and wants_release(claim) and not is_prepared(claim):
+            units.append(Unit((released(claim),), granted=False, released=True))
+            continue
         if allocations(claim):
             change = _kept(claim, found, now)
         elif is_deleting(claim):
             continue
+        elif _is_held_back(claim):
+            change = _change(claim, claim.get("status"), {meta.REASON: STILL_PREPARED, meta.MESSAGE: _STILL_PREPARED})
+        elif found["allocated"] and group_of(claim) is not None and (key[0], group_of(claim)) in blocked:
+            continue  # all of a group or none
         elif found["allocated"]:
             change, granted = _granted(claim, found, admin), True
         else:
@@ -80,11 +95,22 @@ def decide(documents: Sequence[Object], answer: Mapping[str, Any], now: str) -> 
     return units + [Unit(tuple(changes), granted=True) for changes in groups.values()]
 
 
+_STILL_PREPARED = (
+    "its node has not let go of the devices it held before; it is answered when the finalizer "
+    f"{meta.NODE_FINALIZER} is gone"
+)
+
+
+def _is_held_back(claim: Object) -> bool:
+    """Whether a claim that holds nothing is still prepared: somebody took its status away, and its node lives on."""
+    return is_prepared(claim) and not allocations(claim)
+
+
 def _granted(claim: Object, answer: Mapping[str, Any], admin: frozenset[str]) -> Change:
     written = ("allocations", "classConfigs", "claimConfigs")
     status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
     status |= {name: answer[name] for name in written if answer.get(name)}
-    annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: spec_text(claim)}
+    annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: spec_text(claim), meta.RELEASE: None}
     if named := sorted(admin & classes_named(claim)):
         annotations[meta.ADMIN_CLASSES] = json.dumps(named)
     return _change(claim, status, annotations)

@@ -1,32 +1,87 @@
-"""Taking an allocated claim's devices back while the claim stays."""
+"""Taking an allocated claim's devices back while the claim stays.
+
+A claim that its node has prepared (finalizer ``devalloc.io/node``) is not released: its devices are bound there,
+perhaps in a machine. ``force`` asks the node to let go of them, and the claim is released when it has. How a release
+and a node that begins to prepare stay out of each other's way is told in ``devalloc_node.marks``; the part of the
+release is that its one write is based on a state of the claim without the finalizer.
+"""
 
 from __future__ import annotations
 
-from devalloc.controller.claims import OF_ALLOCATION, allocations
+from typing import Literal
+
+from devalloc.api import meta
+from devalloc.controller.claims import OF_ALLOCATION, allocations, annotation, is_prepared, wants_release
 from devalloc.store import Change, Conflict, Key, Object, Store, StoreError
+
+Outcome = Literal["released", "asked", "held nothing"]
 
 
 class InUse(StoreError):
     """Somebody still uses the claim's devices."""
 
 
-def release(store: Store, namespace: str, name: str, *, force: bool = False) -> bool:
+def release(store: Store, namespace: str, name: str, *, force: bool = False, abandon: bool = False) -> Outcome:
     """Clear the claim's status and what the allocator noted on it, so that it is allocated anew.
 
-    False when it held nothing. Raises NotFound, and InUse (unless ``force``) while status.podNames says who uses it.
+    ``asked``: its node was asked to let go of the devices, by force; the allocator releases it when that is done.
+
+    Raises NotFound, and InUse where it is prepared on its node, or while status.podNames says who uses it. ``force``
+    asks the node instead of raising. ``abandon`` takes the claim from a node that is gone for good.
     """
     while True:
         claim = store.get("DeviceClaim", namespace, name)
-        if not allocations(claim):
-            return False
-        if (users := claim["status"].get("podNames")) and not force:
-            raise InUse(f"{Key.of(claim)} is in use by {', '.join(map(str, users))}; stop that first")
         try:
-            store.commit([_released(claim)])
+            return _abandoned(store, claim) if abandon and is_prepared(claim) else _released(store, claim, force)
         except Conflict:
             continue  # it changed since we read it; what we want is still the same
-        return True
 
 
-def _released(claim: Object) -> Change:
-    return Change(Key.of(claim), claim["metadata"]["resourceVersion"], None, dict.fromkeys(OF_ALLOCATION))
+def _released(store: Store, claim: Object, force: bool) -> Outcome:
+    if not allocations(claim):
+        return "held nothing"
+    if is_prepared(claim):
+        if not force:
+            raise InUse(_prepared(claim))
+        if not wants_release(claim):
+            store.commit([_asked(claim)])
+        return "asked"
+    if (users := _users(claim)) and not force:
+        raise InUse(f"{Key.of(claim)} is in use by {users}; stop that first")
+    store.commit([released(claim)])
+    return "released"
+
+
+def _abandoned(store: Store, claim: Object) -> Outcome:
+    """The status goes first: a claim that holds devices is never seen without its mark."""
+    if allocations(claim):
+        (claim,) = store.commit([released(claim)])
+    left = [name for name in claim["metadata"]["finalizers"] if name != meta.NODE_FINALIZER]
+    store.replace({**claim, "metadata": {**claim["metadata"], "finalizers": left}})
+    return "released"
+
+
+def released(claim: Object) -> Change:
+    """What is written on a claim that is released: only on this very state of it."""
+    return Change(
+        Key.of(claim), claim["metadata"]["resourceVersion"], None, dict.fromkeys((*OF_ALLOCATION, meta.RELEASE))
+    )
+
+
+def _asked(claim: Object) -> Change:
+    return Change(Key.of(claim), claim["metadata"]["resourceVersion"], claim["status"], {meta.RELEASE: "forced"})
+
+
+def _users(claim: Object) -> str:
+    names = claim.get("status", {}).get("podNames")
+    return ", ".join(map(str, names)) if isinstance(names, list) else ""
+
+
+def _prepared(claim: Object) -> str:
+    users, node = _users(claim), annotation(claim, meta.ALLOCATED_NODE) or "its node"
+    return (
+        f"{Key.of(claim)} is prepared on {node}"
+        + (f" for {users}" if users else "")
+        + ": its devices are bound there. "
+        f"{'Stop ' + users if users else 'Unprepare it'} first, or have the node take them away with --force"
+    )

@@ -33,7 +33,7 @@ class TestWhatIsAllocatedStays:
         allocator.round()
         assert "reason" not in annotations(store, "a")
         store.replace({**store.get("DeviceClaim", "default", "a"), "spec": edited["spec"]})
-        assert release(store, "default", "a") is True
+        assert release(store, "default", "a") == "released"
         allocator.round()
         assert held(store, "a") == ["p/d0", "p/d1"]
 
@@ -155,11 +155,11 @@ class TestRelease:
     def test_clears_the_allocation_and_keeps_the_claim(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(), gpu_class(), gpu_claim("a", priority="3"))
         Allocator(store).round()
-        assert release(store, "default", "a") is True
+        assert release(store, "default", "a") == "released"
         after = store.get("DeviceClaim", "default", "a")
         assert "status" not in after
         assert annotations(store, "a") == {"priority": "3"}
-        assert release(store, "default", "a") is False
+        assert release(store, "default", "a") == "held nothing"
 
     def test_frees_the_devices_for_the_next(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
@@ -180,7 +180,7 @@ class TestRelease:
         with pytest.raises(InUse, match="vm-1"):
             release(store, "default", "a")
         assert held(store, "a") == ["p/d0"]
-        assert release(store, "default", "a", force=True) is True
+        assert release(store, "default", "a", force=True) == "released"
 
     def test_a_claim_that_is_not_there(self, store: SQLiteStore) -> None:
         with pytest.raises(NotFound):

@@ -1,0 +1,171 @@
+"""The marks that a node leaves on DeviceClaims in its store, so that nobody gives away what it holds.
+
+The protocol between a node that prepares a claim and whoever wants its devices back:
+
+1. The node *marks* the claim, before it looks at what the claim holds and long before it touches a device: it adds the
+   finalizer ``devalloc.io/node`` in a write that is based on the very state it read, in which the claim was allocated
+   to this node and not being deleted. If a release came first, that write is a conflict; the node reads again and
+   finds a claim that holds nothing.
+2. A release clears the status in a write that is based on a state without the finalizer. If the mark came first, that
+   write is a conflict; whoever releases reads again and finds a claim that is prepared. So of the two exactly one wins,
+   and the allocation that a node finds on a claim it has marked stays until it removes the mark.
+3. The finalizer keeps a deleted claim, with its allocation, until the node has unprepared it.
+4. A forced release (annotation ``devalloc.io/release``) leaves allocation and finalizer alone. The node unprepares by
+   force and unmarks; then the allocator clears the status.
+5. The node *unmarks* the claim after it put back the last device, and only while nothing of it is in its journal.
+   Marking and unmarking happen under the claim's lock, as preparing does: no claim is unmarked that was prepared again.
+
+A crash between mark and prepare, or between unprepare and unmark, leaves a mark without devices. It is found by its
+finalizer (``marked``), and removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.store import Conflict, NotFound, Object, Store, StoreError
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import ClaimRef
+
+_ATTEMPTS = 20
+Devices = Mapping[tuple[str, str], Sequence[Mapping[str, str]]]
+"""Conditions (``{"type", "status", "reason", "message"}``) by pool and device."""
+
+
+def mark(store: Store, node_name: str, ref: ClaimRef) -> Object:
+    """Mark a claim that holds devices of this node; returns it as it is then, which its allocation now stays.
+
+    Raises Denied (``ClaimNotFound``, ``ClaimUidMismatch``, ``ClaimNotAllocated``, ``ClaimElsewhere``,
+    ``ClaimBeingDeleted``) and Failed (``StoreUnavailable``).
+    """
+
+    def marked(claim: Object) -> Object:
+        metadata = claim["metadata"]
+        if not claim.get("status", {}).get("allocations"):
+            raise Denied("ClaimNotAllocated", f"claim {ref} holds no devices (yet)", retryable=True)
+        node = metadata.get("annotations", {}).get(meta.ALLOCATED_NODE)
+        if node is not None and node != node_name:
+            raise Denied("ClaimElsewhere", f"claim {ref} holds devices of node {node}, and this is {node_name}")
+        if is_marked(claim):
+            return claim
+        if "deletionTimestamp" in metadata:
+            raise Denied("ClaimBeingDeleted", f"claim {ref} is being deleted, and is not prepared any more")
+        return {**claim, "metadata": {**metadata, "finalizers": [*finalizers(claim), meta.NODE_FINALIZER]}}
+
+    return _written(store, ref, marked, store.replace)
+
+
+def unmark(store: Store, ref: ClaimRef) -> None:
+    """Remove the mark, where there is one; a claim that is being deleted then goes. One that is gone needs none.
+
+    Raises Failed (``StoreUnavailable``).
+    """
+
+    def unmarked(claim: Object) -> Object:
+        left = [name for name in finalizers(claim) if name != meta.NODE_FINALIZER]
+        return {**claim, "metadata": {**claim["metadata"], "finalizers": left}}
+
+    try:
+        _written(store, ref, unmarked, store.replace)
+    except Denied:
+        return  # gone, or another claim has the name
+
+
+def set_users(store: Store, ref: ClaimRef, names: Sequence[str]) -> None:
+    """Say on a marked claim who uses it (``status.podNames``): machines or pods. Raises as ``mark``."""
+    _set_status(store, ref, lambda status: _with(status, "podNames", list(names)))
+
+
+def set_conditions(store: Store, ref: ClaimRef, devices: Devices, now: datetime | None = None) -> None:
+    """Say on a claim how its devices are (``status.deviceStatuses``, T29), of the devices that it holds.
+
+    Conditions of other types, and all else in the statuses, stay; of a condition that says what it said before
+    ``lastTransitionTime`` stays too. Writes nothing where that changes nothing. Raises as ``mark``.
+    """
+    text = (now or datetime.now(UTC)).isoformat(timespec="seconds").replace("+00:00", "Z")
+    _set_status(store, ref, lambda status: _with(status, "deviceStatuses", _statuses(status, devices, text)))
+
+
+def is_marked(claim: Object) -> bool:
+    """Whether a node holds the claim's devices, or is about to."""
+    return meta.NODE_FINALIZER in finalizers(claim)
+
+
+def is_wanted_back(claim: Object) -> bool:
+    """Whether the claim's devices are to be taken back, whoever uses them."""
+    return meta.RELEASE in claim["metadata"].get("annotations", {})
+
+
+def marked(claims: Iterable[Object], node_name: str) -> Iterator[Object]:
+    """The claims that this node has marked: prepared ones, and those that a crash left."""
+    for claim in claims:
+        node = claim["metadata"].get("annotations", {}).get(meta.ALLOCATED_NODE)
+        if is_marked(claim) and node in (None, node_name):
+            yield claim
+
+
+def finalizers(claim: Object) -> list[str]:
+    found: list[str] = claim["metadata"].get("finalizers", [])
+    return found
+
+
+def _written(
+    store: Store, ref: ClaimRef, change: Callable[[Object], Object], write: Callable[[Object], Object]
+) -> Object:
+    """Read, change and write until nobody else writes in between."""
+    for _ in range(_ATTEMPTS):
+        try:
+            claim = store.get("DeviceClaim", ref.namespace, ref.name)
+            if claim["metadata"]["uid"] != ref.uid:
+                raise Denied("ClaimUidMismatch", f"claim {ref} is another one now, and not that of UID {ref.uid}")
+            after = change(claim)
+            return claim if after is claim else write(after)
+        except NotFound:
+            raise Denied("ClaimNotFound", f"claim {ref} does not exist") from None
+        except Conflict:
+            continue
+        except StoreError as error:
+            raise Failed("StoreUnavailable", f"claim {ref} cannot be read or written: {error}") from error
+    raise Failed("StoreUnavailable", f"claim {ref} keeps changing; try again")
+
+
+def _set_status(store: Store, ref: ClaimRef, change: Callable[[Object], Object]) -> None:
+    def changed(claim: Object) -> Object:
+        before = claim.get("status", {})
+        after = change(before)
+        return claim if after == before else {**claim, "status": after}
+
+    _written(store, ref, changed, store.replace_status)
+
+
+def _with(status: Object, name: str, value: Any) -> Object:
+    rest = {key: content for key, content in status.items() if key != name}
+    return {**rest, name: value} if value else rest
+
+
+def _statuses(status: Object, devices: Devices, now: str) -> list[Any]:
+    statuses = list(status.get("deviceStatuses", ()))
+    places = {(each.get("devicePoolName"), each.get("deviceName")): i for i, each in enumerate(statuses)}
+    held = {(each["devicePoolName"], each["deviceName"]) for each in status.get("allocations", ())}
+    for device, conditions in devices.items():
+        if device not in held:
+            continue
+        if device not in places:
+            places[device] = len(statuses)
+            statuses.append({"devicePoolName": device[0], "deviceName": device[1]})
+        before = statuses[places[device]]
+        merged = _merged(before.get("conditions", ()), conditions, now)
+        statuses[places[device]] = {**before, "conditions": merged}
+    return statuses
+
+
+def _merged(before: Iterable[Any], conditions: Iterable[Mapping[str, str]], now: str) -> list[Any]:
+    found = {each.get("type"): each for each in before}
+    for condition in conditions:
+        old = found.get(condition["type"], {})
+        same = old.get("status") == condition["status"] and old.get("lastTransitionTime")
+        found[condition["type"]] = {**condition, "lastTransitionTime": same or now}
+    return list(found.values())

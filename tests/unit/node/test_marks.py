@@ -1,0 +1,260 @@
+"""A device that a node holds is nobody else's: the marks of the node, releases and deletions, whoever comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.controller.allocate import Allocator
+from devalloc.controller.release import InUse, release
+from devalloc.store import NotFound, Object, Store
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.errors import Denied
+from devalloc_node.grant import ClaimRef
+from devalloc_node.marks import is_marked, mark, marked, set_conditions, set_users, unmark
+from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+
+MEANWHILE = ("replace", "commit", "delete", "get")
+
+
+class Interrupted:
+    """A store to which something happens right before one call of a method."""
+
+    def __init__(self, store: Store, method: str, meanwhile: Callable[[], object]) -> None:
+        self._store = store
+        self._method = method
+        self._meanwhile: Callable[[], object] | None = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._method and self._meanwhile is not None:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            meanwhile()
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    """One device, which claim a holds; b waits for it."""
+    with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
+        fill(opened, gpu_pool(devices=1), gpu_class(), gpu_claim("a"), gpu_claim("b"))
+        Allocator(opened).round()
+        yield opened
+
+
+def claim(store: Store, name: str = "a") -> Object:
+    return store.get("DeviceClaim", "default", name)
+
+
+def ref(store: Store, name: str = "a") -> ClaimRef:
+    return ClaimRef("default", name, claim(store, name)["metadata"]["uid"])
+
+
+class TestMarking:
+    def test_a_marked_claim_is_returned_as_it_now_stays(self, store: SQLiteStore) -> None:
+        found = mark(store, "n", ref(store))
+        assert is_marked(found)
+        assert found == claim(store)
+        assert [each["metadata"]["name"] for each in marked(store.list("DeviceClaim").objects, "n")] == ["a"]
+        assert list(marked(store.list("DeviceClaim").objects, "other")) == []
+        assert mark(store, "n", ref(store)) == found, "a second mark writes nothing"
+        unmark(store, ref(store))
+        assert not is_marked(claim(store))
+
+    def test_what_cannot_be_prepared_here_is_not_marked(self, store: SQLiteStore) -> None:
+        cases = {
+            "ClaimNotFound": ("n", ClaimRef("default", "nobody", "x")),
+            "ClaimUidMismatch": ("n", ClaimRef("default", "a", "x")),
+            "ClaimNotAllocated": ("n", ref(store, "b")),
+            "ClaimElsewhere": ("m", ref(store)),
+        }
+        before = store.list()
+        for code, (node, which) in cases.items():
+            with pytest.raises(Denied) as refused:
+                mark(store, node, which)
+            assert refused.value.code == code
+        assert store.list() == before
+
+    def test_nor_what_is_being_deleted(self, store: SQLiteStore) -> None:
+        store.replace({**claim(store), "metadata": {**claim(store)["metadata"], "finalizers": ["other"]}})
+        store.delete("DeviceClaim", "default", "a")
+        with pytest.raises(Denied) as refused:
+            mark(store, "n", ref(store))
+        assert refused.value.code == "ClaimBeingDeleted"
+
+    def test_unmarking_what_is_gone_or_another_one_is_no_error(self, store: SQLiteStore) -> None:
+        old = ref(store)
+        store.delete("DeviceClaim", "default", "a")
+        unmark(store, old)
+        store.create(gpu_claim("a"))
+        Allocator(store).round()
+        unmark(store, old)
+
+
+class TestReleasing:
+    def test_a_marked_claim_is_not_released_and_says_where_it_is(self, store: SQLiteStore) -> None:
+        mark(store, "n", ref(store))
+        set_users(store, ref(store), ["vm-1"])
+        with pytest.raises(InUse, match="prepared on n for vm-1"):
+            release(store, "default", "a")
+        assert held(store, "a") == ["p/d0"]
+
+    def test_force_asks_the_node_and_the_allocator_releases_when_it_has_let_go(self, store: SQLiteStore) -> None:
+        mark(store, "n", ref(store))
+        allocator = Allocator(store)
+        assert release(store, "default", "a", force=True) == "asked"
+        allocator.round()
+        assert held(store, "a") == ["p/d0"], "the node holds it"
+        before = store.list()
+        assert release(store, "default", "a", force=True) == "asked"
+        assert store.list() == before, "asking twice writes nothing"
+        unmark(store, ref(store))
+        done = allocator.round()
+        assert held(store, "a") == []
+        assert list(store.watch(None, done.resource_version, timeout=0)), "a round is due for what was freed"
+        allocator.round()
+        assert held(store, "a") == ["p/d0"], "nobody asks for its release any more"
+        allocator.round()
+        assert held(store, "a") == ["p/d0"]
+
+    def test_the_device_goes_to_who_waits_only_when_the_node_has_let_go(self, store: SQLiteStore) -> None:
+        mark(store, "n", ref(store))
+        store.delete("DeviceClaim", "default", "a")
+        allocator = Allocator(store)
+        allocator.round()
+        assert held(store, "b") == []
+        unmark(store, ref(store))
+        with pytest.raises(NotFound):
+            claim(store)
+        allocator.round()
+        assert held(store, "b") == ["p/d0"]
+
+    def test_a_claim_that_is_taken_from_a_node_that_is_gone_is_free(self, store: SQLiteStore) -> None:
+        mark(store, "n", ref(store))
+        assert release(store, "default", "a", abandon=True) == "released"
+        assert (held(store, "a"), is_marked(claim(store))) == ([], False)
+
+    def test_so_is_one_that_is_being_deleted(self, store: SQLiteStore) -> None:
+        mark(store, "n", ref(store))
+        store.delete("DeviceClaim", "default", "a")
+        assert release(store, "default", "a", abandon=True) == "released"
+        with pytest.raises(NotFound):
+            claim(store)
+
+    def test_a_claim_that_lost_its_status_under_its_node_waits_for_the_node(self, store: SQLiteStore) -> None:
+        mark(store, "n", ref(store))
+        store.replace_status({**claim(store), "status": {}})
+        store.delete("DeviceClaim", "default", "b")
+        allocator = Allocator(store)
+        allocator.round()
+        assert held(store, "a") == []
+        assert annotations(store, "a")["reason"] == "StillPrepared"
+        unmark(store, ref(store))
+        allocator.round()
+        assert held(store, "a") == ["p/d0"]
+
+    def test_and_its_group_with_it(self, tmp_path: Path) -> None:
+        with closing(SQLiteStore(tmp_path / "group.db")) as store:
+            fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a", group="g"), gpu_claim("b", group="g"))
+            allocator = Allocator(store)
+            allocator.round()
+            mark(store, "n", ref(store))
+            store.replace_status({**claim(store), "status": {}})
+            assert release(store, "default", "b") == "released"
+            allocator.round()
+            assert (held(store, "a"), held(store, "b")) == ([], [])
+            unmark(store, ref(store))
+            allocator.round()
+            assert sorted(held(store, "a") + held(store, "b")) == ["p/d0", "p/d1"]
+
+
+@pytest.mark.parametrize("method", MEANWHILE)
+class TestRaces:
+    """Whatever happens between any two calls to the store, of a node and a release exactly one wins."""
+
+    def test_a_release_while_the_node_marks(self, store: SQLiteStore, method: str) -> None:
+        which = ref(store)
+        between = Interrupted(store, method, lambda: release(store, "default", "a"))
+        if method in ("replace", "get"):
+            with pytest.raises(Denied, match="holds no devices"):
+                mark(between, "n", which)  # type: ignore[arg-type]
+            assert (held(store, "a"), is_marked(claim(store))) == ([], False)
+        else:
+            assert mark(between, "n", which)["status"]["allocations"]  # type: ignore[arg-type]
+            assert (held(store, "a"), is_marked(claim(store))) == (["p/d0"], True)
+
+    def test_a_mark_while_somebody_releases(self, store: SQLiteStore, method: str) -> None:
+        which = ref(store)
+        between = Interrupted(store, method, lambda: mark(store, "n", which))
+        if method in ("commit", "get"):
+            with pytest.raises(InUse):
+                release(between, "default", "a")  # type: ignore[arg-type]
+            assert (held(store, "a"), is_marked(claim(store))) == (["p/d0"], True)
+        else:
+            assert release(between, "default", "a") == "released"  # type: ignore[arg-type]
+            assert (held(store, "a"), is_marked(claim(store))) == ([], False)
+
+    def test_a_mark_while_an_allocator_releases(self, store: SQLiteStore, method: str) -> None:
+        mark(store, "n", which := ref(store))
+        release(store, "default", "a", force=True)
+        unmark(store, which)
+        between = Interrupted(store, method, lambda: mark(store, "n", which))
+        Allocator(between).round()  # type: ignore[arg-type]
+        assert (held(store, "a"), is_marked(claim(store))) in ((["p/d0"], True), ([], False))
+
+    def test_a_deletion_while_the_node_marks(self, store: SQLiteStore, method: str) -> None:
+        which = ref(store)
+        between = Interrupted(store, method, lambda: store.delete("DeviceClaim", "default", "a"))
+        if method in ("replace", "get"):
+            with pytest.raises(Denied, match="does not exist"):
+                mark(between, "n", which)  # type: ignore[arg-type]
+        else:
+            assert is_marked(mark(between, "n", which))  # type: ignore[arg-type]
+            store.delete("DeviceClaim", "default", "a")
+            assert held(store, "a") == ["p/d0"], "a deletion waits for the node"
+
+
+class TestConditions:
+    NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    LATER = datetime(2026, 1, 31, 13, tzinfo=UTC)
+    DEVICE = ("p", "d0")
+
+    def conditions(self, store: Store) -> dict[str, tuple[str, str, str]]:
+        (only,) = claim(store)["status"]["deviceStatuses"]
+        assert (only["devicePoolName"], only["deviceName"]) == self.DEVICE
+        return {c["type"]: (c["status"], c.get("message", ""), c["lastTransitionTime"]) for c in only["conditions"]}
+
+    def test_a_condition_keeps_its_time_while_it_says_the_same(self, store: SQLiteStore) -> None:
+        which = ref(store)
+        healthy = {"type": "Healthy", "status": "True", "reason": "Healthy", "message": ""}
+        set_conditions(store, which, {self.DEVICE: [healthy, {"type": "Ready", "status": "True"}]}, self.NOW)
+        before = store.list()
+        set_conditions(store, which, {self.DEVICE: [healthy]}, self.LATER)
+        assert store.list() == before
+        set_conditions(store, which, {self.DEVICE: [{**healthy, "message": "well"}]}, self.LATER)
+        assert self.conditions(store)["Healthy"] == ("True", "well", "2026-01-31T12:00:00Z")
+        set_conditions(store, which, {self.DEVICE: [{**healthy, "status": "False"}]}, self.LATER)
+        assert self.conditions(store) == {
+            "Healthy": ("False", "", "2026-01-31T13:00:00Z"),
+            "Ready": ("True", "", "2026-01-31T12:00:00Z"),
+        }
+
+    def test_what_the_allocator_says_stays_beside_it(self, store: SQLiteStore) -> None:
+        allocator = Allocator(store)
+        store.delete("DevicePool", None, "p")
+        allocator.round()
+        set_conditions(store, ref(store), {self.DEVICE: [{"type": "Healthy", "status": "False"}]}, self.NOW)
+        allocator.round()
+        assert {name: told[0] for name, told in self.conditions(store).items()} == {
+            "DeviceLost": "True",
+            "Healthy": "False",
+        }
+
+    def test_nothing_is_said_of_devices_that_the_claim_does_not_hold(self, store: SQLiteStore) -> None:
+        before = store.list()
+        set_conditions(store, ref(store), {("p", "d7"): [{"type": "Healthy", "status": "False"}]}, self.NOW)
+        assert store.list() == before
