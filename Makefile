@@ -22,7 +22,7 @@ JOBS ?= auto
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster lint format protos bench fuzz clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -62,6 +62,9 @@ test-machine: setup ## real QEMU and kernel (skips where there is none)
 
 test-cluster: setup ## a real Kubernetes control plane (skips where there is none)
 	$(call tier,cluster)
+
+images: setup ## test machines, built from Debian packages into the user's cache; tests do it when they need to
+	$(BIN)/python -m tests.support.images
 
 lint: setup ## style, types, import rules
 	$(BIN)/ruff check .

@@ -1,0 +1,40 @@
+"""Real machines for the tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import micro_image
+from tests.support.go_build import Progress, Unavailable
+from tests.support.images import Image
+from tests.support.qemu import Machine, micro_arguments
+
+
+def built(request: pytest.FixtureRequest, image: Callable[[Progress], Image]) -> Image:
+    """An image; the first time it is built, which takes a minute or less and says how far it is."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def progress(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"  {line}", flush=True)
+
+    try:
+        return image(progress)
+    except Unavailable as reason:
+        pytest.skip(f"no test machine: {reason}")
+
+
+@pytest.fixture(scope="session")
+def micro(request: pytest.FixtureRequest) -> Image:
+    """QEMU 7.2 and a Linux 6.1 with a shell on its second serial port: for tests that start machines themselves."""
+    return built(request, micro_image.image)
+
+
+@pytest.fixture
+def machine(micro: Image, tmp_path: Path) -> Iterator[Machine]:
+    """A running machine of the micro image; ``machine.guest.run(command)`` runs a command in it."""
+    with Machine(micro, tmp_path, micro_arguments(micro)) as machine:
+        yield machine

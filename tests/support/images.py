@@ -1,0 +1,100 @@
+"""Where the tests' machines come from: images, built once from Debian packages, without root, into a cache outside the
+tree.
+
+Run this module to build ahead of the tests: ``python -m tests.support.images``. A folder of the cache carries a digest
+of all that makes it; which versions of the packages it holds stands in its ``versions.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from tests.support import debs
+from tests.support.go_build import Progress, Unavailable, cache_folder, locked
+
+Build = Callable[[Path, Path, Progress], dict[str, str]]
+"""Fills a folder that will stand at the second path once it is done; returns versions by package."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a test machine starts from."""
+
+    folder: Path
+
+    @property
+    def qemu(self) -> Path:
+        """An executable that is qemu-system-x86_64, with everything it needs."""
+        return self.folder / "qemu"
+
+    @property
+    def kernel(self) -> Path:
+        return self.folder / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        return self.folder / "initrd"
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the packages."""
+        return dict(json.loads((self.folder / "versions.json").read_text()))
+
+
+def built(name: str, build: Build, modules: Sequence[ModuleType], progress: Progress, also: str = "") -> Image:
+    """The image, built where it is not there. ``modules`` and ``also``: what makes it; a change makes a new one."""
+    if os.uname().machine != "x86_64":
+        raise Unavailable(f"test machines are of x86_64, and this machine is {os.uname().machine}")
+    sources = [inspect.getsource(module) for module in (*modules, debs, sys.modules[__name__])]
+    digest = hashlib.sha256("\n".join([*sources, also]).encode()).hexdigest()[:12]
+    shelf = cache_folder() / "images"
+    folder = shelf / f"{name}-{digest}"
+    with locked(shelf):
+        if not folder.exists():
+            building = shelf / f"{name}.building"
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir()
+            versions = build(building, folder, progress)
+            (building / "versions.json").write_text(json.dumps(versions, indent=1))
+            building.rename(folder)
+            progress(f"built {folder}")
+    return Image(folder)
+
+
+def write_launcher(folder: Path, final: Path) -> None:
+    """Make ``qemu`` start the QEMU below ``folder``/root once that stands at ``final``."""
+    command = [
+        word.replace(str(folder), str(final)) for word in debs.program(folder / "root", "usr/bin/qemu-system-x86_64")
+    ]
+    firmware = [str(final / "root/usr" / part) for part in ("share/qemu", "share/seabios", "lib/ipxe/qemu")]
+    modules = final / "root/usr/lib/x86_64-linux-gnu/qemu"
+    words = [*command, *(word for part in firmware for word in ("-L", part))]
+    launcher = folder / "qemu"
+    launcher.write_text(
+        f'#!/bin/sh\nexport QEMU_MODULE_DIR={shlex.quote(str(modules))}\nexec {shlex.join(words)} "$@"\n'
+    )
+    launcher.chmod(0o755)
+
+
+def only(folder: Path, pattern: str = "*") -> Path:
+    """The one file that a pattern matches."""
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise Unavailable(f"{folder} holds {len(found)} of {pattern}, not one")
+    return found[0]
+
+
+if __name__ == "__main__":
+    from tests.support import micro_image
+
+    print(micro_image.image(lambda line: print(line, file=sys.stderr)).folder)

@@ -1,0 +1,79 @@
+"""Initial RAM disks of test machines: a static busybox, kernel modules in the order of their needs, and a script.
+
+Everything is written by Python as root's, whoever builds it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.support.go_build import Unavailable
+
+
+def build(kernel_modules: Path, names: Sequence[str], busybox: Path, init: str, files: Mapping[str, bytes]) -> bytes:
+    """A compressed archive for ``-initrd``.
+
+    ``kernel_modules``: lib/modules/<version> of an unpacked kernel. ``names``: modules that ``init`` finds as
+    /m/NN-name.ko, with all that they need, in the order of loading; what is built into the kernel is left out.
+    ``files``: more files by path.
+    """
+    entries: list[tuple[str, int, bytes]] = [
+        *((folder, 0o040755, b"") for folder in ("bin", "dev", "m", "new", "proc", "root", "run", "sys", "tmp", "etc")),
+        ("bin/busybox", 0o100755, busybox.read_bytes()),
+        ("init", 0o100755, init.encode()),
+        *((path, 0o100755, content) for path, content in files.items()),
+    ]
+    for number, (name, content) in enumerate(_modules(kernel_modules, names).items()):
+        entries.append((f"m/{number:02}-{name}.ko", 0o100644, content))
+    return gzip.compress(_newc(entries), 1)
+
+
+def _modules(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Modules by name, each after those that it needs. Raises Unavailable for one that the kernel does not have."""
+    paths = {_plain(path.name.split(".ko")[0]): path for path in folder.rglob("*.ko*")}
+    builtin = {_plain(Path(line).name.removesuffix(".ko")) for line in (folder / "modules.builtin").read_text().split()}
+    found: dict[str, bytes] = {}
+
+    def add(name: str) -> None:
+        name = _plain(name)
+        if name in builtin or name in found:
+            return
+        if name not in paths:
+            raise Unavailable(f"the kernel {folder.name} has no module {name}")
+        content = paths[name].read_bytes()
+        if paths[name].suffix == ".xz":
+            content = lzma.decompress(content)
+        for need in _needs(content):
+            add(need)
+        found[name] = content
+
+    for name in names:
+        add(name)
+    return found
+
+
+def _needs(module: bytes) -> list[str]:
+    """What a module's own section .modinfo says it depends on."""
+    match = re.search(rb"(?<![a-z])depends=([\w,-]*)\0", module)
+    return match[1].decode().split(",") if match and match[1] else []
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _newc(entries: Sequence[tuple[str, int, bytes]]) -> bytes:
+    """The archive format of the kernel, "newc": per entry a header of 13 hexadecimal numbers, the name and the
+    content, each filled up to a multiple of four bytes."""
+    out = bytearray()
+    for number, (name, mode, content) in enumerate([*entries, ("TRAILER!!!", 0, b"")], 1):
+        links = 2 if mode & 0o040000 else 1
+        fields = (number, mode, 0, 0, links, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
+        out += b"070701" + b"".join(b"%08X" % field for field in fields) + name.encode() + b"\0"
+        out += bytes(-len(out) % 4) + content
+        out += bytes(-len(out) % 4)
+    return bytes(out)
