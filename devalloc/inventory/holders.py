@@ -8,7 +8,7 @@ again and refuses when in doubt.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from devalloc.inventory.nic import interfaces
@@ -20,7 +20,7 @@ _NETWORK_FILES = frozenset({"route", "ipv6_route", "if_inet6"})
 _STORAGE_FILES = frozenset({"mountinfo", "mounts", "swaps"})
 _LINK_LOCAL = "20"
 _DRM = re.compile(r"(?:card|renderD)[0-9]+", re.ASCII)
-_MONITORS = frozenset({"nvidia-persiste", "nvidia-vgpud", "nvidia-vgpu-mgr", "nv-hostengine", "dcgm-exporter"})
+MONITORS = frozenset({"nvidia-persiste", "nvidia-vgpud", "nvidia-vgpu-mgr", "nv-hostengine", "dcgm-exporter"})
 """Processes (as cut off by the kernel) that keep GPUs open to watch them, not to use them."""
 
 
@@ -42,11 +42,12 @@ class Holders:
     """What could not be read of these: names of files such as ``mountinfo``."""
 
     @classmethod
-    def read(cls, tree: Tree, functions: Iterable[PciFunction]) -> Holders:
+    def read(cls, tree: Tree, functions: Iterable[PciFunction], passed_over: Collection[str] = MONITORS) -> Holders:
+        """What is spoken for of the functions. ``passed_over``: names of processes that do not count as users."""
         default_route, addressed = _routes(tree)
         # One node may stand for several functions: those of an IOMMU group.
-        nodes = sorted((node, function.address) for function in functions for node in _nodes(function))
-        users = openers(tree.proc, {node for node, _ in nodes}, _MONITORS) if nodes and tree.proc else {}
+        nodes = sorted((node, function.address) for function in functions for node in nodes_of(function))
+        users = openers(tree.proc, {node for node, _ in nodes}, passed_over) if nodes and tree.proc else {}
         addressed |= _ipv6(tree) | ipv4_interfaces(tree)
         mounted = frozenset(_mounted(tree))
         swap = frozenset(row[0].rpartition("/")[2] for row in _rows(tree, "swaps")[1:])
@@ -105,7 +106,7 @@ class Holders:
         return None
 
 
-def _nodes(function: PciFunction) -> Iterator[str]:
+def nodes_of(function: PciFunction) -> Iterator[str]:
     """The device nodes through which processes use a function."""
     if function.on_vfio and function.iommu_group is not None:
         yield f"/dev/vfio/{function.iommu_group}"

@@ -67,6 +67,10 @@ class Tree:
         """True when the root is this machine's own."""
         return self._top == "/"
 
+    def folder(self, *names: str) -> Folder | None:
+        """A folder of the host outside sys and proc, such as ``lib/modules``; None when absent."""
+        return Folder(self, self._top).folder(*names)
+
     def holds(self, path: str) -> bool:
         """True when a path without links lies inside the root."""
         return path == self._top or path.startswith(self._top.rstrip("/") + "/")

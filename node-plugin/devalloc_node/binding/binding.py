@@ -29,9 +29,13 @@ between steps sees their effect. Raises NodeError (by itself, or thrown in where
 class Binding(Protocol):
     """One way of making devices ready. Unpreparing is undoing the steps, so there is no method for it."""
 
-    name: str
-    shares: bool
-    """Whether a share of a device (S10) can be prepared. Where not, the engine refuses shares: ``ShareUnsupported``."""
+    @property
+    def name(self) -> str:
+        """``vfio``, ``sriov``, ``mdev``, ``vgpu`` or ``none``."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether a share of a device (S10) can be prepared. Where not, the engine refuses it: ``ShareUnsupported``."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         """What the device will hold to itself, so that no other claim can: ``pci/0000:41:00.0`` for each function that

@@ -1,0 +1,201 @@
+"""From the name of a device in a pool to what it is on this host, reading that one card only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from devalloc.inventory import vgpu
+from devalloc.inventory.cards import Card, Port, VirtualFunction, cards
+from devalloc.inventory.pci import Address, PciFunction, read
+from devalloc.inventory.pools import pool_name
+from devalloc.inventory.sysfs import Folder, Tree
+
+_SLOT = re.compile(r".*-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})", re.ASCII)
+_NAME = re.compile(r"([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])(?:-(.{1,80}))?", re.ASCII)
+_UUID = re.compile(r"mdev-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
+_COPY = re.compile(r"(.+)-[1-9][0-9]{0,5}", re.ASCII)
+_NVIDIA = re.compile(r"(nvidia-[0-9]{1,9})(?:-[1-9][0-9]{0,5})?", re.ASCII)
+_SHOWN = 80
+
+
+class DeviceUnknown(LookupError):
+    """No device of this host has such a name, or the pool is not its card's."""
+
+
+class DeviceGone(LookupError):
+    """The name is right, and the hardware behind it is not there at present."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortDevice:
+    """The card, or one of its independent ports."""
+
+    port: Port
+
+
+@dataclass(frozen=True, slots=True)
+class VfDevice:
+    """A VF, which may still have to be created. Of the port's VFs that exist only those of the card's slot are told."""
+
+    port: Port
+    vf: VirtualFunction
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDevice:
+    """A vGPU of some profile; ``parent`` is the function in its name."""
+
+    port: Port
+    parent: PciFunction
+    profile_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDevice:
+    """A mediated device that somebody else made."""
+
+    port: Port
+    parent: PciFunction
+    uuid: str
+    profile_id: str | None
+    iommu_group: int | None
+
+
+Located = PortDevice | VfDevice | ProfileDevice | InstanceDevice
+
+
+def locate(tree: Tree, node_name: str, pool: str, device: str, max_vfs: int | None = None) -> Located:
+    """The device of that name. ``max_vfs`` as in InventoryConfig.
+
+    Raises DeviceUnknown or DeviceGone, with a sentence for people. Names are never used as paths unchecked.
+    """
+    slot = _slot(pool)
+    if slot is None or pool_name(node_name, slot) != pool:
+        raise DeviceUnknown(f"{_short(pool)} is no pool of node {node_name}")
+    instance, name = _UUID.fullmatch(device), _NAME.fullmatch(device)
+    if instance is not None:
+        return _instance(tree, slot, instance[1], max_vfs)
+    if name is None:
+        raise DeviceUnknown(f"{_short(device)} is no name of a device")
+    address = Address(*(int(part, 16) for part in name.groups()[:4]))
+    if address.device_name != device[: len(address.device_name)]:
+        raise DeviceUnknown(f"{_short(device)} is no name of a device")
+    card, functions = _card(tree, slot, address, max_vfs)
+    found = _on_card(card, functions.get(address), address)
+    if found is None:
+        raise _nowhere(card, address, pool, device)
+    if name[5] is None:
+        return found
+    function = found.vf.function if isinstance(found, VfDevice) else functions.get(address)
+    if function is None:
+        raise DeviceGone(f"{address} does not exist at present, so no vGPU can be made on it")
+    return ProfileDevice(found.port, function, _profile(function, name[5], device))
+
+
+def group_members(tree: Tree, function: PciFunction) -> list[PciFunction]:
+    """The functions of its IOMMU group, itself included, in the order of their addresses."""
+    system = tree.sys
+    if function.iommu_group is None or system is None:
+        return [function]
+    names = system.names("kernel", "iommu_groups", str(function.iommu_group), "devices")
+    found = [read_function(tree, address) for name in names if (address := Address.parse(name)) is not None]
+    others = [member for member in found if member is not None and member.address != function.address]
+    return sorted([function, *others], key=lambda member: member.address)
+
+
+def read_function(tree: Tree, address: Address) -> PciFunction | None:
+    """One function; None when it is not there."""
+    folder = tree.sys.folder("bus", "pci", "devices", str(address)) if tree.sys else None
+    return read(address, folder) if folder else None
+
+
+def vfs_of(tree: Tree, port: Port) -> Iterator[PciFunction]:
+    """The VFs of a port that exist, read one at a time."""
+    for pf in port.members:
+        for _, address in pf.virtfns:
+            function = read_function(tree, address)
+            if function is not None:
+                yield function
+
+
+def mdev_folder(tree: Tree, uuid: str) -> Folder | None:
+    """A live mediated device; ``uuid`` in lower case."""
+    return tree.sys.folder("bus", "mdev", "devices", uuid) if tree.sys else None
+
+
+def _slot(pool: str) -> Address | None:
+    match = _SLOT.fullmatch(pool)
+    slot = Address.parse(f"{match[1]}:{match[2]}:{match[3]}.0") if match else None
+    return slot if slot is not None and match is not None and pool.endswith(slot.slot_name) else None
+
+
+def _card(tree: Tree, slot: Address, address: Address, max_vfs: int | None) -> tuple[Card, dict[Address, PciFunction]]:
+    """The card in a slot, with the functions of the slot and the one that is asked for."""
+    wanted = dict.fromkeys([*(slot._replace(function=number) for number in range(8)), address])
+    functions = {place: found for place in wanted if (found := read_function(tree, place)) is not None}
+    card = next((card for card in cards(functions, max_vfs) if card.slot == slot), None)
+    if card is None:
+        raise DeviceGone(f"there is no card in slot {slot.slot_name}")
+    return card, functions
+
+
+def _on_card(card: Card, function: PciFunction | None, address: Address) -> PortDevice | VfDevice | None:
+    for port in card.ports:
+        for vf in port.vfs:
+            if vf.address == address:
+                return VfDevice(port, vf)
+        if port.function.address == address:
+            return PortDevice(port)
+    return None
+
+
+def _nowhere(card: Card, address: Address, pool: str, device: str) -> LookupError:
+    for port in card.ports:
+        for pf in port.members:
+            possible = range(pf.sriov.total) if pf.sriov else ()
+            if pf.sriov and address in [pf.sriov.address(pf.address, index) for index in possible]:
+                why = (
+                    "has its driver no longer" if pf.driver is None or pf.on_vfio else f"has {pf.sriov.active} VFs now"
+                )
+                return DeviceGone(f"{address} does not exist: {pf.address} {why}")
+    return DeviceUnknown(f"{_short(device)} is no device of pool {_short(pool)}")
+
+
+def _profile(function: PciFunction, rest: str, device: str) -> str:
+    """The profile's id in the end of a name, where a number may follow that tells copies apart."""
+    parent = vgpu.parent(function)
+    known: set[str | None] = set()
+    if parent is not None:
+        known.update(profile.id for profile in parent.profiles)
+        known.update(live.profile_id for live in parent.live)
+    copy = _COPY.fullmatch(rest)
+    if rest in known:
+        return rest
+    if copy is not None and copy[1] in known:
+        return copy[1]
+    nvidia = _NVIDIA.fullmatch(rest)  # its vendor VFIO layout lists only what can be created at the moment
+    if parent is not None and nvidia is not None:
+        return nvidia[1]
+    if parent is None:
+        raise DeviceGone(f"{function.address} offers no vGPUs at present (driver: {function.driver or 'none'})")
+    raise DeviceUnknown(f"{_short(device)}: {function.address} offers no such profile")
+
+
+def _instance(tree: Tree, slot: Address, uuid: str, max_vfs: int | None) -> InstanceDevice:
+    folder = mdev_folder(tree, uuid)
+    parent = Address.parse(folder.path.rpartition("/")[0].rpartition("/")[2]) if folder else None
+    if parent is None:
+        raise DeviceGone(f"the mediated device {uuid} does not exist")
+    card, functions = _card(tree, slot, parent, max_vfs)
+    found = _on_card(card, functions.get(parent), parent)
+    offered = vgpu.parent(functions[parent]) if found is not None and parent in functions else None
+    live = next((live for live in offered.live if live.uuid == uuid), None) if offered else None
+    if found is None or live is None:
+        raise DeviceUnknown(f"the mediated device {uuid} is not on the card in slot {slot.slot_name}")
+    return InstanceDevice(found.port, functions[parent], uuid, live.profile_id, live.iommu_group)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")

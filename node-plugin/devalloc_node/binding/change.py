@@ -1,0 +1,36 @@
+"""Single changes of the host, with its answers in words."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from devalloc.inventory.locate import read_function
+from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.host.boundary import Host
+
+
+def write(host: Host, path: str, text: str, deadline: Deadline) -> None:
+    """Write to a file below sys. Raises Failed ``HostRefused`` with what the kernel said, or Unknown."""
+    try:
+        host.write(path, text, deadline)
+    except OSError as error:
+        raise refused(f"writing {text.strip() or 'nothing'!r} to /sys/{path}", error) from error
+
+
+def refused(what: str, error: OSError) -> Failed:
+    """The kernel's no, for people."""
+    code = errno.errorcode.get(error.errno or 0, "?")
+    return Failed("HostRefused", f"{what} was refused: {os.strerror(error.errno or 0)} ({code})")
+
+
+def function(tree: Tree, target: str) -> PciFunction:
+    """The function of that address. Raises Denied ``DeviceGone``."""
+    address = Address.parse(target)
+    found = read_function(tree, address) if address is not None else None
+    if found is None:
+        raise Denied("DeviceGone", f"{target} is not there any more")
+    return found

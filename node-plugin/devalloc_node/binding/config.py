@@ -1,0 +1,37 @@
+"""What the admin decides about devices that go to machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+OFFERS = frozenset({"gpu", "vgpu", "vf", "nic", "accelerator", "storage"})
+"""What can be allowed: whole GPUs, vGPUs, virtual functions, and whole cards of the other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class BindingConfig:
+    """Settings of the bindings; the defaults touch nothing that the host might miss."""
+
+    node_name: str
+    """The name that this node's pools begin with."""
+    allowed: frozenset[str] = frozenset({"gpu", "vgpu", "vf"})
+    """What may be taken from the host, of OFFERS; for anything else nothing is written (T4)."""
+    allow_shared_groups: bool = False
+    """Devices may go whose IOMMU group holds devices of other slots, where no host driver has one of those (T5)."""
+    max_vfs: int | None = None
+    """Most VFs to create on a port; as the inventory's. Default: as many as it can have."""
+    vf_counts: Mapping[str, int] = field(default_factory=dict)
+    """VFs to create by the address of the PF, where it is not ``max_vfs``."""
+    erase_policy: bool = False
+    """Storage is erased between its owners by a policy of the admin's; without one it is never taken (T7)."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.allowed - OFFERS)
+        if unknown:
+            raise ValueError(f"cannot be allowed: {', '.join(unknown)} (there are {', '.join(sorted(OFFERS))})")
+
+    def vf_count(self, pf: str, total: int) -> int:
+        """How many VFs the first use of a PF creates."""
+        wanted = self.vf_counts.get(pf, total if self.max_vfs is None else self.max_vfs)
+        return max(0, min(wanted, total))

@@ -1,0 +1,107 @@
+"""Steps of kind ``driver``: which driver has a function, and what overrides the choice of one.
+
+A value is ``{"driver": name or None, "override": name or None}``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devalloc.inventory.pci import PciFunction
+from devalloc_node.binding import change
+from devalloc_node.binding.use import refuse_open, vfio_nodes
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed
+from devalloc_node.host.boundary import Host
+from devalloc_node.step import Value
+
+_NONE = "(null)"
+
+
+def state(function: PciFunction) -> dict[str, Value]:
+    """The value of the step kind for a function as it was read."""
+    override = function.folder.text("driver_override")
+    return {"driver": function.driver, "override": None if override == _NONE else override}
+
+
+@dataclass(frozen=True, slots=True)
+class DriverKind:
+    """Reads and sets the driver of the function whose address is the target."""
+
+    host: Host
+
+    def read(self, target: str) -> Value:
+        return state(change.function(self.host.tree(), target))
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        function = change.function(self.host.tree(), target)
+        now, wanted = state(function), value["driver"]
+        if now == value:
+            return
+        if now["driver"] != wanted:
+            if now["driver"] is not None:
+                self._unbind(function, deadline)
+            if wanted is not None:
+                # Told by name, so that it is this driver again even where another would match the device too.
+                self._override(target, wanted, deadline)
+                change.write(self.host, "bus/pci/drivers_probe", target, deadline)
+                self._expect(target, wanted)
+        if self.read(target)["override"] != value["override"]:
+            self._override(target, value["override"], deadline)
+        after = self.read(target)
+        if after != value:
+            raise Failed("DriverNotBound", f"{target} has the driver {_said(after)}, not {_said(value)}")
+
+    def _unbind(self, function: PciFunction, deadline: Deadline) -> None:
+        # While a machine holds it the kernel would block, and make the machine start an unplug of its own.
+        refuse_open(self.host.tree(), vfio_nodes([function]), str(function.address), certain=False)
+        change.write(self.host, f"bus/pci/drivers/{function.driver}/unbind", str(function.address), deadline)
+        self._expect(str(function.address), None)
+
+    def _override(self, target: str, driver: str | None, deadline: Deadline) -> None:
+        change.write(self.host, f"bus/pci/devices/{target}/driver_override", f"{driver or ''}\n", deadline)
+
+    def _expect(self, target: str, wanted: str | None) -> None:
+        found = self.read(target)["driver"]
+        if found != wanted:
+            why = "; is its module loaded?" if wanted is not None and found is None else ""
+            raise Failed("DriverNotBound", f"{target} has the driver {found}, not {wanted}, after it was probed{why}")
+
+
+def _said(value: Value) -> str:
+    return f"{value['driver']} (override: {value['override']})"
+
+
+@dataclass(frozen=True, slots=True)
+class ResetKind:
+    """Steps of kind ``reset``: ``"used"`` when a device is handed over, ``"clean"`` before it goes to the next owner.
+
+    What a device was used for cannot be read, so making it clean resets it whenever VFIO has it: a function level or
+    bus reset, whichever the kernel knows for the function.
+    """
+
+    host: Host
+
+    def read(self, target: str) -> Value:
+        return "used" if change.function(self.host.tree(), target).on_vfio else "clean"
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        tree = self.host.tree()
+        function = change.function(tree, target)
+        if value != "clean" or not function.on_vfio:
+            return
+        refuse_open(tree, vfio_nodes([function]), target, certain=False)
+        if "reset" not in function.folder.names():
+            raise Failed("ResetFailed", f"{target} cannot be reset: the kernel knows no way for it", retryable=False)
+        try:
+            change.write(self.host, f"bus/pci/devices/{target}/reset", "1", deadline)
+        except Failed as error:
+            raise Failed("ResetFailed", f"{target} could not be reset: {error}") from error
+        if not answers(change.function(self.host.tree(), target)):
+            raise Failed("ResetFailed", f"{target} does not answer after its reset")
+
+
+def answers(function: PciFunction) -> bool:
+    """Whether the function's configuration space can be read; one that fell off the bus reads as ones."""
+    head = function.folder.raw("config", 4096)
+    return head is None or head[:4] != b"\xff\xff\xff\xff"

@@ -1,0 +1,66 @@
+"""Handing functions over to VFIO: two passes, so that no moment sees a group half with the host, half with VFIO."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from devalloc.inventory.locate import group_members
+from devalloc.inventory.pci import BRIDGE, PciFunction
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.binding import change
+from devalloc_node.binding.drivers import state
+from devalloc_node.binding.variants import vfio_driver
+from devalloc_node.errors import Failed
+from devalloc_node.grant import GrantedDevice
+from devalloc_node.host.boundary import Host
+from devalloc_node.prepared import PreparedDevice
+from devalloc_node.step import Step
+
+PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+
+
+def key(address: object) -> str:
+    """The key of a PCI function in the journal."""
+    return f"pci/{address}"
+
+
+def keys_of(tree: Tree, functions: Sequence[PciFunction]) -> list[str]:
+    """The keys of functions, and of all that share their IOMMU groups."""
+    found = [function.address for function in functions]
+    found += [peer.address for function in functions for peer in group_members(tree, function)
+              if peer.base_class != BRIDGE]  # fmt: skip
+    return [key(address) for address in dict.fromkeys(found)]
+
+
+def handed_over(tree: Tree, functions: Sequence[PciFunction]) -> Generator[Step, None, None]:
+    """The steps that give functions to their VFIO drivers. What VFIO has already is adopted, and stays there (T8)."""
+    moving = [(function, vfio_driver(tree, function)) for function in functions if not function.on_vfio]
+    for function, driver in moving:
+        yield Step("driver", str(function.address), state(function), {"driver": None, "override": driver})
+    for function, driver in moving:
+        alone, bound = {"driver": None, "override": driver}, {"driver": driver, "override": driver}
+        yield Step("driver", str(function.address), alone, bound)
+    for function in functions:
+        # A function beside the main one may have no reset of its own: it is reset with the slot.
+        if function is functions[0] or "reset" in function.folder.names():
+            yield Step("reset", str(function.address), "clean", "used")
+
+
+def passed_through(host: Host, granted: GrantedDevice, functions: Sequence[PciFunction]) -> PreparedDevice:
+    """What functions are that were handed over, as they are read now. Raises Failed where they are not."""
+    tree = host.tree()
+    now = [change.function(tree, str(function.address)) for function in functions]
+    for function in now:
+        if not function.on_vfio or function.iommu_group is None:
+            raise Failed("DriverNotBound", f"{function.address} has the driver {function.driver}, none of VFIO's")
+    main = str(now[0].address)
+    return PreparedDevice(
+        requests=granted.requests,
+        pool=granted.pool,
+        device=granted.device,
+        binding="vfio",
+        functions=tuple(str(function.address) for function in now),
+        nodes=tuple(dict.fromkeys(f"/dev/vfio/{function.iommu_group}" for function in now)),
+        attributes={PCI_BUS_ID: main},
+        share=granted.share,
+    )

@@ -1,0 +1,149 @@
+"""Binding ``mdev``: a vGPU as a mediated device, made under a UUID of its own; or one that was there before."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from devalloc.inventory.locate import InstanceDevice, ProfileDevice, mdev_folder
+from devalloc.inventory.pci import Address
+from devalloc.inventory.sysfs import Folder, Tree
+from devalloc_node.binding import change, refusals
+from devalloc_node.binding.binding import Health, Steps
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.find import located
+from devalloc_node.binding.handover import PCI_BUS_ID
+from devalloc_node.binding.health import HEALTHY, present
+from devalloc_node.binding.parents import choose_parent, kept_parent
+from devalloc_node.binding.profiles import refuse_other_profile
+from devalloc_node.binding.use import refuse_open
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import GrantedDevice
+from devalloc_node.host.boundary import Host
+from devalloc_node.host.files import is_name
+from devalloc_node.prepared import PreparedDevice
+from devalloc_node.step import Step, Value
+
+_SPACE = uuid.UUID("5b0f3f4e-8d0c-5e43-9d0e-6f1d1a1d7c55")
+"""The name space of our UUIDs: of one claim and device it is always the same."""
+_PREFIX = "mdev/"
+
+
+@dataclass(frozen=True, slots=True)
+class Mdev:
+    """Makes a mediated device on a parent, which stays with its host driver."""
+
+    host: Host
+    config: BindingConfig
+    name: str = "mdev"
+    shares: bool = False
+
+    def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
+        tree = self.host.tree()
+        device = located(tree, self.config, granted)
+        if isinstance(device, InstanceDevice):
+            return (f"{_PREFIX}{device.uuid}",)
+        if not isinstance(device, ProfileDevice):
+            raise Denied("DeviceUnknown", f"{granted.device!r} is no vGPU any more")
+        name = f"{owner}/{granted.pool}/{granted.device}/{granted.share or ''}"
+        return choose_parent(tree, device, held)[1], f"{_PREFIX}{uuid.uuid5(_SPACE, name)}"
+
+    def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
+        tree = self.host.tree()
+        device = located(tree, self.config, granted)
+        refusals.refuse_kind(self.config, device.port, "vgpu")
+        if isinstance(device, InstanceDevice):
+            return self._adopted(tree, granted, device)
+        if not isinstance(device, ProfileDevice):
+            raise Denied("DeviceUnknown", f"{granted.device!r} is no vGPU any more")
+        parent = kept_parent(tree, device, keys)
+        refuse_other_profile(granted, parent, device.profile_id)
+        if parent.physfn is not None:
+            refusals.refuse_group(tree, self.config, [parent])
+        refusals.refuse_held(tree, device.port, [parent] if parent.physfn is not None else [])
+        own = next(key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX))
+        yield Step("mdev", own, None, {"parent": str(parent.address), "type": device.profile_id})
+        return self._prepared(self.host.tree(), granted, own)
+
+    def observe(self, device: PreparedDevice) -> Health:
+        tree = self.host.tree()
+        parent = present(tree, device.functions[0])
+        if isinstance(parent, Health):
+            return parent
+        folder = mdev_folder(tree, device.mdev_uuid or "")
+        if folder is None:
+            return Health("unhealthy", f"the mediated device {device.mdev_uuid} is not there any more")
+        if device.nodes != (f"/dev/vfio/{folder.link('iommu_group')}",):
+            return Health("unhealthy", f"the IOMMU group of {device.mdev_uuid} is {folder.link('iommu_group')} now")
+        return HEALTHY
+
+    def _adopted(self, tree: Tree, granted: GrantedDevice, device: InstanceDevice) -> PreparedDevice:
+        """What somebody else made is used as it is, and left so (T8)."""
+        refuse_open(tree, [f"/dev/vfio/{device.iommu_group}"], f"the mediated device {device.uuid}", certain=True)
+        return self._prepared(tree, granted, device.uuid)
+
+    def _prepared(self, tree: Tree, granted: GrantedDevice, own: str) -> PreparedDevice:
+        folder = mdev_folder(tree, own)
+        group = folder.link("iommu_group") if folder else None
+        if folder is None or group is None:
+            raise Failed("VgpuMissing", f"the mediated device {own} has no IOMMU group, so no machine can have it")
+        parent = _parent(folder)
+        return PreparedDevice(
+            requests=granted.requests,
+            pool=granted.pool,
+            device=granted.device,
+            binding=self.name,
+            functions=(parent,),
+            mdev_uuid=own,
+            sysfsdev=f"bus/mdev/devices/{own}",
+            nodes=(f"/dev/vfio/{group}",),
+            attributes={PCI_BUS_ID: parent, "mdevUUID": own},
+            share=granted.share,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MdevKind:
+    """Steps of kind ``mdev``: the mediated device of a UUID, as ``{"parent": address, "type": id}``, or None."""
+
+    host: Host
+
+    def read(self, target: str) -> Value:
+        folder = mdev_folder(self.host.tree(), target)
+        return {"parent": _parent(folder), "type": folder.link("mdev_type")} if folder else None
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        now = self.read(target)
+        if now == value:
+            return
+        if now is not None:
+            tree = self.host.tree()
+            folder = mdev_folder(tree, target)
+            nodes = [f"/dev/vfio/{folder.link('iommu_group')}"] if folder else []
+            # A machine that loses its vGPU is lost: not a word is written unless nobody has it open (T8).
+            refuse_open(tree, nodes, f"the mediated device {target}", certain=True)
+            change.write(self.host, f"bus/mdev/devices/{target}/remove", "1", deadline)
+        if value is not None:
+            self._create(target, value, deadline)
+        after = self.read(target)
+        if after != value:
+            raise Failed(
+                "VgpuMissing", f"the mediated device {target} is {after or 'not there'}, not {value or 'gone'}"
+            )
+
+    def _create(self, target: str, value: Value, deadline: Deadline) -> None:
+        parent, kind = str(value["parent"]), str(value["type"])
+        folder = change.function(self.host.tree(), parent).folder
+        place = folder.folder("mdev_supported_types", kind) if is_name(kind) else None
+        if place is None:
+            raise Denied("DeviceGone", f"{parent} does not offer {kind} any more", retryable=True)
+        if not place.number("available_instances"):
+            raise Denied("DeviceExhausted", f"{parent} has no room for {place.text('name') or kind}", retryable=True)
+        change.write(self.host, f"bus/pci/devices/{parent}/mdev_supported_types/{kind}/create", target, deadline)
+
+
+def _parent(folder: Folder) -> str:
+    name = folder.path.rpartition("/")[0].rpartition("/")[2]
+    return name if Address.parse(name) is not None else ""

@@ -1,0 +1,104 @@
+"""What is not taken from the host, whatever a claim says: asked before the first step, and again by every binding.
+
+The inventory publishes these devices as unavailable, so the solver does not give them away. Nobody relies on that here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from devalloc.inventory import nic, storage
+from devalloc.inventory.cards import Port, kind_of
+from devalloc.inventory.groups import Groups
+from devalloc.inventory.holders import Holders, nodes_of
+from devalloc.inventory.locate import group_members
+from devalloc.inventory.pci import BRIDGE, Address, PciFunction
+from devalloc.inventory.sight import blind_spot
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.errors import Denied
+
+
+def refuse_kind(config: BindingConfig, port: Port, offer: str) -> None:
+    """``offer``: ``vgpu``, ``vf``, or the kind of a whole port."""
+    if port.kind == "display":
+        raise Denied("DeviceReserved", f"{port.function.address} is a display of the host")
+    if offer not in config.allowed:
+        raise Denied("KindNotAllowed", f"{port.function.address}: devices of kind {offer} may not be taken from here "
+                     f"(allowed: {', '.join(sorted(config.allowed)) or 'none'})")  # fmt: skip
+    if port.kind == "storage" and not config.erase_policy:
+        raise Denied("ErasePolicyMissing", f"{port.function.address} is storage, and no policy is set that erases it "
+                     "between its owners")  # fmt: skip
+
+
+def refuse_held(tree: Tree, port: Port, functions: Collection[PciFunction]) -> None:
+    """Raises Denied ``DeviceReserved`` where the host needs one of the functions itself, ``DeviceInUse`` where somebody
+    uses one, ``InUseUnknown`` where that cannot be told.
+
+    For a part of a card that is no network card the need for the card counts too: its VFs do not work without it.
+    """
+    asked = {function.address: function for function in functions}
+    if port.kind != "nic":
+        asked |= {member.address: member for member in port.members}
+    # Monitors count as users: a driver does not leave a device that nvidia-persistenced has open.
+    holders = Holders.read(tree, functions, passed_over=())
+    for function in asked.values():
+        _refuse_reserved(tree, function, holders)
+    _refuse_blind(tree, functions)
+    for function in functions:
+        _refuse_used(port, function, holders)
+
+
+def _refuse_reserved(tree: Tree, function: PciFunction, holders: Holders) -> None:
+    if function.base_class == BRIDGE:
+        raise Denied("DeviceReserved", f"{function.address} is a bridge in the same slot")
+    need = holders.reserved(function)
+    if need is not None:
+        raise Denied("DeviceReserved", f"{function.address} is reserved for the host: {need}")
+    if nic.interfaces(function) and _unread(tree, "net", "route"):
+        raise Denied(
+            "InUseUnknown", f"whether the host needs {function.address} cannot be told: there is no /proc/net/route"
+        )
+    if list(storage.blocks(function)) and _unread(tree, "self", "mountinfo") and _unread(tree, "mounts"):
+        raise Denied(
+            "InUseUnknown", f"whether the host needs {function.address} cannot be told: there is no /proc/mounts"
+        )
+
+
+def _unread(tree: Tree, *names: str) -> bool:
+    *folders, name = names
+    folder = tree.proc.folder(*folders) if tree.proc and folders else tree.proc
+    return folder is None or folder.raw(name) is None
+
+
+def _refuse_blind(tree: Tree, functions: Collection[PciFunction]) -> None:
+    blind = blind_spot(tree) if any(True for function in functions for _ in nodes_of(function)) else None
+    if blind is not None:
+        names = ", ".join(str(function.address) for function in functions)
+        raise Denied("InUseUnknown", f"whether {names} is in use cannot be told: {blind}", retryable=True)
+
+
+def _refuse_used(port: Port, function: PciFunction, holders: Holders) -> None:
+    if nic.is_nic(function) and nic.is_elsewhere(function):
+        raise _in_use(function, "its interface is in another network namespace")
+    user = holders.user(function)
+    if user is not None:
+        raise _in_use(function, f"{user} has it open")
+    beside = port.kind != "gpu" and kind_of(function) is None
+    if beside and function.driver is not None and not function.on_vfio:
+        raise _in_use(function, f"it goes with the card and has the driver {function.driver}")
+
+
+def refuse_group(
+    tree: Tree, config: BindingConfig, functions: Collection[PciFunction], together: Iterable[Address] = ()
+) -> None:
+    """Raises Denied where the IOMMU group cannot be taken whole. ``together``: what comes and goes with the device."""
+    members = {member.address: member for function in functions for member in group_members(tree, function)}
+    groups = Groups.of(members.values(), config.allow_shared_groups)
+    for objection in groups.objections(functions, frozenset(together)):
+        code = "NoIommuGroup" if objection.startswith("no IOMMU group") else "GroupShared"
+        raise Denied(code, f"{min(function.address for function in functions)} cannot be taken: {objection}")
+
+
+def _in_use(function: PciFunction, why: str) -> Denied:
+    return Denied("DeviceInUse", f"{function.address} is in use: {why}", retryable=True)

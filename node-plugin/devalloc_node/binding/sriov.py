@@ -1,0 +1,99 @@
+"""Binding ``sriov``: one virtual function of a card, created if need be, set up by its PF, and passed through."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator
+from dataclasses import dataclass
+
+from devalloc.inventory import nic
+from devalloc.inventory.cards import VirtualFunction
+from devalloc.inventory.locate import VfDevice, read_function
+from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.binding import change, refusals, vfs
+from devalloc_node.binding.binding import Health, Steps
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.find import find
+from devalloc_node.binding.handover import handed_over, key, keys_of, passed_through
+from devalloc_node.binding.health import health_of_functions
+from devalloc_node.binding.vfsettings import settings_step, wanted_settings
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import GrantedDevice
+from devalloc_node.host.boundary import Host
+from devalloc_node.prepared import PreparedDevice
+from devalloc_node.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Sriov:
+    """Passes a VF through. The PF stays with the host, whatever the host uses it for."""
+
+    host: Host
+    config: BindingConfig
+    name: str = "sriov"
+    shares: bool = False
+
+    def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
+        tree = self.host.tree()
+        vf = find(tree, self.config, granted, VfDevice).vf
+        return tuple(keys_of(tree, [vf.function])) if vf.function is not None else (key(vf.address),)
+
+    def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
+        tree = self.host.tree()
+        device = find(tree, self.config, granted, VfDevice)
+        vf = device.vf
+        refusals.refuse_kind(self.config, device.port, "vf")
+        wanted = wanted_settings(granted)
+        _refuse_settings(vf, wanted)
+        if vf.function is not None:
+            refusals.refuse_group(tree, self.config, [vf.function])
+        refusals.refuse_held(tree, device.port, [vf.function] if vf.function is not None else [])
+        yield from self._created(vf)
+        tree = self.host.tree()
+        function = _there(tree, vf)
+        refusals.refuse_group(tree, self.config, [function])
+        if _has_settings(vf.pf):
+            yield settings_step(self.host, vf, wanted)
+        yield from handed_over(tree, [function])
+        return passed_through(self.host, granted, [function])
+
+    def observe(self, device: PreparedDevice) -> Health:
+        return health_of_functions(self.host.tree(), device)
+
+    def _created(self, vf: VirtualFunction) -> Generator[Step, None, None]:
+        """The steps after which the VF is there. They are told as well when it is: the PF's claims share them."""
+        pf = vf.pf
+        if vf.function is not None:
+            yield vfs.autoprobe_step(pf, None)
+            yield vfs.count_step(pf, pf.sriov.active if pf.sriov else 0)
+            return
+        total = pf.sriov.total if pf.sriov else 0
+        count = self.config.vf_count(str(pf.address), total)
+        if vf.index >= count:
+            raise Denied("VfNotConfigured", f"{vf.address} would be VF {vf.index} of {pf.address}, which gets {count} of "
+                         f"{total} possible")  # fmt: skip
+        if pf.iommu_group is None:
+            raise Denied(
+                "NoIommuGroup", f"{pf.address} has no IOMMU group, nor would its VFs (is the IOMMU switched on?)"
+            )
+        yield vfs.autoprobe_step(pf, 0)
+        yield vfs.count_step(change.function(self.host.tree(), str(pf.address)), count)
+
+
+def _there(tree: Tree, vf: VirtualFunction) -> PciFunction:
+    function = read_function(tree, vf.address)
+    if function is None or function.physfn != vf.pf.address:
+        raise Failed("VfsMissing", f"{vf.address} is no VF of {vf.pf.address} although its VFs were created")
+    return function
+
+
+def _has_settings(pf: PciFunction) -> bool:
+    return nic.is_nic(pf) and bool(nic.interfaces(pf))
+
+
+def _refuse_settings(vf: VirtualFunction, wanted: dict[str, object]) -> None:
+    if wanted and not _has_settings(vf.pf):
+        raise Denied(
+            "ConfigUnsupported", f"{vf.pf.address} has no network interface here to set {', '.join(wanted)} by"
+        )

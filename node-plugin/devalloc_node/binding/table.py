@@ -1,0 +1,113 @@
+"""All bindings and kinds of steps of this host, and which binding a device gets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from devalloc.inventory.locate import InstanceDevice, PortDevice, ProfileDevice, VfDevice
+from devalloc_node.binding.binding import Binding, Health, Steps
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.drivers import DriverKind, ResetKind
+from devalloc_node.binding.find import located
+from devalloc_node.binding.handover import PCI_BUS_ID
+from devalloc_node.binding.health import HEALTHY, present
+from devalloc_node.binding.mdev import Mdev, MdevKind
+from devalloc_node.binding.sriov import Sriov
+from devalloc_node.binding.vfio import Vfio
+from devalloc_node.binding.vfs import AutoprobeKind, CountKind
+from devalloc_node.binding.vfsettings import SettingsKind
+from devalloc_node.binding.vgpu import Vgpu, VgpuKind
+from devalloc_node.deadline import Deadline
+from devalloc_node.grant import GrantedDevice
+from devalloc_node.host.boundary import Host
+from devalloc_node.prepared import PreparedDevice
+from devalloc_node.step import StepKind
+
+
+def step_kinds(host: Host) -> Mapping[str, StepKind]:
+    """The kinds of steps that bindings yield."""
+    return {
+        "driver": DriverKind(host),
+        "reset": ResetKind(host),
+        "vf-autoprobe": AutoprobeKind(host),
+        "vf-count": CountKind(host),
+        "vf-settings": SettingsKind(host),
+        "vgpu": VgpuKind(host),
+        "mdev": MdevKind(host),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """The bindings of a host. Safe for threads."""
+
+    host: Host
+    config: BindingConfig
+
+    def choose(self, granted: GrantedDevice) -> Binding:
+        """The binding for a device as it is now. Raises Denied ``DeviceUnknown`` or ``DeviceGone``."""
+        if granted.admin:
+            return Unbound(self.host, self.config)
+        match located(self.host.tree(), self.config, granted):
+            case PortDevice():
+                return Vfio(self.host, self.config)
+            case VfDevice():
+                return Sriov(self.host, self.config)
+            case InstanceDevice():
+                return Mdev(self.host, self.config)
+            case ProfileDevice(parent=parent):
+                vendor_layout = parent.folder.folder("nvidia") and not parent.folder.folder("mdev_supported_types")
+                return Vgpu(self.host, self.config) if vendor_layout else Mdev(self.host, self.config)
+
+    def observe(self, device: PreparedDevice) -> Health:
+        """How a prepared device is. Reads only; never raises for the state of the device."""
+        known: Mapping[str, Binding] = {
+            "vfio": Vfio(self.host, self.config),
+            "vgpu": Vgpu(self.host, self.config),
+            "mdev": Mdev(self.host, self.config),
+            "none": Unbound(self.host, self.config),
+        }
+        binding = known.get(device.binding)
+        if binding is None:
+            return Health("unknown", f"this version knows no binding {device.binding!r}")
+        return binding.observe(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Unbound:
+    """Admin access (S14): the device is told, nothing is bound and nobody is kept out."""
+
+    host: Host
+    config: BindingConfig
+    name: str = "none"
+    shares: bool = True
+
+    def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
+        return ()
+
+    def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
+        device = located(self.host.tree(), self.config, granted)
+        function = device.vf.function if isinstance(device, VfDevice) else None
+        if isinstance(device, PortDevice):
+            function = device.port.function
+        elif isinstance(device, (ProfileDevice, InstanceDevice)):
+            function = device.parent
+        address = str(function.address) if function is not None else None
+        return PreparedDevice(
+            requests=granted.requests,
+            pool=granted.pool,
+            device=granted.device,
+            binding=self.name,
+            functions=(address,) if address else (),
+            mdev_uuid=device.uuid if isinstance(device, InstanceDevice) else None,
+            attributes={PCI_BUS_ID: address} if address else {},
+            admin=True,
+            share=granted.share,
+        )
+        yield  # makes this a generator, as all bindings' are
+
+    def observe(self, device: PreparedDevice) -> Health:
+        tree = self.host.tree()
+        found = (present(tree, name) for name in device.functions)
+        return next((health for health in found if isinstance(health, Health)), HEALTHY)

@@ -1,0 +1,78 @@
+"""Binding ``vfio``: a whole card or port, with all functions of its slot, for a machine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from devalloc.inventory import vgpu
+from devalloc.inventory.cards import Port
+from devalloc.inventory.locate import PortDevice, vfs_of
+from devalloc.inventory.pci import Address
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.binding import refusals
+from devalloc_node.binding.binding import Health, Steps
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.find import find
+from devalloc_node.binding.handover import handed_over, key, keys_of, passed_through
+from devalloc_node.binding.health import health_of_functions
+from devalloc_node.binding.parents import part_keys
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
+from devalloc_node.grant import GrantedDevice
+from devalloc_node.host.boundary import Host
+from devalloc_node.prepared import PreparedDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Vfio:
+    """Passes a port through. Its VFs and vGPUs go with it, so none may exist."""
+
+    host: Host
+    config: BindingConfig
+    name: str = "vfio"
+    shares: bool = False
+
+    def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
+        tree = self.host.tree()
+        port = find(tree, self.config, granted, PortDevice).port
+        found = keys_of(tree, port.members)
+        found += [key(address) for address in _vf_addresses(port)]
+        found += [part for member in port.members for part in part_keys(member)]
+        return tuple(dict.fromkeys(found))
+
+    def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
+        tree = self.host.tree()
+        port = find(tree, self.config, granted, PortDevice).port
+        refusals.refuse_kind(self.config, port, port.kind)
+        _refuse_parts(tree, port)
+        refusals.refuse_group(tree, self.config, port.members)
+        refusals.refuse_held(tree, port, port.members)
+        functions = [port.function, *(member for member in port.members if member is not port.function)]
+        yield from handed_over(tree, functions)
+        return passed_through(self.host, granted, functions)
+
+    def observe(self, device: PreparedDevice) -> Health:
+        return health_of_functions(self.host.tree(), device)
+
+
+def _vf_addresses(port: Port) -> list[Address]:
+    """Every VF that the port has or could have: none of them may be somebody's."""
+    found = [address for pf in port.members for _, address in pf.virtfns]
+    for pf in port.members:
+        if pf.sriov is not None:
+            possible = (pf.sriov.address(pf.address, index) for index in range(pf.sriov.total))
+            found += [address for address in possible if address is not None]
+    return found
+
+
+def _refuse_parts(tree: Tree, port: Port) -> None:
+    for member in port.members:
+        if member.virtfns or (member.sriov is not None and member.sriov.active):
+            raise Denied(
+                "VfsEnabled", f"{member.address} has {len(member.virtfns)} VFs, which would go with it", retryable=True
+            )
+    for function in [*port.members, *vfs_of(tree, port)]:
+        parent = vgpu.parent(function)
+        if parent is not None and parent.live:
+            raise Denied("DeviceInUse", f"{function.address} carries {len(parent.live)} vGPUs", retryable=True)

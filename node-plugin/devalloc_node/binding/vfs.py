@@ -1,0 +1,98 @@
+"""Steps of kinds ``vf-autoprobe`` and ``vf-count``: whether a PF's VFs get drivers by themselves, and how many it has.
+
+Both belong to all claims that have VFs of the PF, under the name ``pf/<address>``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devalloc.inventory.locate import read_function
+from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.binding import change
+from devalloc_node.binding.use import refuse_open, vfio_nodes
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.host.boundary import Host
+from devalloc_node.step import Step, Value
+
+
+def shared_name(pf: PciFunction) -> str:
+    return f"pf/{pf.address}"
+
+
+def autoprobe_step(pf: PciFunction, after: int | None) -> Step:
+    """``after`` None: as it is."""
+    before = _autoprobe(pf)
+    return Step("vf-autoprobe", str(pf.address), before, before if after is None else after, shared_name(pf))
+
+
+def count_step(pf: PciFunction, after: int) -> Step:
+    return Step("vf-count", str(pf.address), _count(pf), after, shared_name(pf))
+
+
+@dataclass(frozen=True, slots=True)
+class AutoprobeKind:
+    """0: VFs get no driver when they are made. None where the kernel has no such switch (before 4.12)."""
+
+    host: Host
+
+    def read(self, target: str) -> Value:
+        return _autoprobe(change.function(self.host.tree(), target))
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        if self.read(target) == value:
+            return
+        change.write(self.host, f"bus/pci/devices/{target}/sriov_drivers_autoprobe", str(value), deadline)
+        if self.read(target) != value:
+            raise Failed("HostRefused", f"{target} keeps sriov_drivers_autoprobe at {self.read(target)}")
+
+
+@dataclass(frozen=True, slots=True)
+class CountKind:
+    """How many VFs a PF has: changed from none and to none only, and never under somebody."""
+
+    host: Host
+
+    def read(self, target: str) -> Value:
+        return _count(change.function(self.host.tree(), target))
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        tree = self.host.tree()
+        pf = change.function(tree, target)
+        now = _count(pf)
+        if now == value and (value == 0 or len(pf.virtfns) == value):
+            return
+        if now and value:
+            raise Denied(
+                "VfCountFixed", f"{target} has {now} VFs, and only from none can it get {value}", retryable=True
+            )
+        if now:
+            _refuse_users(tree, pf)
+        change.write(self.host, f"bus/pci/devices/{target}/sriov_numvfs", str(value), deadline)
+        tree = self.host.tree()
+        pf = change.function(tree, target)
+        there = [address for _, address in pf.virtfns if read_function(tree, address) is not None]
+        if _count(pf) != value or len(there) != value:
+            raise Failed("VfsMissing", f"{target} has {len(there)} VFs after {value} were asked for")
+
+
+def _autoprobe(pf: PciFunction) -> int | None:
+    return pf.folder.number("sriov_drivers_autoprobe")
+
+
+def _count(pf: PciFunction) -> int:
+    if pf.sriov is None:
+        raise Denied("DeviceGone", f"{pf.address} has no VFs to switch any more")
+    return pf.sriov.active
+
+
+def _refuse_users(tree: Tree, pf: PciFunction) -> None:
+    """The plugin's own VFs have been given back by now, and none gets a driver by itself: what has one is used."""
+    for _, address in pf.virtfns:
+        vf = read_function(tree, address)
+        if vf is not None and vf.driver is not None:
+            refuse_open(tree, vfio_nodes([vf]), str(vf.address), certain=False)
+            raise Denied("VfsInUse", f"the VFs of {pf.address} stay: {vf.address} has the driver {vf.driver}, which is "
+                         "not of devalloc's doing; unbind it, and they are removed", retryable=True)  # fmt: skip

@@ -1,0 +1,111 @@
+"""Steps of kind ``vf-settings``: MAC, VLAN, rates and switches of a VF, which its PF enforces.
+
+The target is ``<address of the PF>/<index of the VF>``. A step tells all settings there are, so that undoing it gives
+the next owner what was there before: no MAC and no VLAN of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from devalloc.api.configs import VfConfig
+from devalloc.api.decode import decode
+from devalloc.inventory import nic
+from devalloc.inventory.cards import VirtualFunction
+from devalloc.inventory.pci import PciFunction
+from devalloc_node.binding import change
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import Configs, GrantedDevice
+from devalloc_node.host.boundary import Host
+from devalloc_node.step import Step, Value
+
+ONLY_ADMIN = ("vlan", "vlanQos", "trust", "spoofCheck")
+"""What a claim never sets (T6): it would leave the network that it is confined to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsKind:
+    """Reads and sets them by netlink, through the PF's interface."""
+
+    host: Host
+
+    def read(self, target: str) -> Value:
+        interface, index = self._place(target)
+        try:
+            return dict(self.host.vf_settings(interface, index))
+        except OSError as error:
+            raise change.refused(f"asking {interface} for its VF {index}", error) from error
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        now = self.read(target)
+        wanted = {name: setting for name, setting in value.items() if now.get(name) != setting}
+        if not wanted:
+            return
+        interface, index = self._place(target)
+        try:
+            self.host.set_vf(interface, index, wanted)
+        except OSError as error:
+            raise change.refused(f"setting {_said(wanted)} of VF {index} of {interface}", error) from error
+        after = self.read(target)
+        missing = {name: setting for name, setting in wanted.items() if after.get(name) != setting}
+        if missing:
+            raise Failed("VfSettingRefused", f"VF {index} of {interface} did not take {_said(missing)}")
+
+    def _place(self, target: str) -> tuple[str, int]:
+        address, _, index = target.partition("/")
+        return interface_of(change.function(self.host.tree(), address)), int(index)
+
+
+def interface_of(pf: PciFunction) -> str:
+    """The PF's network interface. Raises Failed where there is none here."""
+    found = nic.interfaces(pf)
+    if not found:
+        raise Failed("NoInterface", f"{pf.address} has no network interface in this namespace to set up its VFs by")
+    return found[0].name
+
+
+def settings_step(host: Host, vf: VirtualFunction, wanted: Mapping[str, Value]) -> Step:
+    target = f"{vf.pf.address}/{vf.index}"
+    before = SettingsKind(host).read(target)
+    unknown = sorted(wanted.keys() - before.keys())
+    if unknown:
+        raise Denied(
+            "ConfigUnsupported", f"{vf.pf.address}: its driver {vf.pf.driver} has no {', '.join(unknown)} of VFs"
+        )
+    return Step("vf-settings", target, before, {**before, **wanted})
+
+
+def wanted_settings(granted: GrantedDevice) -> dict[str, Value]:
+    """What the configs ask for: the class's above the claim's, the weightier above the others.
+
+    Raises Denied ``ConfigInvalid`` or ``ConfigForbidden``.
+    """
+    found: dict[str, Value] = {}
+    for configs, of_class in ((granted.class_configs, True), (granted.claim_configs, False)):
+        for spec in _specs(configs):
+            forbidden = sorted(spec.keys() & set(ONLY_ADMIN)) if not of_class else []
+            if forbidden:
+                raise Denied("ConfigForbidden", f"a claim may not set {', '.join(forbidden)} of a VF; a class may")
+            found = {**spec, **found}
+    if found.get("maxTxRate") and found.get("minTxRate", 0) > found["maxTxRate"]:
+        raise Denied("ConfigInvalid", f"minTxRate ({found['minTxRate']}) is above maxTxRate ({found['maxTxRate']})")
+    return found
+
+
+def _specs(configs: Configs) -> list[dict[str, Value]]:
+    found = []
+    for config in configs:
+        if config.get("kind") != "VfConfig":
+            continue
+        decoded = decode(dict(config))
+        if not isinstance(decoded.object, VfConfig):
+            problems = "; ".join(f"{problem.path}: {problem.message}" for problem in decoded.problems[:3])
+            raise Denied("ConfigInvalid", f"a VfConfig cannot be used: {problems}")
+        found.append(decoded.object.spec.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return found
+
+
+def _said(settings: Mapping[str, Value]) -> str:
+    return ", ".join(f"{name} to {setting}" for name, setting in sorted(settings.items()))
