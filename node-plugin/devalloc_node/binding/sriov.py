@@ -71,8 +71,8 @@ class Sriov:
         total = pf.sriov.total if pf.sriov else 0
         count = self.config.vf_count(str(pf.address), total)
         if vf.index >= count:
-            raise Denied("VfNotConfigured", f"{vf.address} would be VF {vf.index} of {pf.address}, which gets {count} of "
-                         f"{total} possible")  # fmt: skip
+            which = f"{vf.address} would be VF {vf.index} of {pf.address}"
+            raise Denied("VfNotConfigured", f"{which}, which gets {count} of {total} possible ones")
         if pf.iommu_group is None:
             raise Denied(
                 "NoIommuGroup", f"{pf.address} has no IOMMU group, nor would its VFs (is the IOMMU switched on?)"
