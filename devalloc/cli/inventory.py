@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 
-def settings(
-    kinds: Sequence[str], max_vfs: int | None, allow_shared_groups: bool, held: frozenset[str] = frozenset()
-) -> InventoryConfig:
+def settings(kinds: Sequence[str], max_vfs: int | None, allow_shared_groups: bool) -> InventoryConfig:
     """The inventory's settings for the options of ``inventory_options``."""
     from devalloc.inventory import InventoryConfig
 
-    plain = InventoryConfig(max_vfs=max_vfs, allow_shared_groups=allow_shared_groups, held=held)
+    plain = InventoryConfig(max_vfs=max_vfs, allow_shared_groups=allow_shared_groups)
     return replace(plain, kinds=frozenset(kinds)) if kinds else plain
 
 

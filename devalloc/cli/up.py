@@ -17,7 +17,7 @@ from devalloc.cli.verb import verb
 if TYPE_CHECKING:
     from devalloc.controller.allocate import Round
     from devalloc.controller.publish import Published
-    from devalloc.inventory import Discovery
+    from devalloc.inventory import Discovery, Known
 
 
 @verb("up")
@@ -65,11 +65,11 @@ def up(
     node = node_name or socket.gethostname().lower()
     path = store_path(store)
 
-    def look(held: frozenset[str]) -> Discovery:
+    def look(known: Known) -> Discovery:
         from devalloc.cli.inventory import settings
         from devalloc.inventory import discover
 
-        config = settings(kinds, max_vfs, allow_shared_groups, held)
+        config = settings(kinds, max_vfs, allow_shared_groups).knowing(known)
         return discover(sysfs_root, node_name=node, config=config)
 
     with _display() as display:

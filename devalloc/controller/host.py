@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from devalloc.controller.availability import held_on
 from devalloc.controller.claims import as_allocated
 from devalloc.controller.publish import Published, Publisher
-from devalloc.inventory import Discovery, watch
+from devalloc.inventory import Discovery, Known, watch
 from devalloc.inventory.events import EventSource
 from devalloc.store import Expired, Store, Unusable
 
@@ -24,8 +24,8 @@ class Inventory:
     """How this host's devices are found."""
 
     node_name: str
-    discover: Callable[[frozenset[str]], Discovery]
-    """Takes the names of the devices that claims hold: what lives on these is the claims' own, not somebody else's."""
+    discover: Callable[[Known], Discovery]
+    """Takes what is known of the devices beside what the host shows."""
 
 
 class Host:
@@ -83,7 +83,8 @@ class Host:
     def _discover(self) -> Discovery:
         try:
             documents = self._store.list(("DeviceClaim", "DeviceClass")).objects
-            return self._inventory.discover(held_on(self._inventory.node_name, as_allocated(documents)))
+            held = held_on(self._inventory.node_name, as_allocated(documents))
+            return self._inventory.discover(Known(held))
         except BaseException:
             self.looked.set()  # the claims on other pools do not wait for this host to be readable
             raise

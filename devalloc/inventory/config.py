@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from devalloc.inventory.cards import KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a node's devices beside what the host shows. Devices are told by their names."""
+
+    held: frozenset[str] = frozenset()
+    """Devices that claims hold: what lives on these is the claims' own, not somebody else's."""
+    prepared: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Devices that the node plugin has prepared, and what stands behind each (T2): names of functions
+    (``0000-08-00-5``) and of mdevs (``mdev-<uuid>``). It need not be what the device is named after."""
+    withheld: Mapping[str, str] = field(default_factory=dict)
+    """Devices that are not to be given away, and why: ``unhealthy: …``, ``cordoned: …``, ``reset failed: …``. What is
+    withheld of a card, as a whole, is withheld of all on it."""
+
+    @property
+    def backing(self) -> frozenset[str]:
+        """What stands behind devices that are prepared."""
+        return frozenset[str]().union(*self.prepared.values())
+
+    @property
+    def claimed(self) -> frozenset[str]:
+        """Devices that claims hold and nobody has prepared: which vGPU of their profile is theirs is not known."""
+        return self.held - self.prepared.keys()
+
+    @property
+    def ours(self) -> frozenset[str]:
+        """Names of which all use is the claims' own."""
+        return self.held | self.prepared.keys() | self.backing
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +51,20 @@ class InventoryConfig:
     erase_policy: bool = False
     """A policy is set by which storage is erased between its owners. Default: none is, so storage is never offered."""
     held: frozenset[str] = frozenset()
-    """Names of this node's devices that claims hold: what lives on these is the claims' own, not somebody else's."""
+    """See Known."""
+    prepared: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """See Known."""
+    withheld: Mapping[str, str] = field(default_factory=dict)
+    """See Known."""
+
+    @property
+    def known(self) -> Known:
+        """What is known of the devices."""
+        return Known(self.held, self.prepared, self.withheld)
+
+    def knowing(self, known: Known) -> InventoryConfig:
+        """These settings with what is known of the devices."""
+        return replace(self, held=known.held, prepared=known.prepared, withheld=known.withheld)
 
     def __post_init__(self) -> None:
         unknown = sorted(self.kinds - KINDS)

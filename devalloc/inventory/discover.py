@@ -53,7 +53,7 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
     obstacles = Obstacles(
         groups=Groups.of(functions.values(), config.allow_shared_groups),
         holders=Holders.read(tree, _functions(found)),
-        held=config.held,
+        known=config.known,
         erase_policy=config.erase_policy,
     )
     models = model_names(_ids(found))

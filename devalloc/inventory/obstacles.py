@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from devalloc.inventory import nic
 from devalloc.inventory.cards import Port, VirtualFunction, kind_of
+from devalloc.inventory.config import Known
 from devalloc.inventory.groups import Groups
 from devalloc.inventory.holders import Holders
 from devalloc.inventory.pci import BRIDGE, Address, PciFunction
@@ -25,8 +26,7 @@ class Obstacles:
 
     groups: Groups
     holders: Holders
-    held: frozenset[str]
-    """Names of devices that claims hold: what uses those is the claims' own."""
+    known: Known
     erase_policy: bool
 
     def against_port(self, port: Port) -> Iterator[str]:
@@ -78,6 +78,12 @@ class Obstacles:
             if not self._is_held(parent.address):
                 yield from self._users(parent.function)
 
+    def against_name(self, name: str, port: Port) -> Iterator[str]:
+        """Why a device is withheld: it, or the port that it is on."""
+        for each in dict.fromkeys((name, port.function.address.device_name)):
+            if each in self.known.withheld:
+                yield self.known.withheld[each]
+
     def _policy(self, port: Port) -> Iterator[str]:
         if port.kind == "storage" and not self.erase_policy:
             yield _NO_POLICY
@@ -90,4 +96,4 @@ class Obstacles:
 
     def _is_held(self, address: Address) -> bool:
         name = address.device_name
-        return any(held == name or held.startswith(f"{name}-") for held in self.held)
+        return any(held == name or held.startswith(f"{name}-") for held in self.known.ours)

@@ -86,7 +86,7 @@ def _devices(port: Port, obstacles: Obstacles, models: Models) -> tuple[list[_Dr
     """The devices of a port, and the capacity of the resources they draw on."""
     functions = [*port.members, *(vf.function for vf in port.vfs if vf.function is not None)]
     parents = [found for function in functions if (found := vgpu.parent(function)) is not None]
-    goods = stock(parents, obstacles.held)
+    goods = stock(parents, obstacles.known)
     carriers = {offer.parent.address for offer in goods.offers}
 
     from_pf = inherited(port)
@@ -115,9 +115,13 @@ def _devices(port: Port, obstacles: Obstacles, models: Models) -> tuple[list[_Dr
     if parts and not in_use:
         whole.requests = {PARTS: parts}
 
+    devices = [whole, *vfs, *offers, *_live(port, goods, parents, models)]
+    for draft in devices:
+        _refuse(draft, [*_told(draft), *obstacles.against_name(draft.name, port)])
+
     capacity = {PARTS: parts} if parts else {}
     capacity |= {_slot(vf.address): 1 for vf in port.vfs if vf.address in carriers}
-    return [whole, *vfs, *offers, *_live(port, goods, parents, models)], capacity | goods.capacity
+    return devices, capacity | goods.capacity
 
 
 def _slot(vf: Address) -> str:
@@ -166,6 +170,12 @@ def _of_profile(profile: vgpu.Profile) -> Attributes:
     if profile.framebuffer is not None:
         found["framebuffer"] = quantity(profile.framebuffer)
     return found
+
+
+def _told(draft: _Draft) -> Iterator[str]:
+    reason = draft.attributes.get(UNAVAILABLE)
+    if isinstance(reason, str):
+        yield reason
 
 
 def _refuse(draft: _Draft, reasons: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from devalloc.api.quantity import NANO, Format, Quantity
+from devalloc.inventory.config import Known
 from devalloc.inventory.pci import NVIDIA
 from devalloc.inventory.vgpu import Instance, Parent, Profile
 
@@ -55,13 +56,13 @@ def quantity(size: int) -> Quantity:
     return Quantity(size * NANO, Format.BINARY_SI)
 
 
-def stock(parents: Sequence[Parent], held: Collection[str]) -> Stock:
-    """The offers of a port's parents. ``held``: names of devices that claims hold."""
+def stock(parents: Sequence[Parent], about: Known) -> Stock:
+    """The offers of a port's parents."""
     known: dict[str, Profile] = {}
     for parent in parents:
         for profile in parent.profiles:
             known.setdefault(profile.id, profile)
-    foreign = tuple(instance for parent in parents for instance in _foreign(parent, held))
+    foreign = tuple(instance for parent in parents for instance in _foreign(parent, about))
     live = [instance for parent in parents for instance in parent.live]
     card = _Card(
         known=known,
@@ -71,7 +72,7 @@ def stock(parents: Sequence[Parent], held: Collection[str]) -> Stock:
         foreign=foreign,
         claimed=len(live) > len(foreign),
     )
-    offers = tuple(offer for parent in parents for offer in _offers(card, parent, held))
+    offers = tuple(offer for parent in parents for offer in _offers(card, parent, about))
     # Once something lives, a driver that lists only what can still be created no longer shows how large the card is.
     proven = not live or any(profile.max_instance is not None for profile in known.values())
     return Stock(card.total if proven else None, _capacity(card, offers), offers, foreign, known)
@@ -100,12 +101,14 @@ class _Card:
         return profile.max_instance
 
 
-def _foreign(parent: Parent, held: Collection[str]) -> Iterator[Instance]:
-    """The live instances that are left when each held device of their profile has been given one."""
-    claimed = {i.profile_id: len(_held_copies(parent, i.profile_id, held)) for i in parent.live}
+def _foreign(parent: Parent, about: Known) -> Iterator[Instance]:
+    """The live instances that stand behind no device, when each claimed one of their profile has been given one."""
+    left = {i.profile_id: len(_held_copies(parent, i.profile_id, about.claimed)) for i in parent.live}
     for instance in sorted(parent.live, key=lambda instance: instance.uuid or ""):
-        if claimed[instance.profile_id] > 0:
-            claimed[instance.profile_id] -= 1
+        if (f"mdev-{instance.uuid}" if instance.uuid else instance.parent.device_name) in about.backing:
+            continue
+        if left[instance.profile_id] > 0:
+            left[instance.profile_id] -= 1
         else:
             yield instance
 
@@ -149,27 +152,32 @@ def _one_size(parents: Sequence[Parent], known: dict[str, Profile], live: Sequen
     return not (len(sizes) > 1 or (sizes and creatable - sizes))
 
 
-def _offers(card: _Card, parent: Parent, held: Collection[str]) -> Iterator[Offer]:
-    if parent.holds_one and any(instance in card.foreign for instance in parent.live):
-        return
+def _offers(card: _Card, parent: Parent, about: Known) -> Iterator[Offer]:
+    taken = parent.holds_one and any(instance in card.foreign for instance in parent.live)
     profiles = {profile.id: profile for profile in parent.profiles}
     for instance in parent.live:  # a claimed instance keeps its device, whatever the driver lists at the moment
         known = card.known.get(instance.profile_id or "")
         if instance.profile_id is not None and instance not in card.foreign:
             unknown = Profile(instance.profile_id, instance.profile_id, None, None, mig=False)
             profiles.setdefault(instance.profile_id, known or unknown)
+    for profile in card.known.values():  # so does one that is prepared on another function of the card
+        if _held_copies(parent, profile.id, about.prepared):
+            profiles.setdefault(profile.id, profile)
     for profile in profiles.values():
+        if taken and not _held_copies(parent, profile.id, about.prepared):
+            continue  # what is prepared lives on another function, and keeps its name
         living = sum(i.profile_id == profile.id for i in parent.live if i not in card.foreign)
-        mine = _held_copies(parent, profile.id, held)
-        room = 1 if parent.holds_one else max(1, living + parent.available.get(profile.id, 0))
+        mine = _held_copies(parent, profile.id, about.held | about.prepared.keys())
+        room = int(not taken) if parent.holds_one else max(1, living + parent.available.get(profile.id, 0))
         free = (number for number in count() if number not in mine)
         for number in sorted([*mine, *islice(free, max(0, room - len(mine)))]):
             plain = _plain_name(parent, profile.id)
+            name = f"{plain}-{number}" if number else plain
             yield Offer(
-                name=f"{plain}-{number}" if number else plain,
+                name=name,
                 parent=parent,
                 profile=profile,
-                exists=number in mine[:living],
+                exists=number in mine[:living] or name in about.prepared,
                 compatibility=_compatibility(card, profile),
                 obstacle=None if number in mine else _obstacle(card, parent, profile),
                 requests=_requests(card, profile),

@@ -20,7 +20,7 @@ from devalloc.api.decode import decode
 from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc.controller.up import Inventory, Up
-from devalloc.inventory import Discovery, watch
+from devalloc.inventory import Discovery, Known, watch
 from devalloc.store import Held, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
@@ -47,9 +47,9 @@ class Host:
         self.held: frozenset[str] = frozenset()
         """What it was told that claims hold, at the last look."""
 
-    def discover(self, held: frozenset[str]) -> Discovery:
+    def discover(self, known: Known) -> Discovery:
         self.looks += 1
-        self.held = held
+        self.held = known.held
         if self.error is not None:
             raise self.error
         decoded = [decode(pool).object for pool in self.pools]

@@ -299,3 +299,69 @@ class TestCardWithoutVfs:
         assert found.fits(*first)
         assert found.fits(*second)
         assert not found.fits(first[0], second[0])
+
+
+class TestPreparedVgpus:
+    """The node plugin says what stands behind a device (T2): it need not be what the device is named after."""
+
+    def test_a_vgpu_on_another_function_is_the_claims_own(self, host: FakeSysfs) -> None:
+        a2(host)
+        mine = profile(VFS[0], "8Q")
+        before = Found.on(host.root)
+        host.vgpu.create(VFS[1], "nvidia-747", UUIDS[0])
+        backing = frozenset({"0000-08-00-5", f"mdev-{UUIDS[0]}"})
+        after = Found.on(host.root, held=frozenset({mine}), prepared={mine: backing})
+        assert list(after.devices) == list(before.devices)
+        assert after.unavailable(mine) is None
+        assert after.most([mine, *(profile(vf, "8Q") for vf in VFS[1:])]) == 2
+        assert not after.fits(mine, "0000-08-00-0")
+
+    def test_a_strangers_vgpu_on_the_function_it_is_named_after_is_not(self, host: FakeSysfs) -> None:
+        a2(host)
+        mine = profile(VFS[0], "8Q")
+        host.vgpu.create(VFS[0], "nvidia-747", UUIDS[1])
+        host.vgpu.create(VFS[1], "nvidia-747", UUIDS[0])
+        backing = frozenset({"0000-08-00-5", f"mdev-{UUIDS[0]}"})
+        found = Found.on(host.root, held=frozenset({mine}), prepared={mine: backing})
+        assert found.unavailable(f"mdev-{UUIDS[1]}") == "in use: a vGPU that no claim holds"
+        assert f"mdev-{UUIDS[0]}" not in found.devices
+        assert found.unavailable(mine) is None
+        assert found.most([mine, *found.names(profile="NVIDIA A2-8Q", state="creatable")]) == 1, "the stranger has half"
+
+    @pytest.mark.parametrize("layout", ["mdev", "vfio"])
+    def test_it_keeps_its_name_though_no_list_shows_it(self, host: FakeSysfs, layout: str) -> None:
+        if layout == "mdev":
+            a2(host)
+            other, mine = VFS[1], profile(VFS[0], "16Q")
+            host.vgpu.create(other, mine.partition("4-")[2], UUIDS[0])
+            backing = f"mdev-{UUIDS[0]}"
+        else:
+            host.add(cards.l40s_vgpu_card(vfs=4, vgpu=Vgpu("vfio", 49152, TestVendorVfioLayout.TYPES)))
+            mine, backing = "0000-26-00-4-nvidia-1156", "0000-26-00-5"
+            host.vgpu.set_type("0000:26:00.5", "1156")
+        found = Found.on(host.root, held=frozenset({mine}), prepared={mine: frozenset({backing})})
+        assert (mine in found.devices) == (layout == "mdev"), "vendor VFIO lists only what can be created"
+        assert not [name for name in found.devices if found.unavailable(name) == "in use: a vGPU that no claim holds"]
+
+
+class TestWithheld:
+    def test_what_is_withheld_says_why_and_comes_back(self, host: FakeSysfs) -> None:
+        a2(host)
+        vf = VFS[0].replace(":", "-").replace(".", "-")
+        found = Found.on(host.root, withheld={vf: "reset failed: the function does not answer"})
+        assert found.unavailable(vf) == "reset failed: the function does not answer"
+        others = [name for name in found.devices if name != vf]
+        assert not any(found.unavailable(name) for name in others)
+        assert Found.on(host.root).unavailable(vf) is None
+
+    def test_what_is_withheld_of_a_card_is_withheld_of_all_on_it(self, host: FakeSysfs) -> None:
+        a2(host)
+        host.vgpu.create(VFS[0], "nvidia-747", UUIDS[0])
+        found = Found.on(host.root, withheld={"0000-08-00-0": "cordoned: by admin"})
+        reasons = {name: found.unavailable(name) or "" for name in found.devices}
+        assert all("cordoned: by admin" in reason for reason in reasons.values())
+        assert reasons[f"mdev-{UUIDS[0]}"] == "in use: a vGPU that no claim holds; cordoned: by admin"
+
+    def test_names_that_are_not_there_withhold_nothing(self, host: FakeSysfs) -> None:
+        a2(host)
+        assert Found.on(host.root, withheld={"0000-99-00-0": "unhealthy"}).bytes == Found.on(host.root).bytes
