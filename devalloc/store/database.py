@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from devalloc.store.errors import StoreError, Unavailable, Unusable
-from devalloc.store.migrations import APPLICATION_ID, STEPS, migrate
+from devalloc.store.errors import Damaged, StoreError, Unavailable, Unusable
+from devalloc.store.migrations import Schema, migrate
 from devalloc.store.paths import prepare
 
 BUSY_SECONDS = 30.0
@@ -17,24 +17,24 @@ BUSY_SECONDS = 30.0
 _WAL_LIMIT_BYTES = 16 * 2**20
 
 
-def open_database(path: Path) -> sqlite3.Connection:
+def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
     """A connection for reading and writing, on a schema that is up to date. Raises Unusable, Unavailable."""
-    prepare(path)
-    with explained(path):
+    prepare(path, schema.noun)
+    with explained(path, schema):
         connection = _connect(path)
         try:
-            _refuse_foreign(connection, path)
+            _refuse_foreign(connection, path, schema)
             _use_wal(connection)
-            migrate(connection)
+            migrate(connection, schema)
         except BaseException:
             connection.close()
             raise
     return connection
 
 
-def open_reader(path: Path) -> sqlite3.Connection:
+def open_reader(path: Path, schema: Schema) -> sqlite3.Connection:
     """One more connection to a database that is open already, for reading only."""
-    with explained(path):
+    with explained(path, schema):
         connection = _connect(path)
         connection.execute("PRAGMA query_only = ON")
     return connection
@@ -54,12 +54,12 @@ def transaction(connection: sqlite3.Connection, *, write: bool) -> Iterator[None
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: Path, schema: Schema) -> Iterator[None]:
     """Turn SQLite's errors into ours."""
     try:
         yield
     except sqlite3.Error as error:
-        raise _explanation(path, error) from error
+        raise _explanation(path, schema, error) from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -75,17 +75,17 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
+def _refuse_foreign(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
     """Look before anything is written, and at one moment: another process may be making the schema."""
     with transaction(connection, write=False):
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if tables and application != APPLICATION_ID:
-        raise Unusable(f"{path} is a database of another program; choose another path for the store")
-    if version > len(STEPS):
+    if tables and application != schema.application_id:
+        raise Unusable(f"{path} is a database of another program; choose another path for the {schema.noun}")
+    if version > len(schema.steps):
         raise Unusable(
-            f"{path} was written by a newer devalloc (schema {version}; this one knows up to {len(STEPS)}). "
+            f"{path} was written by a newer devalloc (schema {version}; this one knows up to {len(schema.steps)}). "
             "It was left as it is. Use the newer version, or restore a backup that this version made"
         )
 
@@ -106,24 +106,23 @@ def _use_wal(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
 
 
-def _explanation(path: Path, error: sqlite3.Error) -> StoreError:
+def _explanation(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
+    what = f"the {schema.noun} {path}"
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     match code:
         case sqlite3.SQLITE_NOTADB:
-            return Unusable(f"{path} is not a devalloc store ({error}); choose another path, or move the file away")
-        case sqlite3.SQLITE_CORRUPT:
-            return Unusable(
-                f"the store {path} is damaged ({error}). Stop devalloc, move {path.name}, {path.name}-wal and "
-                f"{path.name}-shm away for inspection, and put the last file that `devalloc backup` made in their place"
+            return Damaged(
+                f"{path} is not a devalloc {schema.noun} ({error}); choose another path, or move the file away"
             )
+        case sqlite3.SQLITE_CORRUPT:
+            return Damaged(f"{what} is damaged ({error}). {schema.damaged.format(name=path.name)}")
         case sqlite3.SQLITE_FULL:
-            return Unavailable(f"no space left for the store {path}; nothing was written. Free space and try again")
+            return Unavailable(f"no space left for {what}; nothing was written. Free space and try again")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN:
-            return Unavailable(f"the store {path} cannot be opened for writing ({error}); nothing was written")
+            return Unavailable(f"{what} cannot be opened for writing ({error}); nothing was written")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Unavailable(
-                f"another process has kept the store {path} busy for {BUSY_SECONDS:.0f} s; "
-                "nothing was written. Try again"
+                f"another process has kept {what} busy for {BUSY_SECONDS:.0f} s; nothing was written. Try again"
             )
         case _:
-            return Unavailable(f"the store {path} failed: {error}; read again what was written last")
+            return Unavailable(f"{what} failed: {error}; read again what was written last")

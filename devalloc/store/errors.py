@@ -50,6 +50,10 @@ class Unusable(StoreError):
     """The file is not one this program can or may use: damaged, too new, of another program or user."""
 
 
+class Damaged(Unusable):
+    """What is there cannot be read as what it was."""
+
+
 class Held(StoreError):
     """Another process runs the loops on this store."""
 

@@ -1,4 +1,4 @@
-"""The schema of the SQLite store, one step per release that changed it.
+"""Schemas of SQLite files, and that of the store: one step per release that changed it.
 
 A step, once released, is never edited. Steps run in order, each in a transaction of its own, so that a crash leaves
 the schema of the last whole step. ``PRAGMA user_version`` is the number of steps done; a higher number than this
@@ -10,6 +10,7 @@ There is no log of events: a watch reads the objects by their resourceVersion, a
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import dataclass
 
 APPLICATION_ID = 0x64_76_61_6C
 """``PRAGMA application_id`` of our files: "dval"."""
@@ -50,17 +51,39 @@ STEPS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def migrate(connection: sqlite3.Connection) -> None:
+@dataclass(frozen=True)
+class Schema:
+    """What kind of file it is."""
+
+    noun: str
+    """What people call it, as in "the store is damaged"."""
+    application_id: int
+    """``PRAGMA application_id`` of such files."""
+    steps: tuple[tuple[str, ...], ...]
+    damaged: str
+    """What to do with a damaged one; ``{name}`` stands for its file name."""
+
+
+STORE = Schema(
+    "store",
+    APPLICATION_ID,
+    STEPS,
+    "Stop devalloc, move {name}, {name}-wal and {name}-shm away for inspection, and put the last file that "
+    "`devalloc backup` made in their place",
+)
+
+
+def migrate(connection: sqlite3.Connection, schema: Schema) -> None:
     """Bring the schema up to date. The caller has checked that it is not newer."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Read again: another process may have migrated while we waited for the lock.
         (done,) = connection.execute("PRAGMA user_version").fetchone()
-        for number, step in enumerate(STEPS[done:], start=done + 1):
+        for number, step in enumerate(schema.steps[done:], start=done + 1):
             for statement in step:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA application_id = {schema.application_id}")
             connection.execute("COMMIT")
             connection.execute("BEGIN IMMEDIATE")
         connection.execute("COMMIT")

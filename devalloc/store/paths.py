@@ -1,4 +1,4 @@
-"""Where the embedded store lives, and that nobody else can read it or put a file in its place."""
+"""Where the embedded store lives, and that nobody else can read it or another SQLite file of ours, or replace it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from devalloc.store.errors import Unavailable, Unusable
+from devalloc.store.errors import Damaged, Unavailable, Unusable
 
 ENVIRONMENT = "DEVALLOC_STORE"
 """Environment variable with the path of the store."""
@@ -32,8 +32,8 @@ def default_path(environ: Mapping[str, str] = os.environ, uid: int | None = None
     return folder / "devalloc" / "devalloc.db"
 
 
-def prepare(path: Path) -> None:
-    """Make the store's folder (0700) and file (0600) where missing, and check the files that are there.
+def prepare(path: Path, noun: str = "store") -> None:
+    """Make the file's folder (0700) and file (0600) where missing, and check the files that are there.
 
     Raises Unusable when one of them is a link, not a plain file or another user's. No file is opened for that: closing
     any descriptor of a database drops the locks that SQLite holds on it elsewhere in this process.
@@ -47,9 +47,9 @@ def prepare(path: Path) -> None:
         check_private(path)
         # SQLite takes a file of one byte for an empty one and would write over it.
         if 0 < path.stat().st_size < SMALLEST_DATABASE_BYTES:
-            raise Unusable(f"{path} is not a devalloc store; choose another path, or move the file away")
+            raise Damaged(f"{path} is not a devalloc {noun}; choose another path, or move the file away")
     except OSError as error:
-        raise Unavailable(f"cannot open the store {path}: {error.strerror}") from error
+        raise Unavailable(f"cannot open the {noun} {path}: {error.strerror}") from error
 
 
 def check_private(path: Path) -> None:

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from devalloc.store import lifecycle
+from devalloc.store import lifecycle, migrations
 from devalloc.store.database import explained, open_database, open_reader, transaction
 from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, Invalid, NotFound, Unavailable
 from devalloc.store.key import Key, Object
@@ -39,7 +39,7 @@ class SQLiteStore:
         self.path = path
         self._deletions_kept = deletions_kept
         self._lock = threading.RLock()
-        self._connection = open_database(path)
+        self._connection = open_database(path, migrations.STORE)
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
         key = Key.checked(kind, namespace, name)
@@ -60,10 +60,10 @@ class SQLiteStore:
     ) -> Generator[Event, None, None]:
         wanted, version = _kinds(kinds), _version(since)
         until = None if timeout is None else time.monotonic() + timeout
-        with closing(open_reader(self.path)) as connection:
+        with closing(open_reader(self.path, migrations.STORE)) as connection:
             rows, seen = _Rows(connection), None
             while stop is None or not stop.is_set():
-                with explained(self.path):
+                with explained(self.path, migrations.STORE):
                     (now,) = connection.execute("PRAGMA data_version").fetchone()
                     events: list[Event] = []
                     if now != seen:
@@ -166,8 +166,8 @@ class SQLiteStore:
             descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             os.close(descriptor)
             try:
-                with explained(path), closing(sqlite3.connect(part)) as copy:
-                    with closing(open_reader(self.path)) as source:
+                with explained(path, migrations.STORE), closing(sqlite3.connect(part)) as copy:
+                    with closing(open_reader(self.path, migrations.STORE)) as source:
                         source.backup(copy)
                     # Without its own log beside it, so that the one file is the whole backup.
                     copy.execute("PRAGMA journal_mode = DELETE")
@@ -189,7 +189,7 @@ class SQLiteStore:
 
     @contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[_Rows]:
-        with self._lock, explained(self.path), transaction(self._connection, write=write):
+        with self._lock, explained(self.path, migrations.STORE), transaction(self._connection, write=write):
             yield _Rows(self._connection)
 
 

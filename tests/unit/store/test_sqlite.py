@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,14 +119,14 @@ class TestSchema:
         made = store.create(claim())
         store.close()
         more = (("CREATE TABLE t (x)", "INSERT INTO t VALUES (1)"), ("INSERT INTO t SELECT x + 1 FROM t",))
-        monkeypatch.setattr(migrations, "STEPS", migrations.STEPS + more)
-        monkeypatch.setattr("devalloc.store.database.STEPS", migrations.STEPS)
+        schema = replace(migrations.STORE, steps=migrations.STEPS + more)
+        monkeypatch.setattr(migrations, "STORE", schema)
         for _ in range(2):
             with closing(SQLiteStore(path)) as again:
                 assert again.get("DeviceClaim", "default", "a") == made
         with closing(sqlite3.connect(path)) as raw:
             assert raw.execute("SELECT x FROM t ORDER BY x").fetchall() == [(1,), (2,)]
-            assert raw.execute("PRAGMA user_version").fetchone() == (len(migrations.STEPS),)
+            assert raw.execute("PRAGMA user_version").fetchone() == (len(schema.steps),)
 
     def test_a_step_that_fails_leaves_the_schema_of_the_one_before(
         self, store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,8 +134,7 @@ class TestSchema:
         store.close()
         good = migrations.STEPS
         broken = (("CREATE TABLE whole (x)",), ("CREATE TABLE half (x)", "CREATE TABLE half (x)"))
-        monkeypatch.setattr(migrations, "STEPS", good + broken)
-        monkeypatch.setattr("devalloc.store.database.STEPS", migrations.STEPS)
+        monkeypatch.setattr(migrations, "STORE", replace(migrations.STORE, steps=good + broken))
         with pytest.raises(StoreError):
             SQLiteStore(path)
         with closing(sqlite3.connect(path)) as raw:

@@ -1,0 +1,45 @@
+"""The state folder, and what becomes of a journal that cannot be read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from datetime import datetime
+from pathlib import Path
+
+from devalloc.store.errors import Unavailable, Unusable
+from devalloc.store.paths import FILES
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder (0700) that nobody else can enter, or close one that is there. Raises Unusable, Unavailable."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise Unusable(f"{folder} is a link or not a folder; give the path of the state folder itself")
+        if found.st_uid != os.geteuid():
+            raise Unusable(f"the state folder {folder} belongs to user {found.st_uid}, not to you ({os.geteuid()})")
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise Unavailable(f"cannot make the state folder {folder}: {error.strerror}") from error
+
+
+def move_aside(path: Path, now: datetime) -> Path:
+    """Rename a database and what SQLite keeps beside it; the new path of the database."""
+    stamp = f"{now:%Y%m%dT%H%M%SZ}"
+    number = 0
+    while (aside := path.with_name(f"{path.name}.damaged-{stamp}" + (f"-{number}" if number else ""))).exists():
+        number += 1
+    # The database last: where this is cut off, the damaged file is still there to be found and moved.
+    for suffix in reversed([end for end in FILES if end != ".lock"]):
+        file = path.with_name(path.name + suffix)
+        if file.exists():
+            file.rename(aside.with_name(aside.name + suffix))
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return aside

@@ -1,0 +1,89 @@
+"""What the engine needs of a journal. Each changing method is one transaction that is on disk when it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from devalloc_node.grant import ClaimRef
+from devalloc_node.journal.records import ClaimRecord, Holding, StepRecord, Withheld
+from devalloc_node.step import Step, Value
+
+
+class Reader(Protocol):
+    """Reading. Safe for threads, as all of the journal. Raises Failed: ``JournalUnavailable``, ``JournalDamaged``."""
+
+    def claim(self, uid: str) -> ClaimRecord | None: ...
+
+    def claims(self) -> Sequence[ClaimRecord]:
+        """All, in the order of their beginning."""
+
+    def held(self) -> Mapping[str, Holding]:
+        """By key, what claims hold and what is withheld."""
+
+    def steps(self, owner: str) -> Sequence[StepRecord]:
+        """In the order in which they were begun."""
+
+    def shared(self) -> Sequence[str]:
+        """Names of everything shared that has steps."""
+
+    def users(self, name: str) -> Sequence[StepRecord]:
+        """The ``use`` steps of all who share it."""
+
+    def withheld(self) -> Sequence[Withheld]: ...
+
+    def record(self, room: str, name: str) -> Mapping[str, Value] | None: ...
+
+    def records(self, room: str) -> Mapping[str, Mapping[str, Value]]:
+        """All records of one room, by name."""
+
+    def setting(self, name: str) -> str | None: ...
+
+
+class Journal(Reader, Protocol):
+    """Reading and writing."""
+
+    def begin(self, ref: ClaimRef, kind: str, grant: Mapping[str, Value], holdings: Mapping[str, str]) -> None:
+        """A new claim in state ``preparing`` that holds these keys (to ``pool/device``), all or none.
+
+        Raises Taken where another claim has one of them, or it is withheld.
+        """
+
+    def intend(self, owner: str, device: str, step: Step, done: Collection[int] = ()) -> int:
+        """A step is about to be performed; its id. ``done``: earlier steps that are, so that each costs one write."""
+
+    def done(self, steps: Collection[int]) -> None: ...
+
+    def finish(self, uid: str, prepared: Mapping[str, Value]) -> None:
+        """The claim is prepared, all its steps are done."""
+
+    def release(self, uid: str) -> None:
+        """The claim is being unprepared from now on."""
+
+    def undone(self, step: int) -> None:
+        """Forget a step."""
+
+    def stuck(self, step: int, problem: str) -> None:
+        """A step could not be undone."""
+
+    def forget(self, uid: str) -> None:
+        """The claim and what it held. Raises Failed (``JournalDisagrees``) where steps of it are left."""
+
+    def withhold(self, step: int, reason: str) -> None:
+        """Forget a step of a claim; all keys of its device become withheld, whatever becomes of the claim."""
+
+    def unwithhold(self, device: str) -> None: ...
+
+    def boot(self, boot: str, lasting: Collection[str]) -> Sequence[ClaimRecord]:
+        """Compare the host's boot id with the one of last time, and note it.
+
+        Where it is another, the reboot undid everything but the kinds of steps in ``lasting``: every other step and
+        every holding is forgotten, and all claims are ``unpreparing``, which are returned. What is withheld stays so.
+        """
+
+    def put(self, room: str, name: str, content: Mapping[str, Value]) -> None:
+        """Keep a record for another part of the plugin."""
+
+    def drop(self, room: str, name: str) -> None: ...
+
+    def set(self, name: str, value: str) -> None: ...

@@ -1,0 +1,96 @@
+"""What the journal holds, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from devalloc_node.errors import Denied
+from devalloc_node.grant import ClaimRef
+from devalloc_node.step import Step, Value
+
+USE = "use"
+"""Kind of the step by which a device of a claim joins what several share; its target is the shared name. Undoing it
+means leaving, and the last one to leave undoes the shared steps."""
+
+
+class ClaimState(StrEnum):
+    """How far a claim is."""
+
+    PREPARING = "preparing"
+    """Begun. Nobody was told of it: what is left of it is undone before it is tried again."""
+    PREPARED = "prepared"
+    UNPREPARING = "unpreparing"
+    """Being undone: it is never given out again as it was, only finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """A claim that holds something, or held it and is not yet rid of it."""
+
+    ref: ClaimRef
+    kind: str
+    state: ClaimState
+    grant: Mapping[str, Value]
+    prepared: Mapping[str, Value] | None
+    """The answer of prepare, once there is one."""
+    created: str
+    """When its preparing began, RFC 3339."""
+    changed: str
+    """When its state last changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Something that only one claim can have."""
+
+    key: str
+    """``pci/0000:41:00.0``, ``mdev/<uuid>``: what bindings name."""
+    uid: str
+    """The claim's; empty where the device is withheld and nobody may have it."""
+    device: str
+    """``pool/device`` as it was granted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step that was begun and is not undone."""
+
+    id: int
+    """Steps of one owner are undone from the highest to the lowest."""
+    owner: str
+    """The UID of a claim, or the name of what several share, which has a slash in it."""
+    device: str
+    """``pool/device``; empty for what belongs to the claim as a whole."""
+    step: Step
+    state: Literal["intent", "done", "stuck"]
+    """``stuck``: it could not be undone, ``problem`` says why."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """A device that nobody gets, because it could not be cleaned of what its last owner left (T7)."""
+
+    device: str
+    keys: tuple[str, ...]
+    step: Step
+    """What failed when it was undone, and is tried again."""
+    reason: str
+    since: str
+
+
+class Taken(Denied):
+    """Something is held by another claim already."""
+
+    def __init__(self, holding: Holding) -> None:
+        who = f"claim {holding.uid}" if holding.uid else "nobody: it is withheld until it was reset"
+        super().__init__(
+            "DeviceInUse",
+            f"{holding.key} is held by {who} (device {holding.device}); "
+            + ("unprepare that claim first" if holding.uid else "see what `withheld` says of it"),
+            retryable=True,
+        )
+        self.holding = holding

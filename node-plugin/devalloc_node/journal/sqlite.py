@@ -1,0 +1,347 @@
+"""The journal in one SQLite file (WAL, synchronous=FULL), which two plugin processes may share."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from devalloc.store.database import explained, open_database, transaction
+from devalloc.store.errors import Damaged, StoreError, Unusable
+from devalloc_node.errors import Failed
+from devalloc_node.grant import ClaimRef
+from devalloc_node.journal.folder import make_private, move_aside
+from devalloc_node.journal.records import USE, ClaimRecord, ClaimState, Holding, StepRecord, Taken, Withheld
+from devalloc_node.journal.schema import SCHEMA
+from devalloc_node.step import Step, Value
+
+FILE = "journal.db"
+QUARANTINED = "quarantined"
+"""A setting: where the journal before this one was moved to, because it could not be read."""
+BOOT = "boot"
+"""A setting: the boot id of the host as of the last start."""
+
+_CLAIM = "uid, namespace, name, kind, state, granted, prepared, created, changed"
+_HELD = "SELECT key, uid, device FROM holdings UNION ALL SELECT key, '', device FROM withheld"
+_STEP = "id, owner, device, kind, target, was, becomes, state, problem"
+
+
+def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SQLiteJournal:
+    """The journal in the state folder (made, 0700, where missing).
+
+    A damaged one is moved aside with all that SQLite keeps beside it, and a new one begun, whose setting
+    ``quarantined`` says where the old one is. Raises Unusable for what a newer plugin, another program or another user
+    wrote, or what is damaged while another process has it open; Unavailable where the disk does not let us.
+    """
+    make_private(folder)
+    path = folder / FILE
+    lock = os.open(folder / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            return SQLiteJournal(path, lock, clock)
+        except Damaged as error:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unusable(
+                    f"{error} Another process has {path} open: stop it, then start this one again"
+                ) from error
+        # Another process may have begun a new one while we waited.
+        try:
+            journal = SQLiteJournal(path, lock, clock)
+        except Damaged:
+            aside = move_aside(path, clock())
+            journal = SQLiteJournal(path, lock, clock)
+            journal.set(QUARANTINED, str(aside))
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return journal
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+class SQLiteJournal:
+    """``Journal`` in a file. Safe for threads, not across a fork."""
+
+    def __init__(self, path: Path, lock: int, clock: Callable[[], datetime]) -> None:
+        """Use ``open_journal``. ``lock``: a descriptor that is closed with the journal. Raises Damaged and others."""
+        self.path = path
+        self._clock = clock
+        self._mutex = threading.RLock()
+        self._connection = open_database(path, SCHEMA)
+        try:
+            with explained(path, SCHEMA):
+                self._check()
+        except BaseException:
+            self._connection.close()
+            raise
+        self._lock_descriptor = lock
+
+    def close(self) -> None:
+        with self._mutex:
+            self._connection.close()
+            if self._lock_descriptor >= 0:
+                os.close(self._lock_descriptor)
+                self._lock_descriptor = -1
+
+    # Reading.
+
+    def claim(self, uid: str) -> ClaimRecord | None:
+        with self._transaction(write=False) as sql:
+            row = sql.execute(f"SELECT {_CLAIM} FROM claims WHERE uid = ?", (uid,)).fetchone()
+        return None if row is None else _claim(row)
+
+    def claims(self) -> Sequence[ClaimRecord]:
+        with self._transaction(write=False) as sql:
+            rows = sql.execute(f"SELECT {_CLAIM} FROM claims ORDER BY created, uid").fetchall()
+        return [_claim(row) for row in rows]
+
+    def held(self) -> Mapping[str, Holding]:
+        with self._transaction(write=False) as sql:
+            rows = sql.execute(f"{_HELD} ORDER BY key").fetchall()
+        return {row[0]: Holding(*row) for row in rows}
+
+    def steps(self, owner: str) -> Sequence[StepRecord]:
+        with self._transaction(write=False) as sql:
+            rows = sql.execute(f"SELECT {_STEP} FROM steps WHERE owner = ? ORDER BY id", (owner,)).fetchall()
+        return [_step(row) for row in rows]
+
+    def shared(self) -> Sequence[str]:
+        with self._transaction(write=False) as sql:
+            rows = sql.execute("SELECT DISTINCT owner FROM steps WHERE owner LIKE '%/%' ORDER BY owner").fetchall()
+        return [name for (name,) in rows]
+
+    def users(self, name: str) -> Sequence[StepRecord]:
+        with self._transaction(write=False) as sql:
+            query = f"SELECT {_STEP} FROM steps WHERE target = ? AND kind = ? ORDER BY id"
+            rows = sql.execute(query, (name, USE)).fetchall()
+        return [_step(row) for row in rows]
+
+    def withheld(self) -> Sequence[Withheld]:
+        with self._transaction(write=False) as sql:
+            rows = sql.execute(
+                "SELECT device, key, kind, target, was, becomes, reason, since FROM withheld ORDER BY device, key"
+            ).fetchall()
+        found: dict[str, Withheld] = {}
+        for device, key, kind, target, was, becomes, reason, since in rows:
+            keys = (*found[device].keys, key) if device in found else (key,)
+            found[device] = Withheld(device, keys, Step(kind, target, _value(was), _value(becomes)), reason, since)
+        return list(found.values())
+
+    def record(self, room: str, name: str) -> Mapping[str, Value] | None:
+        with self._transaction(write=False) as sql:
+            row = sql.execute("SELECT content FROM records WHERE room = ? AND name = ?", (room, name)).fetchone()
+        return None if row is None else _value(row[0])
+
+    def records(self, room: str) -> Mapping[str, Mapping[str, Value]]:
+        with self._transaction(write=False) as sql:
+            rows = sql.execute("SELECT name, content FROM records WHERE room = ? ORDER BY name", (room,)).fetchall()
+        return {name: _value(content) for name, content in rows}
+
+    def setting(self, name: str) -> str | None:
+        with self._transaction(write=False) as sql:
+            row = sql.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    # Writing.
+
+    def begin(self, ref: ClaimRef, kind: str, grant: Mapping[str, Value], holdings: Mapping[str, str]) -> None:
+        with self._transaction() as sql:
+            for key in holdings:
+                if (row := sql.execute(f"SELECT * FROM ({_HELD}) WHERE key = ?", (key,)).fetchone()) is not None:
+                    raise Taken(Holding(*row))
+            now = self._now()
+            sql.execute(
+                "INSERT INTO claims VALUES (?, ?, ?, ?, ?, ?, NULL, ?, ?)",
+                (ref.uid, ref.namespace, ref.name, kind, ClaimState.PREPARING, _text(grant), now, now),
+            )
+            sql.executemany(
+                "INSERT INTO holdings VALUES (?, ?, ?)", [(key, ref.uid, device) for key, device in holdings.items()]
+            )
+
+    def intend(self, owner: str, device: str, step: Step, done: Collection[int] = ()) -> int:
+        with self._transaction() as sql:
+            _mark_done(sql, done)
+            cursor = sql.execute(
+                "INSERT INTO steps (owner, device, kind, target, was, becomes, state)"
+                " VALUES (?, ?, ?, ?, ?, ?, 'intent')",
+                (owner, device, step.kind, step.target, _text(step.before), _text(step.after)),
+            )
+            return int(cursor.lastrowid or 0)
+
+    def done(self, steps: Collection[int]) -> None:
+        with self._transaction() as sql:
+            _mark_done(sql, steps)
+
+    def finish(self, uid: str, prepared: Mapping[str, Value]) -> None:
+        with self._transaction() as sql:
+            sql.execute("UPDATE steps SET state = 'done' WHERE owner = ? AND state = 'intent'", (uid,))
+            sql.execute(
+                "UPDATE claims SET state = ?, prepared = ?, changed = ? WHERE uid = ?",
+                (ClaimState.PREPARED, _text(prepared), self._now(), uid),
+            )
+
+    def release(self, uid: str) -> None:
+        with self._transaction() as sql:
+            sql.execute(
+                "UPDATE claims SET state = ?, changed = ? WHERE uid = ?", (ClaimState.UNPREPARING, self._now(), uid)
+            )
+
+    def undone(self, step: int) -> None:
+        with self._transaction() as sql:
+            sql.execute("DELETE FROM steps WHERE id = ?", (step,))
+
+    def stuck(self, step: int, problem: str) -> None:
+        with self._transaction() as sql:
+            sql.execute("UPDATE steps SET state = 'stuck', problem = ? WHERE id = ?", (problem, step))
+
+    def forget(self, uid: str) -> None:
+        with self._transaction() as sql:
+            (left,) = sql.execute("SELECT count(*) FROM steps WHERE owner = ?", (uid,)).fetchone()
+            if left:
+                raise Failed("JournalDisagrees", f"{left} steps of claim {uid} are not undone, so it is not forgotten")
+            sql.execute("DELETE FROM holdings WHERE uid = ?", (uid,))
+            sql.execute("DELETE FROM claims WHERE uid = ?", (uid,))
+
+    def withhold(self, step: int, reason: str) -> None:
+        with self._transaction() as sql:
+            # Withheld already for another step of the same device: one reason is enough, and the first one stays.
+            sql.execute(
+                "INSERT OR IGNORE INTO withheld SELECT h.key, h.device, s.kind, s.target, s.was, s.becomes, ?, ?"
+                " FROM steps s JOIN holdings h ON h.uid = s.owner AND h.device = s.device WHERE s.id = ?",
+                (reason, self._now(), step),
+            )
+            sql.execute(
+                "DELETE FROM holdings WHERE EXISTS (SELECT 1 FROM steps s"
+                " WHERE s.id = ? AND s.owner = holdings.uid AND s.device = holdings.device)",
+                (step,),
+            )
+            sql.execute("DELETE FROM steps WHERE id = ?", (step,))
+
+    def unwithhold(self, device: str) -> None:
+        with self._transaction() as sql:
+            sql.execute("DELETE FROM withheld WHERE device = ?", (device,))
+
+    def boot(self, boot: str, lasting: Collection[str]) -> Sequence[ClaimRecord]:
+        with self._transaction() as sql:
+            row = sql.execute("SELECT value FROM settings WHERE name = ?", (BOOT,)).fetchone()
+            if row is not None and row[0] == boot:
+                return []
+            sql.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (BOOT, boot))
+            if row is None:
+                return []
+            marks = ", ".join("?" * len(lasting))
+            sql.execute(f"DELETE FROM steps WHERE owner LIKE '%/%' OR kind NOT IN ({marks})", tuple(sorted(lasting)))
+            sql.execute("DELETE FROM holdings")
+            sql.execute("UPDATE claims SET state = ?, changed = ?", (ClaimState.UNPREPARING, self._now()))
+            rows = sql.execute(f"SELECT {_CLAIM} FROM claims ORDER BY created, uid").fetchall()
+        return [_claim(row) for row in rows]
+
+    def put(self, room: str, name: str, content: Mapping[str, Value]) -> None:
+        with self._transaction() as sql:
+            sql.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (room, name, _text(content)))
+
+    def drop(self, room: str, name: str) -> None:
+        with self._transaction() as sql:
+            sql.execute("DELETE FROM records WHERE room = ? AND name = ?", (room, name))
+
+    def set(self, name: str, value: str) -> None:
+        with self._transaction() as sql:
+            sql.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+
+    def backup(self, path: Path) -> None:
+        """A copy as of one moment, at a path where nothing is yet."""
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        os.close(descriptor)
+        try:
+            with self._mutex, explained(path, SCHEMA):
+                copy = sqlite3.connect(path)
+                try:
+                    self._connection.backup(copy)
+                    copy.execute("PRAGMA journal_mode = DELETE")
+                finally:
+                    copy.close()
+        except BaseException:
+            with suppress(OSError):
+                path.unlink()
+            raise
+
+    @contextmanager
+    def _transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
+        with self._mutex:
+            try:
+                with explained(self.path, SCHEMA), transaction(self._connection, write=write):
+                    yield self._connection
+            except Damaged as error:
+                raise Failed("JournalDamaged", str(error), retryable=False) from error
+            except StoreError as error:
+                raise Failed("JournalUnavailable", str(error)) from error
+
+    def _now(self) -> str:
+        return self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+    def _check(self) -> None:
+        """Raises Damaged where the file or a row is not what it should be."""
+        problems = [text for (text,) in self._connection.execute("PRAGMA quick_check") if text != "ok"]
+        if not problems:
+            problems = _problems(self._connection)
+        if problems:
+            raise Damaged(f"the journal {self.path} is damaged ({problems[0]}).")
+
+
+def _problems(sql: sqlite3.Connection) -> list[str]:
+    """Rows that cannot be read, or speak of claims that are not there."""
+    found = []
+    columns = (("claims", "uid", "granted"), ("claims", "uid", "coalesce(prepared, '{}')"), ("steps", "id", "was"))
+    for table, key, column in (*columns, ("steps", "id", "becomes"), ("records", "room || '/' || name", "content")):
+        for name, text in sql.execute(f"SELECT {key}, {column} FROM {table}"):
+            try:
+                value = json.loads(text)
+            except (ValueError, TypeError):
+                found.append(f"{table} {name}: {column} is not JSON")
+                continue
+            if table != "steps" and not isinstance(value, dict):
+                found.append(f"{table} {name}: {column} is not an object")
+    for what, query in (
+        ("a holding of", "SELECT uid FROM holdings WHERE uid NOT IN (SELECT uid FROM claims)"),
+        ("a step of", "SELECT owner FROM steps WHERE owner NOT LIKE '%/%' AND owner NOT IN (SELECT uid FROM claims)"),
+        ("no answer of the prepared", "SELECT uid FROM claims WHERE state = 'prepared' AND prepared IS NULL"),
+    ):
+        found += [f"{what} claim {uid}, which is unknown" for (uid,) in sql.execute(query)]
+    return found
+
+
+def _mark_done(sql: sqlite3.Connection, steps: Collection[int]) -> None:
+    sql.executemany("UPDATE steps SET state = 'done', problem = '' WHERE id = ?", [(step,) for step in sorted(steps)])
+
+
+def _claim(row: tuple[str, ...]) -> ClaimRecord:
+    uid, namespace, name, kind, state, granted, prepared, created, changed = row
+    answer = None if prepared is None else _value(prepared)
+    return ClaimRecord(
+        ClaimRef(namespace, name, uid), kind, ClaimState(state), _value(granted), answer, created, changed
+    )
+
+
+def _step(row: tuple[int, str, str, str, str, str, str, str, str]) -> StepRecord:
+    number, owner, device, kind, target, was, becomes, state, problem = row
+    shared = owner if "/" in owner else None
+    step = Step(kind, target, _value(was), _value(becomes), shared)
+    if state not in ("intent", "done", "stuck"):
+        raise Failed("JournalDamaged", f"step {number} is in the state {state!r}", retryable=False)
+    return StepRecord(number, owner, device, step, state, problem)  # type: ignore[arg-type]
+
+
+def _text(value: Value) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _value(text: str) -> Value:
+    return json.loads(text)
