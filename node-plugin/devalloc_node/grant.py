@@ -68,3 +68,7 @@ class Grants(Protocol):
 
     def is_gone(self, ref: ClaimRef) -> bool:
         """True only when the store answered that no object of this UID exists (T16). Raises Failed when it cannot."""
+
+    def identity(self) -> str:
+        """Which cluster or store is asked: the same text as long as it is the same one, with the same objects (T16).
+        Raises Failed when it cannot answer."""

@@ -1,0 +1,70 @@
+"""Grants and answers as JSON, for the journal. Unknown members are ignored and missing ones have defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from devalloc_node.errors import Failed
+from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.prepared import Prepared, PreparedDevice
+
+T = TypeVar("T")
+
+
+def grant_content(grant: Grant) -> dict[str, Any]:
+    """All of it but the reference, which has columns of its own."""
+    return {"kind": grant.kind, "pods": list(grant.pods), "devices": [_plain(device) for device in grant.devices]}
+
+
+def grant_of(ref: ClaimRef, content: Mapping[str, Any]) -> Grant:
+    """Raises Failed (``JournalDamaged``) where it is none."""
+    try:
+        devices = tuple(_from(GrantedDevice, device) for device in content["devices"])
+        return Grant(ref, content["kind"], devices, tuple(content.get("pods", ())))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(ref, "grant", error) from error
+
+
+def prepared_content(prepared: Prepared) -> dict[str, Any]:
+    """All of it but the reference."""
+    ids = {name: list(ids) for name, ids in prepared.cdi_ids.items()}
+    return {"devices": [_plain(device) for device in prepared.devices], "cdi_ids": ids}
+
+
+def prepared_of(ref: ClaimRef, content: Mapping[str, Any]) -> Prepared:
+    """Raises Failed (``JournalDamaged``) where it is none."""
+    try:
+        devices = tuple(_from(PreparedDevice, device) for device in content["devices"])
+        return Prepared(ref, devices, {name: tuple(ids) for name, ids in content.get("cdi_ids", {}).items()})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(ref, "answer", error) from error
+
+
+def _plain(device: GrantedDevice | PreparedDevice) -> dict[str, Any]:
+    """What differs from the default: lists for tuples, plain dicts."""
+    found = {}
+    for member in fields(device):
+        value = getattr(device, member.name)
+        if isinstance(value, tuple):
+            value = [dict(item) if isinstance(item, Mapping) else item for item in value]
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        if value not in (None, False, [], {}):
+            found[member.name] = value
+    return found
+
+
+def _from(kind: type[T], content: Mapping[str, Any]) -> T:
+    known = {member.name for member in fields(kind)}  # type: ignore[arg-type]
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content.items() if name in known
+    }
+    return kind(**{"requests": (), **values})
+
+
+def _unreadable(ref: ClaimRef, what: str, error: Exception) -> Failed:
+    return Failed(
+        "JournalDamaged", f"the {what} of claim {ref} in the journal cannot be read: {error!r}", retryable=False
+    )

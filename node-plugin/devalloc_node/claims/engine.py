@@ -1,0 +1,362 @@
+"""Preparing and unpreparing claims: all of it or nothing, once, whatever is killed in between."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from devalloc_node.binding.binding import Binding
+from devalloc_node.claims.audit import audit
+from devalloc_node.claims.content import grant_content, grant_of, prepared_content, prepared_of
+from devalloc_node.claims.describe import described
+from devalloc_node.claims.locks import Locks
+from devalloc_node.claims.names import check_ref, device_name, identities
+from devalloc_node.claims.options import Options
+from devalloc_node.claims.steps import Steps, Undone, Work
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.grant import ClaimRef, Grant, GrantedDevice, Grants
+from devalloc_node.journal import ClaimRecord, ClaimState, Holding, Journal, Taken
+from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.step import Step, StepKind
+
+LOG = logging.getLogger(__name__)
+
+Choose = Callable[[GrantedDevice], Binding]
+"""The binding for a device. Raises Denied: ``DeviceUnknown``, ``KindNotAllowed`` …"""
+Complete = Callable[[Prepared], Prepared]
+"""Adds to an answer what others need, such as CDI ids."""
+Files = Callable[[Prepared], Iterable[tuple[str, bytes]]]
+"""Files that go with a prepared claim: path and content (UTF-8)."""
+InUse = Callable[[PreparedDevice], str | None]
+"""Who has a device open, such as ``qemu (1234)``; None where nobody is seen. Raises NodeError when it cannot tell."""
+
+
+class Claims:
+    """The claims of this node. Safe for threads, and for two processes with one state folder."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        locks: Locks,
+        grants: Mapping[str, Grants],
+        choose: Choose,
+        kinds: Mapping[str, StepKind],
+        *,
+        options: Options | None = None,
+        complete: Mapping[str, Sequence[Complete]] | None = None,
+        files: Mapping[str, Sequence[Files]] | None = None,
+        in_use: InUse = lambda device: None,
+        remains: Callable[[str], Sequence[str]] = lambda uid: (),
+    ) -> None:
+        """``grants``, ``complete``, ``files``: by kind of claim (``DeviceClaim``, ``ResourceClaim``).
+
+        ``remains``: what the host still has of a UID that the journal does not know (T9), in words.
+        """
+        self.journal = journal
+        self.locks = locks
+        self.grants = grants
+        self.options = options or Options()
+        self.steps = Steps(journal, kinds, locks, self.options)
+        self._choose = choose
+        self._complete = complete or {}
+        self._files = files or {}
+        self._in_use = in_use
+        self._remains = remains
+
+    def prepare(
+        self, ref: ClaimRef, deadline: Deadline | None = None, *, kind: str | None = None, caller: str = ""
+    ) -> Prepared:
+        """Make everything ready that the claim holds on this node; the same answer each time until it is unprepared.
+
+        ``kind``: of claim; not needed where there is one. ``caller``: who asks, for the audit log. Raises NodeError:
+        then nothing is left of it on the host, or the message says what, and a later call tries to undo that first.
+        """
+        due = self._due(deadline)
+        check_ref(ref)
+        grants = self._grants_of(kind)
+        with self._locked(ref.uid, due):
+            record = self.journal.claim(ref.uid)
+            if record is not None and record.state is ClaimState.PREPARED and record.prepared is not None:
+                return self._again(record, record.prepared, ref, grants)
+            if record is not None:
+                self.clear(record, due, caller)
+            try:
+                grant = grants.get(ref)
+                if grant.ref != ref:
+                    raise Failed("ClaimUidMismatch", f"asked for claim {ref} ({ref.uid}), got {grant.ref.uid}")
+                prepared = self._prepare(grant, due, caller)
+            except NodeError as error:
+                audit("failed", claim=ref.uid, name=str(ref), caller=caller, code=error.code, message=error.message)
+                raise
+        devices = [device_name(device) for device in prepared.devices]
+        audit("prepared", claim=ref.uid, name=str(ref), devices=devices, used_by=list(grant.pods), caller=caller)
+        return prepared
+
+    def unprepare(
+        self, ref: ClaimRef, deadline: Deadline | None = None, *, force: bool = False, caller: str = ""
+    ) -> None:
+        """Put everything back as it was before the claim; success also for a claim that nothing is known of (T9).
+
+        ``force``: end whatever holds on to a device (T14). Raises NodeError, retryable, where something is left.
+        """
+        due = self._due(deadline)
+        check_ref(ref)
+        with self._locked(ref.uid, due):
+            record = self.journal.claim(ref.uid)
+            if record is None:
+                if remains := list(self._remains(ref.uid)):
+                    raise Failed(
+                        "ClaimRemains",
+                        f"claim {ref} is not in the journal, and the host still has of it: {', '.join(remains)}",
+                    )
+                return
+            self.clear(record, due, caller, force=force)
+        audit("unprepared", claim=ref.uid, name=str(record.ref), caller=caller, forced=force or None)
+
+    def add(
+        self, ref: ClaimRef, step: Step, deadline: Deadline | None = None, *, device: str = "", caller: str = ""
+    ) -> None:
+        """One more step of a prepared claim, such as its attachment to a machine, which unpreparing undoes first.
+
+        ``device``: ``pool/device``. The step that is there already is success. Raises NodeError; the step is undone
+        then, or kept and undone by a later call.
+        """
+        due = self._due(deadline)
+        check_ref(ref)
+        with self._locked(ref.uid, due):
+            record = self.journal.claim(ref.uid)
+            if record is None or record.state is not ClaimState.PREPARED:
+                raise Denied("ClaimNotPrepared", f"claim {ref} is not prepared on this node; prepare it first")
+            for found in self.journal.steps(ref.uid):
+                if (found.step.kind, found.step.target) == (step.kind, step.target):
+                    if found.state == "done" and found.step.after == step.after and found.device == device:
+                        return
+                    self.steps.undo_one(found, due, caller=caller)
+            work = Work(ref.uid, caller)
+            try:
+                self.steps.perform(work, device, step, due)
+                self.journal.done(work.take())
+            except NodeError as error:
+                self._undo_added(ref.uid, step, error, caller)
+                raise
+
+    def remove(
+        self,
+        ref: ClaimRef,
+        kind: str,
+        target: str,
+        deadline: Deadline | None = None,
+        *,
+        force: bool = False,
+        caller: str = "",
+    ) -> None:
+        """Undo a step that was added; success where there is none. Raises NodeError where it stays."""
+        due = self._due(deadline)
+        check_ref(ref)
+        with self._locked(ref.uid, due):
+            for found in reversed(self.journal.steps(ref.uid)):
+                if (found.step.kind, found.step.target) == (kind, target):
+                    self.steps.undo_one(found, due, force=force, caller=caller)
+
+    def prepared(self) -> list[Prepared]:
+        """All claims that are prepared now."""
+        return [
+            prepared_of(record.ref, record.prepared)
+            for record in self.journal.claims()
+            if record.state is ClaimState.PREPARED and record.prepared is not None
+        ]
+
+    def withheld(self) -> dict[str, str]:
+        """Devices (``pool/device``) that nobody gets until they could be cleaned, and why (T7)."""
+        return {withheld.device: withheld.reason for withheld in self.journal.withheld()}
+
+    def describe(self) -> dict[str, Any]:
+        """All that the journal says, as JSON for people and programs."""
+        return described(self.journal)
+
+    # Preparing.
+
+    def _prepare(self, grant: Grant, due: Deadline, caller: str) -> Prepared:
+        bindings = [None if device.admin else self._binding(device) for device in grant.devices]
+        keys = self._hold(grant, bindings, due)
+        work = Work(grant.ref.uid, caller)
+        try:
+            devices = [
+                self._device(work, granted, binding, key, due)
+                for granted, binding, key in zip(grant.devices, bindings, keys, strict=True)
+            ]
+            prepared = Prepared(grant.ref, tuple(devices))
+            for complete in self._complete.get(grant.kind, ()):
+                prepared = complete(prepared)
+            for files in self._files.get(grant.kind, ()):
+                for path, content in files(prepared):
+                    self.steps.perform(work, "", Step("file", path, None, content.decode()), due)
+            self.journal.finish(grant.ref.uid, prepared_content(prepared))
+        except Exception as error:
+            raise self._rolled_back(grant.ref, _as_node_error(grant.ref, error), caller) from error
+        return prepared
+
+    def _binding(self, granted: GrantedDevice) -> Binding:
+        binding = self._choose(granted)
+        if granted.share is not None and not binding.shares:
+            raise Denied(
+                "ShareUnsupported",
+                f"device {device_name(granted)} was given in shares, and {binding.name} can only be given whole; "
+                "ask for it with an explicit count",
+            )
+        return binding
+
+    def _hold(self, grant: Grant, bindings: Sequence[Binding | None], due: Deadline) -> list[tuple[str, ...]]:
+        """Choose what each device holds and write it down, before anything else may."""
+        while True:
+            held = self.journal.held()
+            holdings: dict[str, str] = {}
+            chosen = []
+            for granted, binding in zip(grant.devices, bindings, strict=True):
+                keys = () if binding is None else tuple(binding.keys(granted, grant.ref.uid, [*held, *holdings]))
+                for key in keys:
+                    if key in holdings:
+                        other = holdings[key]
+                        raise Denied(
+                            "DeviceInUse", f"devices {other} and {device_name(granted)} of one claim are both {key}"
+                        )
+                    holdings[key] = device_name(granted)
+                chosen.append(keys)
+            try:
+                self.journal.begin(grant.ref, grant.kind, grant_content(grant), holdings)
+                return chosen
+            except Taken as error:
+                # Somebody was quicker where it was free just now: perhaps something else is free.
+                if error.holding.key in held or due.passed:
+                    raise self._taken(error.holding, holdings[error.holding.key]) from error
+
+    def _taken(self, holding: Holding, wanted: str) -> Denied:
+        if not holding.uid:
+            reason = self.withheld().get(holding.device, "it could not be reset")
+            return Denied("DeviceWithheld", f"device {wanted}: {holding.key} is withheld: {reason}", retryable=True)
+        owner = self.journal.claim(holding.uid)
+        who = "a claim" if owner is None else f"claim {owner.ref} ({owner.state})"
+        return Denied(
+            "DeviceInUse",
+            f"device {wanted}: {holding.key} is held by {who}, uid {holding.uid}; unprepare that claim first",
+            retryable=True,
+        )
+
+    def _device(
+        self, work: Work, granted: GrantedDevice, binding: Binding | None, keys: tuple[str, ...], due: Deadline
+    ) -> PreparedDevice:
+        if binding is None:
+            return PreparedDevice(granted.requests, granted.pool, granted.device, "none", admin=True)
+        steps = binding.prepare(granted, keys, due)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    self.steps.perform(work, device_name(granted), step, due)
+                except NodeError as error:
+                    # The binding may know better what it means, or another way.
+                    step = steps.throw(error)
+                else:
+                    step = next(steps)
+        except StopIteration as end:
+            device: PreparedDevice = end.value
+            return device
+        finally:
+            steps.close()
+
+    def _rolled_back(self, ref: ClaimRef, error: NodeError, caller: str) -> NodeError:
+        """The error of a prepare that failed, after undoing it; with everything that could not be undone."""
+        due = Deadline.after(self.options.undo_seconds)
+        try:
+            undone = self.steps.undo(ref.uid, due, lambda device: None, caller=caller)
+            if not undone.left:
+                self.journal.forget(ref.uid)
+        except NodeError as more:
+            undone = Undone(left=(more,))
+        problems = [*undone.left, *undone.shared]
+        if not problems:
+            return error
+        return Failed(
+            error.code,
+            f"{error.message}. What was done before could not all be undone, and is tried again: {_joined(problems)}",
+        )
+
+    # Unpreparing.
+
+    def clear(self, record: ClaimRecord, due: Deadline, caller: str, *, force: bool = False) -> None:
+        """Undo a claim of the journal, whose lock the caller holds. Raises NodeError where something is left."""
+        uid, devices = record.ref.uid, {}
+        if record.prepared is not None:
+            devices = {device_name(device): device for device in prepared_of(record.ref, record.prepared).devices}
+        if record.state is ClaimState.PREPARED:
+            self.journal.release(uid)
+
+        def guard(name: str) -> None:
+            device = devices.get(name)
+            if device is not None and (user := self._in_use(device)) is not None:
+                raise Failed("DeviceInUse", f"device {name} is still open in {user}; it stays bound until that ends")
+
+        undone = self.steps.undo(uid, due, guard, force=force, caller=caller)
+        for problem in undone.shared:
+            LOG.warning("claim %s is undone but for what it shared, which is tried again: %s", record.ref, problem)
+        if undone.left:
+            code = undone.left[0].code
+            raise Failed(code, f"claim {record.ref} is not all undone: {_joined(undone.left)}") from undone.left[0]
+        self.journal.forget(uid)
+
+    def _undo_added(self, uid: str, step: Step, error: NodeError, caller: str) -> None:
+        due = Deadline.after(self.options.undo_seconds)
+        for found in reversed(self.journal.steps(uid)):
+            if (found.step.kind, found.step.target) == (step.kind, step.target):
+                try:
+                    self.steps.undo_one(found, due, caller=caller)
+                except NodeError as more:
+                    error.add_note(f"and undoing it: {more}")
+
+    # Answers.
+
+    def _again(self, record: ClaimRecord, answer: Mapping[str, Any], ref: ClaimRef, grants: Grants) -> Prepared:
+        """The answer of last time, where the claim is still what it was then."""
+        if record.ref != ref:
+            raise Denied("ClaimUidMismatch", f"uid {ref.uid} is claim {record.ref} here, not {ref}")
+        try:
+            now = grants.get(ref)
+        except Failed as error:
+            LOG.warning("claim %s is answered as it was prepared, the store does not answer: %s", ref, error)
+        else:
+            before = grant_of(ref, record.grant)
+            if identities(now) != identities(before):
+                raise Failed(
+                    "ClaimMoved",
+                    f"claim {ref} holds other devices now ({identities(now)}) than it was prepared with "
+                    f"({identities(before)}); unprepare it first",
+                )
+        return prepared_of(ref, answer)
+
+    def _due(self, deadline: Deadline | None) -> Deadline:
+        seconds = self.options.prepare_seconds
+        return Deadline.after(seconds) if deadline is None else deadline.capped(seconds)
+
+    def _locked(self, uid: str, due: Deadline) -> Any:
+        return self.locks.claim(uid, due.capped(self.options.lock_seconds))
+
+    def _grants_of(self, kind: str | None) -> Grants:
+        if kind is None and len(self.grants) == 1:
+            return next(iter(self.grants.values()))
+        if kind is None or kind not in self.grants:
+            known = ", ".join(sorted(self.grants)) or "none"
+            raise Denied("ClaimInvalid", f"this node serves claims of kind {known}, not {kind}")
+        return self.grants[kind]
+
+
+def _as_node_error(ref: ClaimRef, error: Exception) -> NodeError:
+    if isinstance(error, NodeError):
+        return error
+    LOG.error("preparing claim %s", ref, exc_info=error)
+    return Failed("InternalError", f"preparing claim {ref} failed: {error!r}; the log has more")
+
+
+def _joined(errors: Iterable[NodeError]) -> str:
+    return "; ".join(f"{error.code}: {error.message}" for error in errors)

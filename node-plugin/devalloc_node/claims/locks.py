@@ -1,0 +1,105 @@
+"""Locks between threads and processes: one file a name, with flock, which goes with its process however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed
+from devalloc_node.journal.folder import make_private
+
+_POLL_SECONDS = (0.001, 0.05)
+"""The first and the longest pause between looks at a lock of another process."""
+
+
+class Locks:
+    """Named locks below a folder. A thread may hold a claim's lock and then a shared one, never the other way."""
+
+    def __init__(self, folder: Path) -> None:
+        make_private(folder)
+        self._folder = folder
+        self._mutex = threading.Lock()
+        self._waiting: dict[str, tuple[threading.Lock, int]] = {}
+        """Of this process, by file name: so that threads wait without looking again and again."""
+
+    @contextmanager
+    def claim(self, uid: str, deadline: Deadline) -> Iterator[None]:
+        """Be the only one who works on a claim. Raises Failed (``ClaimBusy``) at the deadline."""
+        busy = Failed("ClaimBusy", f"another request works on the claim {uid}; try again")
+        with self._held(f"claim-{_hashed(uid)}", deadline, busy):
+            yield
+
+    @contextmanager
+    def shared(self, name: str, deadline: Deadline) -> Iterator[None]:
+        """Be the only one who changes what is shared. Raises Failed (``SharedBusy``) at the deadline."""
+        busy = Failed("SharedBusy", f"another request changes {name}; try again")
+        with self._held(f"shared-{_hashed(name)}", deadline, busy):
+            yield
+
+    @contextmanager
+    def _held(self, name: str, deadline: Deadline, busy: Failed) -> Iterator[None]:
+        with self._mutex:
+            lock, count = self._waiting.get(name, (threading.Lock(), 0))
+            self._waiting[name] = (lock, count + 1)
+        try:
+            if not lock.acquire(timeout=deadline.seconds):
+                raise busy
+            try:
+                descriptor = self._file(name, deadline, busy)
+                try:
+                    yield
+                finally:
+                    # Removed while it is locked: who waits for it notices (below) and makes a new one.
+                    (self._folder / name).unlink(missing_ok=True)
+                    os.close(descriptor)
+            finally:
+                lock.release()
+        finally:
+            with self._mutex:
+                lock, count = self._waiting.pop(name)
+                if count > 1:
+                    self._waiting[name] = (lock, count - 1)
+
+    def _file(self, name: str, deadline: Deadline, busy: Failed) -> int:
+        """A descriptor of the file of that name, locked."""
+        path, pause = self._folder / name, _POLL_SECONDS[0]
+        while True:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise Failed("LockUnavailable", f"cannot lock {path}: {error.strerror}") from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(descriptor, path):
+                    return descriptor
+            except BlockingIOError:
+                if deadline.passed:
+                    os.close(descriptor)
+                    raise busy from None
+                time.sleep(min(pause, deadline.seconds))
+                pause = min(2 * pause, _POLL_SECONDS[1])
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the file is still the one of that name: its last holder may have removed it."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(descriptor)
+    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _hashed(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,0 +1,189 @@
+"""Keeping the journal true: what crashes and reboots left, what could not be undone, and claims that are gone (T16)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from devalloc_node.claims.engine import Claims
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed, NodeError
+from devalloc_node.journal import ClaimRecord, ClaimState
+from devalloc_node.journal.sqlite import QUARANTINED
+
+LOG = logging.getLogger(__name__)
+
+_TRY_SECONDS = 0.05
+"""How long a claim's lock is waited for: who holds it is alive and will finish the claim itself."""
+_CALLER = "reconcile"
+
+
+@dataclass(slots=True)
+class Report:
+    """What one pass did, in words; empty where all is well."""
+
+    finished: list[str] = field(default_factory=list)
+    """What had been begun or could not be undone before, and is undone now."""
+    removed: list[str] = field(default_factory=list)
+    """Claims that are gone and were unprepared."""
+    waiting: list[str] = field(default_factory=list)
+    """Claims that are gone and stay until the grace period is over, or nobody uses their devices."""
+    stuck: list[str] = field(default_factory=list)
+    """What could not be undone, and why."""
+    doubts: list[str] = field(default_factory=list)
+    """What nobody knows the owner of. It is left alone."""
+    halted: str = ""
+    """Why no claim was removed in this pass, although some may be gone."""
+
+
+class Reconciler:
+    """Runs at start and then from time to time. One thread; others may prepare and unprepare meanwhile."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        *,
+        boot_id: Callable[[], str],
+        doubts: Callable[[frozenset[str]], Sequence[str]] = lambda held: (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``doubts``: given all keys that are held, what the host has of the kind that devalloc makes, in words."""
+        self._claims = claims
+        self._boot_id = boot_id
+        self._doubts = doubts
+        self._clock = clock
+        self._gone_since: dict[str, float] = {}
+
+    def recover(self) -> Report:
+        """At start: take note of a reboot, and undo what a crash left unfinished."""
+        journal, report = self._claims.journal, Report()
+        for record in journal.boot(self._boot_id(), self._claims.options.lasting):
+            report.finished.append(
+                f"claim {record.ref} was prepared before the host rebooted, which undid it: it is to be prepared again"
+            )
+        if (aside := journal.setting(QUARANTINED)) is not None:
+            report.doubts.append(
+                f"the journal could not be read and was moved to {aside}: what had been prepared is unknown and left "
+                "as it is. Look at the devices below, free them by hand, then remove that file"
+                if Path(aside).exists()
+                else f"the journal before this one could not be read, and is gone from {aside}"
+            )
+        self._finish(report)
+        self._report_doubts(report)
+        _say(report)
+        return report
+
+    def reconcile(self) -> Report:
+        """Now and then: as ``recover``, and unprepare what is gone for good."""
+        report = Report()
+        self._finish(report)
+        self._remove_gone(report)
+        self._report_doubts(report)
+        _say(report)
+        return report
+
+    def _finish(self, report: Report) -> None:
+        """Undo what is half done and nobody works on."""
+        for record in self._claims.journal.claims():
+            if record.state is not ClaimState.PREPARED:
+                self._clear(record, report, report.finished, lambda now: now.state is not ClaimState.PREPARED)
+        for name in self._claims.journal.shared():
+            try:
+                with self._claims.locks.shared(name, Deadline.after(_TRY_SECONDS)):
+                    if self._claims.journal.users(name):
+                        continue
+                    problem = self._claims.steps.undo_shared(name, self._due(), _CALLER)
+            except NodeError as error:
+                problem = None if error.code == "SharedBusy" else error
+            else:
+                if problem is None:
+                    report.finished.append(f"{name}, which nobody uses any more, is as it was before")
+            if problem is not None:
+                report.stuck.append(f"{name}, which nobody uses any more: {problem}")
+        for withheld in self._claims.journal.withheld():
+            try:
+                self._claims.steps.offer(withheld.device, withheld.step, self._due())
+                report.finished.append(f"device {withheld.device} was reset and is offered again")
+            except NodeError as error:
+                report.stuck.append(f"device {withheld.device} stays withheld: {error}")
+
+    def _remove_gone(self, report: Report) -> None:
+        """Unprepare claims that do not exist any more. In doubt nothing is removed at all."""
+        try:
+            gone = [record for record in self._prepared() if self._is_gone(record)]
+        except NodeError as error:
+            # Nothing is known of any claim now, and a grace period is one of uninterrupted knowledge.
+            self._gone_since.clear()
+            report.halted = f"no claim is taken for gone, because not all could be asked for: {error}"
+            return
+        now = self._clock()
+        self._gone_since = {record.ref.uid: self._gone_since.get(record.ref.uid, now) for record in gone}
+        for record in gone:
+            left = self._claims.options.grace_seconds - (now - self._gone_since[record.ref.uid])
+            if left > 0:
+                report.waiting.append(f"claim {record.ref} is gone; it is unprepared in {left:.0f} s if it stays so")
+            elif len(report.removed) >= self._claims.options.removals:
+                report.waiting.append(f"claim {record.ref} is gone; enough was removed in this pass")
+            else:
+                self._clear(record, report, report.removed, lambda now: now.state is ClaimState.PREPARED)
+
+    def _prepared(self) -> list[ClaimRecord]:
+        return [
+            record
+            for record in self._claims.journal.claims()
+            if record.state is ClaimState.PREPARED and record.kind in self._claims.grants
+        ]
+
+    def _is_gone(self, record: ClaimRecord) -> bool:
+        """Raises Failed where that cannot be told, or another store or cluster is asked than the one that gave it."""
+        grants, journal = self._claims.grants[record.kind], self._claims.journal
+        identity, name = grants.identity(), f"identity/{record.kind}"
+        known = journal.setting(name)
+        if known is None:
+            journal.set(name, identity)
+        elif known != identity:
+            raise Failed(
+                "StoreMoved",
+                f"{record.kind} claims come from {identity} now, and were prepared from {known}. If that is meant, "
+                "unprepare what was prepared from there first",
+            )
+        return grants.is_gone(record.ref)
+
+    def _clear(
+        self, record: ClaimRecord, report: Report, done: list[str], still: Callable[[ClaimRecord], bool]
+    ) -> None:
+        uid = record.ref.uid
+        try:
+            with self._claims.locks.claim(uid, Deadline.after(_TRY_SECONDS)):
+                # Somebody may have worked on it since it was listed.
+                now = self._claims.journal.claim(uid)
+                if now is None or not still(now):
+                    return
+                self._claims.clear(now, self._due(), _CALLER)
+        except NodeError as error:
+            if error.code == "ClaimBusy":
+                return
+            (report.waiting if error.code == "DeviceInUse" else report.stuck).append(f"claim {record.ref}: {error}")
+            return
+        done.append(f"claim {record.ref} ({record.state}) is undone")
+
+    def _report_doubts(self, report: Report) -> None:
+        try:
+            report.doubts += self._doubts(frozenset(self._claims.journal.held()))
+        except NodeError as error:
+            report.doubts.append(f"the host could not be looked at: {error}")
+
+    def _due(self) -> Deadline:
+        return Deadline.after(self._claims.options.prepare_seconds)
+
+
+def _say(report: Report) -> None:
+    for level, texts in (
+        (logging.INFO, [*report.finished, *report.removed, *report.waiting]),
+        (logging.WARNING, [*report.stuck, *report.doubts, *([report.halted] if report.halted else [])]),
+    ):
+        for text in texts:
+            LOG.log(level, "%s", text)

@@ -1,0 +1,223 @@
+"""Performing steps and undoing them, each with its line in the journal before and after."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from devalloc_node.claims.audit import audit
+from devalloc_node.claims.locks import Locks
+from devalloc_node.claims.options import Options
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.journal import USE, Journal, StepRecord
+from devalloc_node.step import ForcibleKind, Step, StepKind
+
+LOG = logging.getLogger(__name__)
+
+Guard = Callable[[str], None]
+"""Raises NodeError where a device (``pool/device``) is in use, so that it is not taken apart under its user."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What one request does for one claim."""
+
+    uid: str
+    caller: str = ""
+    performed: list[int] = field(default_factory=list)
+    """Steps that are done, of which the journal is told with the next one."""
+
+    def take(self) -> list[int]:
+        taken, self.performed = self.performed, []
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What came of undoing."""
+
+    left: tuple[NodeError, ...] = ()
+    """Why steps of the claim are left, which keep its devices held."""
+    shared: tuple[NodeError, ...] = ()
+    """Why what it shared is not as it was before, which is tried again later."""
+
+
+class Steps:
+    """The engine's hands. One thread works on a claim at a time: its callers hold the claim's lock."""
+
+    def __init__(self, journal: Journal, kinds: Mapping[str, StepKind], locks: Locks, options: Options) -> None:
+        self._journal = journal
+        self._kinds = kinds
+        self._locks = locks
+        self._options = options
+
+    def perform(self, work: Work, device: str, step: Step, deadline: Deadline) -> None:
+        """Intent, change, and (told later) done. Raises NodeError; the step is in the journal then."""
+        if deadline.passed:
+            raise Failed("DeadlinePassed", f"no time was left for {_what(step)}; try again")
+        if step.shared is not None:
+            self._join(work, device, step, step.shared, deadline)
+            return
+        number = self._journal.intend(work.uid, device, step, work.take())
+        self._apply(step, deadline)
+        work.performed.append(number)
+        _audit("step", step, work.uid, device, work.caller)
+
+    def undo(self, uid: str, deadline: Deadline, guard: Guard, *, force: bool = False, caller: str = "") -> Undone:
+        """All steps of a claim backwards. What cannot be undone keeps what is below it, and its record."""
+        left: list[NodeError] = []
+        shared: list[NodeError] = []
+        kept: set[str] = set()
+        for record in reversed(self._journal.steps(uid)):
+            lasting = record.step.kind in self._options.lasting
+            if not lasting and (record.device in kept or "" in kept or (kept and not record.device)):
+                continue
+            try:
+                if not lasting and record.step.kind not in self._options.outer:
+                    guard(record.device)
+                shared += self.undo_one(record, deadline, force=force, caller=caller)
+            except NodeError as error:
+                left.append(error)
+                if not lasting:
+                    kept.add(record.device)
+        return Undone(tuple(left), tuple(shared))
+
+    def undo_one(
+        self, record: StepRecord, deadline: Deadline, *, force: bool = False, caller: str = ""
+    ) -> list[NodeError]:
+        """One step of a claim. Raises NodeError where it stays; returns what stays of what it shared."""
+        step = record.step
+        if step.kind == USE:
+            return self._leave(record, deadline, caller)
+        try:
+            self._revert(step, deadline, force=force)
+        except NodeError as error:
+            if step.kind not in self._options.cleaning:
+                self._journal.stuck(record.id, error.message)
+                _audit("stuck", step, record.owner, record.device, caller, error)
+                raise
+            self._journal.withhold(record.id, error.message)
+            _audit("withheld", step, record.owner, record.device, caller, error)
+            LOG.error("device %s is withheld: %s", record.device, error)
+            return []
+        self._journal.undone(record.id)
+        _audit("undo", step, record.owner, record.device, caller)
+        return []
+
+    def undo_shared(self, name: str, deadline: Deadline, caller: str = "") -> NodeError | None:
+        """What is shared under this name, where nobody uses it; why it stays. The caller holds its lock."""
+        for record in reversed(self._journal.steps(name)):
+            try:
+                self._revert(record.step, deadline, force=False)
+                self._journal.undone(record.id)
+                _audit("undo", record.step, name, "", caller)
+            except NodeError as error:
+                # The earlier steps stand below this one.
+                self._journal.stuck(record.id, error.message)
+                _audit("stuck", record.step, name, "", caller, error)
+                return error
+        return None
+
+    def offer(self, device: str, step: Step, deadline: Deadline) -> None:
+        """Try again to clean a withheld device. Raises NodeError where it stays withheld."""
+        self._revert(step, deadline, force=False)
+        self._journal.unwithhold(device)
+        _audit("offered", step, "", device, "")
+
+    def _join(self, work: Work, device: str, step: Step, name: str, deadline: Deadline) -> None:
+        with self._locks.shared(name, deadline):
+            users = self._journal.users(name)
+            if not any(user.owner == work.uid and user.device == device for user in users):
+                work.performed.append(self._journal.intend(work.uid, device, Step(USE, name, None, None), work.take()))
+            found = self._recorded(name, step)
+            if found is not None and found.step.after != step.after:
+                others = sorted({user.owner for user in users} - {work.uid})
+                if others:
+                    raise Denied(
+                        "SharedDiffers",
+                        f"{_what(step)} is needed, and {found.step.after!r} was set for claims {', '.join(others[:3])}"
+                        f"{' and others' if others[3:] else ''}; unprepare those first",
+                        retryable=True,
+                    )
+                if (problem := self.undo_shared(name, deadline, work.caller)) is not None:
+                    raise problem
+                found = None
+            if found is None:
+                # What the binding read may be older than the last change of another claim.
+                before = self._read(step)
+                number = self._journal.intend(name, "", Step(step.kind, step.target, before, step.after))
+            else:
+                number = found.id
+            self._apply(step, deadline)
+            if found is None or found.state != "done":
+                self._journal.done([number])
+                _audit("step", step, name, "", work.caller)
+
+    def _recorded(self, name: str, step: Step) -> StepRecord | None:
+        for record in self._journal.steps(name):
+            if (record.step.kind, record.step.target) == (step.kind, step.target):
+                return record
+        return None
+
+    def _leave(self, record: StepRecord, deadline: Deadline, caller: str) -> list[NodeError]:
+        name, problem = record.step.target, None
+        with self._locks.shared(name, deadline):
+            if all(user.id == record.id for user in self._journal.users(name)):
+                problem = self.undo_shared(name, deadline, caller)
+            self._journal.undone(record.id)
+        return [] if problem is None else [problem]
+
+    def _kind(self, step: Step) -> StepKind:
+        try:
+            return self._kinds[step.kind]
+        except KeyError:
+            raise Failed(
+                "StepKindUnknown",
+                f"this plugin knows no steps of kind {step.kind!r} ({step.target}); run the version that made it",
+                retryable=False,
+            ) from None
+
+    def _read(self, step: Step) -> object:
+        kind = self._kind(step)
+        return _explained(step, lambda: kind.read(step.target))
+
+    def _apply(self, step: Step, deadline: Deadline) -> None:
+        kind = self._kind(step)
+        _explained(step, lambda: kind.apply(step.target, step.after, deadline))
+
+    def _revert(self, step: Step, deadline: Deadline, *, force: bool) -> None:
+        kind = self._kind(step)
+        change = kind.force if force and isinstance(kind, ForcibleKind) else kind.apply
+        try:
+            _explained(step, lambda: change(step.target, step.before, deadline))
+        except NodeError as error:
+            if error.code != "DeviceGone":
+                raise
+            LOG.warning("nothing is left to undo of %s: %s", _what(step), error)
+
+
+def _explained(step: Step, act: Callable[[], object]) -> object:
+    """The kinds raise NodeError; what else comes out of them is still an error of this step only."""
+    try:
+        return act()
+    except NodeError:
+        raise
+    except OSError as error:
+        raise Failed("HostRefused", f"{_what(step)}: {error.strerror or error}") from error
+    except Exception as error:
+        LOG.exception("%s", _what(step))
+        raise Failed("InternalError", f"{_what(step)}: {error!r}; the log has more") from error
+
+
+def _what(step: Step) -> str:
+    text = repr(step.after)
+    return f"{step.kind} of {step.target} to {text[:80]}{'…' if text[80:] else ''}"
+
+
+def _audit(event: str, step: Step, owner: str, device: str, caller: str, error: NodeError | None = None) -> None:
+    values = {} if step.kind == "file" else {"before": step.before, "after": step.after}
+    problem = {} if error is None else {"code": error.code, "message": error.message}
+    who = {"shared": owner} if "/" in owner else {"claim": owner}
+    audit(event, kind=step.kind, target=step.target, device=device, caller=caller, **who, **values, **problem)
