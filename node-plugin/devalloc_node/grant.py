@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -59,7 +59,7 @@ class Grants(Protocol):
     """Where claims are looked up. Safe for threads."""
 
     def get(self, ref: ClaimRef) -> Grant:
-        """What the claim holds on this node.
+        """What the claim holds on this node, and goes on holding until it is let go. Called under the claim's lock.
 
         Raises Denied: ``ClaimNotFound``, ``ClaimUidMismatch`` (another object has the name now),
         ``ClaimNotAllocated``, ``ClaimElsewhere`` (nothing of it is on this node), ``ClaimInvalid``. Raises Failed when
@@ -72,3 +72,11 @@ class Grants(Protocol):
     def identity(self) -> str:
         """Which cluster or store is asked: the same text as long as it is the same one, with the same objects (T16).
         Raises Failed when it cannot answer."""
+
+    def let_go(self, ref: ClaimRef) -> None:
+        """Nothing of the claim is on this node any more, so its devices may be released or given to others. Called
+        under the claim's lock, again and again where it failed. Raises Failed when the store cannot answer."""
+
+    def held(self) -> Sequence[ClaimRef]:
+        """The claims that count as held by this node: those of ``get`` that were not let go. Empty where nothing keeps
+        count. Raises Failed when the store cannot answer."""

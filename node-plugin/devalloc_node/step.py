@@ -9,8 +9,9 @@ What undoing knows of the kinds of steps:
 * A step that cannot be undone keeps its record, and the steps of that device before it are not touched: nothing is
   unbound under a machine that would not let go. It is tried again later.
 * NodeError with code ``DeviceGone`` from undoing means that there is nothing left to put back: it counts as undone.
-* A ``reset`` step (between owners, T7) does nothing when it is done and resets when it is undone. Where that fails the
-  rest is undone all the same, and the device is withheld with the reason until a reset succeeds.
+* A ``reset`` step (between owners, T7) does nothing when it is done and resets when it is undone. Where that fails
+  (code ``ResetFailed``) the rest is undone all the same, and the device is withheld with the reason until undoing the
+  step succeeds.
 * ``file`` steps outlive a reboot; all others are undone by it.
 """
 

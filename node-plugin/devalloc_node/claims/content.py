@@ -15,14 +15,20 @@ T = TypeVar("T")
 
 def grant_content(grant: Grant) -> dict[str, Any]:
     """All of it but the reference, which has columns of its own."""
-    return {"kind": grant.kind, "pods": list(grant.pods), "devices": [_plain(device) for device in grant.devices]}
+    return {
+        "kind": grant.kind,
+        "devices": [_plain(device) for device in grant.devices],
+        "pods": list(grant.pods),
+        "pod_claim_name": grant.pod_claim_name,
+    }
 
 
 def grant_of(ref: ClaimRef, content: Mapping[str, Any]) -> Grant:
     """Raises Failed (``JournalDamaged``) where it is none."""
     try:
         devices = tuple(_from(GrantedDevice, device) for device in content["devices"])
-        return Grant(ref, content["kind"], devices, tuple(content.get("pods", ())))
+        pods = tuple(content.get("pods", ()))
+        return Grant(ref, content["kind"], devices, pods, content.get("pod_claim_name"))
     except (KeyError, TypeError, AttributeError) as error:
         raise _unreadable(ref, "grant", error) from error
 

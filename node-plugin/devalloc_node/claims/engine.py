@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc_node.binding.binding import Binding
+from devalloc_node.cdi import Rendered
 from devalloc_node.claims.audit import audit
 from devalloc_node.claims.content import grant_content, grant_of, prepared_content, prepared_of
 from devalloc_node.claims.describe import described
 from devalloc_node.claims.locks import Locks
-from devalloc_node.claims.names import check_ref, device_name, identities
+from devalloc_node.claims.names import device_name, identities
 from devalloc_node.claims.options import Options
 from devalloc_node.claims.steps import Steps, Undone, Work
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice, Grants
 from devalloc_node.journal import ClaimRecord, ClaimState, Holding, Journal, Taken
+from devalloc_node.names import check_ref
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.step import Step, StepKind
 
@@ -25,10 +27,8 @@ LOG = logging.getLogger(__name__)
 
 Choose = Callable[[GrantedDevice], Binding]
 """The binding for a device. Raises Denied: ``DeviceUnknown``, ``KindNotAllowed`` …"""
-Complete = Callable[[Prepared], Prepared]
-"""Adds to an answer what others need, such as CDI ids."""
-Files = Callable[[Prepared], Iterable[tuple[str, bytes]]]
-"""Files that go with a prepared claim: path and content (UTF-8)."""
+Render = Callable[[Grant, Sequence[PreparedDevice]], Rendered]
+"""Files that go with a prepared claim (UTF-8), and what its devices are called in them."""
 InUse = Callable[[PreparedDevice], str | None]
 """Who has a device open, such as ``qemu (1234)``; None where nobody is seen. Raises NodeError when it cannot tell."""
 
@@ -45,12 +45,11 @@ class Claims:
         kinds: Mapping[str, StepKind],
         *,
         options: Options | None = None,
-        complete: Mapping[str, Sequence[Complete]] | None = None,
-        files: Mapping[str, Sequence[Files]] | None = None,
+        render: Mapping[str, Sequence[Render]] | None = None,
         in_use: InUse = lambda device: None,
         remains: Callable[[str], Sequence[str]] = lambda uid: (),
     ) -> None:
-        """``grants``, ``complete``, ``files``: by kind of claim (``DeviceClaim``, ``ResourceClaim``).
+        """``grants``, ``render``: by kind of claim (``DeviceClaim``, ``ResourceClaim``).
 
         ``remains``: what the host still has of a UID that the journal does not know (T9), in words.
         """
@@ -60,8 +59,7 @@ class Claims:
         self.options = options or Options()
         self.steps = Steps(journal, kinds, locks, self.options)
         self._choose = choose
-        self._complete = complete or {}
-        self._files = files or {}
+        self._render = render or {}
         self._in_use = in_use
         self._remains = remains
 
@@ -88,6 +86,7 @@ class Claims:
                     raise Failed("ClaimUidMismatch", f"asked for claim {ref} ({ref.uid}), got {grant.ref.uid}")
                 prepared = self._prepare(grant, due, caller)
             except NodeError as error:
+                self._give_up(ref, grants)
                 audit("failed", claim=ref.uid, name=str(ref), caller=caller, code=error.code, message=error.message)
                 raise
         devices = [device_name(device) for device in prepared.devices]
@@ -95,7 +94,13 @@ class Claims:
         return prepared
 
     def unprepare(
-        self, ref: ClaimRef, deadline: Deadline | None = None, *, force: bool = False, caller: str = ""
+        self,
+        ref: ClaimRef,
+        deadline: Deadline | None = None,
+        *,
+        kind: str | None = None,
+        force: bool = False,
+        caller: str = "",
     ) -> None:
         """Put everything back as it was before the claim; success also for a claim that nothing is known of (T9).
 
@@ -105,15 +110,16 @@ class Claims:
         check_ref(ref)
         with self._locked(ref.uid, due):
             record = self.journal.claim(ref.uid)
-            if record is None:
-                if remains := list(self._remains(ref.uid)):
-                    raise Failed(
-                        "ClaimRemains",
-                        f"claim {ref} is not in the journal, and the host still has of it: {', '.join(remains)}",
-                    )
+            if record is not None:
+                self.clear(record, due, caller, force=force)
                 return
-            self.clear(record, due, caller, force=force)
-        audit("unprepared", claim=ref.uid, name=str(record.ref), caller=caller, forced=force or None)
+            if remains := list(self._remains(ref.uid)):
+                raise Failed(
+                    "ClaimRemains",
+                    f"claim {ref} is not in the journal, and the host still has of it: {', '.join(remains)}",
+                )
+            if kind is not None or len(self.grants) == 1:
+                self._grants_of(kind).let_go(ref)
 
     def add(
         self, ref: ClaimRef, step: Step, deadline: Deadline | None = None, *, device: str = "", caller: str = ""
@@ -187,12 +193,10 @@ class Claims:
                 self._device(work, granted, binding, key, due)
                 for granted, binding, key in zip(grant.devices, bindings, keys, strict=True)
             ]
-            prepared = Prepared(grant.ref, tuple(devices))
-            for complete in self._complete.get(grant.kind, ()):
-                prepared = complete(prepared)
-            for files in self._files.get(grant.kind, ()):
-                for path, content in files(prepared):
-                    self.steps.perform(work, "", Step("file", path, None, content.decode()), due)
+            rendered = [render(grant, devices) for render in self._render.get(grant.kind, ())]
+            for path, content in sorted((path, text) for each in rendered for path, text in each.files.items()):
+                self.steps.perform(work, "", Step("file", path, None, content.decode()), due)
+            prepared = Prepared(grant.ref, tuple(devices), _ids(rendered))
             self.journal.finish(grant.ref.uid, prepared_content(prepared))
         except Exception as error:
             raise self._rolled_back(grant.ref, _as_node_error(grant.ref, error), caller) from error
@@ -283,6 +287,14 @@ class Claims:
             f"{error.message}. What was done before could not all be undone, and is tried again: {_joined(problems)}",
         )
 
+    def _give_up(self, ref: ClaimRef, grants: Grants) -> None:
+        """After a prepare that failed: the claim counts as held only where something of it is left."""
+        try:
+            if self.journal.claim(ref.uid) is None:
+                grants.let_go(ref)
+        except NodeError as error:
+            LOG.warning("claim %s is not held, and still counts as held until reconcile gets through: %s", ref, error)
+
     # Unpreparing.
 
     def clear(self, record: ClaimRecord, due: Deadline, caller: str, *, force: bool = False) -> None:
@@ -305,6 +317,9 @@ class Claims:
             code = undone.left[0].code
             raise Failed(code, f"claim {record.ref} is not all undone: {_joined(undone.left)}") from undone.left[0]
         self.journal.forget(uid)
+        audit("unprepared", claim=uid, name=str(record.ref), caller=caller, forced=force or None)
+        if record.kind in self.grants:
+            self.grants[record.kind].let_go(record.ref)
 
     def _undo_added(self, uid: str, step: Step, error: NodeError, caller: str) -> None:
         due = Deadline.after(self.options.undo_seconds)
@@ -349,6 +364,15 @@ class Claims:
             known = ", ".join(sorted(self.grants)) or "none"
             raise Denied("ClaimInvalid", f"this node serves claims of kind {known}, not {kind}")
         return self.grants[kind]
+
+
+def _ids(rendered: Iterable[Rendered]) -> dict[str, tuple[str, ...]]:
+    """What devices are called in all files together."""
+    found: dict[str, tuple[str, ...]] = {}
+    for each in rendered:
+        for device, ids in each.ids.items():
+            found[device] = (*found.get(device, ()), *ids)
+    return found
 
 
 def _as_node_error(ref: ClaimRef, error: Exception) -> NodeError:

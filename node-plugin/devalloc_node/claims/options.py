@@ -21,7 +21,5 @@ class Options:
     """The most claims that one pass of reconcile unprepares."""
     lasting: frozenset[str] = frozenset({"file"})
     """Kinds of steps that a reboot does not undo. None of them stands in the way of undoing another."""
-    cleaning: frozenset[str] = frozenset({"reset"})
-    """Kinds of steps that clean a device when they are undone: where that fails the device is withheld (T7)."""
     outer: frozenset[str] = frozenset({"attachment"})
     """Kinds of steps that may be undone while the device is in use: they are what ends its use."""

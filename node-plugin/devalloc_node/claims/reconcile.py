@@ -11,6 +11,7 @@ from pathlib import Path
 from devalloc_node.claims.engine import Claims
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
+from devalloc_node.grant import ClaimRef, Grants
 from devalloc_node.journal import ClaimRecord, ClaimState
 from devalloc_node.journal.sqlite import QUARANTINED
 
@@ -81,6 +82,7 @@ class Reconciler:
         report = Report()
         self._finish(report)
         self._remove_gone(report)
+        self._let_go(report)
         self._report_doubts(report)
         _say(report)
         return report
@@ -109,6 +111,27 @@ class Reconciler:
                 report.finished.append(f"device {withheld.device} was reset and is offered again")
             except NodeError as error:
                 report.stuck.append(f"device {withheld.device} stays withheld: {error}")
+
+    def _let_go(self, report: Report) -> None:
+        """Claims that count as held in the store, and of which nothing is here: a crash came in between."""
+        for kind, grants in self._claims.grants.items():
+            try:
+                for ref in grants.held():
+                    self._let_one_go(ref, grants, report)
+            except NodeError as error:
+                report.stuck.append(f"which {kind}s count as held by this node cannot be told: {error}")
+
+    def _let_one_go(self, ref: ClaimRef, grants: Grants, report: Report) -> None:
+        if self._claims.journal.claim(ref.uid) is not None:
+            return
+        try:
+            with self._claims.locks.claim(ref.uid, Deadline.after(_TRY_SECONDS)):
+                if self._claims.journal.claim(ref.uid) is None:
+                    grants.let_go(ref)
+                    report.finished.append(f"claim {ref} counted as held by this node, which has nothing of it")
+        except NodeError as error:
+            if error.code != "ClaimBusy":
+                report.stuck.append(f"claim {ref}: {error}")
 
     def _remove_gone(self, report: Report) -> None:
         """Unprepare claims that do not exist any more. In doubt nothing is removed at all."""

@@ -94,7 +94,7 @@ class Steps:
         try:
             self._revert(step, deadline, force=force)
         except NodeError as error:
-            if step.kind not in self._options.cleaning:
+            if error.code != "ResetFailed":
                 self._journal.stuck(record.id, error.message)
                 _audit("stuck", step, record.owner, record.device, caller, error)
                 raise
