@@ -222,10 +222,8 @@ class Claims:
                 keys = () if binding is None else tuple(binding.keys(granted, grant.ref.uid, [*held, *holdings]))
                 for key in keys:
                     if key in holdings:
-                        other = holdings[key]
-                        raise Denied(
-                            "DeviceInUse", f"devices {other} and {device_name(granted)} of one claim are both {key}"
-                        )
+                        both = f"{holdings[key]} and {device_name(granted)}"
+                        raise Denied("DeviceInUse", f"devices {both} of claim {grant.ref} are both {key}")
                     holdings[key] = device_name(granted)
                 chosen.append(keys)
             try:
