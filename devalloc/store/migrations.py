@@ -48,6 +48,11 @@ STEPS: tuple[tuple[str, ...], ...] = (
         """,
         "INSERT INTO counter VALUES (1, 0, 0)",
     ),
+    (
+        # A copy, such as a backup that is put back, is the same store; a new file at the same path is another.
+        "CREATE TABLE identity (id INTEGER PRIMARY KEY CHECK (id = 1), value TEXT NOT NULL)",
+        "INSERT INTO identity VALUES (1, lower(hex(randomblob(16))))",
+    ),
 )
 
 

@@ -141,5 +141,9 @@ class Store(Protocol):
         ``uid`` and ``resource_version`` are preconditions: only that very object, only in that state.
         """
 
+    def identity(self) -> str:
+        """Which store this is: the same text for as long as it holds the same history of objects, another for a new one
+        at the same place."""
+
     def close(self) -> None:
         """Give back files and connections. Those of a ``watch`` go when it ends or is closed."""

@@ -147,6 +147,10 @@ class SQLiteStore:
             now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
             return rows.update(key, old, lifecycle.marked(old, now))
 
+    def identity(self) -> str:
+        with self._transaction(write=False) as rows:
+            return rows.identity()
+
     def close(self) -> None:
         with self._lock:
             self._connection.close()
@@ -236,6 +240,10 @@ class _Rows:
         """The newest resourceVersion."""
         (version,) = self._connection.execute("SELECT version FROM counter").fetchone()
         return int(version)
+
+    def identity(self) -> str:
+        (value,) = self._connection.execute("SELECT value FROM identity").fetchone()
+        return str(value)
 
     def insert(self, key: Key, obj: Object) -> Object:
         version = self._next()

@@ -1,0 +1,189 @@
+"""DeviceClaims of the embedded store as grants: which devices, for which detail, with which configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.api.salvage import salvaged_status
+from devalloc.store import NotFound, Object, Store, StoreError
+from devalloc_node import marks
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import ClaimRef, Configs, Grant, GrantedDevice
+
+KIND = "DeviceClaim"
+
+
+class StoreGrants:
+    """``Grants`` of one node. What is looked up is marked, so that nobody else gets its devices meanwhile."""
+
+    def __init__(self, store: Store, node_name: str) -> None:
+        self._store = store
+        self._node_name = node_name
+
+    def get(self, ref: ClaimRef) -> Grant:
+        claim = marks.mark(self._store, self._node_name, ref)
+        return Grant(ref, KIND, self._devices(claim, ref), tuple(_texts(claim.get("status", {}).get("podNames"))))
+
+    def is_gone(self, ref: ClaimRef) -> bool:
+        try:
+            return bool(self._store.get(KIND, ref.namespace, ref.name)["metadata"]["uid"] != ref.uid)
+        except NotFound:
+            return True
+        except StoreError as error:
+            raise _unavailable(ref, error) from error
+
+    def identity(self) -> str:
+        try:
+            return f"store {self._store.identity()}"
+        except StoreError as error:
+            raise Failed("StoreUnavailable", f"the store does not say which one it is: {error}") from error
+
+    def let_go(self, ref: ClaimRef) -> None:
+        marks.unmark(self._store, ref)
+
+    def held(self) -> Sequence[ClaimRef]:
+        try:
+            claims = self._store.list(KIND).objects
+        except StoreError as error:
+            raise Failed("StoreUnavailable", f"claims cannot be listed: {error}") from error
+        return [claim_ref(claim) for claim in marks.marked(claims, self._node_name)]
+
+    def _devices(self, claim: Object, ref: ClaimRef) -> tuple[GrantedDevice, ...]:
+        status = salvaged_status(claim.get("status"))
+        if status is None:
+            raise Denied("ClaimInvalid", f"the status of claim {ref} names no device that can be read")
+        labels = _labels(claim, len(status.allocations))
+        admin = frozenset(_texts(_json(claim, meta.ADMIN_CLASSES)))
+        details = [_detail(claim, label) for label in labels]
+        # Without labels an entry may be of any detail: it is held unless all of them are for admins (S18).
+        all_admin = bool(admin) and all(_class_of(detail) in admin for detail in _all_details(claim))
+        found = []
+        for entry, label, detail in zip(status.allocations, labels, details, strict=True):
+            is_admin = all_admin if detail is None else _class_of(detail) in admin
+            found.append(
+                GrantedDevice(
+                    requests=() if label is None else (label.partition(".")[0],),
+                    pool=entry.device_pool_name,
+                    device=entry.device_name,
+                    admin=is_admin,
+                    share=(label or "0") if entry.allocations and not is_admin else None,
+                    class_configs=self._class_configs(claim, ref, detail),
+                    claim_configs=_claim_configs(claim, detail),
+                )
+            )
+        return tuple(found)
+
+    def _class_configs(self, claim: Object, ref: ClaimRef, detail: Mapping[str, Any] | None) -> Configs:
+        """Of the copies in the status, which say not whose they are, those of the detail's class."""
+        copies = _configs(claim, "classConfigs")
+        kinds = [config.get("kind") for config in copies]
+        if len(set(kinds)) == len(kinds):
+            return copies  # a binding takes those of its own kind
+        name = None if detail is None else _class_of(detail)
+        try:
+            refs = None if name is None else self._store.get("DeviceClass", None, name)["spec"].get("configs", ())
+        except NotFound:
+            refs = None
+        except StoreError as error:
+            raise _unavailable(ref, error) from error
+        if refs is None:
+            if name is not None or len({_class_of(each) for each in _all_details(claim)}) > 1:
+                # Settings of another class, such as its VLAN, would be worse than none.
+                raise Denied(
+                    "ClaimInvalid",
+                    f"claim {ref} has several class configurations of one kind, and which belong to "
+                    f"{'class ' + name if name else 'a detail without a class'} cannot be told any more; "
+                    "release the claim to have it allocated anew",
+                )
+            return copies
+        wanted = [(each.get("apiVersion"), each.get("kind"), each.get("namespace"), each.get("name")) for each in refs]
+        return tuple(
+            config for config in copies if (config.get("apiVersion"), config.get("kind"), *_place(config)) in wanted
+        )
+
+
+def claim_ref(claim: Object) -> ClaimRef:
+    """A claim of the store as callers name it."""
+    metadata = claim["metadata"]
+    return ClaimRef(metadata.get("namespace") or "default", metadata["name"], metadata["uid"])
+
+
+def _labels(claim: Object, count: int) -> list[str | None]:
+    """Of each allocation the index of its detail, with that of the alternative: ``0``, ``1.0``. None: not known."""
+    labels = _json(claim, meta.ALLOCATION_DETAILS)
+    if not isinstance(labels, list) or len(labels) != count or any(_detail(claim, x) is None for x in labels):
+        return [None] * count
+    return labels
+
+
+def _detail(claim: Object, label: object) -> Mapping[str, Any] | None:
+    """The detail of that label, as of the allocation."""
+    if not isinstance(label, str):
+        return None
+    index, _, alternative = label.partition(".")
+    try:
+        detail = _spec(claim)["claims"][int(index)]
+        found = detail["oneOf"][int(alternative)] if alternative else detail
+    except (KeyError, IndexError, ValueError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _all_details(claim: Object) -> list[Mapping[str, Any]]:
+    """Every detail, with all alternatives."""
+    listed = _spec(claim).get("claims")
+    details = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return [each for detail in details for each in (detail.get("oneOf") or [detail])]
+
+
+def _spec(claim: Object) -> Mapping[str, Any]:
+    """The spec that the allocation answers (S18)."""
+    recorded = _json(claim, meta.ALLOCATED_SPEC)
+    spec = recorded if isinstance(recorded, dict) else claim.get("spec")
+    return spec if isinstance(spec, dict) else {}
+
+
+def _claim_configs(claim: Object, detail: Mapping[str, Any] | None) -> Configs:
+    copies = _configs(claim, "claimConfigs")
+    if detail is None:
+        return copies
+    refs = detail.get("configs") or ()
+    wanted = [(each.get("apiVersion"), each.get("kind"), each.get("name")) for each in refs]
+    return tuple(
+        config for config in copies if (config.get("apiVersion"), config.get("kind"), _place(config)[1]) in wanted
+    )
+
+
+def _configs(claim: Object, name: str) -> Configs:
+    found = claim.get("status", {}).get(name)
+    return tuple(config for config in found if isinstance(config, dict)) if isinstance(found, list) else ()
+
+
+def _place(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(namespace, name)"""
+    metadata = config.get("metadata")
+    return (metadata.get("namespace"), metadata.get("name")) if isinstance(metadata, dict) else (None, None)
+
+
+def _class_of(detail: Mapping[str, Any]) -> str | None:
+    name = detail.get("deviceClass")
+    return name if isinstance(name, str) else None
+
+
+def _json(claim: Object, annotation: str) -> Any:
+    """The content of an annotation; None where it is missing or somebody else wrote there."""
+    try:
+        return json.loads(claim["metadata"].get("annotations", {}).get(annotation, "null"))
+    except ValueError:
+        return None
+
+
+def _texts(found: Any) -> list[str]:
+    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+
+
+def _unavailable(ref: ClaimRef, error: StoreError) -> Failed:
+    return Failed("StoreUnavailable", f"claim {ref} cannot be looked up: {error}")

@@ -1,0 +1,203 @@
+"""What a node reads from an allocated DeviceClaim: devices, shares, admin access and whose configuration is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc.controller.allocate import Allocator
+from devalloc.controller.release import release
+from devalloc.store import Object, Unavailable
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.claims.store_grants import StoreGrants, claim_ref
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import GrantedDevice
+from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+
+NODE = "n"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
+        yield opened
+
+
+def config(name: str, vlan: int) -> Object:
+    return {
+        "apiVersion": meta.DEVALLOC,
+        "kind": "VfConfig",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"vlan": vlan},
+    }
+
+
+def reference(name: str, **more: str) -> dict[str, str]:
+    return {"apiVersion": meta.DEVALLOC, "kind": "VfConfig", "name": name, **more}
+
+
+def class_with(name: str, *configs: str, admin: bool = False) -> Object:
+    made = gpu_class(name)
+    made["spec"]["configs"] = [reference(each, namespace="default") for each in configs]
+    if admin:
+        made["spec"]["adminAccess"] = True
+    return made
+
+
+def allocated(store: SQLiteStore, *details: Any, **fields: Any) -> Object:
+    """A claim of these details, allocated."""
+    claim = gpu_claim("c")
+    claim["spec"] = {"claims": list(details), **fields}
+    store.create(claim)
+    Allocator(store).round()
+    made = store.get("DeviceClaim", "default", "c")
+    assert made["status"]["allocations"], made
+    return made
+
+
+def granted(store: SQLiteStore, claim: Object) -> tuple[GrantedDevice, ...]:
+    return StoreGrants(store, NODE).get(claim_ref(claim)).devices
+
+
+def names(device: GrantedDevice) -> tuple[list[str], list[str]]:
+    """Of the class's and of the claim's configuration objects."""
+    return (
+        [each["metadata"]["name"] for each in device.class_configs],
+        [each["metadata"]["name"] for each in device.claim_configs],
+    )
+
+
+def test_whole_devices_shares_and_alternatives(store: SQLiteStore) -> None:
+    pool = gpu_pool("p", devices=3, node=NODE)
+    for device in pool["spec"]["devices"]:
+        device["resources"] = [{"name": "memory", "capacity": "4Gi", "blockSize": "1Gi"}]
+    fill(store, pool, gpu_class())
+    claim = allocated(
+        store,
+        {"deviceClass": "gpu", "requests": {"count": 1}},
+        {"oneOf": [{"deviceClass": "gpu", "requests": {"count": 9}}, {"deviceClass": "gpu"}]},
+        {"deviceClass": "gpu", "requests": {"memory": "1Gi"}},
+    )
+    devices = granted(store, claim)
+    assert [(each.requests, each.share, each.admin) for each in devices] == [
+        (("0",), None, False),
+        (("1",), None, False),
+        (("2",), "2", False),
+    ]
+    assert {each.pool for each in devices} == {"p"}
+    assert len({each.device for each in devices}) == 3
+
+
+def test_admin_access_is_that_of_the_allocation(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class(), class_with("watch", admin=True))
+    claim = allocated(store, {"deviceClass": "watch"}, {"deviceClass": "gpu"})
+    assert [each.admin for each in granted(store, claim)] == [True, False]
+    # An edit of the class or of the claim changes nothing until it is released (S18).
+    watching = store.get("DeviceClass", None, "watch")
+    del watching["spec"]["adminAccess"]
+    store.replace(watching)
+    edited = store.get("DeviceClaim", "default", "c")
+    edited["spec"]["claims"].reverse()
+    store.replace(edited)
+    assert [each.admin for each in granted(store, claim)] == [True, False]
+
+
+def test_each_device_gets_the_configuration_of_its_own_class_and_detail(store: SQLiteStore) -> None:
+    fill(
+        store,
+        gpu_pool("p", devices=3, node=NODE),
+        *(config(name, vlan) for vlan, name in enumerate(("one", "two", "mine", "yours"))),
+        class_with("first", "one"),
+        class_with("second", "two"),
+    )
+    claim = allocated(
+        store,
+        {"deviceClass": "first", "configs": [reference("mine")]},
+        {"deviceClass": "second", "configs": [reference("yours")]},
+    )
+    assert [names(each) for each in granted(store, claim)] == [(["one"], ["mine"]), (["two"], ["yours"])]
+    # Settings of a class that cannot be told any more are not replaced by another's.
+    store.delete("DeviceClass", None, "second")
+    with pytest.raises(Denied, match="class second cannot be told any more"):
+        granted(store, claim)
+
+
+def test_what_others_wrote_into_annotations_gives_no_admin_access(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class())
+    claim = allocated(store, {"deviceClass": "gpu"})
+    for text in ("", "[", '["7"]', "[0]", '["0.0"]', '{"0": 1}', '["0", "0"]', '["../0"]'):
+        now = store.get("DeviceClaim", "default", "c")
+        now["metadata"]["annotations"][meta.ALLOCATION_DETAILS] = text
+        store.replace(now)
+        (device,) = granted(store, claim)
+        assert (device.requests, device.admin) == ((), False)
+
+
+def test_a_claim_of_another_node_or_uid_or_without_devices_is_denied(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class())
+    claim = allocated(store, {"deviceClass": "gpu"})
+    with pytest.raises(Denied) as denied:
+        StoreGrants(store, "other").get(claim_ref(claim))
+    assert denied.value.code == "ClaimElsewhere"
+    release(store, "default", "c")
+    with pytest.raises(Denied) as denied:
+        granted(store, claim)
+    assert denied.value.code == "ClaimNotAllocated"
+
+
+def test_a_claim_counts_as_held_until_it_is_let_go(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class())
+    ref = claim_ref(allocated(store, {"deviceClass": "gpu"}))
+    grants = StoreGrants(store, NODE)
+    assert list(grants.held()) == []
+    grants.get(ref)
+    assert list(grants.held()) == [ref]
+    assert list(StoreGrants(store, "other").held()) == []
+    grants.let_go(ref)
+    assert list(grants.held()) == []
+    assert not grants.is_gone(ref)
+    store.delete("DeviceClaim", "default", "c")
+    assert grants.is_gone(ref)
+    grants.let_go(ref)
+
+
+def test_another_claim_of_the_name_means_that_the_first_is_gone(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class())
+    ref = claim_ref(allocated(store, {"deviceClass": "gpu"}))
+    store.delete("DeviceClaim", "default", "c")
+    store.create(gpu_claim("c"))
+    assert StoreGrants(store, NODE).is_gone(ref)
+
+
+def test_a_store_that_does_not_answer_says_nothing(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, gpu_pool("p", devices=1, node=NODE), gpu_class())
+    ref = claim_ref(allocated(store, {"deviceClass": "gpu"}))
+
+    def fail(*arguments: object) -> None:
+        raise Unavailable("the disk is gone")
+
+    for method in ("get", "list", "identity"):
+        monkeypatch.setattr(store, method, fail)
+    grants = StoreGrants(store, NODE)
+    for ask in (lambda: grants.is_gone(ref), grants.held, grants.identity, lambda: grants.get(ref)):
+        with pytest.raises(Failed):
+            ask()
+
+
+def test_a_store_is_told_from_another_at_the_same_place(tmp_path: Path) -> None:
+    path = tmp_path / "devalloc.db"
+    with closing(SQLiteStore(path)) as store:
+        identity = StoreGrants(store, NODE).identity()
+        store.backup(tmp_path / "copy.db")
+    with closing(SQLiteStore(path)) as store:
+        assert StoreGrants(store, NODE).identity() == identity
+    path.unlink()
+    with closing(SQLiteStore(path)) as store:
+        assert StoreGrants(store, NODE).identity() != identity
+    with closing(SQLiteStore(tmp_path / "copy.db")) as store:
+        assert StoreGrants(store, NODE).identity() == identity
