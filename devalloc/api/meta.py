@@ -36,6 +36,8 @@ MESSAGE = "devalloc.io/message"
 NODE_FINALIZER = "devalloc.io/node"
 """Finalizer of a claim that is prepared: its node sets it before it touches the first device, and removes it after it
 put back the last. While it is there the claim's devices are neither released nor given to others."""
+PREPARED_ON = "devalloc.io/prepared-on"
+"""On a claim with that finalizer: the node that set it, and alone may remove it."""
 RELEASE = "devalloc.io/release"
 """On an allocated claim: its devices are wanted back, whoever uses them. Its node ends the machines that do not let go;
 then the allocator releases the claim and removes this."""

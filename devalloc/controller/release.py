@@ -57,7 +57,8 @@ def _abandoned(store: Store, claim: Object) -> Outcome:
     if allocations(claim):
         (claim,) = store.commit([released(claim)])
     left = [name for name in claim["metadata"]["finalizers"] if name != meta.NODE_FINALIZER]
-    store.replace({**claim, "metadata": {**claim["metadata"], "finalizers": left}})
+    annotations = {k: v for k, v in claim["metadata"].get("annotations", {}).items() if k != meta.PREPARED_ON}
+    store.replace({**claim, "metadata": {**claim["metadata"], "finalizers": left, "annotations": annotations}})
     return "released"
 
 
@@ -78,7 +79,7 @@ def _users(claim: Object) -> str:
 
 
 def _prepared(claim: Object) -> str:
-    users, node = _users(claim), annotation(claim, meta.ALLOCATED_NODE) or "its node"
+    users, node = _users(claim), annotation(claim, meta.PREPARED_ON) or "its node"
     return (
         f"{Key.of(claim)} is prepared on {node}"
         + (f" for {users}" if users else "")

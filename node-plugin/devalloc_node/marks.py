@@ -3,9 +3,9 @@
 The protocol between a node that prepares a claim and whoever wants its devices back:
 
 1. The node *marks* the claim, before it looks at what the claim holds and long before it touches a device: it adds the
-   finalizer ``devalloc.io/node`` in a write that is based on the very state it read, in which the claim was allocated
-   to this node and not being deleted. If a release came first, that write is a conflict; the node reads again and
-   finds a claim that holds nothing.
+   finalizer ``devalloc.io/node`` and its own name (annotation ``devalloc.io/prepared-on``) in a write that is based on
+   the very state it read, in which the claim was allocated to this node and not being deleted. If a release came first,
+   that write is a conflict; the node reads again and finds a claim that holds nothing.
 2. A release clears the status in a write that is based on a state without the finalizer. If the mark came first, that
    write is a conflict; whoever releases reads again and finds a claim that is prepared. So of the two exactly one wins,
    and the allocation that a node finds on a claim it has marked stays until it removes the mark.
@@ -44,6 +44,8 @@ def mark(store: Store, node_name: str, ref: ClaimRef) -> Object:
 
     def marked(claim: Object) -> Object:
         metadata = claim["metadata"]
+        if is_marked(claim) and prepared_on(claim) != node_name:
+            raise Denied("ClaimElsewhere", f"claim {ref} is prepared on {prepared_on(claim)}, and this is {node_name}")
         if not claim.get("status", {}).get("allocations"):
             raise Denied("ClaimNotAllocated", f"claim {ref} holds no devices (yet)", retryable=True)
         node = metadata.get("annotations", {}).get(meta.ALLOCATED_NODE)
@@ -53,20 +55,25 @@ def mark(store: Store, node_name: str, ref: ClaimRef) -> Object:
             return claim
         if "deletionTimestamp" in metadata:
             raise Denied("ClaimBeingDeleted", f"claim {ref} is being deleted, and is not prepared any more")
-        return {**claim, "metadata": {**metadata, "finalizers": [*finalizers(claim), meta.NODE_FINALIZER]}}
+        annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}
+        mine = {"finalizers": [*finalizers(claim), meta.NODE_FINALIZER], "annotations": annotations}
+        return {**claim, "metadata": {**metadata, **mine}}
 
     return _written(store, ref, marked, store.replace)
 
 
-def unmark(store: Store, ref: ClaimRef) -> None:
-    """Remove the mark, where there is one; a claim that is being deleted then goes. One that is gone needs none.
+def unmark(store: Store, node_name: str, ref: ClaimRef) -> None:
+    """Remove this node's mark, where it has one; a claim that is being deleted then goes.
 
     Raises Failed (``StoreUnavailable``).
     """
 
     def unmarked(claim: Object) -> Object:
+        if not is_marked(claim) or prepared_on(claim) != node_name:
+            return claim
         left = [name for name in finalizers(claim) if name != meta.NODE_FINALIZER]
-        return {**claim, "metadata": {**claim["metadata"], "finalizers": left}}
+        annotations = {k: v for k, v in claim["metadata"]["annotations"].items() if k != meta.PREPARED_ON}
+        return {**claim, "metadata": {**claim["metadata"], "finalizers": left, "annotations": annotations}}
 
     try:
         _written(store, ref, unmarked, store.replace)
@@ -94,6 +101,12 @@ def is_marked(claim: Object) -> bool:
     return meta.NODE_FINALIZER in finalizers(claim)
 
 
+def prepared_on(claim: Object) -> str | None:
+    """The node whose mark it is."""
+    name: str | None = claim["metadata"].get("annotations", {}).get(meta.PREPARED_ON)
+    return name
+
+
 def is_wanted_back(claim: Object) -> bool:
     """Whether the claim's devices are to be taken back, whoever uses them."""
     return meta.RELEASE in claim["metadata"].get("annotations", {})
@@ -101,10 +114,7 @@ def is_wanted_back(claim: Object) -> bool:
 
 def marked(claims: Iterable[Object], node_name: str) -> Iterator[Object]:
     """The claims that this node has marked: prepared ones, and those that a crash left."""
-    for claim in claims:
-        node = claim["metadata"].get("annotations", {}).get(meta.ALLOCATED_NODE)
-        if is_marked(claim) and node in (None, node_name):
-            yield claim
+    return (claim for claim in claims if is_marked(claim) and prepared_on(claim) == node_name)
 
 
 def finalizers(claim: Object) -> list[str]:

@@ -62,8 +62,22 @@ class TestMarking:
         assert [each["metadata"]["name"] for each in marked(store.list("DeviceClaim").objects, "n")] == ["a"]
         assert list(marked(store.list("DeviceClaim").objects, "other")) == []
         assert mark(store, "n", ref(store)) == found, "a second mark writes nothing"
-        unmark(store, ref(store))
+        unmark(store, "n", ref(store))
         assert not is_marked(claim(store))
+
+    def test_only_the_node_that_set_a_mark_removes_it(self, store: SQLiteStore) -> None:
+        mark(store, "n", which := ref(store))
+        before = store.list()
+        unmark(store, "m", which)
+        store.replace_status({**claim(store), "status": {}})
+        with pytest.raises(Denied) as refused:
+            mark(store, "m", which)
+        assert refused.value.code == "ClaimElsewhere"
+        assert list(marked(store.list("DeviceClaim").objects, "m")) == []
+        assert claim(store)["metadata"]["finalizers"] == before.objects[0]["metadata"]["finalizers"]
+        unmark(store, "n", which)
+        assert claim(store)["metadata"].keys().isdisjoint({"finalizers"})
+        assert "prepared-on" not in annotations(store, "a")
 
     def test_what_cannot_be_prepared_here_is_not_marked(self, store: SQLiteStore) -> None:
         cases = {
@@ -89,10 +103,10 @@ class TestMarking:
     def test_unmarking_what_is_gone_or_another_one_is_no_error(self, store: SQLiteStore) -> None:
         old = ref(store)
         store.delete("DeviceClaim", "default", "a")
-        unmark(store, old)
+        unmark(store, "n", old)
         store.create(gpu_claim("a"))
         Allocator(store).round()
-        unmark(store, old)
+        unmark(store, "n", old)
 
 
 class TestReleasing:
@@ -112,7 +126,7 @@ class TestReleasing:
         before = store.list()
         assert release(store, "default", "a", force=True) == "asked"
         assert store.list() == before, "asking twice writes nothing"
-        unmark(store, ref(store))
+        unmark(store, "n", ref(store))
         done = allocator.round()
         assert held(store, "a") == []
         assert list(store.watch(None, done.resource_version, timeout=0)), "a round is due for what was freed"
@@ -127,7 +141,7 @@ class TestReleasing:
         allocator = Allocator(store)
         allocator.round()
         assert held(store, "b") == []
-        unmark(store, ref(store))
+        unmark(store, "n", ref(store))
         with pytest.raises(NotFound):
             claim(store)
         allocator.round()
@@ -153,7 +167,7 @@ class TestReleasing:
         allocator.round()
         assert held(store, "a") == []
         assert annotations(store, "a")["reason"] == "StillPrepared"
-        unmark(store, ref(store))
+        unmark(store, "n", ref(store))
         allocator.round()
         assert held(store, "a") == ["p/d0"]
 
@@ -167,7 +181,7 @@ class TestReleasing:
             assert release(store, "default", "b") == "released"
             allocator.round()
             assert (held(store, "a"), held(store, "b")) == ([], [])
-            unmark(store, ref(store))
+            unmark(store, "n", ref(store))
             allocator.round()
             assert sorted(held(store, "a") + held(store, "b")) == ["p/d0", "p/d1"]
 
@@ -201,7 +215,7 @@ class TestRaces:
     def test_a_mark_while_an_allocator_releases(self, store: SQLiteStore, method: str) -> None:
         mark(store, "n", which := ref(store))
         release(store, "default", "a", force=True)
-        unmark(store, which)
+        unmark(store, "n", which)
         between = Interrupted(store, method, lambda: mark(store, "n", which))
         Allocator(between).round()  # type: ignore[arg-type]
         assert (held(store, "a"), is_marked(claim(store))) in ((["p/d0"], True), ([], False))
