@@ -42,7 +42,7 @@ class StoreGrants:
             raise Failed("StoreUnavailable", f"the store does not say which one it is: {error}") from error
 
     def let_go(self, ref: ClaimRef) -> None:
-        marks.unmark(self._store, ref)
+        marks.unmark(self._store, self._node_name, ref)
 
     def held(self) -> Sequence[ClaimRef]:
         try:
