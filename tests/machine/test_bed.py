@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from tests.support import tiny_guest
 from tests.support.guest import GuestGone
-from tests.support.qemu import Machine
+from tests.support.images import Image
+from tests.support.qemu import TCG, Machine, Monitor
 
 
 def test_a_machine_of_packages_boots_and_can_be_looked_into(machine: Machine) -> None:
@@ -33,3 +40,50 @@ def test_a_machine_of_packages_boots_and_can_be_looked_into(machine: Machine) ->
     machine.kill()
     with pytest.raises((GuestGone, OSError)):
         guest.run("true")
+
+
+def tiny_machine(image: Image, folder: Path, *, ejects: bool) -> tuple[subprocess.Popen[bytes], Monitor]:
+    kernel = tiny_guest.write(folder / "kernel", ejects=ejects)
+    command = [str(image.qemu), *TCG, "-machine", "q35", "-m", "64", "-display", "none", "-nodefaults"]
+    ports = [word for n in range(3) for word in ("-device", f"pcie-root-port,id=rp{n},chassis={n + 1},slot={n + 1}")]
+    sockets = ["-qmp", f"unix:{folder / 'qmp'},server=on,wait=off", "-serial", f"file:{folder / 'console'}"]
+    process = subprocess.Popen([*command, *ports, *sockets, "-kernel", str(kernel)])
+    monitor = Monitor(folder / "qmp")
+    until(lambda: (folder / "console").read_bytes() == b"K")
+    return process, monitor
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it has not come about"
+        time.sleep(0.02)
+
+
+def test_the_tiny_guest_lets_go_of_what_is_unplugged_and_obeys_the_power_button(micro: Image, tmp_path: Path) -> None:
+    process, monitor = tiny_machine(micro, tmp_path, ejects=True)
+    try:
+        for number, port in enumerate(("rp0", "rp2", "rp0")):
+            monitor.execute("device_add", driver="virtio-rng-pci", id=f"rng{number}", bus=port)
+            monitor.execute("device_del", id=f"rng{number}")
+            monitor.wait_for("DEVICE_DELETED", device=f"rng{number}")
+        monitor.execute("system_powerdown")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        monitor.close()
+
+
+def test_the_stubborn_tiny_guest_keeps_what_is_unplugged(micro: Image, tmp_path: Path) -> None:
+    process, monitor = tiny_machine(micro, tmp_path, ejects=False)
+    try:
+        monitor.execute("device_add", driver="virtio-rng-pci", id="rng", bus="rp0")
+        monitor.execute("device_del", id="rng")
+        with pytest.raises(TimeoutError):
+            monitor.wait_for("DEVICE_DELETED", device="rng", seconds=1)
+        assert "rng" in [child["name"] for child in monitor.execute("qom-list", path="/machine/peripheral")]
+    finally:
+        process.kill()
+        process.wait()
+        monitor.close()

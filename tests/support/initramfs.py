@@ -27,16 +27,19 @@ def build(kernel_modules: Path, names: Sequence[str], busybox: Path, init: str, 
         ("init", 0o100755, init.encode()),
         *((path, 0o100755, content) for path, content in files.items()),
     ]
-    for number, (name, content) in enumerate(_modules(kernel_modules, names).items()):
-        entries.append((f"m/{number:02}-{name}.ko", 0o100644, content))
+    for number, path in enumerate(modules(kernel_modules, names)):
+        entries.append((f"m/{number:02}-{_name(path)}.ko", 0o100644, _content(path)))
     return gzip.compress(_newc(entries), 1)
 
 
-def _modules(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Modules by name, each after those that it needs. Raises Unavailable for one that the kernel does not have."""
-    paths = {_plain(path.name.split(".ko")[0]): path for path in folder.rglob("*.ko*")}
+def modules(folder: Path, names: Sequence[str]) -> list[Path]:
+    """The files of modules and of all they need, each after those that it needs; nothing for what is built in.
+
+    Raises Unavailable for a module that the kernel does not have.
+    """
+    paths = {_name(path): path for path in folder.rglob("*.ko*")}
     builtin = {_plain(Path(line).name.removesuffix(".ko")) for line in (folder / "modules.builtin").read_text().split()}
-    found: dict[str, bytes] = {}
+    found: dict[str, Path] = {}
 
     def add(name: str) -> None:
         name = _plain(name)
@@ -44,16 +47,22 @@ def _modules(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
             return
         if name not in paths:
             raise Unavailable(f"the kernel {folder.name} has no module {name}")
-        content = paths[name].read_bytes()
-        if paths[name].suffix == ".xz":
-            content = lzma.decompress(content)
-        for need in _needs(content):
+        for need in _needs(_content(paths[name])):
             add(need)
-        found[name] = content
+        found[name] = paths[name]
 
     for name in names:
         add(name)
-    return found
+    return list(found.values())
+
+
+def _content(module: Path) -> bytes:
+    content = module.read_bytes()
+    return lzma.decompress(content) if module.suffix == ".xz" else content
+
+
+def _name(module: Path) -> str:
+    return _plain(module.name.split(".ko")[0])
 
 
 def _needs(module: bytes) -> list[str]:
