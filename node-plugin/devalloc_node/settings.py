@@ -1,0 +1,54 @@
+"""What an administrator sets about the node plugin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.service.plugin import VERSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletSettings:
+    """How the kubelet is served."""
+
+    folder: Path = Path("/var/lib/kubelet")
+    """The kubelet's --root-dir."""
+    driver: str = "devalloc.io"
+    """The name that ResourceSlices and ResourceClaims call this driver."""
+    pod_uid: str | None = None
+    """Of the pod that this instance runs in. With it the old and the new pod of a rolling update serve side by side."""
+    versions: tuple[str, ...] = VERSIONS
+    """What is served, as the registration calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """All of the plugin. The defaults are those of a host's service that root runs."""
+
+    node_name: str
+    bindings: BindingConfig
+    """Which devices may be taken from the host, and how."""
+    state: Path = Path("/var/lib/devalloc/node")
+    """The journal, locks, and what else must outlive the process. Two instances of a rolling update share it."""
+    socket: Path = Path("/run/devalloc/node.sock")
+    """Where our own service answers."""
+    cdi: Path = Path("/var/run/cdi")
+    """Where container runtimes look for CDI specs."""
+    kubelet: KubeletSettings | None = None
+    """None: the kubelet is not served."""
+    resync: float = 60.0
+    """Seconds between looks at claims and devices when nothing says that something changed."""
+    grace: float = 300.0
+    """Seconds that a claim must be gone before what is prepared of it is taken back (T16)."""
+
+    @property
+    def driver(self) -> str:
+        """What CDI devices are named after."""
+        return KubeletSettings().driver if self.kubelet is None else self.kubelet.driver
+
+    @property
+    def data(self) -> Path:
+        """Where files lie that are mounted into containers."""
+        return self.state / "files" if self.kubelet is None else self.kubelet.folder / "plugins" / self.driver

@@ -1,0 +1,280 @@
+"""The whole plugin as the kubelet meets it: real sockets, a real journal, the bindings over a kernel that is played."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.daemon import Node, Source, folders, opened
+from devalloc_node.errors import Denied
+from devalloc_node.feed import Checkup
+from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.settings import KubeletSettings, NodeSettings
+from tests.support import cards
+from tests.support.fakehost import FakeHost, LocalHost
+from tests.support.faketree import memory_folder
+from tests.support.kubelet_client import KubeletClient, kubelet_client
+from tests.support.steps import pool_of
+
+NODE = "node-a"
+GPU, GPU_FUNCTIONS = "0000-01-00-0", ("0000:01:00.0", "0000:01:00.1")
+VFS = ("0000-41-10-0", "0000-41-10-2")
+VF = VFS[0]
+POOLS = {GPU: pool_of(GPU)} | dict.fromkeys(VFS, f"{NODE}-0000-41-00")
+BOOT = "8a5f3a7e-0000-4000-8000-00000000b007"
+
+
+@dataclass
+class ListedGrants:
+    """Claims of a list, which is the store here."""
+
+    granted: dict[str, Grant] = field(default_factory=dict)
+
+    def add(self, name: str, *devices: str, uid: str | None = None) -> ClaimRef:
+        ref = ClaimRef("default", name, uid or f"uid-{name}")
+        held = tuple(
+            GrantedDevice((f"r{number}",), POOLS.get(device, "node-a-0000-99-00"), device)
+            for number, device in enumerate(devices)
+        )
+        self.granted[ref.uid] = Grant(ref, "ResourceClaim", held)
+        return ref
+
+    def get(self, ref: ClaimRef) -> Grant:
+        if ref.uid not in self.granted:
+            raise Denied("ClaimNotFound", f"there is no claim {ref}")
+        return self.granted[ref.uid]
+
+    def is_gone(self, ref: ClaimRef) -> bool:
+        return ref.uid not in self.granted
+
+    def identity(self) -> str:
+        return "a list"
+
+    def let_go(self, ref: ClaimRef) -> None:
+        return None
+
+    def held(self) -> Sequence[ClaimRef]:
+        return ()
+
+
+class Quiet:
+    """A health feed of a node whose devices nobody asks for."""
+
+    def snapshot(self) -> Checkup:
+        return Checkup(0, ())
+
+    def wait(self, version: int, timeout: float) -> bool:
+        return threading.Event().wait(timeout)
+
+
+@dataclass
+class Bed:
+    """A host with a GPU and a network card, and instances of the plugin on it."""
+
+    folder: Path
+    grants: ListedGrants = field(default_factory=ListedGrants)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = self.settings()
+        self.host = FakeHost(self.folder / "host", folders=folders(settings))
+        for card in (cards.gpu(iommu_group=15), cards.gpu_audio(iommu_group=15), cards.nic()):
+            self.host.add(card)
+        self.host.proc("sys/kernel/random/boot_id", f"{BOOT}\n")
+        self.before = self.host.snapshot()
+
+    def settings(self, pod_uid: str | None = None) -> NodeSettings:
+        return NodeSettings(
+            NODE,
+            BindingConfig(NODE),
+            state=self.folder / "state",
+            cdi=self.folder / "cdi",
+            kubelet=KubeletSettings(self.folder / "kubelet", pod_uid=pod_uid),
+            grace=0,
+        )
+
+    @contextmanager
+    def running(self, pod_uid: str | None = None) -> Iterator[tuple[Node, KubeletClient]]:
+        settings = self.settings(pod_uid)
+        source = Source("ResourceClaim", self.grants)
+        with opened(settings, LocalHost(self.host), source) as node:
+            serving = threading.Event()
+
+            def say(text: str) -> None:
+                self.said.append(text)
+                if text.startswith("serving the kubelet"):
+                    serving.set()
+
+            thread = threading.Thread(target=node.run, args=(Quiet(), say))
+            thread.start()
+            try:
+                assert serving.wait(10), self.said
+                name = "dra.sock" if pod_uid is None else f"dra-{pod_uid}.sock"
+                with kubelet_client(settings.data / name) as kubelet:
+                    yield node, kubelet
+            finally:
+                node.stop()
+                thread.join(20)
+            assert not thread.is_alive()
+
+    def driver(self, address: str) -> str | None:
+        return self.host.functions[address].driver
+
+    def files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*.json"))
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    with memory_folder() as folder:
+        yield Bed(Path(folder))
+
+
+def test_a_pods_claim_from_prepare_to_the_initial_state(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with bed.running() as (_, kubelet):
+        answer = kubelet.prepare([ref])[ref.uid]
+        assert answer.error == ""
+        (device,) = answer.devices
+        assert (device.pool_name, device.device_name) == (pool_of(GPU), GPU)
+        assert {bed.driver(address) for address in GPU_FUNCTIONS} == {"vfio-pci"}
+        assert bed.files() == [
+            "cdi/devalloc.io_claim_uid-training.json",
+            "cdi/devalloc.io_metadata_uid-training_r0.json",
+            "kubelet/plugins/devalloc.io/dra-device-metadata/default_training/r0/metadata.json",
+        ]
+        specs = [json.loads((bed.folder / name).read_text()) for name in bed.files()[:2]]
+        known = {f"{spec['kind']}={each['name']}": each["containerEdits"] for spec in specs for each in spec["devices"]}
+        assert set(known) == set(device.cdi_device_ids)
+        nodes = [node["path"] for edits in known.values() for node in edits.get("deviceNodes", ())]
+        assert [node for node in nodes if not (bed.host.root / node[1:]).exists() and node != "/dev/vfio/vfio"] == []
+        metadata, _ = json.JSONDecoder().raw_decode((bed.folder / bed.files()[2]).read_text())
+        told = metadata["requests"][0]["devices"][0]["attributes"]
+        assert told["resource.kubernetes.io/pciBusID"] == {"string": GPU_FUNCTIONS[0]}
+
+        assert kubelet.prepare([ref])[ref.uid] == answer
+        assert kubelet.prepare([ref], "v1beta1")[ref.uid].devices[0].cdi_device_ids == device.cdi_device_ids
+
+        assert kubelet.unprepare([ref])[ref.uid].error == ""
+        assert kubelet.unprepare([ref])[ref.uid].error == ""
+    assert bed.host.snapshot() == bed.before
+    assert bed.files() == []
+
+
+def test_each_bad_claim_has_its_error_and_the_good_one_its_device(bed: Bed) -> None:
+    good = bed.grants.add("good", VF)
+    taken = bed.grants.add("taken", VF)
+    gone = bed.grants.add("gone", "0000-99-00-0")
+    unknown = ClaimRef("default", "unknown", "uid-unknown")
+    with bed.running() as (_, kubelet):
+        assert kubelet.prepare([good])[good.uid].error == ""
+        errors = {uid: each.error for uid, each in kubelet.prepare([good, taken, gone, unknown]).items()}
+        assert errors[good.uid] == ""
+        assert errors[taken.uid].startswith("DeviceInUse: ")
+        assert "default/good" in errors[taken.uid]
+        assert errors[gone.uid].startswith("Device")
+        assert errors[unknown.uid] == "ClaimNotFound: there is no claim default/unknown"
+        assert {each.error for each in kubelet.unprepare([good, taken, gone, unknown]).values()} == {""}
+    assert bed.host.snapshot() == bed.before
+
+
+def test_prepared_claims_outlive_the_plugin(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU, VF)
+    with bed.running() as (_, kubelet):
+        answer = kubelet.prepare([ref])[ref.uid]
+        assert answer.error == ""
+    assert {bed.driver(address) for address in GPU_FUNCTIONS} == {"vfio-pci"}
+    with bed.running() as (_, kubelet):
+        assert kubelet.prepare([ref])[ref.uid] == answer
+        assert kubelet.unprepare([ref])[ref.uid].error == ""
+    assert bed.host.snapshot() == bed.before
+
+
+def test_two_instances_of_a_rolling_update_share_what_is_prepared(bed: Bed) -> None:
+    first, second = bed.grants.add("first", VF), bed.grants.add("second", VFS[1])
+    with bed.running("old-1") as (_, old), bed.running("new-2") as (_, new):
+        answers: dict[str, object] = {}
+        callers = [
+            threading.Thread(target=lambda kubelet=kubelet, ref=ref: answers.update(kubelet.prepare([ref])))
+            for kubelet in (old, new)
+            for ref in (first, second)
+        ]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert {answer.error for answer in answers.values()} == {""}
+        assert old.prepare([first, second]) == new.prepare([first, second])
+        assert {answer.error for answer in new.unprepare([first, second]).values()} == {""}
+        assert old.unprepare([first])[first.uid].error == ""
+    assert bed.host.snapshot() == bed.before
+
+
+def test_what_is_in_use_stays_and_says_by_whom(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with bed.running() as (_, kubelet):
+        (node,) = bed_nodes(bed, kubelet, ref)
+        bed.host.process(4711, opens=(node,))
+        error = kubelet.unprepare([ref])[ref.uid].error
+        assert error.startswith("DeviceInUse: ")
+        assert "qemu-system-x86 4711" in error
+        assert {bed.driver(address) for address in GPU_FUNCTIONS} == {"vfio-pci"}
+        bed.host.end_process(4711)
+        assert kubelet.unprepare([ref])[ref.uid].error == ""
+    assert bed.host.snapshot() == bed.before
+
+
+def bed_nodes(bed: Bed, kubelet: KubeletClient, ref: ClaimRef) -> list[str]:
+    """Prepare a claim; the nodes of its devices."""
+    assert kubelet.prepare([ref])[ref.uid].error == ""
+    spec = json.loads((bed.folder / f"cdi/devalloc.io_claim_{ref.uid}.json").read_text())
+    nodes = [node["path"] for each in spec["devices"] for node in each["containerEdits"]["deviceNodes"]]
+    return [node for node in nodes if node != "/dev/vfio/vfio"]
+
+
+def test_claims_that_are_gone_are_taken_back_when_the_plugin_looks(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with bed.running() as (node, kubelet):
+        assert kubelet.prepare([ref])[ref.uid].error == ""
+        del bed.grants.granted[ref.uid]
+        node.rescan()
+        for _ in range(1000):
+            if bed.host.snapshot() == bed.before:
+                break
+            threading.Event().wait(0.01)
+    assert bed.host.snapshot() == bed.before
+    assert any("default/training" in text for text in bed.said)
+
+
+def test_a_claim_waits_for_the_older_one_of_its_name(bed: Bed) -> None:
+    """The metadata files of both would be the same ones."""
+    older = bed.grants.add("training", GPU, uid="uid-1")
+    newer = bed.grants.add("training", VF, uid="uid-2")
+    with bed.running() as (_, kubelet):
+        assert kubelet.prepare([older])[older.uid].error == ""
+        assert kubelet.prepare([newer])[newer.uid].error.startswith(
+            "ClaimNameHeld: another claim default/training (uid uid-1)"
+        )
+        assert kubelet.unprepare([older])[older.uid].error == ""
+        assert kubelet.prepare([newer])[newer.uid].error == ""
+        assert kubelet.unprepare([newer])[newer.uid].error == ""
+    assert bed.host.snapshot() == bed.before
+
+
+def test_unprepare_of_a_claim_that_only_files_remember_is_no_success(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with bed.running() as (_, kubelet):
+        assert kubelet.prepare([ref])[ref.uid].error == ""
+    for file in (bed.folder / "state").glob("journal*"):
+        file.unlink()
+    with bed.running() as (_, kubelet):
+        error = kubelet.unprepare([ref])[ref.uid].error
+        assert error.startswith("ClaimRemains: ")
+        assert "devalloc.io_claim_uid-training.json" in error
