@@ -1,0 +1,88 @@
+"""Whether this host runs guests with KVM. That /dev/kvm is there proves nothing: a real boot does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from devalloc_node.errors import Denied
+from devalloc_node.machine.config import MachineConfig
+
+LOG = logging.getLogger(__name__)
+BOOT_SECONDS = 10.0
+"""KVM counts in a tenth of a second. A kernel that only emulates (kvm_pvm does) would take minutes."""
+_BYE = (0x10 << 1) | 1
+"""The exit status of QEMU when the boot sector wrote 0x10 to the port of isa-debug-exit."""
+_BOOT_SECTOR = bytes.fromhex(
+    # From real mode through paging into long mode, as a kernel goes; there it counts 2**26 down and says goodbye.
+    "fafc31c08ed88ec08ed0bc007cbf00106631c0b9000c66f3abc70600100320c70600200330c7060030830066b8001000000f22d80f20e0"
+    "6683c8200f22e066b9800000c00f32660d000100000f300f0116887c0f20c0660d010000800f22c0ea647c0800b900000004ffc975fcb0"
+    "10e6f4f4ebfd0f1f4000000000000000000000000000009a20000f00787c"
+)
+_DISK_BYTES = 1 << 20
+
+
+def chosen(config: MachineConfig, kvm: Path = Path("/dev/kvm")) -> Literal["kvm", "tcg"]:
+    """How machines of this host are run. With ``auto`` the verdict is kept until the host or QEMU changes.
+
+    Raises Denied (``KvmUnusable``) where KVM is demanded and does not boot a guest.
+    """
+    if config.accel == "tcg":
+        return "tcg"
+    works = os.access(kvm, os.R_OK | os.W_OK) and _remembered(config)
+    if config.accel == "kvm" and not works:
+        raise Denied(
+            "KvmUnusable", f"KVM is demanded, and a guest does not boot with {kvm} within {BOOT_SECONDS:.0f} s"
+        )
+    return "kvm" if works else "tcg"
+
+
+def boots(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> bool:
+    """Whether a guest of 512 bytes gets into long mode, counts to 67 million and ends, all within ``seconds``."""
+    with tempfile.TemporaryDirectory(prefix="devalloc-boot-") as folder:
+        disk = Path(folder) / "disk"
+        disk.write_bytes((_BOOT_SECTOR.ljust(510, b"\0") + b"\x55\xaa").ljust(_DISK_BYTES, b"\0"))
+        words = [binary, "-accel", accel, "-cpu", "host" if accel == "kvm" else "max", "-machine", "q35", "-m", "16M"]
+        words += ["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"]
+        words += ["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]
+        words += ["-drive", f"file={disk},format=raw,if=ide"]
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
+        except (subprocess.TimeoutExpired, OSError) as error:
+            LOG.info("no guest boots with %s: %s", accel, error)
+            return False
+    if done.returncode != _BYE:
+        LOG.info("no guest boots with %s: %s", accel, done.stderr.decode(errors="replace")[-300:].strip())
+    return done.returncode == _BYE
+
+
+def _remembered(config: MachineConfig) -> bool:
+    """The verdict of an earlier test of the same boot, kernel and QEMU, or a new test."""
+    file = config.state / "kvm.json"
+    host = _host(config.binary)
+    with suppress(OSError, ValueError):
+        known = json.loads(file.read_text())
+        if known["host"] == host:
+            return bool(known["boots"])
+    verdict = boots(config.binary, "kvm")
+    with suppress(OSError):
+        config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.write_text(json.dumps({"host": host, "boots": verdict}))
+    return verdict
+
+
+def _host(binary: str) -> list[object]:
+    path = shutil.which(binary) or binary
+    facts: list[object] = [os.uname().release, path]
+    with suppress(OSError):
+        facts += [os.stat(path).st_mtime_ns, os.stat(path).st_size]
+    with suppress(OSError):
+        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    return facts

@@ -1,0 +1,109 @@
+"""Machines that somebody else started: who they are is proven before they are spoken to, and nothing is touched."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine import cpu, launch, memory, paths
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.monitor import Monitor, Peer
+from devalloc_node.machine.process import Process, memlock, process
+from devalloc_node.machine.spec import MIB, MachineSpec
+from devalloc_node.machine.view import Amounts
+
+if TYPE_CHECKING:
+    from devalloc_node.machine.machines import Connect
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A QEMU that may be taken into care."""
+
+    process: Process
+    run: str
+    """Its UUID, or a name made of its process where it has none."""
+    amounts: Amounts
+
+
+def boot_id() -> str:
+    """Of this run of the host; process numbers mean nothing in another one."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def own_user() -> int:
+    return os.geteuid()
+
+
+def owner_check(key: str, users: Collection[int | None]) -> Callable[[Peer], None]:
+    """Refuses a socket on which another user's process listens."""
+
+    def check(peer: Peer) -> None:
+        if peer.uid not in users:
+            raise Denied("SocketNotOurs", f"machine {key}: a process of user {peer.uid} listens on its socket")
+
+    return check
+
+
+def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline: Deadline) -> Adopted:
+    """Prove that a machine may be adopted, and look at it.
+
+    Raises Denied: ``PathNotAllowed``, ``PathMissing``, ``SocketNotOurs``, ``MemlockTooLow``; Failed, Unknown where it
+    does not answer as QEMU.
+    """
+    if spec.adopt is None:
+        raise Denied("MachineInvalid", f"machine {spec.key} says no socket to adopt it by")
+    path = paths.resolved(spec.adopt, config.socket_folders, "socket")
+    info = path.lstat()
+    if not stat.S_ISSOCK(info.st_mode):
+        raise Denied("PathNotAllowed", f"{path} is not a socket")
+    if info.st_uid != own_user():
+        raise Denied("SocketNotOurs", f"socket {path} is of user {info.st_uid}, and devalloc runs as {own_user()}")
+    seen: list[Peer] = []
+    check = owner_check(spec.key, {own_user()})
+
+    def note(peer: Peer) -> None:
+        check(peer)
+        found = process(peer.pid)
+        if found is None:
+            raise Failed("MachineNotFound", f"process {peer.pid}, which made {path}, has ended")
+        check_memlock(spec, config, found)
+        seen.append(peer)
+
+    monitor = connect(spec.key, str(path), command_seconds=config.command_seconds, check=note)
+    try:
+        run = str(monitor.execute("query-uuid", deadline=deadline)["UUID"])
+        found = process(seen[0].pid)
+        if found is None:
+            raise Failed("MachineNotFound", f"process {seen[0].pid}, which made {path}, has ended")
+        if run == "00000000-0000-0000-0000-000000000000":
+            run = f"{boot_id()}-{found.pid}-{found.started}"
+        return Adopted(found, run, _amounts(monitor, deadline))
+    finally:
+        monitor.close()
+
+
+def check_memlock(spec: MachineSpec, config: MachineConfig, found: Process) -> None:
+    """Raises Denied (``MemlockTooLow``) where devices cannot be passed through: VFIO locks all of its memory."""
+    needed = launch.memlock_needed(spec, config)
+    try:
+        limit = memlock(found.pid)
+    except OSError as error:
+        raise Failed("MachineNotFound", f"process {found.pid} cannot be looked at: {error}") from None
+    if limit is not None and limit < needed:
+        raise Denied(
+            "MemlockTooLow",
+            f"machine {spec.key}: QEMU (process {found.pid}) may lock {limit // MIB}Mi of memory, and devices need "
+            f"{needed // MIB}Mi; start it with a higher limit (ulimit -l, LimitMEMLOCK=)",
+        )
+
+
+def _amounts(monitor: Monitor, deadline: Deadline) -> Amounts:
+    vcpus = cpu.count(monitor, deadline)
+    return Amounts(vcpus * 1000, vcpus, memory.observe(monitor, deadline).total)

@@ -1,0 +1,115 @@
+"""CPU and memory of one machine: what is asked for, what there is, and how one becomes the other."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine import cgroup, cpu, launch, memory
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.monitor import Monitor
+from devalloc_node.machine.process import Process
+from devalloc_node.machine.records import MachineRecord
+from devalloc_node.machine.spec import CPU, MachineSpec, whole_cpus
+from devalloc_node.machine.view import Amounts
+
+
+def asked_of(spec: MachineSpec) -> Amounts:
+    """What the spec asks for."""
+    return Amounts(spec.cpus.use, whole_cpus(spec.cpus.use), spec.memory.use)
+
+
+def observe(
+    record: MachineRecord, config: MachineConfig, monitor: Monitor, process: Process | None, deadline: Deadline
+) -> Amounts:
+    """What QEMU has, and the kernel gives it."""
+    vcpus = cpu.count(monitor, deadline)
+    share = None
+    if process is not None and (group := _group(record.spec, config, process)) is not None:
+        share = cgroup.limit_of(group)
+    milli = vcpus * CPU if share is None else min(share, vcpus * CPU)
+    return Amounts(milli, vcpus, memory.observe(monitor, deadline).total)
+
+
+def apply(
+    record: MachineRecord,
+    config: MachineConfig,
+    monitor: Monitor,
+    process: Process,
+    what: str,
+    amount: int,
+    deadline: Deadline,
+) -> Amounts:
+    """Change one amount; what QEMU was told in sum. Raises Denied (``OutOfBounds``, ``GuestRefused`` …)."""
+    spec, told = record.spec, record.applied
+    if what == "vcpus":
+        _within(spec, "vCPUs", amount, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most))
+        return replace(told, vcpus=cpu.scale(monitor, spec.key, amount, deadline))
+    if what == "cpu":
+        if amount:
+            _within(spec, "thousandths of a CPU", amount, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
+        limit_cpu(spec, config, process, amount)
+        return replace(told, cpu_milli=amount or None)
+    if what == "memory":
+        _within(spec, "bytes of memory", amount, spec.memory.least, spec.memory.most)
+        numa = spec.numa_node
+        there = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, numa_node=numa)
+        return replace(told, memory_bytes=there)
+    raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, and no {what!r}")
+
+
+def limit_cpu(spec: MachineSpec, config: MachineConfig, process: Process, thousandths: int) -> None:
+    """Bound its CPU time where the amount is no whole number of CPUs (whole ones its vCPUs bound), read back.
+
+    Raises Denied (``CgroupShared``) for an adopted machine that is not alone in its cgroup; Failed.
+    """
+    wanted = thousandths if thousandths % CPU else None
+    group = _group(spec, config, process)
+    if group is None:
+        if wanted is None:
+            return
+        raise Denied(
+            "CgroupShared",
+            f"machine {spec.key} (process {process.pid}) has no cgroup of its own, so that it cannot be given "
+            f"{thousandths} thousandths of a CPU; give it whole ones",
+        )
+    if spec.adopt is None and launch.uses_systemd(config):
+        _tell_systemd(spec, wanted)
+    cgroup.limit(group, wanted)
+
+
+def _group(spec: MachineSpec, config: MachineConfig, process: Process) -> cgroup.CpuGroup | None:
+    """The cgroup that holds this machine and nothing else."""
+    group = cgroup.group_of(config.cgroups, process.pid)
+    if group is None:
+        return None
+    if spec.adopt is None:
+        # Where it could not be given one, it is in the plugin's own, which is not to be slowed down.
+        return group if group.folder.name in (spec.id, launch.unit(spec.id)) else None
+    try:
+        return group if group.procs.read_text().split() == [str(process.pid)] else None
+    except OSError:
+        return None
+
+
+def _tell_systemd(spec: MachineSpec, thousandths: int | None) -> None:
+    """It would set the kernel's value back to its own with the next reload."""
+    quota = "" if thousandths is None else f"{max(1, thousandths // 10)}%"
+    words = ["systemctl", "set-property", "--runtime", launch.unit(spec.id), f"CPUQuota={quota}"]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Failed("CgroupUnavailable", f"systemd cannot be told the share of machine {spec.key}: {error}") from None
+    if done.returncode:
+        words_of = done.stderr.decode(errors="replace").strip()
+        raise Failed("CgroupUnavailable", f"systemd refuses the share of machine {spec.key}: {words_of}")
+
+
+def _within(spec: MachineSpec, what: str, amount: int, least: int, most: int) -> None:
+    if not least <= amount <= most:
+        raise Denied(
+            "OutOfBounds",
+            f"machine {spec.key} may have {least} to {most} {what}, and not {amount}; change its spec first",
+        )

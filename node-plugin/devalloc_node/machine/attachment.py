@@ -1,0 +1,207 @@
+"""Steps of kind ``attachment``: a prepared device in a machine. The target is ``<namespace>/<name>/<device id>``.
+
+The value says what of the host is plugged in; None means that it is not. So the engine's undo of a claim detaches its
+devices before it unbinds them, and a device that the guest keeps keeps its claim.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.grant import ClaimRef
+from devalloc_node.machine import adopt, devices, pci
+from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.process import Process, holds
+from devalloc_node.machine.records import PLUGS, MachineRecord
+from devalloc_node.machine.view import Plug
+from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.step import Step, Value
+
+LOG = logging.getLogger(__name__)
+ATTACHMENT = "attachment"
+_POLL_SECONDS = 0.05
+
+
+class Placed(Protocol):
+    """The part of a step's record in the journal that is used here."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def step(self) -> Step: ...
+
+
+class Owner(Protocol):
+    """The part of the boundary to the host that is used here."""
+
+    def own(self, node: str, uid: int, gid: int) -> None:
+        """Give a device node below /dev to a user."""
+
+
+class AttachmentKind:
+    """Plugs in, takes out. All state is in the journal's records and in QEMU."""
+
+    def __init__(self, machines: Machines, owner: Owner) -> None:
+        self._machines = machines
+        self._owner = owner
+
+    def attachments(self, key: str, prepared: Prepared, deadline: Deadline) -> Sequence[tuple[str, Step]]:
+        """A step for each device (``pool/device``) that puts it into the machine.
+
+        Raises Denied where they do not fit: ``NoFreePciSlot``, ``DeviceNotPluggable``, ``MemlockTooLow``.
+        """
+        record, process = self._machines.running(key)
+        steps = []
+        for device in prepared.devices:
+            name = pci.device_id(prepared.ref.uid, device.pool, device.device, device.share)
+            pci.passed_through(name, device)
+            step = Step(ATTACHMENT, f"{key}/{name}", None, value_of(device))
+            steps.append((f"{device.pool}/{device.device}", step))
+        adopt.check_memlock(record.spec, self._machines.config, process)
+        with self._machines.line(record) as monitor:
+            there = devices.plugged_names(list(pci.present(monitor, deadline)))
+            new = sum(split(step.target)[1] not in there for _, step in steps)
+            free = sum(not port.busy for port in pci.ports(monitor, deadline))
+        if new > free:
+            raise Denied(
+                "NoFreePciSlot",
+                f"claim {prepared.ref} has {new} devices for machine {key}, which has {free} free PCI slots",
+                retryable=True,
+            )
+        return steps
+
+    def plug(self, record: Placed, ref: ClaimRef) -> Plug:
+        """What an attachment step says."""
+        key, name = split(record.step.target)
+        value = record.step.after or {}
+        host = next(iter(value.get("functions", ())), value.get("sysfsdev", ""))
+        return Plug(key, ref, record.device, pci.function_id(name, 0), host, record.step)
+
+    # The kind of step.
+
+    def read(self, target: str) -> Value:
+        """What is plugged in, as QEMU shows it; None where nothing is, or the machine does not run."""
+        key, name = split(target)
+        content = self._machines.records.record(PLUGS, target)
+        if content is None or (found := self._lives(key)) is None:
+            return None
+        with self._machines.line(found[0]) as monitor:
+            return content["value"] if pci.function_id(name, 0) in pci.present(monitor, Deadline.after(5.0)) else None
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        """Plug it in, or (None) take it out and see QEMU let go of its nodes.
+
+        Raises Denied (``GuestRefused``, retryable) where the guest keeps it; Unknown where QEMU does not answer.
+        """
+        key, name = split(target)
+        with self._machines.hold(key, deadline):
+            if value is None:
+                self._take_out(target, key, name, deadline)
+            else:
+                self._put_in(target, key, name, value, deadline)
+
+    def force(self, target: str, value: Value, deadline: Deadline) -> None:
+        """As ``apply``; a machine whose guest does not let go is ended (T14)."""
+        try:
+            # Half of the time for asking: the other half is for ending the machine.
+            self.apply(target, value, deadline.capped(deadline.seconds / 2))
+        except NodeError as error:
+            if value is not None:
+                raise
+            key = split(target)[0]
+            LOG.warning("machine %s is ended by force: %s", key, error)
+            self._machines.stop(key, 0.0, True, deadline)
+            self.apply(target, value, deadline)
+
+    def _put_in(self, target: str, key: str, name: str, value: Mapping[str, Any], deadline: Deadline) -> None:
+        record, process = self._machines.running(key)
+        adopt.check_memlock(record.spec, self._machines.config, process)
+        nodes = list(value.get("nodes", ()))
+        self._machines.records.put(
+            PLUGS, target, {"value": dict(value), "owners": _owners(target, nodes, self._known(target))}
+        )
+        if record.user is not None:
+            for node in nodes:
+                self._owner.own(node, record.user, record.user)
+        with self._machines.line(record) as monitor:
+            port = devices.plug(monitor, key, _device(name, value), deadline)
+        LOG.info("machine %s: %s is in %s", key, name, port)
+
+    def _take_out(self, target: str, key: str, name: str, deadline: Deadline) -> None:
+        found = self._lives(key)
+        content = self._known(target)
+        if found is not None:
+            record, process = found
+            if record.state == "starting":
+                # No guest is there that could let go, and nothing has happened in it yet.
+                self._machines.stop(key, 0.0, True, deadline)
+            else:
+                self._unplug(record, process, name, list(content.get("owners", {})), deadline)
+        for node, (uid, gid) in content.get("owners", {}).items():
+            if os.path.exists(node):
+                self._owner.own(node, uid, gid)
+        self._machines.records.drop(PLUGS, target)
+
+    def _unplug(
+        self, record: MachineRecord, process: Process, name: str, nodes: Sequence[str], deadline: Deadline
+    ) -> None:
+        key = record.spec.key
+        try:
+            with self._machines.line(record) as monitor:
+                devices.unplug(monitor, key, name, deadline)
+        except (Unknown, Failed):
+            if self._lives(key) is not None:
+                raise
+            return  # it ended meanwhile, and holds nothing any more
+        # Who unbinds a device that QEMU holds blocks in the kernel; the event alone may have been missed.
+        while held := holds(process.pid, nodes):
+            if deadline.passed:
+                raise Unknown("DeviceHeld", f"machine {key} shows {name} as gone and still holds {', '.join(held)}")
+            time.sleep(_POLL_SECONDS)
+
+    def _lives(self, key: str) -> tuple[MachineRecord, Process] | None:
+        """None: the machine does not run, so that it holds nothing."""
+        try:
+            return self._machines.running(key)
+        except Denied:
+            return None
+
+    def _known(self, target: str) -> Mapping[str, Any]:
+        return self._machines.records.record(PLUGS, target) or {}
+
+
+def value_of(device: PreparedDevice) -> dict[str, Any]:
+    """A prepared device as the value of an attachment."""
+    value: dict[str, Any] = {"functions": list(device.functions), "nodes": list(device.nodes)}
+    return value | ({} if device.sysfsdev is None else {"sysfsdev": device.sysfsdev})
+
+
+def split(target: str) -> tuple[str, str]:
+    """The machine's key and the device's id of a target."""
+    key, _, name = target.rpartition("/")
+    return key, name
+
+
+def _device(name: str, value: Mapping[str, Any]) -> pci.PciDevice:
+    functions = tuple(value.get("functions", ()))
+    return pci.passed_through(name, PreparedDevice((), "", name, "vfio", functions, sysfsdev=value.get("sysfsdev")))
+
+
+def _owners(target: str, nodes: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Whose the nodes were before: what is known already is older than what a cut-off attempt left."""
+    before = dict(known.get("owners", {}))
+    for node in nodes:
+        if node not in before:
+            try:
+                info = os.stat(node)
+            except OSError as error:
+                raise Denied("DeviceGone", f"{node}, which {target} needs: {error.strerror}", retryable=True) from None
+            before[node] = [info.st_uid, info.st_gid]
+    return before

@@ -1,0 +1,121 @@
+"""A machine's share of CPU time: a part of a CPU, by the kernel's bandwidth control in either of its versions (T19)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from devalloc_node.errors import Failed
+
+PERIOD = 100_000
+"""Microseconds."""
+LEAST = 10
+"""Thousandths of a CPU: the kernel takes no quota below a millisecond."""
+OURS = "devalloc"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuGroup:
+    """One cgroup of the cpu controller."""
+
+    version: Literal[1, 2]
+    folder: Path
+
+    @property
+    def procs(self) -> Path:
+        """Where a process is written to be in it."""
+        return self.folder / "cgroup.procs"
+
+
+def group(root: Path, name: str) -> CpuGroup:
+    """The cgroup of a machine, made where it is not there. ``root``: the folder where cgroups are mounted.
+
+    Raises Failed (``CgroupUnavailable``).
+    """
+    try:
+        if (root / "cgroup.controllers").exists():
+            for folder in (root, root / OURS):
+                folder.mkdir(exist_ok=True)
+                if "cpu" not in (folder / "cgroup.subtree_control").read_text().split():
+                    _write(folder / "cgroup.subtree_control", "+cpu")
+            made = CpuGroup(2, root / OURS / name)
+        else:
+            controllers = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+            controller = next((root / c for c in controllers if (root / c / "cgroup.procs").exists()), None)
+            if controller is None:
+                raise Failed("CgroupUnavailable", f"no cpu controller below {root}", retryable=False)
+            (controller / OURS).mkdir(exist_ok=True)
+            made = CpuGroup(1, controller / OURS / name)
+        made.folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise Failed("CgroupUnavailable", f"no cgroup for machine {name} below {root}: {error}") from None
+    return made
+
+
+def limit(cgroup: CpuGroup, thousandths: int | None) -> None:
+    """Give it so many thousandths of a CPU's time, or as much as there is (None), and read back that it is so.
+
+    Raises Failed (``CgroupUnavailable``).
+    """
+    wanted = None if thousandths is None else max(LEAST, thousandths)
+    if limit_of(cgroup) == wanted:
+        return
+    quota = None if wanted is None else wanted * PERIOD // 1000
+    try:
+        if cgroup.version == 2:
+            _write(cgroup.folder / "cpu.max", f"{'max' if quota is None else quota} {PERIOD}")
+        else:
+            _write(cgroup.folder / "cpu.cfs_period_us", str(PERIOD))
+            _write(cgroup.folder / "cpu.cfs_quota_us", str(-1 if quota is None else quota))
+    except OSError as error:
+        raise Failed("CgroupUnavailable", f"the CPU time of {cgroup.folder} cannot be set: {error}") from None
+    if (now := limit_of(cgroup)) != wanted:
+        raise Failed("CgroupUnavailable", f"{cgroup.folder} has {now} thousandths of a CPU after {wanted} were written")
+
+
+def limit_of(cgroup: CpuGroup) -> int | None:
+    """Thousandths of a CPU; None where there is no limit. Raises Failed (``CgroupUnavailable``)."""
+    try:
+        if cgroup.version == 2:
+            quota, period = (cgroup.folder / "cpu.max").read_text().split()
+        else:
+            quota = (cgroup.folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup.folder / "cpu.cfs_period_us").read_text().strip()
+        return None if quota in ("max", "-1") else int(quota) * 1000 // int(period)
+    except (OSError, ValueError) as error:
+        raise Failed("CgroupUnavailable", f"the CPU time of {cgroup.folder} cannot be read: {error}") from None
+
+
+def group_of(root: Path, pid: int, proc: Path = Path("/proc")) -> CpuGroup | None:
+    """The cgroup that a process is in; None where it is in none that can be limited alone (the root)."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if path in ("", "/") or ".." in path.split("/"):
+            continue
+        if "cpu" in controllers.split(","):
+            folder = root / controllers / path.lstrip("/")
+            return CpuGroup(1, folder if folder.exists() else root / "cpu" / path.lstrip("/"))
+        if not controllers and (root / path.lstrip("/") / "cpu.max").exists():
+            return CpuGroup(2, root / path.lstrip("/"))
+    return None
+
+
+def remove(cgroup: CpuGroup) -> None:
+    """Take it away where nothing is in it; it is no error that it is gone, or that something still ends in it."""
+    with suppress(OSError):
+        cgroup.folder.rmdir()
+
+
+def _write(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC)  # never made: the kernel makes these files
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

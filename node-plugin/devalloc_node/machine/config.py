@@ -1,0 +1,45 @@
+"""Where machines live on this host, and what they may name: the admin's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+MAX_SOCKET_PATH = 107
+"""Bytes of a path that a socket can be bound to."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    state: Path = Path("/var/lib/devalloc/node/machines")
+    """Locks and verdicts; only the plugin's user reads and writes it."""
+    run: Path = Path("/run/devalloc/machines")
+    """A folder for each machine with its sockets and logs."""
+    binary: str = "qemu-system-x86_64"
+    folders: tuple[Path, ...] = ()
+    """Where kernels and disks may lie (T13). Empty: no machine can be started."""
+    socket_folders: tuple[Path, ...] = ()
+    """Where the QMP sockets of machines to adopt may lie. Empty: none can be adopted."""
+    accel: Literal["auto", "kvm", "tcg"] = "auto"
+    users: range | None = field(default=range(70000, 71000))
+    """User ids, one for each machine, where the plugin is root. None: QEMU runs as the plugin's own user."""
+    cgroups: Path = Path("/sys/fs/cgroup")
+    systemd: bool | None = None
+    """Whether machines are services of systemd; None: where systemd runs this host."""
+    start_seconds: float = 20.0
+    """How long QEMU may take until its monitor answers."""
+    command_seconds: float = 10.0
+    """How long one command to QEMU may take."""
+    memlock_slack: int = 1 << 30
+    """Bytes that a machine may lock beyond its memory: VFIO maps the registers of devices too."""
+    log_bytes: int = 8 << 20
+    """A guest's log is emptied when it is longer."""
+
+    def folder(self, machine_id: str) -> Path:
+        """What lies in it: ``qmp``, ``console`` and ``agent`` (sockets), ``console.log``, ``qemu.log``."""
+        return self.run / machine_id
+
+    def life(self, machine_id: str) -> Path:
+        """The file that a machine's QEMU holds locked as long as it lives; its text is the process."""
+        return self.state / f"{machine_id}.life"

@@ -1,0 +1,304 @@
+"""Starting a machine's QEMU so that it outlives the plugin, finding it again, and ending it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.machine import cgroup, paths, spawn
+from devalloc_node.machine.command import Start, command, disk_fd, tap_fd
+from devalloc_node.machine.config import MAX_SOCKET_PATH, MachineConfig
+from devalloc_node.machine.monitor import Monitor
+from devalloc_node.machine.process import Process, alive, kill, process, wait
+from devalloc_node.machine.spec import MachineSpec
+
+LOG = logging.getLogger(__name__)
+_POLL_SECONDS = 0.05
+_TAIL_BYTES = 2000
+_QUIT_SECONDS = 3.0
+_KILL_SECONDS = 10.0
+"""A process that is killed ends at once, unless the kernel is busy with a device of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a start was given, for the machine's record."""
+
+    uuid: str
+    uid: int | None
+    """The user that QEMU runs as; None: the plugin's own."""
+    accel: Literal["kvm", "tcg"]
+
+
+def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
+    """Bytes that the machine may have to lock: VFIO pins all memory it can ever have, and maps devices' registers.
+    With an IOMMU in the guest each device pins for itself."""
+    times = max(1, spec.pci_slots) if spec.iommu else 1
+    return spec.memory.most * times + config.memlock_slack
+
+
+def check(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
+    """Whether it can be started, before anything of it is. Raises Denied."""
+    _resolved(spec, config, given)
+
+
+def launch(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
+    """Start QEMU, paused. It is up when its monitor greets (``await_monitor``).
+
+    Raises Denied for what the spec may not name or the host has not; ``MachineRuns`` where it runs already. Raises
+    Failed (``MachineDidNotStart``).
+    """
+    words, files, taps = _resolved(spec, config, given)
+    folder = _folder(spec, config, given)
+    groups: list[str] = []
+    if not uses_systemd(config):
+        with suppress(Failed):  # without it only parts of a CPU are refused, and that when they are asked for
+            groups.append(str(cgroup.group(config.cgroups, spec.id).procs))
+    plan = {
+        "argv": words,
+        "life": str(config.life(spec.id)),
+        "folder": str(folder),
+        "uid": given.uid,
+        "groups": _groups(given),
+        "memlock": memlock_needed(spec, config),
+        "cgroups": groups,
+        "files": files,
+        "taps": taps,
+    }
+    file = config.state / f"{spec.id}.start"
+    with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+        json.dump(plan, out)
+    _spawn(spec, config, file)
+
+
+def uses_systemd(config: MachineConfig) -> bool:
+    return Path("/run/systemd/system").is_dir() if config.systemd is None else config.systemd
+
+
+def unit(machine_id: str) -> str:
+    """The service of a machine, where systemd runs this host."""
+    return f"devalloc-{machine_id}.service"
+
+
+def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[str]:
+    """The command that starts the program ``spawn``: a session of its own, or a service of systemd."""
+    words = [sys.executable, "-I", str(Path(spawn.__file__).resolve()), str(plan)]
+    if not uses_systemd(config):
+        return [*words, "--detach"]
+    service = ["systemd-run", "--quiet", "--collect", "--no-ask-password", f"--unit={unit(spec.id)}"]
+    service += [f"--description=devalloc machine {spec.key}", "--service-type=exec", "--slice=devalloc-machines.slice"]
+    # A stop of the host first asks the guest (KillSignal); the limits are set by spawn, which may run as root here.
+    service += ["--property=KillMode=mixed", "--property=LimitMEMLOCK=infinity", "--property=TasksMax=infinity"]
+    return [*service, "--", *words]
+
+
+def life(machine_id: str, config: MachineConfig) -> Process | None:
+    """The process of a machine that runs; None where none does, which the lock of its life file proves.
+
+    Raises Unknown where it lives and its process cannot be told (it is only just being started).
+    """
+    try:
+        fd = os.open(config.life(machine_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        deadline = Deadline.after(2.0)
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return None
+            except BlockingIOError:
+                words = os.pread(fd, 64, 0).split()
+            if len(words) == 2 and (found := process(int(words[0]))) == Process(int(words[0]), int(words[1])):
+                return found
+            if deadline.passed:
+                raise Unknown("MachineUnclear", f"machine {machine_id} lives, and its process is not known")
+            time.sleep(_POLL_SECONDS)
+    finally:
+        os.close(fd)
+
+
+def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, deadline: Deadline) -> None:
+    """Wait until QEMU of a machine that was just started answers.
+
+    Raises Failed (``MachineDidNotStart``) with QEMU's last words where it ended; Unknown where it does not answer.
+    """
+    while True:
+        try:
+            monitor.execute("query-status", deadline=deadline)
+            return
+        except NodeError as error:
+            if life(spec.id, config) is None:
+                raise Failed(
+                    "MachineDidNotStart",
+                    f"machine {spec.key} did not start: {last_words(config, spec.id) or 'QEMU ended without a word'}",
+                ) from None
+            if isinstance(error, Denied) or deadline.passed:
+                raise
+        time.sleep(min(_POLL_SECONDS, deadline.seconds))
+
+
+def power_down(monitor: Monitor, known: Process, seconds: float, deadline: Deadline) -> bool:
+    """Ask the guest to power down, and whether it has within ``seconds``. A QEMU that hangs has not."""
+    if seconds <= 0:
+        return False
+    with suppress(NodeError):
+        monitor.execute("system_powerdown", deadline=deadline.capped(2.0))
+    return wait(known, deadline.capped(seconds).seconds)
+
+
+def end(monitor: Monitor, machine: str, known: Process) -> str:
+    """End QEMU: it is told to quit, then it is killed. Says which of these it was.
+
+    Raises Unknown where even a kill does not end it: the kernel holds it.
+    """
+    if not alive(known):
+        return "powered down"
+    with suppress(NodeError):  # its answer is often lost with it
+        monitor.execute("quit", deadline=Deadline.after(2.0))
+    monitor.close()
+    if wait(known, _QUIT_SECONDS):
+        return "ended"
+    kill(known, signal.SIGKILL)
+    if wait(known, _KILL_SECONDS):
+        return "killed"
+    raise Unknown("MachineUnkillable", f"machine {machine} (process {known.pid}) was killed and has not ended")
+
+
+def clean(machine_id: str, config: MachineConfig) -> None:
+    """Remove what a machine that has ended leaves on the host: its sockets, its plan, its cgroup. Logs stay."""
+    for path in (
+        config.state / f"{machine_id}.start",
+        *(config.folder(machine_id) / n for n in ("qmp", "console", "agent")),
+    ):
+        path.unlink(missing_ok=True)
+    with suppress(Failed):
+        cgroup.remove(cgroup.group(config.cgroups, machine_id))
+
+
+def forget(machine_id: str, config: MachineConfig) -> None:
+    """Remove all of a machine that has ended, its logs too."""
+    clean(machine_id, config)
+    config.life(machine_id).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(config.folder(machine_id))
+
+
+def last_words(config: MachineConfig, machine_id: str, name: str = "qemu.log") -> str:
+    """The end of a log of the machine, as one line. The file is its user's, so links are not followed."""
+    try:
+        fd = os.open(config.folder(machine_id) / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            return ""
+        text = os.pread(fd, _TAIL_BYTES, max(0, info.st_size - _TAIL_BYTES)).decode(errors="replace")
+        return " / ".join(line for line in "".join(c if c.isprintable() else "\n" for c in text).split("\n") if line)
+    finally:
+        os.close(fd)
+
+
+def trim_logs(config: MachineConfig, machine_id: str) -> None:
+    """Empty logs that a guest has filled; QEMU appends, so it goes on at the start."""
+    for name in ("console.log", "qemu.log"):
+        with suppress(OSError):
+            fd = os.open(config.folder(machine_id) / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                info = os.fstat(fd)
+                if stat.S_ISREG(info.st_mode) and info.st_size > config.log_bytes:
+                    os.ftruncate(fd, 0)
+            finally:
+                os.close(fd)
+
+
+def _resolved(
+    spec: MachineSpec, config: MachineConfig, given: Launch
+) -> tuple[list[str], dict[int, tuple[str, bool]], dict[int, str]]:
+    """The command line, and the files and TAP interfaces that QEMU inherits, by descriptor."""
+    binary = shutil.which(config.binary)
+    if binary is None:
+        raise Denied("QemuMissing", f"there is no {config.binary} on this host; install QEMU", retryable=True)
+    qmp = str(config.folder(spec.id) / "console")
+    if len(qmp.encode()) > MAX_SOCKET_PATH:
+        raise Denied("PathTooLong", f"{qmp} has more bytes than a socket's path can have ({MAX_SOCKET_PATH})")
+    disks = [paths.disk_image(disk, config.folders) for disk in spec.disks]
+    start = Start(
+        binary=binary,
+        accel=given.accel,
+        uuid=given.uuid,
+        kernel=None if spec.kernel is None else str(paths.image(spec.kernel, config.folders, "kernel")),
+        initrd=None if spec.initrd is None else str(paths.image(spec.initrd, config.folders, "initrd")),
+        block_disks=frozenset(n for n, path in enumerate(disks) if stat.S_ISBLK(path.stat().st_mode)),
+    )
+    files = {disk_fd(n): (str(path), not spec.disks[n].read_only) for n, path in enumerate(disks)}
+    taps = {}
+    for number, nic in enumerate(spec.nics):
+        if nic.interface is not None:
+            if "/" in nic.interface or not Path(f"/sys/class/net/{nic.interface}/tun_flags").exists():
+                raise Denied("TapMissing", f"there is no TAP interface {nic.interface!r} on this host", retryable=True)
+            taps[tap_fd(number)] = nic.interface
+    return command(spec, start), files, taps
+
+
+def _folder(spec: MachineSpec, config: MachineConfig, given: Launch) -> Path:
+    """The machine's folder, of its user alone, without what an earlier run left."""
+    folder = config.folder(spec.id)
+    try:
+        config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        config.run.mkdir(parents=True, exist_ok=True, mode=0o711)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        if folder.is_symlink():
+            raise Denied("PathNotAllowed", f"{folder} is a link")
+        for name in ("qmp", "console", "agent", "qemu.log"):
+            (folder / name).unlink(missing_ok=True)
+        if given.uid is not None:
+            os.chown(folder, given.uid, given.uid, follow_symlinks=False)
+            for left in folder.iterdir():
+                os.chown(left, given.uid, given.uid, follow_symlinks=False)
+    except OSError as error:
+        raise Failed("MachineDidNotStart", f"the folder of machine {spec.key} cannot be made: {error}") from None
+    return folder
+
+
+def _groups(given: Launch) -> list[int]:
+    """The group that may open /dev/kvm."""
+    if given.uid is None or given.accel != "kvm":
+        return []
+    return [os.stat("/dev/kvm").st_gid]
+
+
+def _spawn(spec: MachineSpec, config: MachineConfig, plan: Path) -> None:
+    try:
+        done = subprocess.run(
+            spawn_words(spec, config, plan),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=config.start_seconds,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unknown("MachineUnclear", f"machine {spec.key} is being started and nobody says how far it is") from None
+    except OSError as error:
+        raise Failed("MachineDidNotStart", f"machine {spec.key} cannot be started: {error}") from None
+    if done.returncode == spawn.LIVES:
+        raise Denied("MachineRuns", f"machine {spec.key} runs already")
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip()[-_TAIL_BYTES:]
+        raise Failed("MachineDidNotStart", f"machine {spec.key} did not start: {words}")

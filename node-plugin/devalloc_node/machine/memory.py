@@ -1,0 +1,198 @@
+"""Memory of a running machine: counted, grown and shrunk, by virtio-mem or by DIMMs."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine.command import dimm_backend, dimm_id, ram_backend
+from devalloc_node.machine.devices import ask
+from devalloc_node.machine.monitor import Monitor, Refused
+from devalloc_node.machine.pci import PERIPHERAL, present
+from devalloc_node.machine.spec import MIB
+
+_ANSWER_SECONDS = 5.0
+"""For one question while waiting: at the deadline it is still to be told how far it came."""
+_LOOK_SECONDS = 0.1
+_DIMM = re.compile(r"dimm([0-9]+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes, as QEMU has them."""
+
+    base: int
+    plugged: int
+    """Beyond ``base``: DIMMs, and what the guest has taken of virtio-mem."""
+
+    @property
+    def total(self) -> int:
+        return self.base + self.plugged
+
+
+@dataclass(frozen=True, slots=True)
+class VirtioMem:
+    """The virtio-mem device of a machine; bytes."""
+
+    path: str
+    block: int
+    size: int
+    requested: int
+    most: int
+
+
+def observe(monitor: Monitor, deadline: Deadline) -> Memory:
+    """What there is now."""
+    summary = monitor.execute("query-memory-size-summary", deadline=deadline)
+    return Memory(int(summary["base-memory"]), int(summary.get("plugged-memory", 0)))
+
+
+def virtio_mem(monitor: Monitor, deadline: Deadline) -> VirtioMem | None:
+    """The machine's virtio-mem device that has an id; None where there is none."""
+    for device in monitor.execute("query-memory-devices", deadline=deadline):
+        data = device["data"]
+        if device["type"] == "virtio-mem" and data.get("id"):
+            path = f"{PERIPHERAL}/{data['id']}"
+            sizes = (int(data[name]) for name in ("block-size", "size", "requested-size", "max-size"))
+            return VirtioMem(path, *sizes)
+    return None
+
+
+def scale(
+    monitor: Monitor,
+    machine: str,
+    goal: int,
+    deadline: Deadline,
+    *,
+    dimm_bytes: int | None,
+    numa_node: int | None = None,
+) -> int:
+    """Have ``goal`` bytes of memory, or the next more that blocks allow; how many there are then.
+
+    Raises Denied: ``MemoryRoomExhausted``, ``MemoryBuiltIn``; ``GuestRefused`` (retryable) where the guest takes or
+    gives back no more before the deadline: then what there is is also what is asked of it (T15). Unknown where QEMU
+    does not answer.
+    """
+    now = observe(monitor, deadline)
+    if goal < now.base:
+        raise Denied(
+            "MemoryBuiltIn",
+            f"machine {machine} was started with {_mib(now.base)}; it cannot have {_mib(goal)} while it runs",
+        )
+    if dimm_bytes is not None:
+        return _scale_dimms(monitor, machine, goal, dimm_bytes, numa_node, deadline)
+    device = virtio_mem(monitor, deadline)
+    if device is None:
+        if goal == now.total:
+            return goal
+        raise Denied("MemoryRoomExhausted", f"machine {machine} was started without room for more memory")
+    fixed = now.total - device.size
+    return fixed + _scale_virtio_mem(monitor, machine, device, goal - fixed, deadline)
+
+
+def _scale_virtio_mem(monitor: Monitor, machine: str, device: VirtioMem, goal: int, deadline: Deadline) -> int:
+    goal = max(0, -(-goal // device.block) * device.block)
+    if goal > device.most:
+        raise Denied(
+            "MemoryRoomExhausted",
+            f"machine {machine} was started with room for {_mib(device.most)} more memory, not {_mib(goal)}",
+        )
+    if device.requested != goal:
+        _request(monitor, device, goal, deadline)
+    began = time.monotonic()
+    while (size := _size(monitor, device, Deadline.after(_ANSWER_SECONDS))) != goal:
+        if deadline.passed:
+            return _stuck(monitor, machine, device, goal, time.monotonic() - began)
+        time.sleep(min(_LOOK_SECONDS, deadline.seconds))
+    return size
+
+
+def _stuck(monitor: Monitor, machine: str, device: VirtioMem, goal: int, seconds: float) -> int:
+    """Stop asking: the guest would go on after the deadline, and what there is would not be what was told."""
+    deadline = Deadline.after(_ANSWER_SECONDS)
+    size = _size(monitor, device, deadline)
+    _request(monitor, device, size, deadline)
+    # It may have moved in between. What is asked and what there is must be the same in one reading.
+    while (now := _size(monitor, device, deadline)) != size and not deadline.passed:
+        size = now
+        _request(monitor, device, size, deadline)
+    if size == goal:
+        return size
+    raise Denied(
+        "GuestRefused",
+        f"machine {machine}: the guest has {_mib(size)} of virtio-mem after {seconds:.0f} s, where {_mib(goal)} are "
+        "wanted, and moves no further; no more is asked of it",
+        retryable=True,
+    )
+
+
+def _size(monitor: Monitor, device: VirtioMem, deadline: Deadline) -> int:
+    return int(monitor.execute("qom-get", {"path": device.path, "property": "size"}, deadline=deadline))
+
+
+def _request(monitor: Monitor, device: VirtioMem, size: int, deadline: Deadline) -> None:
+    arguments = {"path": device.path, "property": "requested-size", "value": size}
+    monitor.execute("qom-set", arguments, deadline=deadline)
+
+
+def _scale_dimms(
+    monitor: Monitor, machine: str, goal: int, dimm_bytes: int, numa_node: int | None, deadline: Deadline
+) -> int:
+    now = observe(monitor, deadline)
+    wanted = -(-(goal - now.base) // dimm_bytes)
+    while len(known := _dimms(monitor, deadline)) < wanted:
+        number = min(set(range(len(known) + 1)) - known)
+        backend = ram_backend(dimm_backend(number), dimm_bytes, numa_node)
+        _add_backend(monitor, backend, deadline)
+        try:
+            arguments = {"driver": "pc-dimm", "id": dimm_id(number), "memdev": dimm_backend(number), "node": 0}
+            monitor.execute("device_add", arguments, deadline=deadline)
+        except Refused as error:
+            monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)
+            raise Denied("MemoryRoomExhausted", f"no room for a DIMM: {error}") from None
+    while len(known := _dimms(monitor, deadline)) > wanted:
+        _remove_dimm(monitor, machine, max(known), deadline)
+    total = observe(monitor, deadline).total
+    if total < goal:
+        raise Failed("MemoryNotThere", f"machine {machine} has {_mib(total)} after {_mib(goal)} were plugged in")
+    return total
+
+
+def _add_backend(monitor: Monitor, backend: dict[str, object], deadline: Deadline) -> None:
+    try:
+        monitor.execute("object-add", backend, deadline=deadline)
+    except Refused as error:
+        # Left by an attempt that was cut off between the two commands; ids are ours, and so is the size.
+        if "duplicate" not in error.reason and "exists" not in error.reason:
+            raise
+
+
+def _dimms(monitor: Monitor, deadline: Deadline) -> set[int]:
+    """The numbers of our DIMMs."""
+    there = present(monitor, deadline)
+    return {int(m[1]) for name, kind in there.items() if kind == "pc-dimm" and (m := _DIMM.fullmatch(name))}
+
+
+def _remove_dimm(monitor: Monitor, machine: str, number: int, deadline: Deadline) -> None:
+    name, began = dimm_id(number), time.monotonic()
+    with monitor.expect("DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR", "MEM_UNPLUG_ERROR") as events:
+        ask(monitor, name, deadline)
+        while number in _dimms(monitor, Deadline.after(_ANSWER_SECONDS)):
+            event = events.next(deadline.capped(_LOOK_SECONDS))
+            refused = event is not None and event["event"] != "DEVICE_DELETED" and event["data"].get("device") == name
+            if refused or deadline.passed:
+                why = "refuses to give back" if refused else "has not given back"
+                raise Denied(
+                    "GuestRefused",
+                    f"machine {machine}: the guest {why} a DIMM after {time.monotonic() - began:.0f} s; it has "
+                    f"{_mib(observe(monitor, Deadline.after(_ANSWER_SECONDS)).total)}",
+                    retryable=True,
+                )
+    monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)
+
+
+def _mib(size: int) -> str:
+    return f"{size // MIB}Mi" if size % MIB == 0 else f"{size} bytes"

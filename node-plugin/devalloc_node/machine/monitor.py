@@ -1,0 +1,281 @@
+"""The monitor of a running QEMU (QMP), for threads: commands with deadlines, and events that are not missed.
+
+QEMU talks to one client of its monitor at a time; the others wait unanswered. So the line is opened by the first
+command and given back with ``close``: a plugin that kept it would lock out its successor in a rolling update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from qemu.qmp import EventListener, ExecuteError, QMPClient, QMPError
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, Unknown
+
+Event = Mapping[str, Any]
+"""As QEMU sends it: ``{"event", "data", "timestamp"}``."""
+T = TypeVar("T")
+
+MAX_MESSAGE = 4 << 20
+"""Bytes of one message of QEMU; the longest real ones (query-qmp-schema) have 0.2 MB."""
+MAX_EVENTS = 1000
+"""Events that wait to be read; a guest can cause some of them as often as it likes."""
+GREETING_SECONDS = 5.0
+
+LOG = logging.getLogger(__name__)
+logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL)  # it logs as errors what is raised as well
+
+
+class Refused(Denied):
+    """QEMU understood the command and said no."""
+
+    def __init__(self, machine: str, command: str, kind: str, reason: str) -> None:
+        super().__init__("QemuRefused", f"QEMU of machine {machine} refuses {command}: {reason}")
+        self.kind = kind
+        """QEMU's class of errors: ``GenericError``, ``DeviceNotFound`` …"""
+        self.reason = reason
+
+
+class Events(Protocol):
+    """Events from the moment of ``expect`` on."""
+
+    def next(self, deadline: Deadline) -> Event | None:
+        """The next event; None when there is none before the deadline. Raises Unknown when the line breaks."""
+
+
+class Monitor(Protocol):
+    """A line to one QEMU. Safe for threads."""
+
+    def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline) -> Any:
+        """QEMU's answer. Raises Refused; Failed where the line could not be opened, so that nothing was asked;
+        Unknown where the answer did not come."""
+
+    def expect(self, *names: str) -> Any:
+        """A context manager that gives the ``Events`` of these names: entered *before* the command that causes them."""
+
+    def close(self) -> None:
+        """Give the line back. The next command opens it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who listens on a socket, as the kernel knows it."""
+
+    pid: int
+    uid: int
+
+
+class _Loop:
+    """One thread with an event loop, for all lines of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def run(self, job: Coroutine[Any, Any, T]) -> T:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():  # a fork has the loop but not its thread
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                # What breaks a line is raised where the line is used; asyncio would tell it once more.
+                self._loop.set_exception_handler(lambda loop, context: LOG.debug("%s", context.get("message")))
+                threading.Thread(target=self._loop.run_forever, name="qmp", daemon=True).start()
+            loop = self._loop
+        return asyncio.run_coroutine_threadsafe(job, loop).result()
+
+
+_LOOP = _Loop()
+
+
+class _Listening:
+    """What one listener has heard, readable from any thread."""
+
+    def __init__(self, machine: str) -> None:
+        self._machine = machine
+        self._heard: queue.Queue[Event | None] = queue.Queue(MAX_EVENTS)
+
+    def put(self, event: Event | None) -> None:
+        with suppress(queue.Full):  # more than anybody waits for: the reader polls as well
+            self._heard.put_nowait(event)
+
+    def next(self, deadline: Deadline) -> Event | None:
+        try:
+            event = self._heard.get(timeout=deadline.seconds) if deadline.seconds else self._heard.get_nowait()
+        except queue.Empty:
+            return None
+        if event is None:
+            raise Unknown("MonitorLost", f"the line to QEMU of machine {self._machine} broke while an event was due")
+        return event
+
+
+class _Listener(EventListener):
+    """Hands events on as they come, in place of a queue that grows."""
+
+    def __init__(self, names: tuple[str, ...], to: _Listening) -> None:
+        super().__init__(names=names)
+        self._to = to
+
+    async def put(self, event: Any) -> None:
+        if self.accept(event):
+            self._to.put(dict(event))
+
+
+class QmpMonitor:
+    """A line over a QMP socket."""
+
+    def __init__(
+        self,
+        machine: str,
+        path: str,
+        *,
+        command_seconds: float = 10.0,
+        check: Callable[[Peer], None] = lambda peer: None,
+    ) -> None:
+        """``check`` is told who listens before anything is said, and raises Denied for a stranger."""
+        self._machine, self._path = machine, path
+        self._command_seconds, self._check = command_seconds, check
+        self._lock = threading.RLock()
+        self._client: Any = None
+        self._socket: socket.socket | None = None
+        self._listening: list[tuple[_Listener, _Listening]] = []
+        self.peer: Peer | None = None
+        """Of the line that was opened last."""
+
+    def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline) -> Any:
+        what = f"{command} to QEMU of machine {self._machine}"
+        with self._lock:
+            self._open(deadline)
+            limit = deadline.capped(self._command_seconds).seconds
+            try:
+                return _LOOP.run(asyncio.wait_for(self._client.execute(command, arguments), limit))
+            except ExecuteError as error:
+                raise Refused(self._machine, command, error.error_class, str(error)) from None
+            except TimeoutError:
+                self._drop()
+                raise Unknown(
+                    "MonitorSilent", f"no answer to {what} within {limit:.1f} s: it hangs, or the host is too busy"
+                ) from None
+            except (QMPError, OSError, EOFError, RuntimeError) as error:
+                self._drop()
+                raise Unknown("MonitorLost", f"the line broke during {what}: {_short(error)}") from None
+            except (TypeError, ValueError) as error:
+                raise Failed("MonitorMisused", f"{what} cannot be sent: {error}", retryable=False) from None
+
+    @contextmanager
+    def expect(self, *names: str) -> Iterator[Events]:
+        heard = _Listening(self._machine)
+        pair = (_Listener(names, heard), heard)
+        with self._lock:
+            self._listening.append(pair)
+            if self._client is not None:
+                self._client.register_listener(pair[0])
+        try:
+            yield heard
+        finally:
+            with self._lock:
+                self._listening.remove(pair)
+                if self._client is not None:
+                    self._client.remove_listener(pair[0])
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _open(self, deadline: Deadline) -> None:
+        if self._client is not None and self._client.runstate.name == "RUNNING":
+            return
+        self._drop()
+        line = _connected(self._machine, self._path, deadline.capped(GREETING_SECONDS))
+        try:
+            pid, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            self.peer = Peer(pid, uid)
+            self._check(self.peer)
+            limit = deadline.capped(GREETING_SECONDS).seconds
+            client = _LOOP.run(_greeted(self._machine, line, [pair[0] for pair in self._listening], limit))
+        except TimeoutError:
+            _shut(line)
+            raise Unknown(
+                "MonitorSilent",
+                f"QEMU of machine {self._machine} does not greet on {self._path} within {limit:.1f} s: "
+                "it hangs, or another client holds its monitor",
+            ) from None
+        except (QMPError, OSError, EOFError) as error:
+            _shut(line)
+            raise Failed(
+                "MonitorUnreachable", f"what listens on {self._path} does not greet as QEMU does: {_short(error)}"
+            ) from None
+        except BaseException:
+            _shut(line)
+            raise
+        self._client, self._socket = client, line
+
+    def _drop(self) -> None:
+        client, line = self._client, self._socket
+        self._client = self._socket = None
+        if client is None:
+            return
+        for _, heard in self._listening:
+            heard.put(None)
+        if line is not None:
+            with suppress(OSError):  # first, so that neither a full buffer nor a hung QEMU can hold the goodbye up
+                line.shutdown(socket.SHUT_RDWR)
+        with suppress(QMPError, OSError, EOFError, RuntimeError, TimeoutError):
+            _LOOP.run(asyncio.wait_for(client.disconnect(), 2.0))
+        for listener, _ in self._listening:
+            with suppress(ValueError, QMPError):
+                client.remove_listener(listener)
+
+
+def _connected(machine: str, path: str, deadline: Deadline) -> socket.socket:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    line.settimeout(max(0.01, deadline.seconds))
+    try:
+        line.connect(path)
+    except TimeoutError:
+        line.close()
+        raise Unknown("MonitorSilent", f"QEMU of machine {machine} takes no connection on {path}: it hangs") from None
+    except OSError as error:
+        line.close()
+        raise Failed(
+            "MonitorUnreachable", f"no QEMU of machine {machine} listens on {path}: {error.strerror or error}"
+        ) from None
+    line.setblocking(False)
+    return line
+
+
+async def _greeted(machine: str, line: socket.socket, listeners: list[_Listener], seconds: float) -> Any:
+    client = QMPClient(machine, MAX_MESSAGE)
+    for listener in listeners:
+        client.register_listener(listener)
+    await asyncio.wait_for(client.connect(line), seconds)
+    return client
+
+
+def _shut(line: socket.socket) -> None:
+    with suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError):
+        line.close()
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def shown(value: Any) -> str:
+    """A value of QMP in a message, bounded."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,76 @@
+"""Which files of the host a machine may name: below the admin's folders, and nowhere else (T13)."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from devalloc_node.errors import Denied
+from devalloc_node.machine.spec import Disk
+
+_QCOW2 = b"QFI\xfb"
+_EXTERNAL_DATA = 1 << 2
+
+
+def resolved(path: str, folders: Sequence[Path], what: str) -> Path:
+    """``path`` without its links, proven to lie below one of ``folders``; what it is is not looked at.
+
+    Raises Denied: ``PathNotAllowed``, ``PathMissing``.
+    """
+    if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/"):
+        raise Denied("PathNotAllowed", f"{what} {path!r} must be an absolute path without '..'")
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+    except OSError as error:
+        raise Denied("PathMissing", f"{what} {path}: {error.strerror}", retryable=True) from None
+    if not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders):
+        allowed = ", ".join(map(str, folders)) or "none"
+        where = f", which is {real}," if str(real) != path else ""
+        raise Denied(
+            "PathNotAllowed",
+            f"{what} {path}{where} is not below a folder that machines of this node may use (these are: {allowed})",
+        )
+    return real
+
+
+def image(path: str, folders: Sequence[Path], what: str) -> Path:
+    """A file that is read whole: a kernel or an initrd. Raises Denied, also ``PathNotFile``."""
+    real = resolved(path, folders, what)
+    if not stat.S_ISREG(real.stat().st_mode):
+        raise Denied("PathNotFile", f"{what} {path} is not a file")
+    return real
+
+
+def disk_image(disk: Disk, folders: Sequence[Path]) -> Path:
+    """The file or block device of a disk.
+
+    Raises Denied: as ``image``; ``DiskFormat`` for a format that is not raw or qcow2, or that the file does not have;
+    ``DiskNamesOthers`` for a qcow2 whose header names a further file, which nobody has checked.
+    """
+    if disk.format not in ("raw", "qcow2"):
+        raise Denied("DiskFormat", f"disk {disk.path}: its format must be said, raw or qcow2, and is {disk.format!r}")
+    real = resolved(disk.path, folders, "disk")
+    mode = real.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        raise Denied("PathNotFile", f"disk {disk.path} is neither a file nor a block device")
+    if disk.format == "qcow2":
+        _check_qcow2(disk.path, real)
+    return real
+
+
+def _check_qcow2(path: str, real: Path) -> None:
+    with real.open("rb") as file:
+        header = file.read(80).ljust(80, b"\0")
+    if not header.startswith(_QCOW2):
+        raise Denied("DiskFormat", f"disk {path} is said to be qcow2 and is not")
+    version, backing = struct.unpack_from(">IQ", header, 4)
+    (incompatible,) = struct.unpack_from(">Q", header, 72)
+    if backing or (version >= 3 and incompatible & _EXTERNAL_DATA):
+        raise Denied(
+            "DiskNamesOthers",
+            f"disk {path} names another file as its backing or data file, which could be any file of this host; "
+            "make an image that stands alone (qemu-img convert)",
+        )

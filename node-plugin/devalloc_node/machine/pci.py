@@ -1,0 +1,164 @@
+"""PCI devices as QEMU is told of them, and where in a machine they are plugged in."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
+from devalloc_node.machine.command import file_node, format_node
+from devalloc_node.machine.monitor import Monitor, Refused
+from devalloc_node.machine.spec import Disk
+from devalloc_node.prepared import PreparedDevice
+
+PERIPHERAL = "/machine/peripheral"
+"""Where QEMU keeps the devices that have an id."""
+_PORTS = frozenset({"child<pcie-root-port>", "child<ioh3420>"})
+_ID = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}", re.ASCII)
+
+Command = tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Something of the host that a device stands on: how it comes and how it goes."""
+
+    add: Command
+    remove: Command
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """One device for one slot."""
+
+    id: str
+    functions: tuple[Mapping[str, Any], ...]
+    """Arguments of device_add but for id and place, the main function first. At most eight."""
+    backends: tuple[Backend, ...] = ()
+    """In the order in which they are added."""
+
+    def function_id(self, number: int) -> str:
+        return function_id(self.id, number)
+
+
+def function_id(device: str, number: int) -> str:
+    """The id of one function of a device in QEMU."""
+    return f"{device}.f{number}"
+
+
+def device_id(claim_uid: str, pool: str, device: str, share: str | None = None) -> str:
+    """How a device of a claim is called in the machine; QEMU's ids are short and plain, names of devices are not."""
+    whole = "\0".join((claim_uid, pool, device, share or ""))
+    return f"claim-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+
+
+def checked_id(name: str) -> str:
+    """``name`` where QEMU takes it as an id. Raises Denied."""
+    if _ID.fullmatch(name) is None:
+        raise Denied("DeviceIdInvalid", f"{name!r} is not an id that QEMU takes: a letter, then letters, digits, -._")
+    return name
+
+
+def passed_through(name: str, device: PreparedDevice) -> PciDevice:
+    """A prepared device as QEMU takes it. Raises Denied (``DeviceNotPluggable``)."""
+    if device.sysfsdev is not None:
+        path = device.sysfsdev if device.sysfsdev.startswith("/sys/") else f"/sys/{device.sysfsdev}"
+        return PciDevice(checked_id(name), ({"driver": "vfio-pci", "sysfsdev": path},))
+    if not device.functions or device.binding == "none":
+        raise Denied(
+            "DeviceNotPluggable",
+            f"device {device.pool}/{device.device} is prepared as {device.binding}, which no machine can be given",
+        )
+    if len(device.functions) > 8:
+        raise Denied("DeviceNotPluggable", f"device {device.pool}/{device.device} has more than 8 functions")
+    return PciDevice(checked_id(name), tuple({"driver": "vfio-pci", "host": address} for address in device.functions))
+
+
+def plain_disk(name: str, disk: Disk, path: str, *, block: bool = False) -> PciDevice:
+    """A disk without any hardware behind it; ``path`` is the one that was checked."""
+    node, file = f"{checked_id(name)}-disk", f"{name}-file"
+    backends = (
+        Backend(
+            ("blockdev-add", file_node(file, path, disk.read_only, block=block)), ("blockdev-del", {"node-name": file})
+        ),
+        Backend(("blockdev-add", format_node(disk, node, file)), ("blockdev-del", {"node-name": node})),
+    )
+    if disk.device == "nvme":
+        return PciDevice(name, ({"driver": "nvme", "drive": node, "serial": name[:20]},), backends)
+    return PciDevice(name, ({"driver": "virtio-blk-pci", "drive": node},), backends)
+
+
+def plain_nic(name: str, mac: str | None = None, interface: str | None = None) -> PciDevice:
+    """A network card without any hardware behind it: on a TAP interface, or on QEMU's own sockets."""
+    net = f"{checked_id(name)}-net"
+    kind: dict[str, Any] = {"type": "user", "id": net}
+    if interface is not None:
+        kind = {"type": "tap", "id": net, "ifname": interface, "script": "no", "downscript": "no"}
+    function = {"driver": "virtio-net-pci", "netdev": net} | ({} if mac is None else {"mac": mac})
+    return PciDevice(name, (function,), (Backend(("netdev_add", kind), ("netdev_del", {"id": net})),))
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A root port that a device can be plugged into."""
+
+    name: str
+    bus: str
+    path: str
+    """Of the bus, in QEMU's object tree."""
+    busy: bool
+
+
+def ports(monitor: Monitor, deadline: Deadline) -> list[Port]:
+    """All root ports, in the order of their names; what is on them, as QEMU has it whatever the guest did yet."""
+    found = []
+    for folder in (PERIPHERAL, "/machine/peripheral-anon"):
+        for entry in monitor.execute("qom-list", {"path": folder}, deadline=deadline):
+            if entry["type"] not in _PORTS:
+                continue
+            path = f"{folder}/{entry['name']}"
+            properties = monitor.execute("qom-list", {"path": path}, deadline=deadline)
+            for bus in (p["name"] for p in properties if p["type"] == "child<PCIE>"):
+                inside = monitor.execute("qom-list", {"path": f"{path}/{bus}"}, deadline=deadline)
+                busy = any(p["name"].startswith("child[") for p in inside)
+                found.append(Port(entry["name"], bus, f"{path}/{bus}", busy))
+    return sorted(found, key=lambda port: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", port.name)])
+
+
+def present(monitor: Monitor, deadline: Deadline) -> dict[str, str]:
+    """The ids of all devices that QEMU has, with their types."""
+    entries = monitor.execute("qom-list", {"path": PERIPHERAL}, deadline=deadline)
+    return {e["name"]: e["type"][6:-1] for e in entries if e["type"].startswith("child<")}
+
+
+def place(monitor: Monitor, name: str, deadline: Deadline) -> str | None:
+    """The path of the bus that a device is on; None where there is no such device."""
+    try:
+        where = monitor.execute(
+            "qom-get", {"path": f"{PERIPHERAL}/{name}", "property": "parent_bus"}, deadline=deadline
+        )
+    except Refused:
+        return None
+    return str(where)
+
+
+def guest_address(monitor: Monitor, name: str, deadline: Deadline) -> str | None:
+    """``0000:01:00.0`` as the guest numbers it; None before its firmware or its kernel did."""
+
+    def search(devices: list[Mapping[str, Any]]) -> str | None:
+        for device in devices:
+            if device.get("qdev_id") == name:
+                return f"0000:{device['bus']:02x}:{device['slot']:02x}.{device['function']}"
+            below = device.get("pci_bridge", {}).get("devices") or []
+            if (found := search(below)) is not None:
+                return found
+        return None
+
+    for bus in monitor.execute("query-pci", deadline=deadline):
+        if (found := search(bus["devices"])) is not None:
+            return found
+    return None

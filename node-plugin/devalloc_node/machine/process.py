@@ -1,0 +1,111 @@
+"""Processes of this host: whether one still is the one that was known, what it holds, and when it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal as signals
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_LOCKED = re.compile(r"^Max locked memory +(\S+)", re.MULTILINE)
+_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)", re.MULTILINE)
+_CAP_IPC_LOCK = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process for as long as the host runs: numbers are used again, a number with its start is not."""
+
+    pid: int
+    started: int
+    """In clock ticks since the host was started."""
+
+
+def process(pid: int) -> Process | None:
+    """The process that has the number now; None where none has, or where it has ended and waits to be collected."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    # The name stands in parentheses and may itself have any character.
+    words = text.rpartition(b")")[2].split()
+    if len(words) < 20 or words[0] in (b"Z", b"X"):
+        return None
+    return Process(pid, int(words[19]))
+
+
+def alive(known: Process) -> bool:
+    return process(known.pid) == known
+
+
+def pidfd(known: Process) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where it has ended. The caller closes it."""
+    try:
+        fd = os.pidfd_open(known.pid)
+    except OSError:
+        return None
+    if alive(known):
+        return fd
+    os.close(fd)
+    return None
+
+
+def wait(known: Process, seconds: float) -> bool:
+    """Whether it ended within ``seconds``."""
+    fd = pidfd(known)
+    if fd is None:
+        return True
+    try:
+        return bool(select.select([fd], [], [], max(0.0, seconds))[0])
+    finally:
+        os.close(fd)
+
+
+def kill(known: Process, signal: int) -> None:
+    """Send a signal to exactly this process; nothing happens where it has ended."""
+    fd = pidfd(known)
+    if fd is not None:
+        try:
+            with suppress(ProcessLookupError):
+                signals.pidfd_send_signal(fd, signal)
+        finally:
+            os.close(fd)
+
+
+def memlock(pid: int) -> int | None:
+    """Bytes that a process may lock; None where there is no limit (or it has the capability that lifts it).
+
+    Raises OSError where the process is gone.
+    """
+    status = (_PROC / str(pid) / "status").read_text()
+    if (found := _CAPABILITIES.search(status)) and int(found[1], 16) >> _CAP_IPC_LOCK & 1:
+        return None
+    return memlock_of((_PROC / str(pid) / "limits").read_text())
+
+
+def memlock_of(limits: str) -> int | None:
+    """The soft limit that /proc/<pid>/limits tells; None for unlimited."""
+    found = _LOCKED.search(limits)
+    if found is None:
+        return 0  # not told: assume the worst
+    return None if found[1] == "unlimited" else int(found[1])
+
+
+def holds(pid: int, nodes: Collection[str]) -> list[str]:
+    """Which of these device nodes the process has open. Raises OSError where that cannot be read; none where it is
+    gone."""
+    folder = _PROC / str(pid) / "fd"
+    found = set()
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    for name in names:
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(folder / name).removesuffix(" (deleted)"))
+    return sorted(found & set(nodes))

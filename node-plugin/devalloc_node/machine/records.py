@@ -1,0 +1,108 @@
+"""What is kept of a machine, so that the plugin finds it again after a restart, an upgrade or a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+from pydantic import ValidationError
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.errors import Failed
+from devalloc_node.machine.process import Process
+from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.machine.translate import spec_of
+from devalloc_node.machine.view import UNKNOWN, Amounts
+from devalloc_node.step import Value
+
+MACHINES = "machine"
+"""The room of the journal's records that holds machines, by key."""
+PLUGS = "plug"
+"""The room that holds what is plugged in, by the target of its step."""
+
+State = Literal["starting", "running", "stopping", "stopped", "failed"]
+
+
+class Records(Protocol):
+    """The part of the journal that is used here. Each call is on disk when it returns. Raises Failed."""
+
+    def record(self, room: str, name: str) -> Mapping[str, Value] | None: ...
+
+    def records(self, room: str) -> Mapping[str, Mapping[str, Value]]: ...
+
+    def put(self, room: str, name: str, content: Mapping[str, Value]) -> None: ...
+
+    def drop(self, room: str, name: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class MachineRecord:
+    """Written before QEMU is started (``starting``), and whenever it is known to be in another state."""
+
+    manifest: Mapping[str, Any]
+    """The VirtualMachine object."""
+    state: State
+    run: str
+    """The UUID of this run, which QEMU knows too."""
+    user: int | None = None
+    """What QEMU runs as; None: the plugin's own user."""
+    process: Process | None = None
+    """Of an adopted machine; of others their life file tells."""
+    boot: str = ""
+    """The host's boot id in which ``process`` was seen."""
+    applied: Amounts = UNKNOWN
+    reason: str = ""
+    message: str = ""
+
+    @cached_property
+    def machine(self) -> VirtualMachine:
+        return VirtualMachine.model_validate(dict(self.manifest))
+
+    @cached_property
+    def spec(self) -> MachineSpec:
+        return spec_of(self.machine)
+
+    def become(self, state: State, reason: str = "", message: str = "") -> MachineRecord:
+        return replace(self, state=state, reason=reason, message=message)
+
+
+def content_of(record: MachineRecord) -> dict[str, Any]:
+    """As JSON. Members are only ever added; a reader ignores those it does not know."""
+    return {
+        "manifest": dict(record.manifest),
+        "state": record.state,
+        "run": record.run,
+        "user": record.user,
+        "process": None if record.process is None else asdict(record.process),
+        "boot": record.boot,
+        "applied": asdict(record.applied),
+        "reason": record.reason,
+        "message": record.message,
+    }
+
+
+def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
+    """Raises Failed (``RecordUnreadable``): such a machine is left alone, and said."""
+    try:
+        process = content.get("process")
+        applied = {name: content.get("applied", {}).get(name) for name in ("cpu_milli", "vcpus", "memory_bytes")}
+        record = MachineRecord(
+            manifest=content["manifest"],
+            state=content["state"],
+            run=content["run"],
+            user=content.get("user"),
+            process=None if process is None else Process(int(process["pid"]), int(process["started"])),
+            boot=content.get("boot", ""),
+            applied=Amounts(**applied),
+            reason=content.get("reason", ""),
+            message=content.get("message", ""),
+        )
+        if record.spec.key != key:
+            raise ValueError(f"it is of {record.spec.key}")
+    except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
+        raise Failed(
+            "RecordUnreadable", f"the record of machine {key} cannot be read: {error}", retryable=False
+        ) from None
+    return record

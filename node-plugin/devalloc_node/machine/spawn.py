@@ -1,0 +1,106 @@
+"""Becomes a machine's QEMU: run as a program of its own, so that nothing of the plugin is a parent of the machine.
+
+Stands alone (no import of this project) and is told what to do by a JSON file. It locks the machine's *life* file and
+lets QEMU inherit the lock: as long as QEMU lives, the file is locked, and no second QEMU of the machine can be.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import struct
+import sys
+
+LIVES = 75
+"""Exit status: the machine runs already."""
+FAILED = 70
+_TUNSETIFF = 0x400454CA
+_TAP = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
+
+
+def main(plan_path: str, detach: bool) -> int:
+    with open(plan_path, encoding="utf-8") as file:
+        plan = json.load(file)
+    life = os.open(plan["life"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return LIVES
+    os.ftruncate(life, 0)
+    if not detach:
+        return _become(plan, life)
+    # The child says what went wrong; a pipe that just closes says that it has become QEMU.
+    says, told = os.pipe2(os.O_CLOEXEC)
+    if os.fork():
+        os.close(told)
+        with os.fdopen(says, "rb") as pipe:
+            words = pipe.read(4096)
+        sys.stderr.write(words.decode(errors="replace"))
+        return FAILED if words else 0
+    os.setsid()
+    os.dup2(told, 2)
+    return _become(plan, life)
+
+
+def _become(plan: dict, life: int) -> int:  # type: ignore[type-arg]
+    try:
+        _prepare(plan, life)
+        os.execve(plan["argv"][0], plan["argv"], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"})
+    except (OSError, ValueError) as error:
+        os.write(plan.get("complain", 2), f"{error}\n".encode())
+    os._exit(FAILED)
+
+
+def _prepare(plan: dict, life: int) -> None:  # type: ignore[type-arg]
+    with open(f"/proc/{os.getpid()}/stat", "rb") as file:
+        started = file.read().rpartition(b")")[2].split()[19].decode()
+    os.pwrite(life, f"{os.getpid()} {started}\n".encode(), 0)
+    for procs in plan["cgroups"]:
+        with open(procs, "w", encoding="ascii") as file:
+            file.write(str(os.getpid()))
+    _limit(resource.RLIMIT_MEMLOCK, plan["memlock"])
+    _limit(resource.RLIMIT_NOFILE, 65536)
+    _limit(resource.RLIMIT_CORE, 0)
+    os.umask(0o077)
+    complain = os.dup(2)
+    os.set_inheritable(complain, False)
+    plan["complain"] = complain
+    os.chdir(plan["folder"])
+    for number, (path, writable) in plan["files"].items():
+        _as(os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC), int(number))
+    for number, interface in plan["taps"].items():
+        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TAP))
+        _as(tap, int(number))
+    log = os.open("qemu.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if plan["uid"] is not None:
+        os.fchown(log, plan["uid"], plan["uid"])
+        os.setgroups(plan["groups"])
+        os.setgid(plan["uid"])
+        os.setuid(plan["uid"])
+    _as(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.set_inheritable(life, True)
+
+
+def _as(fd: int, number: int) -> None:
+    os.dup2(fd, number, inheritable=True)
+    os.close(fd)
+
+
+def _limit(what: int, value: int) -> None:
+    """As much as is allowed, where it is not all."""
+    hard = resource.getrlimit(what)[1]
+    wanted = resource.RLIM_INFINITY if value < 0 else value
+    try:
+        resource.setrlimit(what, (wanted, wanted))
+    except (ValueError, PermissionError):
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard) if wanted >= 0 else hard
+        resource.setrlimit(what, (most, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], "--detach" in sys.argv[2:]))

@@ -1,0 +1,93 @@
+"""What a machine is to be, in the units of this room: the input of every function that starts or scales one."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+MIB = 1 << 20
+CPU = 1000
+"""Thousandths in one CPU: amounts of CPU are integers of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """An amount that changes while the machine runs: thousandths of a CPU, or bytes."""
+
+    least: int
+    most: int
+    use: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    path: str
+    format: Literal["raw", "qcow2"]
+    read_only: bool = False
+    device: Literal["virtio", "nvme"] = "virtio"
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    model: Literal["virtio", "e1000e"] = "virtio"
+    interface: str | None = None
+    """A TAP interface of the host that exists; None: through QEMU's own sockets."""
+    mac: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpec:
+    """A machine to start, or (``adopt``) one that runs already."""
+
+    namespace: str
+    name: str
+    uid: str
+    """Of the VirtualMachine object: the same name with another UID is another machine."""
+    cpus: Bounds
+    memory: Bounds
+    dimm_bytes: int | None = None
+    """The size of the DIMMs that memory is added by; None: virtio-mem."""
+    kernel: str | None = None
+    initrd: str | None = None
+    append: str = ""
+    disks: tuple[Disk, ...] = ()
+    adopt: str | None = None
+    """The QMP socket of the machine to adopt."""
+    nics: tuple[Nic, ...] = ()
+    claims: tuple[str, ...] = ()
+    pci_slots: int = 0
+    """Root ports that devices can be plugged into."""
+    iommu: bool = False
+    """An IOMMU in the guest, so that it can pass devices on to machines of its own."""
+    numa_node: int | None = None
+    """The host's NUMA node that its memory comes from."""
+    running: bool = True
+    restart: Literal["Always", "Never"] = "Always"
+    powerdown_seconds: float = 30.0
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``, how people and the other rooms call it."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def id(self) -> str:
+        """What its files and its cgroup are called: short, one path component, readable."""
+        return machine_id(self.key)
+
+    @property
+    def hot_memory(self) -> int:
+        """Bytes that come and go."""
+        return self.memory.most - self.memory.least
+
+
+def machine_id(key: str) -> str:
+    """The name of a machine's files. Names are at most 316 characters and a socket's path 107: hence a hash."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "-" for c in key.partition("/")[2])
+    return f"{plain[:24].strip('-') or 'machine'}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def whole_cpus(thousandths: int) -> int:
+    """How many vCPUs an amount of CPU needs; at least one."""
+    return max(1, -(-thousandths // CPU))

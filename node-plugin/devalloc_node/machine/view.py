@@ -1,0 +1,68 @@
+"""Machines as other rooms see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devalloc_node.grant import ClaimRef
+from devalloc_node.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """None: not known."""
+
+    cpu_milli: int | None = None
+    """Thousandths of a CPU whose time it may use: its vCPUs, or less."""
+    vcpus: int | None = None
+    memory_bytes: int | None = None
+
+
+UNKNOWN = Amounts()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine in care, as it was last seen."""
+
+    key: str
+    """``namespace/name``"""
+    uid: str
+    """Of the VirtualMachine object in the store; empty: it was made through the service."""
+    phase: str
+    """As in VirtualMachine.status: ``Starting``, ``Running``, ``Stopping``, ``Stopped``, ``Failed``, ``Unknown``."""
+    wanted: Amounts = UNKNOWN
+    permitted: Amounts = UNKNOWN
+    applied: Amounts = UNKNOWN
+    """What QEMU was last told."""
+    observed: Amounts = UNKNOWN
+    """What QEMU says there is (T15)."""
+    reason: str = ""
+    message: str = ""
+    pid: int = 0
+    id: str = ""
+    """Names this run of it."""
+    qmp_socket: str = ""
+    adopted: bool = False
+    is_paused: bool = False
+    """It was started and its CPUs do not run yet: it waits for its devices."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether its QEMU may hold devices."""
+        return self.phase not in ("Pending", "Stopped", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Plug:
+    """A device of a claim in a machine."""
+
+    machine: str
+    ref: ClaimRef
+    device: str
+    """``pool/device``"""
+    id: str
+    """QEMU's."""
+    host: str
+    """What of the host it is: its first PCI address, or its path below /sys."""
+    step: Step
