@@ -116,9 +116,11 @@ class ToyBinding:
         return (names[int(number)],)
 
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
-        (key,) = keys
+        key = next(iter(keys), "")
         slot = key.removeprefix("slot/")
         shared = f"card/{granted.pool}"
+        if granted.admin:
+            return PreparedDevice(granted.requests, granted.pool, granted.device, "none", admin=True)
         yield Step("property", f"{granted.pool}/count", None, self.slots, shared)
         for name, value in (("setting", granted.pool), ("driver", "vfio")):
             target = f"{slot}/{name}"

@@ -26,7 +26,7 @@ from devalloc_node.step import Step, StepKind
 LOG = logging.getLogger(__name__)
 
 Choose = Callable[[GrantedDevice], Binding]
-"""The binding for a device. Raises Denied: ``DeviceUnknown``, ``KindNotAllowed`` …"""
+"""The binding for a device, of admin access too. Raises Denied: ``DeviceUnknown``, ``DeviceGone`` …"""
 Render = Callable[[Grant, Sequence[PreparedDevice]], Rendered]
 """Files that go with a prepared claim (UTF-8), and what its devices are called in them."""
 InUse = Callable[[PreparedDevice], str | None]
@@ -185,7 +185,7 @@ class Claims:
     # Preparing.
 
     def _prepare(self, grant: Grant, due: Deadline, caller: str) -> Prepared:
-        bindings = [None if device.admin else self._binding(device) for device in grant.devices]
+        bindings = [self._binding(device) for device in grant.devices]
         keys = self._hold(grant, bindings, due)
         work = Work(grant.ref.uid, caller)
         try:
@@ -204,7 +204,7 @@ class Claims:
 
     def _binding(self, granted: GrantedDevice) -> Binding:
         binding = self._choose(granted)
-        if granted.share is not None and not binding.shares:
+        if granted.share is not None and not granted.admin and not binding.shares:
             raise Denied(
                 "ShareUnsupported",
                 f"device {device_name(granted)} was given in shares, and {binding.name} can only be given whole; "
@@ -212,14 +212,15 @@ class Claims:
             )
         return binding
 
-    def _hold(self, grant: Grant, bindings: Sequence[Binding | None], due: Deadline) -> list[tuple[str, ...]]:
+    def _hold(self, grant: Grant, bindings: Sequence[Binding], due: Deadline) -> list[tuple[str, ...]]:
         """Choose what each device holds and write it down, before anything else may."""
         while True:
             held = self.journal.held()
             holdings: dict[str, str] = {}
             chosen = []
             for granted, binding in zip(grant.devices, bindings, strict=True):
-                keys = () if binding is None else tuple(binding.keys(granted, grant.ref.uid, [*held, *holdings]))
+                # Admin access excludes nobody (S14).
+                keys = () if granted.admin else tuple(binding.keys(granted, grant.ref.uid, [*held, *holdings]))
                 for key in keys:
                     if key in holdings:
                         both = f"{holdings[key]} and {device_name(granted)}"
@@ -247,14 +248,14 @@ class Claims:
         )
 
     def _device(
-        self, work: Work, granted: GrantedDevice, binding: Binding | None, keys: tuple[str, ...], due: Deadline
+        self, work: Work, granted: GrantedDevice, binding: Binding, keys: tuple[str, ...], due: Deadline
     ) -> PreparedDevice:
-        if binding is None:
-            return PreparedDevice(granted.requests, granted.pool, granted.device, "none", admin=True)
         steps = binding.prepare(granted, keys, due)
         try:
             step = next(steps)
             while True:
+                if granted.admin:
+                    raise Failed("InternalError", f"{binding.name} would change the host for admin access: {step.kind}")
                 try:
                     self.steps.perform(work, device_name(granted), step, due)
                 except NodeError as error:

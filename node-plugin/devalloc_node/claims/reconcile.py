@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devalloc_node.claims.engine import Claims
+from devalloc_node.claims.steps import Undone
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.grant import ClaimRef, Grants
@@ -107,10 +108,13 @@ class Reconciler:
                 report.stuck.append(f"{name}, which nobody uses any more: {problem}")
         for withheld in self._claims.journal.withheld():
             try:
-                self._claims.steps.offer(withheld.device, withheld.step, self._due())
-                report.finished.append(f"device {withheld.device} was reset and is offered again")
+                undone = self._claims.steps.offer(withheld, self._due())
             except NodeError as error:
-                report.stuck.append(f"device {withheld.device} stays withheld: {error}")
+                undone = Undone(left=(error,))
+            for problem in undone.left:
+                report.stuck.append(f"device {withheld.device} stays withheld: {problem}")
+            if not undone.left:
+                report.finished.append(f"device {withheld.device} was reset and is offered again")
 
     def _let_go(self, report: Report) -> None:
         """Claims that count as held in the store, and of which nothing is here: a crash came in between."""

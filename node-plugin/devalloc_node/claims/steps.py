@@ -11,7 +11,8 @@ from devalloc_node.claims.locks import Locks
 from devalloc_node.claims.options import Options
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.journal import USE, Journal, StepRecord
+from devalloc_node.journal import USE, Journal, StepRecord, Withheld
+from devalloc_node.journal.records import WITHHELD
 from devalloc_node.step import ForcibleKind, Step, StepKind
 
 LOG = logging.getLogger(__name__)
@@ -42,6 +43,14 @@ class Undone:
     """Why steps of the claim are left, which keep its devices held."""
     shared: tuple[NodeError, ...] = ()
     """Why what it shared is not as it was before, which is tried again later."""
+
+
+class _Withheld(Exception):
+    """A device was withheld, with all steps that are left of it."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.device = device
 
 
 class Steps:
@@ -78,6 +87,9 @@ class Steps:
                 if not lasting and record.step.kind not in self._options.outer:
                     guard(record.device)
                 shared += self.undo_one(record, deadline, force=force, caller=caller)
+            except _Withheld as withheld:
+                # Its steps are not the claim's any more.
+                kept.add(withheld.device)
             except NodeError as error:
                 left.append(error)
                 if not lasting:
@@ -94,14 +106,14 @@ class Steps:
         try:
             self._revert(step, deadline, force=force)
         except NodeError as error:
-            if error.code != "ResetFailed":
-                self._journal.stuck(record.id, error.message)
-                _audit("stuck", step, record.owner, record.device, caller, error)
-                raise
-            self._journal.withhold(record.id, error.message)
-            _audit("withheld", step, record.owner, record.device, caller, error)
-            LOG.error("device %s is withheld: %s", record.device, error)
-            return []
+            if error.code == "ResetFailed" and not record.owner.startswith(WITHHELD):
+                self._journal.withhold(record.id, error.message)
+                _audit("withheld", step, record.owner, record.device, caller, error)
+                LOG.error("device %s is withheld: %s", record.device, error)
+                raise _Withheld(record.device) from error
+            self._journal.stuck(record.id, error.message)
+            _audit("stuck", step, record.owner, record.device, caller, error)
+            raise
         self._journal.undone(record.id)
         _audit("undo", step, record.owner, record.device, caller)
         return []
@@ -120,11 +132,15 @@ class Steps:
                 return error
         return None
 
-    def offer(self, device: str, step: Step, deadline: Deadline) -> None:
-        """Try again to clean a withheld device. Raises NodeError where it stays withheld."""
-        self._revert(step, deadline, force=False)
-        self._journal.unwithhold(device)
-        _audit("offered", step, "", device, "")
+    def offer(self, withheld: Withheld, deadline: Deadline) -> Undone:
+        """Try again to clean a withheld device, then put it back as it was before its last owner; nothing left: it is
+        offered again."""
+        with self._locks.shared(withheld.owner, deadline):
+            undone = self.undo(withheld.owner, deadline, lambda device: None)
+            if not undone.left:
+                self._journal.unwithhold(withheld.device)
+                audit("offered", device=withheld.device)
+        return undone
 
     def _join(self, work: Work, device: str, step: Step, name: str, deadline: Deadline) -> None:
         with self._locks.shared(name, deadline):

@@ -25,7 +25,7 @@ class Reader(Protocol):
         """In the order in which they were begun."""
 
     def shared(self) -> Sequence[str]:
-        """Names of everything shared that has steps."""
+        """Names of everything shared that has steps. Withheld devices are not among them."""
 
     def users(self, name: str) -> Sequence[StepRecord]:
         """The ``use`` steps of all who share it."""
@@ -70,9 +70,11 @@ class Journal(Reader, Protocol):
         """The claim and what it held. Raises Failed (``JournalDisagrees``) where steps of it are left."""
 
     def withhold(self, step: int, reason: str) -> None:
-        """Forget a step of a claim; all keys of its device become withheld, whatever becomes of the claim."""
+        """All keys of the device of this step become withheld, and the claim's steps of that device (those before it
+        as well as itself) are the withheld device's: they are undone when it is offered again."""
 
-    def unwithhold(self, device: str) -> None: ...
+    def unwithhold(self, device: str) -> None:
+        """Offer a device again. Raises Failed (``JournalDisagrees``) where steps of it are left."""
 
     def boot(self, boot: str, lasting: Collection[str]) -> Sequence[ClaimRecord]:
         """Compare the host's boot id with the one of last time, and note it.

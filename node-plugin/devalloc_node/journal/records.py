@@ -16,6 +16,10 @@ USE = "use"
 means leaving, and the last one to leave undoes the shared steps."""
 
 
+WITHHELD = "withheld/"
+"""What the owner of steps of a withheld device begins with."""
+
+
 class ClaimState(StrEnum):
     """How far a claim is."""
 
@@ -61,7 +65,7 @@ class StepRecord:
     id: int
     """Steps of one owner are undone from the highest to the lowest."""
     owner: str
-    """The UID of a claim, or the name of what several share, which has a slash in it."""
+    """The UID of a claim; or, with a slash in it, the name of what several share, or of a withheld device."""
     device: str
     """``pool/device``; empty for what belongs to the claim as a whole."""
     step: Step
@@ -76,10 +80,13 @@ class Withheld:
 
     device: str
     keys: tuple[str, ...]
-    step: Step
-    """What failed when it was undone, and is tried again."""
     reason: str
     since: str
+
+    @property
+    def owner(self) -> str:
+        """Who owns the steps of the claim that are left of it: they are undone when it could be cleaned."""
+        return WITHHELD + self.device
 
 
 class Taken(Denied):

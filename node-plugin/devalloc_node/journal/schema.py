@@ -51,7 +51,7 @@ SCHEMA = Schema(
             """
             CREATE TABLE steps (
                 id INTEGER PRIMARY KEY AUTOINCREMENT,
-                owner TEXT NOT NULL,             -- uid of a claim, or a shared name
+                owner TEXT NOT NULL,             -- uid of a claim, a shared name, withheld/<device>
                 device TEXT NOT NULL,            -- pool/device, or empty
                 kind TEXT NOT NULL,
                 target TEXT NOT NULL,
@@ -67,10 +67,6 @@ SCHEMA = Schema(
             CREATE TABLE withheld (
                 key TEXT PRIMARY KEY,
                 device TEXT NOT NULL,
-                kind TEXT NOT NULL,              -- of the step that is to be undone
-                target TEXT NOT NULL,
-                was TEXT NOT NULL,
-                becomes TEXT NOT NULL,
                 reason TEXT NOT NULL,
                 since TEXT NOT NULL
             ) WITHOUT ROWID

@@ -17,7 +17,7 @@ from devalloc.store.errors import Damaged, StoreError, Unusable
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal.folder import make_private, move_aside
-from devalloc_node.journal.records import USE, ClaimRecord, ClaimState, Holding, StepRecord, Taken, Withheld
+from devalloc_node.journal.records import USE, WITHHELD, ClaimRecord, ClaimState, Holding, StepRecord, Taken, Withheld
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.step import Step, Value
 
@@ -115,7 +115,9 @@ class SQLiteJournal:
 
     def shared(self) -> Sequence[str]:
         with self._transaction(write=False) as sql:
-            rows = sql.execute("SELECT DISTINCT owner FROM steps WHERE owner LIKE '%/%' ORDER BY owner").fetchall()
+            rows = sql.execute(
+                "SELECT DISTINCT owner FROM steps WHERE owner LIKE '%/%' AND owner NOT LIKE 'withheld/%' ORDER BY owner"
+            ).fetchall()
         return [name for (name,) in rows]
 
     def users(self, name: str) -> Sequence[StepRecord]:
@@ -126,13 +128,10 @@ class SQLiteJournal:
 
     def withheld(self) -> Sequence[Withheld]:
         with self._transaction(write=False) as sql:
-            rows = sql.execute(
-                "SELECT device, key, kind, target, was, becomes, reason, since FROM withheld ORDER BY device, key"
-            ).fetchall()
+            rows = sql.execute("SELECT device, key, reason, since FROM withheld ORDER BY device, key").fetchall()
         found: dict[str, Withheld] = {}
-        for device, key, kind, target, was, becomes, reason, since in rows:
-            keys = (*found[device].keys, key) if device in found else (key,)
-            found[device] = Withheld(device, keys, Step(kind, target, _value(was), _value(becomes)), reason, since)
+        for device, key, reason, since in rows:
+            found[device] = Withheld(device, (*(found[device].keys if device in found else ()), key), reason, since)
         return list(found.values())
 
     def record(self, room: str, name: str) -> Mapping[str, Value] | None:
@@ -204,29 +203,26 @@ class SQLiteJournal:
 
     def forget(self, uid: str) -> None:
         with self._transaction() as sql:
-            (left,) = sql.execute("SELECT count(*) FROM steps WHERE owner = ?", (uid,)).fetchone()
-            if left:
-                raise Failed("JournalDisagrees", f"{left} steps of claim {uid} are not undone, so it is not forgotten")
+            _refuse_steps(sql, uid)
             sql.execute("DELETE FROM holdings WHERE uid = ?", (uid,))
             sql.execute("DELETE FROM claims WHERE uid = ?", (uid,))
 
     def withhold(self, step: int, reason: str) -> None:
         with self._transaction() as sql:
-            # Withheld already for another step of the same device: one reason is enough, and the first one stays.
+            row = sql.execute("SELECT owner, device FROM steps WHERE id = ?", (step,)).fetchone()
+            if row is None:
+                raise Failed("JournalDisagrees", f"there is no step {step} to withhold a device for")
+            owner, device = row
             sql.execute(
-                "INSERT OR IGNORE INTO withheld SELECT h.key, h.device, s.kind, s.target, s.was, s.becomes, ?, ?"
-                " FROM steps s JOIN holdings h ON h.uid = s.owner AND h.device = s.device WHERE s.id = ?",
-                (reason, self._now(), step),
+                "INSERT OR REPLACE INTO withheld SELECT key, device, ?, ? FROM holdings WHERE uid = ? AND device = ?",
+                (reason, self._now(), owner, device),
             )
-            sql.execute(
-                "DELETE FROM holdings WHERE EXISTS (SELECT 1 FROM steps s"
-                " WHERE s.id = ? AND s.owner = holdings.uid AND s.device = holdings.device)",
-                (step,),
-            )
-            sql.execute("DELETE FROM steps WHERE id = ?", (step,))
+            sql.execute("DELETE FROM holdings WHERE uid = ? AND device = ?", (owner, device))
+            sql.execute("UPDATE steps SET owner = ? WHERE owner = ? AND device = ?", (WITHHELD + device, owner, device))
 
     def unwithhold(self, device: str) -> None:
         with self._transaction() as sql:
+            _refuse_steps(sql, WITHHELD + device)
             sql.execute("DELETE FROM withheld WHERE device = ?", (device,))
 
     def boot(self, boot: str, lasting: Collection[str]) -> Sequence[ClaimRecord]:
@@ -318,6 +314,12 @@ def _problems(sql: sqlite3.Connection) -> list[str]:
     return found
 
 
+def _refuse_steps(sql: sqlite3.Connection, owner: str) -> None:
+    (left,) = sql.execute("SELECT count(*) FROM steps WHERE owner = ?", (owner,)).fetchone()
+    if left:
+        raise Failed("JournalDisagrees", f"{left} steps of {owner} are not undone, so it is not forgotten")
+
+
 def _mark_done(sql: sqlite3.Connection, steps: Collection[int]) -> None:
     sql.executemany("UPDATE steps SET state = 'done', problem = '' WHERE id = ?", [(step,) for step in sorted(steps)])
 
@@ -332,7 +334,7 @@ def _claim(row: tuple[str, ...]) -> ClaimRecord:
 
 def _step(row: tuple[int, str, str, str, str, str, str, str, str]) -> StepRecord:
     number, owner, device, kind, target, was, becomes, state, problem = row
-    shared = owner if "/" in owner else None
+    shared = owner if "/" in owner and not owner.startswith(WITHHELD) else None
     step = Step(kind, target, _value(was), _value(becomes), shared)
     if state not in ("intent", "done", "stuck"):
         raise Failed("JournalDamaged", f"step {number} is in the state {state!r}", retryable=False)

@@ -262,15 +262,20 @@ class TestFailure:
         assert bench.claims.withheld() == {
             "a/slot-0": "a/0/content did not come back from its reset: Input/output error"
         }
-        assert not bench.host.state
+        # It stays as it is, its card too, and the claim is rid of it.
+        assert bench.host.state == {"a/count": SLOTS, "a/0/setting": "a", "a/0/driver": "vfio"}
+        assert not bench.journal.claims()
         with pytest.raises(Denied, match="is withheld: a/0/content did not come back") as refused:
             bench.claims.prepare(bench.add("a/slot-0"))
         assert refused.value.code == "DeviceWithheld"
-        assert bench.claims.prepare(bench.add("a/any")).devices[0].functions == ("a/1",)
+        other = bench.add("a/any")
+        assert bench.claims.prepare(other).devices[0].functions == ("a/1",)
+        bench.claims.unprepare(other)
         assert len(bench.reconciler.reconcile().stuck) == 1
         bench.host.refuse = refusing()
         assert bench.reconciler.reconcile().finished == ["device a/slot-0 was reset and is offered again"]
         assert bench.claims.withheld() == {}
+        assert bench.is_initial()
 
     def test_a_bug_in_a_binding_is_an_error_of_that_claim(self, bench: Bench) -> None:
         ref = bench.add("a/slot-0")
