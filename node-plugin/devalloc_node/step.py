@@ -10,8 +10,8 @@ What undoing knows of the kinds of steps:
   unbound under a machine that would not let go. It is tried again later.
 * NodeError with code ``DeviceGone`` from undoing means that there is nothing left to put back: it counts as undone.
 * A ``reset`` step (between owners, T7) does nothing when it is done and resets when it is undone. Where that fails
-  (code ``ResetFailed``) the claim is rid of the device, which is withheld with the reason and stays as it is, its driver
-  included, until undoing the step succeeds; then the rest is undone.
+  (code ``ResetFailed``) the claim is rid of the device, which is withheld with the reason and stays as it is, with the
+  driver it has, until undoing the step succeeds; then the rest is undone.
 * ``file`` steps outlive a reboot; all others are undone by it.
 """
 

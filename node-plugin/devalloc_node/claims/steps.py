@@ -46,7 +46,7 @@ class Undone:
 
 
 class _Withheld(Exception):
-    """A device was withheld, with all steps that are left of it."""
+    """A device was withheld, and the steps that are left of it are not the claim's any more."""
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
@@ -79,17 +79,19 @@ class Steps:
         left: list[NodeError] = []
         shared: list[NodeError] = []
         kept: set[str] = set()
+        gone: set[str] = set()
         for record in reversed(self._journal.steps(uid)):
+            if record.device in gone:
+                continue
             lasting = record.step.kind in self._options.lasting
             if not lasting and (record.device in kept or "" in kept or (kept and not record.device)):
                 continue
             try:
                 if not lasting and record.step.kind not in self._options.outer:
                     guard(record.device)
-                shared += self.undo_one(record, deadline, force=force, caller=caller)
+                shared += self._undo_one(record, deadline, force=force, caller=caller)
             except _Withheld as withheld:
-                # Its steps are not the claim's any more.
-                kept.add(withheld.device)
+                gone.add(withheld.device)
             except NodeError as error:
                 left.append(error)
                 if not lasting:
@@ -100,6 +102,12 @@ class Steps:
         self, record: StepRecord, deadline: Deadline, *, force: bool = False, caller: str = ""
     ) -> list[NodeError]:
         """One step of a claim. Raises NodeError where it stays; returns what stays of what it shared."""
+        try:
+            return self._undo_one(record, deadline, force=force, caller=caller)
+        except _Withheld:
+            return []
+
+    def _undo_one(self, record: StepRecord, deadline: Deadline, *, force: bool, caller: str) -> list[NodeError]:
         step = record.step
         if step.kind == USE:
             return self._leave(record, deadline, caller)

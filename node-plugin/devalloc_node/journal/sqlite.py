@@ -115,10 +115,8 @@ class SQLiteJournal:
 
     def shared(self) -> Sequence[str]:
         with self._transaction(write=False) as sql:
-            rows = sql.execute(
-                "SELECT DISTINCT owner FROM steps WHERE owner LIKE '%/%' AND owner NOT LIKE 'withheld/%' ORDER BY owner"
-            ).fetchall()
-        return [name for (name,) in rows]
+            rows = sql.execute("SELECT DISTINCT owner FROM steps WHERE owner LIKE '%/%' ORDER BY owner").fetchall()
+        return [name for (name,) in rows if not name.startswith(WITHHELD)]
 
     def users(self, name: str) -> Sequence[StepRecord]:
         with self._transaction(write=False) as sql:
