@@ -1,0 +1,245 @@
+"""How the node's devices are: looked at now and then and when something happened, told to whoever listens.
+
+A prepared device is well while it is there, bound as it was left, and answers; any other published one while it is
+there and answers. Either is unwell for a while after a fatal error on its link. What is unwell is withheld from claims
+(T3) until it is well again; of what cannot be told nothing is withheld.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from devalloc.api.pool import Device, DevicePool
+from devalloc.inventory.pci import Address
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.binding.binding import Health
+from devalloc_node.binding.health import HEALTHY, present
+from devalloc_node.errors import NodeError
+from devalloc_node.feed import Checkup, DeviceHealth
+from devalloc_node.prepared import Prepared, PreparedDevice
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 10.0
+"""Seconds between looks at all devices. One costs some 50 microseconds a function."""
+MIN_PAUSE = 0.2
+"""Seconds from one look to the next, however many events come."""
+ERROR_SECONDS = 300.0
+"""How long a device counts as unwell after a fatal error."""
+_POLL = 0.25
+UNHEALTHY = "unhealthy: "
+
+_FATAL = re.compile(r"^TOTAL_ERR_FATAL ([0-9]{1,18})$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A device to look at."""
+
+    pool: str
+    device: str
+    look: Callable[[], Health]
+    """May raise: then nothing can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """How a device was when it was last looked at; times in seconds since 1970."""
+
+    health: Health
+    since: float
+    """When it began to be so."""
+    seen: float
+
+
+class HealthWatch:
+    """Looks at devices; the ``HealthFeed`` of those who tell others. Safe for threads."""
+
+    def __init__(
+        self,
+        subjects: Callable[[], Iterable[Subject]],
+        *,
+        interval: float = INTERVAL,
+        on_change: Callable[[Sequence[DeviceHealth]], None] = lambda changed: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``on_change``: called after a look that found a device otherwise than before, or for the first time; also
+        for one that is gone, with the state ``unknown``. What it raises is logged."""
+        self._subjects = subjects
+        self._interval = interval
+        self._on_change = on_change
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._asked = threading.Event()
+        self._version = 0
+        self._observed: dict[tuple[str, str], Observed] = {}
+
+    def snapshot(self) -> Checkup:
+        """What is known now; at once."""
+        with self._changed:
+            return Checkup(
+                self._version,
+                tuple(DeviceHealth(*key, found.health, found.seen) for key, found in sorted(self._observed.items())),
+            )
+
+    def wait(self, version: int, timeout: float) -> bool:
+        """Wait until there is something newer than ``version``, at most ``timeout`` seconds; whether there is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._version > version, timeout)
+
+    def observed(self, pool: str, device: str) -> Observed | None:
+        """How one device is, and since when; None for one that nobody looked at."""
+        with self._changed:
+            return self._observed.get((pool, device))
+
+    def unhealthy(self) -> dict[str, str]:
+        """Why devices are unwell, by name, as ``devalloc.io/unavailable`` has it."""
+        with self._changed:
+            return {
+                device: UNHEALTHY + found.health.message
+                for (_, device), found in self._observed.items()
+                if found.health.state == "unhealthy"
+            }
+
+    def poke(self) -> None:
+        """Have the loop look soon: something may have happened. From any thread or signal handler."""
+        self._asked.set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Look now, and go on until ``stop`` is set."""
+        while not stop.is_set():
+            self._asked.clear()
+            try:
+                self.look()
+            except Exception:
+                log.exception("could not look at the devices; trying again in %.0f s", self._interval)
+            stop.wait(MIN_PAUSE)
+            until = time.monotonic() + self._interval
+            while not stop.is_set() and (left := until - time.monotonic()) > 0:
+                if self._asked.wait(min(left, _POLL)):
+                    break
+
+    def look(self) -> None:
+        """Look at all devices once."""
+        now = {(subject.pool, subject.device): _look(subject) for subject in self._subjects()}
+        seen = self._clock()
+        with self._changed:
+            before = self._observed
+            changed = [key for key, health in now.items() if key not in before or before[key].health != health]
+            gone = before.keys() - now.keys()
+            self._observed = {
+                key: Observed(health, seen if key in changed else before[key].since, seen)
+                for key, health in now.items()
+            }
+            if changed or gone:
+                self._version += 1
+                self._changed.notify_all()
+        for key in changed:
+            if now[key].state != "healthy" or key in before:
+                level = logging.INFO if now[key].state == "healthy" else logging.WARNING
+                log.log(level, "device %s/%s is %s %s", *key, now[key].state, now[key].message)
+        told = [DeviceHealth(*key, now[key], seen) for key in changed]
+        told += [DeviceHealth(*key, Health("unknown", "is not published any more"), seen) for key in sorted(gone)]
+        if told:
+            self._tell(told)
+
+    def _tell(self, changed: Sequence[DeviceHealth]) -> None:
+        try:
+            self._on_change(changed)
+        except Exception:
+            log.exception("could not tell how the devices are; the next change is told again")
+
+
+def _look(subject: Subject) -> Health:
+    try:
+        return subject.look()
+    except (NodeError, OSError, ValueError) as error:
+        return Health("unknown", str(error) or type(error).__name__)
+
+
+class LinkErrors:
+    """Fatal errors of PCI functions, as the kernel counts them (AER). Safe for one thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: dict[str, int] = {}
+        self._last: dict[str, float] = {}
+
+    def check(self, tree: Tree, address: str) -> Health:
+        """Unhealthy for a while after the count went up; what was counted before the first look does not matter."""
+        folder = tree.sys.folder("bus", "pci", "devices", address) if tree.sys and Address.parse(address) else None
+        match = _FATAL.search((folder.text("aer_dev_fatal") or "") if folder else "")
+        if match is None:
+            self._counts.pop(address, None)
+            return HEALTHY
+        count, before = int(match[1]), self._counts.get(address)
+        self._counts[address] = count
+        if before is not None and count > before:
+            self._last[address] = self._clock()
+        if self._clock() - self._last.get(address, float("-inf")) < ERROR_SECONDS:
+            return Health("unhealthy", f"{address} has had fatal errors on its link ({count} since it was switched on)")
+        return HEALTHY
+
+
+def subjects(
+    tree: Callable[[], Tree],
+    observe: Callable[[PreparedDevice], Health],
+    prepared: Iterable[Prepared],
+    pools: Iterable[DevicePool],
+    errors: LinkErrors,
+) -> Iterator[Subject]:
+    """The prepared devices, and the published ones that are not prepared. Devices of one function are one look."""
+    done: dict[str, Health] = {}
+
+    def function(address: str) -> Health:
+        if address not in done:
+            here = tree()
+            found = present(here, address)
+            done[address] = found if isinstance(found, Health) else errors.check(here, address)
+        return done[address]
+
+    def bound(device: PreparedDevice) -> Health:
+        health = observe(device)
+        if health.state != "healthy":
+            return health
+        found = (function(address) for address in device.functions)
+        return next((each for each in found if each.state != "healthy"), HEALTHY)
+
+    told = set()
+    for claim in prepared:
+        for device in claim.devices:
+            if not device.admin and (device.pool, device.device) not in told:
+                told.add((device.pool, device.device))
+                yield Subject(device.pool, device.device, lambda device=device: bound(device))  # type: ignore[misc]
+    for pool in pools:
+        common = {attribute.name: attribute.value for attribute in pool.spec.attributes}
+        for published in pool.spec.devices:
+            address = _address(published, common)
+            if (pool.metadata.name, published.name) not in told and address is not None:
+                yield Subject(pool.metadata.name, published.name, lambda at=address: function(at))  # type: ignore[misc]
+
+
+def _address(device: Device, common: Mapping[str, object]) -> str | None:
+    """The PCI function to look at: the device's own, or its physical one while it does not exist."""
+    own = common | {attribute.name: attribute.value for attribute in device.attributes}
+    later = own.get("function") == "vf" and own.get("state") == "creatable"
+    found = own.get("pfPciBusID" if later else "pciBusID")
+    return found if isinstance(found, str) else None
+
+
+def backing(prepared: Iterable[Prepared]) -> dict[str, frozenset[str]]:
+    """What stands behind prepared devices, by their names, as the inventory calls it (``Known.prepared``)."""
+    found: dict[str, frozenset[str]] = {}
+    for claim in prepared:
+        for device in claim.devices:
+            if not device.admin:
+                addresses = (Address.parse(function) for function in device.functions)
+                names = {address.device_name for address in addresses if address is not None}
+                uuid = {f"mdev-{device.mdev_uuid}"} if device.mdev_uuid else set()
+                found[device.device] = found.get(device.device, frozenset()) | names | uuid
+    return found

@@ -1,0 +1,305 @@
+"""How devices are: seen, told to listeners and on claims, withheld while they are unwell, and taken back when well."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from devalloc.controller.allocate import Allocator
+from devalloc.inventory import InventoryConfig, Known, discover
+from devalloc.inventory.sysfs import Tree
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.binding.binding import Health
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.table import Bindings
+from devalloc_node.errors import Failed
+from devalloc_node.feed import DeviceHealth
+from devalloc_node.grant import ClaimRef
+from devalloc_node.health import ERROR_SECONDS, HealthWatch, LinkErrors, Subject, backing, subjects
+from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.statuses import ClaimStatuses
+from tests.support import cards
+from tests.support.fakehost import FakeHost, LocalHost
+from tests.support.fakesysfs import FakeSysfs
+from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+
+REF = ClaimRef("default", "a", "uid")
+WELL = Health("healthy")
+SICK = Health("unhealthy", "it does not answer")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Ward:
+    """Devices d0, d1 … of pool p, as the test has them."""
+
+    def __init__(self, *states: Health | Exception) -> None:
+        self.states = list(states)
+        self.told: list[DeviceHealth] = []
+        self.clock = Clock()
+        self.watch = HealthWatch(self.subjects, on_change=self.told.extend, clock=self.clock)
+
+    def subjects(self) -> Iterator[Subject]:
+        for number, state in enumerate(self.states):
+            yield Subject("p", f"d{number}", self.look(state))
+
+    @staticmethod
+    def look(state: Health | Exception) -> Callable[[], Health]:
+        def look() -> Health:
+            if isinstance(state, Exception):
+                raise state
+            return state
+
+        return look
+
+    def states_told(self) -> list[tuple[str, str]]:
+        told = [(each.device, each.health.state) for each in self.told]
+        self.told.clear()
+        return told
+
+
+class TestWatching:
+    def test_what_changes_is_told_once_and_kept_with_its_time(self) -> None:
+        ward = Ward(WELL, SICK)
+        ward.watch.look()
+        assert ward.states_told() == [("d0", "healthy"), ("d1", "unhealthy")]
+        first = ward.watch.snapshot()
+        ward.clock.now += 5
+        ward.watch.look()
+        again = ward.watch.snapshot()
+        assert (ward.states_told(), again.version) == ([], first.version)
+        assert [(each.device, each.seen) for each in again.devices] == [("d0", 1005.0), ("d1", 1005.0)]
+        seen = ward.watch.observed("p", "d1")
+        assert seen is not None
+        assert (seen.since, seen.seen) == (1000.0, 1005.0)
+
+    def test_the_unwell_are_withheld_until_they_are_well(self) -> None:
+        ward = Ward(SICK, Failed("NoAnswer", "nobody answers"), OSError("no entry"))
+        ward.watch.look()
+        assert ward.watch.unhealthy() == {"d0": "unhealthy: it does not answer"}, "the unknown are not"
+        assert ward.states_told() == [("d0", "unhealthy"), ("d1", "unknown"), ("d2", "unknown")]
+        ward.states[0] = WELL
+        ward.watch.look()
+        assert (ward.watch.unhealthy(), ward.states_told()) == ({}, [("d0", "healthy")])
+
+    def test_another_message_is_news_too(self) -> None:
+        ward = Ward(SICK)
+        ward.watch.look()
+        before = ward.watch.snapshot().version
+        ward.states[0] = Health("unhealthy", "it is gone")
+        ward.watch.look()
+        assert ward.watch.snapshot().version > before
+
+    def test_what_goes_is_told_and_forgotten(self) -> None:
+        ward = Ward(WELL, SICK)
+        ward.watch.look()
+        ward.states_told()
+        ward.states.pop()
+        ward.watch.look()
+        assert ward.states_told() == [("d1", "unknown")]
+        assert [each.device for each in ward.watch.snapshot().devices] == ["d0"]
+        assert ward.watch.unhealthy() == {}
+
+    def test_who_waits_is_woken_by_news_alone(self) -> None:
+        ward = Ward(WELL)
+        ward.watch.look()
+        version = ward.watch.snapshot().version
+        assert not ward.watch.wait(version, 0.01)
+        woken: list[bool] = []
+        listener = threading.Thread(target=lambda: woken.append(ward.watch.wait(version, 30)))
+        listener.start()
+        ward.states[0] = SICK
+        ward.watch.look()
+        listener.join(30)
+        assert woken == [True]
+
+    def test_the_loop_looks_when_it_is_poked_and_survives_what_it_meets(self) -> None:
+        looks = threading.Semaphore(0)
+        fail = threading.Event()
+
+        def look_at_all() -> list[Subject]:
+            looks.release()
+            if fail.is_set():
+                raise RuntimeError("no journal")
+            return [Subject("p", "d0", lambda: WELL)]
+
+        def told(changed: object) -> None:
+            raise RuntimeError("nobody listens")
+
+        watch, stop = HealthWatch(look_at_all, interval=1000, on_change=told), threading.Event()
+        thread = threading.Thread(target=watch.run, args=(stop,))
+        thread.start()
+        try:
+            assert looks.acquire(timeout=30)
+            fail.set()
+            for _ in range(2):
+                watch.poke()
+                assert looks.acquire(timeout=30)
+        finally:
+            stop.set()
+            thread.join(30)
+        assert not thread.is_alive()
+        assert [each.health for each in watch.snapshot().devices] == [WELL]
+
+
+NIC = "0000:41:00.0"
+VF = "0000:41:10.0"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    found = FakeHost(tmp_path)
+    found.add(cards.nic(NIC, vfs=2))
+    return found
+
+
+class Node:
+    """What looks at a host's devices, and the pools it publishes."""
+
+    def __init__(self, host: FakeHost, *prepared: Prepared) -> None:
+        self.host = host
+        self.prepared = list(prepared)
+        self.clock = Clock()
+        self.errors = LinkErrors(self.clock)
+        self.bindings = Bindings(LocalHost(host), BindingConfig(node_name="n"))
+        self.pools = discover(host.root, node_name="n").pools
+        self.watch = HealthWatch(self.subjects)
+
+    def subjects(self) -> Iterator[Subject]:
+        return subjects(lambda: Tree(self.host.root), self.bindings.observe, self.prepared, self.pools, self.errors)
+
+    def states(self) -> dict[str, str]:
+        self.watch.look()
+        return {each.device: each.health.state for each in self.watch.snapshot().devices}
+
+    def unhealthy(self) -> dict[str, str]:
+        self.watch.look()
+        return self.watch.unhealthy()
+
+
+def bound(host: FakeSysfs, address: str = VF) -> Prepared:
+    """The VF, bound to VFIO, as a claim has it."""
+    driver = host.driver_of(address)
+    if driver:
+        host.unbind(driver, address)
+    host.set_override(address, "vfio-pci")
+    host.probe(address)
+    name = address.replace(":", "-").replace(".", "-")
+    node = f"/dev/vfio/{host.functions[address].group}"
+    return Prepared(REF, (PreparedDevice(("0",), "n-0000-41-00", name, "vfio", (address,), nodes=(node,)),))
+
+
+class TestDevicesOfAHost:
+    def test_all_published_devices_are_well_at_first(self, host: FakeHost) -> None:
+        node = Node(host)
+        states = node.states()
+        assert set(states) == {device.name for pool in node.pools for device in pool.spec.devices}
+        assert set(states.values()) == {"healthy"}
+
+    def test_a_prepared_device_that_changes_driver_is_unwell_and_recovers(self, host: FakeHost) -> None:
+        node = Node(host, bound(host))
+        assert node.unhealthy() == {}
+        host.unbind("vfio-pci", VF)
+        assert node.unhealthy() == {"0000-41-10-0": f"unhealthy: {VF} has the driver none now, none of VFIO's"}
+        host.probe(VF)
+        assert node.unhealthy() == {}
+
+    def test_one_that_vanishes_is_unwell_though_nobody_publishes_it_any_more(self, host: FakeHost) -> None:
+        node = Node(host, bound(host))
+        host.unbind("vfio-pci", VF)
+        host.set_numvfs(NIC, 0)
+        node.pools = discover(host.root, node_name="n").pools
+        assert node.unhealthy()["0000-41-10-0"] == f"unhealthy: {VF} is not there any more"
+
+    def test_one_that_fell_off_the_bus_is_unwell_prepared_or_not(self, host: FakeHost) -> None:
+        node = Node(host)
+        host.config(host.path(VF), host.functions[VF].spec, gone=True)
+        assert node.unhealthy() == {
+            "0000-41-10-0": f"unhealthy: {VF} does not answer: its configuration space reads as ones"
+        }
+
+    def test_vfs_to_be_created_are_as_well_as_their_port(self, tmp_path: Path) -> None:
+        host = FakeHost(tmp_path / "none")
+        host.add(cards.nic(NIC))
+        node = Node(host)
+        assert set(node.states().values()) == {"healthy"}
+        host.config(host.path(NIC), host.functions[NIC].spec, gone=True)
+        assert set(node.states().values()) == {"unhealthy"}
+
+    def test_a_fatal_error_of_the_link_counts_for_a_while(self, host: FakeHost) -> None:
+        node = Node(host, bound(host))
+
+        def count(errors: int) -> None:
+            host.write(f"{host.path(VF)}/aer_dev_fatal", f"Undefined 0\nDLP {errors}\nTOTAL_ERR_FATAL {errors}\n")
+
+        count(3)
+        assert node.unhealthy() == {}, "nobody knows when that was"
+        count(4)
+        assert "fatal errors on its link" in node.unhealthy()["0000-41-10-0"]
+        node.clock.now += ERROR_SECONDS
+        assert node.unhealthy() == {}
+
+    def test_what_is_unwell_is_not_offered(self, host: FakeHost) -> None:
+        node = Node(host, bound(host))
+        host.unbind("vfio-pci", VF)
+        known = Known(frozenset({"0000-41-10-0"}), backing(node.prepared), node.unhealthy())
+        (pool,) = discover(host.root, node_name="n", config=InventoryConfig().knowing(known)).pools
+        withheld = [d.name for d in pool.spec.devices if any(a.name == "devalloc.io/unavailable" for a in d.attributes)]
+        assert withheld == ["0000-41-10-0"]
+
+
+def test_what_stands_behind_a_device_is_called_as_the_inventory_calls_it() -> None:
+    uuid = "aa618089-8b16-4d01-a136-25a0f3c73123"
+    devices = (
+        PreparedDevice(("0",), "p", "0000-08-00-4-nvidia-746", "mdev", ("0000:08:00.5",), mdev_uuid=uuid),
+        PreparedDevice(("0",), "p", "0000-26-00-4", "none", ("0000:26:00.4",), admin=True),
+    )
+    assert backing([Prepared(REF, devices)]) == {"0000-08-00-4-nvidia-746": frozenset({"0000-08-00-5", f"mdev-{uuid}"})}
+
+
+class TestClaims:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[SQLiteStore]:
+        with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
+            fill(opened, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
+            Allocator(opened).round()
+            yield opened
+
+    def conditions(self, store: SQLiteStore) -> dict[str, tuple[str, str]]:
+        statuses = store.get("DeviceClaim", "default", "a")["status"].get("deviceStatuses", [])
+        return {c["type"]: (c["status"], c["message"]) for each in statuses for c in each["conditions"]}
+
+    def test_say_how_their_devices_are_while_they_are_prepared(self, store: SQLiteStore) -> None:
+        ref = ClaimRef("default", "a", store.get("DeviceClaim", "default", "a")["metadata"]["uid"])
+        prepared = [Prepared(ref, (PreparedDevice(("0",), "p", "d0", "vfio", (VF,)),))]
+        ward, statuses = Ward(WELL), ClaimStatuses(store)
+        ward.watch.look()
+        statuses.update(prepared, ward.watch.snapshot())
+        assert self.conditions(store) == {"Ready": ("True", f"vfio: {VF}"), "Healthy": ("True", "")}
+        before = store.list()
+        statuses.update(prepared, ward.watch.snapshot())
+        assert store.list() == before
+        ward.states[0] = SICK
+        ward.watch.look()
+        statuses.update(prepared, ward.watch.snapshot())
+        assert self.conditions(store)["Healthy"] == ("False", "it does not answer")
+        statuses.update([], ward.watch.snapshot())
+        assert self.conditions(store)["Ready"] == ("False", "")
+
+    def test_that_are_gone_or_of_another_dialect_are_passed_over(self, store: SQLiteStore) -> None:
+        before = store.list()
+        strangers = [Prepared(ClaimRef("default", name, "x"), ()) for name in ("a", "nobody")]
+        statuses, checkup = ClaimStatuses(store), Ward().watch.snapshot()
+        statuses.update(strangers, checkup)
+        statuses.update([], checkup)
+        assert store.list() == before
