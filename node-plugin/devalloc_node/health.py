@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from devalloc.api.pool import Device, DevicePool
+from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import Health
@@ -224,9 +224,9 @@ def subjects(
                 yield Subject(pool.metadata.name, published.name, lambda at=address: function(at))  # type: ignore[misc]
 
 
-def _address(device: Device, common: Mapping[str, object]) -> str | None:
+def _address(device: Device, common: Mapping[str, AttributeValue]) -> str | None:
     """The PCI function to look at: the device's own, or its physical one while it does not exist."""
-    own = common | {attribute.name: attribute.value for attribute in device.attributes}
+    own = {**common} | {attribute.name: attribute.value for attribute in device.attributes}
     later = own.get("function") == "vf" and own.get("state") == "creatable"
     found = own.get("pfPciBusID" if later else "pciBusID")
     return found if isinstance(found, str) else None
