@@ -1,27 +1,62 @@
-"""One control plane for all tests of the tier."""
+"""One control plane for all tests of the tier, and one node with a kubelet for those that need it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support.go_build import Unavailable
+from tests.support import kube_build, kube_images, kube_node
+from tests.support.go_build import Progress, Unavailable
 from tests.support.kube import Cluster, running
-from tests.support.kube_build import binaries
+from tests.support.kube_node import Node, Programs, node_running
 
 
 @pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A real API server; the first time its build takes some minutes and says how far it is."""
+def progress(request: pytest.FixtureRequest) -> Progress:
+    """Prints a line past pytest's capture: the first build takes some minutes."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
-    def progress(line: str) -> None:
+    def line(text: str) -> None:
         with capture.global_and_fixture_disabled():
-            print(f"  {line}", flush=True)
+            print(f"  {text}", flush=True)
 
+    return line
+
+
+@pytest.fixture(scope="session")
+def cluster(progress: Progress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real API server; the first time its build takes some minutes and says how far it is."""
     try:
-        with running(binaries(progress), tmp_path_factory.mktemp("kubernetes")) as cluster:
+        with running(kube_build.binaries(progress), tmp_path_factory.mktemp("kubernetes")) as cluster:
             yield cluster
     except Unavailable as reason:
         pytest.skip(f"no Kubernetes API server: {reason}")
+
+
+@pytest.fixture(scope="session")
+def node(progress: Progress) -> Iterator[Node]:
+    """A whole cluster with one real node."""
+    if reason := kube_node.why_not():
+        pytest.skip(f"no Kubernetes node: {reason}")
+    try:
+        programs = Programs(
+            control_plane=kube_build.binaries(progress),
+            node=kube_build.node_binaries(progress),
+            runtime=kube_build.runtime_binaries(progress),
+            runc=_runc(),
+            image=kube_images.archive(progress),
+        )
+        with node_running(programs) as node:
+            yield node
+    except Unavailable as reason:
+        pytest.skip(f"no Kubernetes node: {reason}")
+
+
+def _runc() -> Path:
+    found = shutil.which("runc")
+    if found is None:
+        raise Unavailable("runc is not installed")
+    return Path(found)

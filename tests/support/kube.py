@@ -1,24 +1,34 @@
-"""A real Kubernetes API: etcd and kube-apiserver on loopback in a temporary folder, and a client for tests."""
+"""A real Kubernetes API: etcd and kube-apiserver on loopback in a temporary folder, and a client for tests.
+
+Who asks is told by a token: ``admin``, the scheduler and the controller manager, and the nodes of ``NODES``, each with
+the rights that Kubernetes gives such a component (Node and RBAC authorization, NodeRestriction).
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import signal
 import socket
 import ssl
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.support.go_build import Unavailable
 
 START_SECONDS = 120
+STOP_SECONDS = 20
+NODES = ("node-a", "node-b")
+SCHEDULER = "system:kube-scheduler"
+CONTROLLERS = "system:kube-controller-manager"
 
 
 @dataclass(frozen=True)
@@ -40,10 +50,32 @@ class Answer:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running API server."""
+    """A running API server, asked as one of its users."""
 
     url: str
     token: str
+    folder: Path = field(default=Path(), repr=False)
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """By user."""
+
+    def as_user(self, user: str) -> Cluster:
+        return replace(self, token=self.tokens[user])
+
+    def kubeconfig(self, user: str) -> Path:
+        """A kubeconfig of a user, which checks the server's certificate."""
+        path = self.folder / f"{user.rpartition(':')[2]}.kubeconfig"
+        server = {"server": self.url, "certificate-authority": str(self.folder / "certs" / "apiserver.crt")}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": server}],
+            "users": [{"name": user, "user": {"token": self.tokens[user]}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
+            "current-context": "test",
+        }
+        path.touch(0o600)
+        path.write_text(json.dumps(content))
+        return path
 
     def request(self, method: str, path: str, body: Any = None, *, accept: str = "application/json") -> Answer:
         """One request; an error answer is an answer."""
@@ -76,73 +108,114 @@ class Cluster:
         return self.request("DELETE", path)
 
 
+class Processes:
+    """Daemons with their logs in one folder, stopped in reverse order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, command: Sequence[str | Path], **settings: str) -> subprocess.Popen[bytes]:
+        """Start one; ``settings`` are added to its environment."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env=os.environ | settings,
+            )
+        return self._running[name]
+
+    def check(self) -> None:
+        """Raises Unavailable when one has ended."""
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                raise Unavailable(f"{name} ended with {process.returncode}: {last_lines(self.folder, name)}")
+
+    def stop_one(self, name: str) -> None:
+        """Ask it to end, and wait until it has."""
+        process = self._running.pop(name)
+        for pid in _children(process.pid) or [process.pid]:  # the child, where it was started through nsenter
+            os.kill(pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def stop(self, *ended: str) -> None:
+        """End all at once: their data go too. ``ended``: those that were ended by other means."""
+        for name, process in self._running.items():
+            if name not in ended:
+                process.kill()
+        for process in self._running.values():
+            process.wait()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @contextmanager
-def running(binaries: Path, folder: Path) -> Iterator[Cluster]:
-    """Start both, wait until the server is ready, and stop them in the end.
+def running(binaries: Path, folder: Path, *options: str) -> Iterator[Cluster]:
+    """Start both, wait until the server is ready, and stop them in the end. ``options``: more for the API server.
 
     Raises Unavailable when one does not start.
     """
-    processes: list[subprocess.Popen[bytes]] = []
+    processes = Processes(folder)
     try:
         etcd_client, etcd_peer, api = _free_ports(3)
         etcd_url = f"http://127.0.0.1:{etcd_client}"
-        processes.append(
-            _start(
-                folder,
-                "etcd",
-                binaries / "etcd",
-                f"--data-dir={folder / 'etcd'}",
-                "--unsafe-no-fsync",
-                f"--listen-client-urls={etcd_url}",
-                f"--advertise-client-urls={etcd_url}",
-                f"--listen-peer-urls=http://127.0.0.1:{etcd_peer}",
-            )
-        )
-        token = secrets.token_hex(16)
-        (folder / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
+        etcd = [
+            f"--data-dir={folder / 'etcd'}",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={etcd_url}",
+            f"--advertise-client-urls={etcd_url}",
+            f"--listen-peer-urls=http://127.0.0.1:{etcd_peer}",
+        ]
+        processes.start("etcd", [binaries / "etcd", *etcd])
+        tokens = _tokens(folder)
         key, public = _service_account_key(folder)
-        processes.append(
-            _start(
-                folder,
-                "kube-apiserver",
-                binaries / "kube-apiserver",
-                f"--etcd-servers={etcd_url}",
-                "--bind-address=127.0.0.1",
-                f"--secure-port={api}",
-                f"--cert-dir={folder / 'certs'}",
-                "--service-account-issuer=https://kubernetes.default.svc",
-                f"--service-account-key-file={public}",
-                f"--service-account-signing-key-file={key}",
-                "--service-cluster-ip-range=10.0.0.0/24",
-                "--authorization-mode=RBAC",
-                f"--token-auth-file={folder / 'tokens.csv'}",
-            )
-        )
-        cluster = Cluster(f"https://127.0.0.1:{api}", token)
-        _wait_ready(cluster, processes, folder)
+        server = [
+            f"--etcd-servers={etcd_url}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={api}",
+            f"--cert-dir={folder / 'certs'}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={public}",
+            f"--service-account-signing-key-file={key}",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged",
+            f"--token-auth-file={folder / 'tokens.csv'}",
+            *options,
+        ]
+        processes.start("kube-apiserver", [binaries / "kube-apiserver", *server])
+        cluster = Cluster(f"https://127.0.0.1:{api}", tokens["admin"], folder, tokens)
+        _wait_ready(cluster, processes)
         yield cluster
     finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        processes.stop()
 
 
-def _start(folder: Path, name: str, binary: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    with (folder / f"{name}.log").open("wb") as log:
-        return subprocess.Popen([str(binary), *arguments], stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+def _tokens(folder: Path) -> dict[str, str]:
+    """A token for each user, in the file that the server reads."""
+    groups = {"admin": "system:masters", SCHEDULER: "", CONTROLLERS: ""}
+    groups |= {f"system:node:{node}": "system:nodes" for node in NODES}
+    tokens = {user: secrets.token_hex(16) for user in groups}
+    path = folder / "tokens.csv"
+    path.touch(0o600)
+    path.write_text("".join(f'{tokens[user]},{user},{user},"{group}"\n' for user, group in groups.items()))
+    return tokens
 
 
-def _wait_ready(cluster: Cluster, processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+def _wait_ready(cluster: Cluster, processes: Processes) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        for process in processes:
-            if process.poll() is not None:
-                raise Unavailable(f"etcd or kube-apiserver ended at once: {_last_lines(folder)}")
+        processes.check()
         try:
             request = urllib.request.Request(
                 f"{cluster.url}/readyz", headers={"Authorization": f"Bearer {cluster.token}"}
@@ -151,14 +224,13 @@ def _wait_ready(cluster: Cluster, processes: list[subprocess.Popen[bytes]], fold
                 return
         except OSError:
             time.sleep(0.1)
-    raise Unavailable(f"the API server is not ready after {START_SECONDS} s: {_last_lines(folder)}")
+    lines = last_lines(cluster.folder, "kube-apiserver")
+    raise Unavailable(f"the API server is not ready after {START_SECONDS} s: {lines}")
 
 
-def _last_lines(folder: Path) -> str:
-    logs = sorted(folder.glob("*.log"), key=lambda path: path.name)
-    return " | ".join(
-        f"{log.name}: {' '.join(log.read_text(errors='replace').splitlines()[-3:])[-600:]}" for log in logs
-    )
+def last_lines(folder: Path, name: str) -> str:
+    """The end of a daemon's log, on one line."""
+    return " ".join((folder / f"{name}.log").read_text(errors="replace").splitlines()[-3:])[-900:]
 
 
 def _free_ports(count: int) -> list[int]:

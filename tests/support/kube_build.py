@@ -1,7 +1,7 @@
-"""The binaries of a Kubernetes control plane, built once from pinned Go modules into a cache outside the tree.
+"""Kubernetes and containerd, built once from pinned Go modules into a cache outside the tree.
 
-Binaries that exist already are taken from the folder that KUBEBUILDER_ASSETS names. Run this module to build ahead of
-the tests: ``python -m tests.support.kube_build``.
+An API server and its etcd are taken from the folder that KUBEBUILDER_ASSETS names, where it is set. Run this module to
+build ahead of the tests: ``python -m tests.support.kube_build``.
 """
 
 from __future__ import annotations
@@ -11,50 +11,103 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.go_build import Progress, Unavailable, cache_folder, locked, packages_built, run, toolchain
 
 KUBERNETES = "1.37.1"
-PACKAGES = {"kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver", "etcd": "go.etcd.io/etcd/server/v3"}
+CONTAINERD = "2.2.1"
+API_SERVER = {"kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver", "etcd": "go.etcd.io/etcd/server/v3"}
+NODE = {name: f"k8s.io/kubernetes/cmd/{name}" for name in ("kube-scheduler", "kube-controller-manager", "kubelet")}
+RUNTIME = {name: f"./cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")}
+_RUNTIME_TAGS = "no_btrfs,no_zfs,no_devmapper"
 
 
 def binaries(progress: Progress = lambda line: None) -> Path:
     """The folder that holds kube-apiserver and etcd; builds them when they are not there. Raises Unavailable."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets:
-        missing = [name for name in PACKAGES if not os.access(Path(assets) / name, os.X_OK)]
+        missing = [name for name in API_SERVER if not os.access(Path(assets) / name, os.X_OK)]
         if missing:
             raise Unavailable(f"KUBEBUILDER_ASSETS={assets} has no {' and no '.join(missing)}")
         return Path(assets)
-    folder = cache_folder() / f"kubernetes-{KUBERNETES}"
+    return _kubernetes(API_SERVER, progress)
+
+
+def node_binaries(progress: Progress = lambda line: None) -> Path:
+    """The folder that holds kube-scheduler, kube-controller-manager and kubelet. Raises Unavailable."""
+    return _kubernetes(NODE, progress)
+
+
+def runtime_binaries(progress: Progress = lambda line: None) -> Path:
+    """The folder that holds containerd, its shim and ctr. Raises Unavailable."""
+    folder = cache_folder() / f"containerd-{CONTAINERD}"
     with locked(folder):
-        if not all((folder / name).exists() for name in PACKAGES):
-            _build(folder, progress)
+        if missing := _missing(folder, RUNTIME):
+            go = toolchain(progress)
+            progress(f"containerd {CONTAINERD}: downloading Go modules (0.2 GB)")
+            (folder / "go.mod").write_text("module testbed\n")
+            module = f"github.com/containerd/containerd/v2@v{CONTAINERD}"
+            source = Path(json.loads(run([go, "mod", "download", "-json", module], folder))["Dir"])
+            (folder / "go.mod").unlink()
+            for name, package in missing.items():
+                options = ["-tags", _RUNTIME_TAGS, "-ldflags", "-s -w"]
+                _build(go, source, name, package, options, folder, progress, flags="-mod=readonly")
     return folder
 
 
-def _build(folder: Path, progress: Progress) -> None:
-    go = toolchain(progress)
+def _missing(folder: Path, packages: Mapping[str, str]) -> dict[str, str]:
+    return {name: package for name, package in packages.items() if not (folder / name).exists()}
+
+
+def _kubernetes(packages: Mapping[str, str], progress: Progress) -> Path:
+    folder = cache_folder() / f"kubernetes-{KUBERNETES}"
+    with locked(folder):
+        if missing := _missing(folder, packages):
+            go = toolchain(progress)
+            source = _source(go, folder, missing, progress)
+            for name, package in missing.items():
+                _build(go, source, name, package, ["-ldflags", _version_flags()], folder, progress)
+            shutil.rmtree(source)
+    return folder
+
+
+def _source(go: str, folder: Path, packages: Mapping[str, str], progress: Progress) -> Path:
+    """A module of our own that has Kubernetes as its dependency."""
     source = folder / "source"
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
     progress(f"Kubernetes {KUBERNETES}: downloading Go modules (1.1 GB)")
     (source / "go.mod").write_text("module testbed\n")
     downloaded = json.loads(run([go, "mod", "download", "-json", f"k8s.io/kubernetes@v{KUBERNETES}"], source))
-    (source / "go.mod").write_text(_go_mod(Path(downloaded["GoMod"]).read_text()))
+    (source / "go.mod").write_text(_go_mod(Path(downloaded["GoMod"]).read_text(), packages))
     run([go, "mod", "tidy"], source)
-    for name, package in PACKAGES.items():
-        total = len(run([go, "list", "-deps", package], source).split())
-        command = [go, "build", "-v", "-trimpath", "-ldflags", _version_flags(), "-o", str(source / name), package]
-        for done in packages_built(command, source):
-            if done % 50 == 0:
-                progress(f"{name}: {done} of {total} packages built")
-        (source / name).replace(folder / name)
-    shutil.rmtree(source)
+    return source
 
 
-def _go_mod(kubernetes_go_mod: str) -> str:
+def _build(
+    go: str,
+    source: Path,
+    name: str,
+    package: str,
+    options: list[str],
+    folder: Path,
+    progress: Progress,
+    *,
+    flags: str = "-mod=mod",
+) -> None:
+    """Build one program; it appears in the folder when it is whole."""
+    total = len(run([go, "list", "-deps", package], source, flags).split())
+    unfinished = folder / f"{name}.unfinished"
+    command = [go, "build", "-v", "-trimpath", *options, "-o", str(unfinished), package]
+    for done in packages_built(command, source, flags):
+        if done % 50 == 0:
+            progress(f"{name}: {done} of {total} packages built")
+    unfinished.replace(folder / name)
+
+
+def _go_mod(kubernetes_go_mod: str, packages: Mapping[str, str]) -> str:
     """A module whose tools are the binaries: staging modules and etcd at the versions that Kubernetes itself names."""
     staging = sorted(set(re.findall(r"^\s*(k8s\.io/[a-z0-9-]+) => ", kubernetes_go_mod, re.MULTILINE)))
     etcd = re.search(r"go\.etcd\.io/etcd/server/v3 v\S+", kubernetes_go_mod)
@@ -70,7 +123,7 @@ def _go_mod(kubernetes_go_mod: str) -> str:
             f"require k8s.io/kubernetes v{KUBERNETES}",
             f"require {etcd[0]}",
             *(f"replace {module} => {module} v0.{minor}" for module in staging),
-            *(f"tool {package}" for package in PACKAGES.values()),
+            *(f"tool {package}" for package in packages.values()),
             "",
         ]
     )
@@ -84,4 +137,5 @@ def _version_flags() -> str:
 
 
 if __name__ == "__main__":
-    print(binaries(lambda line: print(line, file=sys.stderr)))
+    for built in (binaries, node_binaries, runtime_binaries):
+        print(built(lambda line: print(line, file=sys.stderr)))
