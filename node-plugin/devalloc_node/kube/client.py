@@ -1,0 +1,227 @@
+"""A thin client of the API server: JSON in and out, bounded in time, tries and size.
+
+The ``kubernetes`` library gives credentials (kubeconfig, in-cluster tokens that rotate) and connections; paths are raw.
+Reads are tried again when the server does not answer; writes are not, except where it said that it did nothing (429).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from devalloc_node.deadline import Deadline
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+Params = Mapping[str, str]
+
+ANSWER_SECONDS = 10.0
+"""How long one try may take."""
+TRIES = 3
+PAUSE_SECONDS = 0.2
+"""Before the second try; twice as long before the third."""
+MAX_ANSWER = 64 << 20
+"""Bytes of an answer; a list of a node's slices is a few hundred KiB."""
+MAX_EVENT = 4 << 20
+"""Bytes of a line of a watch; etcd holds 1.5 MiB an object."""
+WATCH_SECONDS = 240
+"""After which the server ends a watch, and it is begun again."""
+
+
+class ApiError(Exception):
+    """The API server refused, or did not answer."""
+
+    def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        """``status``: of HTTP, 0 where there was no answer. ``reason``: the API's word, such as ``NotFound``."""
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.details = details or {}
+
+    @property
+    def is_not_found(self) -> bool:
+        """The API says that this object does not exist; not that it does not know the path."""
+        return self.status == 404 and self.reason == "NotFound" and bool(self.details.get("name"))
+
+    @property
+    def is_conflict(self) -> bool:
+        return self.status == 409
+
+    @property
+    def is_gone(self) -> bool:
+        """A watch's resource version is too old."""
+        return self.status == 410
+
+
+class Client:
+    """Requests as one user. Safe for threads."""
+
+    def __init__(self, api: Any) -> None:
+        """``api``: an ApiClient of the kubernetes library."""
+        self._api = api
+
+    @classmethod
+    def connect(cls, kubeconfig: Path | None = None) -> Client:
+        """With a kubeconfig's current context, else with the service account of the pod that this runs in.
+
+        Raises ApiError when there are no credentials; whether the server answers is not tried.
+        """
+        from kubernetes import client  # half a second and 40 MB, for those that need it
+
+        config: Any = importlib.import_module("kubernetes.config")  # says it is typed, and is not
+        settings = client.Configuration()
+        try:
+            if kubeconfig is not None:
+                config.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
+            else:
+                config.load_incluster_config(settings)
+        except (config.ConfigException, OSError, ValueError) as error:
+            source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no kubeconfig is given"
+            raise ApiError(0, "NoCredentials", f"{source}: {error}") from None
+        settings.retries = False
+        return cls(client.ApiClient(settings))
+
+    def get(self, path: str, params: Params | None = None, *, deadline: Deadline | None = None) -> Object:
+        """Raises ApiError."""
+        due = deadline or Deadline.after(TRIES * ANSWER_SECONDS)
+        for number in range(TRIES):
+            try:
+                return self._request("GET", path, params, None, due)
+            except ApiError as error:
+                last = number == TRIES - 1 or not (error.status in (0, 429) or error.status >= 500)
+                pause = PAUSE_SECONDS * 2**number
+                if last or due.seconds < pause:
+                    raise
+                threading.Event().wait(pause)
+        raise AssertionError("the last try raises")
+
+    def create(self, path: str, body: Object, params: Params | None = None) -> Object:
+        """The object as stored. Raises ApiError."""
+        return self._write("POST", path, params, body)
+
+    def replace(self, path: str, body: Object, params: Params | None = None) -> Object:
+        """The object as stored. Raises ApiError."""
+        return self._write("PUT", path, params, body)
+
+    def delete(self, path: str, uid: str, resource_version: str) -> None:
+        """Delete exactly this object as it was seen; it is no error that it is gone. Raises ApiError."""
+        preconditions = {"uid": uid, "resourceVersion": resource_version}
+        try:
+            self._write("DELETE", path, None, {"preconditions": preconditions})
+        except ApiError as error:
+            if not error.is_not_found:
+                raise
+
+    def watch(self, path: str, params: Params, resource_version: str, stop: threading.Event) -> Iterator[Object]:
+        """Events of a list until the server ends the watch or ``stop`` is set and something happens.
+
+        Raises ApiError: ``is_gone`` means to list again.
+        """
+        query = {**params, "watch": "1", "resourceVersion": resource_version, "timeoutSeconds": str(WATCH_SECONDS)}
+        response = self._send("GET", path, query, None, (ANSWER_SECONDS, WATCH_SECONDS + ANSWER_SECONDS))
+        raw = response.response
+        try:
+            if response.status >= 300:
+                raise _error(response.status, raw.read(MAX_ANSWER))
+            for line in _lines(raw):
+                if stop.is_set():
+                    return
+                event = json.loads(line)
+                if event.get("type") == "ERROR":
+                    status = event.get("object", {})
+                    raise ApiError(int(status.get("code", 500)), status.get("reason", ""), status.get("message", ""))
+                yield event
+        finally:
+            raw.close()
+
+    def _write(self, method: str, path: str, params: Params | None, body: Object) -> Object:
+        due = Deadline.after(TRIES * ANSWER_SECONDS)
+        for number in range(TRIES):
+            try:
+                return self._request(method, path, params, body, due)
+            except ApiError as error:
+                if error.status != 429 or number == TRIES - 1:
+                    raise
+                threading.Event().wait(PAUSE_SECONDS * 2**number)
+        raise AssertionError("the last try raises")
+
+    def _request(self, method: str, path: str, params: Params | None, body: Any, deadline: Deadline) -> Object:
+        if deadline.passed:
+            raise ApiError(0, "NoAnswer", f"{method} {path}: no time is left")
+        response = self._send(method, path, params, body, min(ANSWER_SECONDS, deadline.seconds))
+        try:
+            content = response.response.read(MAX_ANSWER + 1)
+        except _broken() as error:
+            raise ApiError(0, "NoAnswer", f"{method} {path}: the answer broke off: {error}") from None
+        finally:
+            response.response.release_conn()
+        if response.status >= 300:
+            raise _error(response.status, content)
+        if len(content) > MAX_ANSWER:
+            raise ApiError(0, "TooLarge", f"{method} {path}: the answer has more than {MAX_ANSWER >> 20} MiB")
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ApiError(0, "NoAnswer", f"{method} {path}: the answer is no JSON object")
+        return answer
+
+    def _send(self, method: str, path: str, params: Params | None, body: Any, timeout: Any) -> Any:
+        from kubernetes.client.exceptions import ApiException
+
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        request = self._api.param_serialize(
+            method, path, query_params=list((params or {}).items()), header_params=headers, body=body,
+            auth_settings=["BearerToken"],
+        )  # fmt: skip
+        try:
+            return self._api.call_api(*request, _request_timeout=timeout)
+        except ApiException as error:  # TLS
+            raise ApiError(0, "NoAnswer", f"{method} {path}: {error.reason}") from None
+        except _broken() as error:
+            raise ApiError(0, "NoAnswer", f"{method} {path}: {error}") from None
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    """What connections raise."""
+    from urllib3.exceptions import HTTPError
+
+    return HTTPError, OSError
+
+
+def _lines(raw: Any) -> Iterator[bytes]:
+    """The lines of a stream. Raises ApiError."""
+    rest = b""
+    try:
+        for chunk in raw.stream(1 << 16):
+            rest += chunk
+            *lines, rest = rest.split(b"\n")
+            yield from (line for line in lines if line.strip())
+            if len(rest) > MAX_EVENT:
+                raise ApiError(0, "TooLarge", f"an event of the watch has more than {MAX_EVENT >> 20} MiB")
+    except _broken() as error:
+        raise ApiError(0, "NoAnswer", f"the watch broke: {error}") from None
+
+
+def _error(status: int, content: bytes) -> ApiError:
+    """From a Status of the API, or from whatever text somebody in between sent."""
+    try:
+        told = json.loads(content)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or told.get("kind") != "Status":
+        return ApiError(status, "", f"HTTP {status}: {' '.join(content.decode(errors='replace').split())[:400]}")
+    return ApiError(status, str(told.get("reason", "")), str(told.get("message", "")), told.get("details"))
+
+
+def segment(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")

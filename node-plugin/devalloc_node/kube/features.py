@@ -1,0 +1,50 @@
+"""What an API server keeps of a slice: it drops fields of features that are off without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from devalloc_node.kube.client import ApiError, Client, Object
+from devalloc_node.kube.names import object_name
+from devalloc_node.kube.slices import Features
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+_COUNTER = {"probe": {"value": "1"}}
+
+
+def probed(client: Client, driver: str, node: str) -> Features:
+    """Ask by creating a slice that is not stored. Raises ApiError."""
+    consumed = {"counterSet": "probe", "counters": _COUNTER, "compatibilityGroups": ["probe"]}
+    taint = {"key": "devalloc.io/probe", "effect": "NoSchedule"}
+    device = {"name": "probe", "consumesCounters": [consumed], "taints": [taint]}
+    kept = _offered(client, driver, node, {"devices": [device]})["devices"][0]
+    counters = kept.get("consumesCounters") or []
+    return Features(
+        counters=bool(counters),
+        taints=bool(kept.get("taints")),
+        groups=bool(counters and counters[0].get("compatibilityGroups")),
+    )
+
+
+def slice_object(driver: str, node: str, pool: Object, name: str, content: Object) -> Object:
+    """A ResourceSlice of this node. ``pool``: its name, generation and resourceSliceCount."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {"driver": driver, "nodeName": node, "pool": pool, **content},
+    }
+
+
+def _offered(client: Client, driver: str, node: str, content: Object) -> Any:
+    pool = {"name": "probe", "generation": 1, "resourceSliceCount": 1}
+    body = slice_object(driver, node, pool, object_name(node, driver, "probe"), content)
+    try:
+        return client.create(SLICES, body, {"dryRun": "All"})["spec"]
+    except ApiError as error:
+        if error.status == 404:
+            raise ApiError(
+                404, error.reason, "the cluster does not serve resource.k8s.io/v1: Kubernetes 1.34 or newer is needed"
+            ) from None
+        raise

@@ -1,0 +1,136 @@
+"""What ResourceClaims of resource.k8s.io/v1 give this node's devices to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import ClaimRef, Configs, Grant, GrantedDevice
+from devalloc_node.kube.client import ApiError, Client, Object, segment
+from devalloc_node.kube.names import is_subdomain
+
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
+READ_SECONDS = 15.0
+"""How long looking up a claim may take, tries included: the kubelet waits 45 s for all of prepare."""
+MAX_DEVICES = 32
+"""Results of a claim, as the API limits them."""
+
+
+class ResourceClaimGrants:
+    """Grants of ResourceClaims, asked of the API server each time: it alone knows. Safe for threads."""
+
+    def __init__(
+        self,
+        client: Client,
+        driver: str,
+        node: str,
+        inventory_name: Callable[[str, str], str] = lambda pool, name: name,
+    ) -> None:
+        """``inventory_name``: what the inventory calls a device, by pool and published name."""
+        self._client = client
+        self._driver = driver
+        self._node = node
+        self._inventory_name = inventory_name
+
+    def get(self, ref: ClaimRef) -> Grant:
+        """See ``Grants``. Of the claim's devices only those of our driver."""
+        claim = self._read(ref)
+        if claim is None:
+            raise Denied("ClaimNotFound", f"ResourceClaim {ref} does not exist")
+        uid = _at(claim, "metadata", "uid")
+        if uid != ref.uid:
+            raise Denied("ClaimUidMismatch", f"ResourceClaim {ref} has the UID {uid} now and is not {ref.uid}")
+        allocation = _at(claim, "status", "allocation")
+        if not allocation:
+            raise Denied("ClaimNotAllocated", f"ResourceClaim {ref} is not allocated", retryable=True)
+        try:
+            devices = tuple(self._devices(allocation))
+            nodes = _nodes(allocation)
+            users = tuple(user["name"] for user in _at(claim, "status", "reservedFor") or [])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            message = f"the allocation of ResourceClaim {ref} cannot be read: {type(error).__name__} {error}"
+            raise Denied("ClaimInvalid", message) from None
+        if not devices:
+            raise Denied("ClaimElsewhere", f"ResourceClaim {ref} holds no device of driver {self._driver}")
+        if nodes is not None and self._node not in nodes:
+            raise Denied("ClaimElsewhere", f"ResourceClaim {ref} is allocated on {', '.join(nodes)}, not {self._node}")
+        return Grant(ref, "ResourceClaim", devices, users)
+
+    def is_gone(self, ref: ClaimRef) -> bool:
+        """See ``Grants``. A path that the server does not know, a refusal and silence are no proof."""
+        claim = self._read(ref)
+        return claim is None or _at(claim, "metadata", "uid") not in (ref.uid, None)
+
+    def _read(self, ref: ClaimRef) -> Object | None:
+        """The object of that name; None when the server says that there is none."""
+        if not (is_subdomain(ref.namespace) and is_subdomain(ref.name)):
+            return None  # no object has such a name
+        path = CLAIMS.format(segment(ref.namespace), segment(ref.name))
+        try:
+            return self._client.get(path, deadline=Deadline.after(READ_SECONDS))
+        except ApiError as error:
+            if error.is_not_found and error.details.get("name") == ref.name:
+                return None
+            status = f" (HTTP {error.status})" if error.status else ""
+            raise Failed("ApiUnavailable", f"ResourceClaim {ref} cannot be read{status}: {error}") from None
+
+    def _devices(self, allocation: Mapping[str, Any]) -> Iterator[GrantedDevice]:
+        content = allocation.get("devices") or {}
+        results = [result for result in content.get("results") or [] if result["driver"] == self._driver]
+        if len(results) > MAX_DEVICES:
+            raise ValueError(f"has {len(results)} devices, more than {MAX_DEVICES}")
+        configs = content.get("config") or []
+        for result in results:
+            request, pool, device = (_text(result, name) for name in ("request", "pool", "device"))
+            share = result.get("shareID")
+            yield GrantedDevice(
+                requests=(request.partition("/")[0],),
+                pool=pool,
+                device=self._inventory_name(pool, device),
+                admin=result.get("adminAccess") is True,
+                share=None if share is None else _text(result, "shareID"),
+                class_configs=self._configs(configs, request, "FromClass"),
+                claim_configs=self._configs(configs, request, "FromClaim"),
+            )
+
+    def _configs(self, configs: list[Any], request: str, source: str) -> Configs:
+        """What of one source applies to a request; later entries weigh more."""
+        found = []
+        for config in configs:
+            named = config.get("requests") or []
+            opaque = config.get("opaque")
+            if config["source"] != source or opaque is None or opaque["driver"] != self._driver:
+                continue
+            if named and request not in named and request.partition("/")[0] not in named:
+                continue
+            if not isinstance(opaque["parameters"], dict):
+                raise ValueError("has parameters that are no object")
+            found.append(opaque["parameters"])
+        return tuple(reversed(found))
+
+
+def _nodes(allocation: Mapping[str, Any]) -> list[str] | None:
+    """The nodes that the allocation is tied to by name; None when it is not."""
+    terms = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+    names: list[str] = []
+    for term in terms:
+        fields = [field for field in term.get("matchFields") or [] if field["key"] == "metadata.name"]
+        if not fields:
+            return None
+        names += (name for field in fields if field["operator"] == "In" for name in field["values"])
+    return names or None
+
+
+def _text(result: Mapping[str, Any], name: str) -> str:
+    value = result[name]
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"has no {name}")
+    return value
+
+
+def _at(content: Any, *path: str) -> Any:
+    for name in path:
+        content = content.get(name) if isinstance(content, dict) else None
+    return content

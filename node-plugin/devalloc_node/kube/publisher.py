@@ -1,0 +1,335 @@
+"""Keeps this node's ResourceSlices as its inventory has the pools: after changes of its own, after changes of others,
+after a restart; with no write where nothing differs.
+
+Only slices of this node and driver are looked at: the list is narrowed to them, as the rights of a node demand. Slices
+have fixed names, so that two instances of the plugin write the same objects and never double a pool. The kubelet wipes
+the slices of a node when it starts and when a driver stays away; the watch sees that, and they are written again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from devalloc.api.pool import DevicePool
+from devalloc.api.problems import Problem
+from devalloc_node.kube.client import ApiError, Client, Object, segment
+from devalloc_node.kube.features import SLICES, probed, slice_object
+from devalloc_node.kube.names import label, object_name
+from devalloc_node.kube.slices import Features, SlicePool, sliced
+
+log = logging.getLogger(__name__)
+
+REPAIR_SECONDS = 1.0
+"""Least time between two repairs of what others changed, doubled for each that follows at once: two versions of the
+plugin that disagree must not write in turns."""
+MAX_REPAIR_SECONDS = 30.0
+RETRY_SECONDS = 1.0
+"""After an error, doubled each time."""
+MAX_RETRY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """How it stands."""
+
+    slices: int = 0
+    """How many there are."""
+    writes: int = 0
+    """Created, replaced and deleted since the start."""
+    problems: tuple[Problem, ...] = ()
+    """What could not be told."""
+    error: str | None = None
+    """Why the last attempt failed; None when all is as it should be."""
+
+
+class SlicePublisher:
+    """Publishes the pools of one node. Safe for threads."""
+
+    def __init__(self, client: Client, driver: str, node: str) -> None:
+        self._client = client
+        self._driver = driver
+        self._node = node
+        self._features: Features | None = None
+        self._owner: Object | None = None
+        self._generations: dict[str, int] = {}
+        """The last one of each pool, which survives that the slices are wiped."""
+        self._names: dict[str, dict[str, str]] = {}
+        self._writes = 0
+
+        self._wanted: tuple[DevicePool, ...] | None = None
+        self._published = Published()
+        self._changed = threading.Condition()
+        self._dirty = False
+        self._known: dict[str, tuple[str, int]] = {}
+        """UID and resource version of the slices as we saw or wrote them last."""
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def published(self) -> Published:
+        return self._published
+
+    def inventory_name(self, pool: str, device: str) -> str:
+        """What the inventory calls a device that is published under this name."""
+        return self._names.get(pool, {}).get(device, device)
+
+    def set(self, pools: Sequence[DevicePool]) -> None:
+        """What the node has now. Returns at once; the slices follow."""
+        names = {pool.metadata.name: {label(d.name): d.name for d in pool.spec.devices} for pool in pools}
+        with self._changed:
+            self._names = names
+            self._wanted = tuple(pools)
+            self._dirty = True
+            self._changed.notify_all()
+
+    def start(self) -> None:
+        """Publish in threads of its own until ``stop``. Nothing is written before the first ``set``."""
+        for run in (self._keep, self._watch):
+            thread = threading.Thread(target=run, name=f"slices-{run.__name__.strip('_')}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Leave the slices as they are: the next instance goes on with them."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=1.0)  # a watch that sleeps is left to the end of the process
+
+    def wait(self, condition: Callable[[Published], bool], seconds: float) -> bool:
+        """Wait until what is published is so; False when it is not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: condition(self._published), seconds)
+
+    # -- one pass ------------------------------------------------------------------------------------------------------
+
+    def publish(self, pools: Sequence[DevicePool]) -> Published:
+        """Make the slices say that these are the node's pools, once. Raises ApiError."""
+        features = self._features = self._features or probed(self._client, self._driver, self._node)
+        wanted = [sliced(pool, features) for pool in pools]
+        found: dict[str, list[Object]] = {}
+        listed = self._client.get(SLICES, self._selector())["items"]
+        self._known = {content["metadata"]["name"]: _version(content) for content in listed}
+        for content in listed:
+            found.setdefault(content["spec"]["pool"]["name"], []).append(content)
+        for gone in sorted(found.keys() - {pool.name for pool in wanted}):
+            self._remember(gone, found[gone])
+            self._delete(found[gone])
+        dropped: list[Problem] = []
+        errors = []
+        for pool in wanted:
+            try:
+                dropped += self._publish_pool(pool, found.get(pool.name, []))
+            except ApiError as error:
+                if not error.status:
+                    raise
+                errors.append(f"pool {pool.name}: {error}")  # one that is refused does not hold up the others
+        if dropped:
+            self._features = None  # a feature was switched off since we asked: ask again
+            errors.append("the API server did not keep all that was written")
+        return Published(
+            slices=sum(len(pool.slices) for pool in wanted),
+            writes=self._writes,
+            problems=tuple(problem for pool in wanted for problem in pool.problems) + tuple(dropped),
+            error="; ".join(errors) or None,
+        )
+
+    def _publish_pool(self, pool: SlicePool, found: list[Object]) -> list[Problem]:
+        """Write what differs of one pool; what the server did not keep of it."""
+        self._remember(pool.name, found)
+        generation = self._generations[pool.name]
+        names = [object_name(pool.name, self._driver, f"{index:03d}") for index in range(len(pool.slices))]
+        there = {content["metadata"]["name"]: content for content in found}
+        current = {name: there[name] for name in names if name in there}
+        obsolete = [content for name, content in there.items() if name not in names]
+
+        header: Object = {"name": pool.name, "generation": generation, "resourceSliceCount": len(names)}
+        differ = [
+            name
+            for name, content in zip(names, pool.slices, strict=True)
+            if name not in current or not _same(current[name]["spec"], header, content)
+        ]
+        if len(differ) == 1 and differ[0] in current and not obsolete:
+            changed = differ  # one write changes it from one whole pool to another
+        elif differ or obsolete:
+            header["generation"] = generation + 1
+            changed = names
+        else:
+            changed = []
+        self._generations[pool.name] = header["generation"]
+        self._delete(obsolete)
+        dropped = []
+        for name, content in zip(names, pool.slices, strict=True):
+            stored = current[name] if name not in changed else self._write(name, header, content, current.get(name))
+            self._known[name] = _version(stored)
+            if not _same(stored["spec"], header, content):
+                message = f"the API server did not keep all of ResourceSlice {name}; features are looked at again"
+                dropped.append(Problem(message, kind="DevicePool", name=pool.name))
+        return dropped
+
+    def _remember(self, pool: str, found: Sequence[Object]) -> None:
+        seen = [content["spec"]["pool"]["generation"] for content in found]
+        self._generations[pool] = max([self._generations.get(pool, 0), *seen])
+
+    def _write(self, name: str, header: Object, content: Object, old: Object | None) -> Object:
+        body = slice_object(self._driver, self._node, header, name, content)
+        self._writes += 1
+        if old is None:
+            if owner := self._node_reference():
+                body["metadata"]["ownerReferences"] = [owner]
+            return self._client.create(SLICES, body)
+        body["metadata"] = old["metadata"]
+        body["spec"] = {**content, **{key: body["spec"][key] for key in ("driver", "nodeName", "pool")}}
+        _keep_times(body["spec"], old["spec"])
+        return self._client.replace(f"{SLICES}/{segment(name)}", body)
+
+    def _delete(self, contents: Sequence[Object]) -> None:
+        for content in contents:
+            metadata = content["metadata"]
+            self._known.pop(metadata["name"], None)
+            self._writes += 1
+            self._client.delete(f"{SLICES}/{segment(metadata['name'])}", metadata["uid"], metadata["resourceVersion"])
+
+    def _node_reference(self) -> Object | None:
+        """The node as the slices' owner, so that they go when it is deleted; None where it cannot be read."""
+        if self._owner is None:
+            try:
+                node = self._client.get(f"/api/v1/nodes/{segment(self._node)}")
+            except ApiError as error:
+                log.warning("node %s cannot be read, its slices will not go with it: %s", self._node, error)
+                return None
+            self._owner = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": self._node,
+                "uid": node["metadata"]["uid"],
+                "controller": True,
+            }
+        return self._owner
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        asked: tuple[DevicePool, ...] | None = None
+        not_before, repair, retry = 0.0, REPAIR_SECONDS, RETRY_SECONDS
+        while True:
+            with self._changed:
+                while not self._stop.is_set() and (self._wanted is asked or not self._dirty):
+                    pause = not_before - time.monotonic()
+                    if self._dirty and pause <= 0:
+                        break
+                    self._changed.wait(pause if self._dirty else None)
+                if self._stop.is_set():
+                    return
+                wanted, self._dirty = self._wanted, False
+            if wanted is None:  # nothing to publish yet
+                continue
+            started = time.monotonic()
+            again = wanted is asked
+            repair = min(repair * 2, MAX_REPAIR_SECONDS) if again and started < not_before + repair else REPAIR_SECONDS
+            asked, not_before = wanted, started + repair
+            published = self._attempt(wanted)
+            if published.error is None:
+                retry = RETRY_SECONDS
+            else:
+                not_before, retry = time.monotonic() + retry, min(retry * 2, MAX_RETRY_SECONDS)
+            with self._changed:
+                self._dirty = self._dirty or published.error is not None
+                self._published = published
+                self._changed.notify_all()
+
+    def _attempt(self, pools: Sequence[DevicePool]) -> Published:
+        before = self._published
+        try:
+            published = self.publish(pools)
+        except ApiError as error:
+            published = replace(before, writes=self._writes, error=str(error))
+        if published.error not in (None, before.error):
+            log.error("ResourceSlices of node %s: %s", self._node, published.error)
+        if published.problems != before.problems:
+            for problem in published.problems:
+                log.warning("%s", problem)
+        if published.writes != before.writes:
+            log.info("ResourceSlices of node %s: %d, %d writes", self._node, published.slices, published.writes)
+        return published
+
+    def _watch(self) -> None:
+        """Look whether the slices are still what we wrote."""
+        version, pause = "", 0.0
+        while not self._stop.wait(pause):
+            pause = RETRY_SECONDS
+            try:
+                if not version:
+                    listed = self._client.get(SLICES, self._selector())
+                    version = listed["metadata"]["resourceVersion"]
+                    self._touch()
+                for event in self._client.watch(SLICES, self._selector(), version, self._stop):
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if self._is_foreign(event):
+                        self._touch()
+                pause = 0.0
+            except ApiError as error:
+                log.debug("watching slices: %s", error)
+                version = ""
+
+    def _is_foreign(self, event: Object) -> bool:
+        """Whether it is not the echo of what we wrote. While we write, it is looked at again afterwards."""
+        content = event["object"]
+        known = self._known.get(content["metadata"]["name"])
+        uid, version = _version(content)
+        if event["type"] == "DELETED":
+            return known is not None and known[0] == uid
+        return known is None or known[0] != uid or known[1] < version
+
+    def _touch(self) -> None:
+        with self._changed:
+            self._dirty = True
+            self._changed.notify_all()
+
+    def _selector(self) -> dict[str, str]:
+        return {"fieldSelector": f"spec.nodeName={self._node},spec.driver={self._driver}"}
+
+
+def _version(content: Object) -> tuple[str, int]:
+    return content["metadata"]["uid"], int(content["metadata"]["resourceVersion"])
+
+
+def _same(spec: Object, header: Object, content: Object) -> bool:
+    """Whether a stored slice says this; when a taint was added is the server's to say."""
+    stored = {key: value for key, value in spec.items() if key not in ("driver", "nodeName", "pool")}
+    if "devices" in stored:
+        stored["devices"] = [_without_times(device) for device in stored["devices"]]
+    return spec["pool"] == header and stored == content
+
+
+def _without_times(device: Object) -> Object:
+    if "taints" not in device:
+        return device
+    taints = [{key: value for key, value in taint.items() if key != "timeAdded"} for taint in device["taints"]]
+    return {**device, "taints": taints}
+
+
+def _keep_times(spec: Object, old: Object) -> None:
+    """A taint that stays keeps the time since when it is there."""
+    times = {
+        (device["name"], taint["key"], taint.get("value")): taint["timeAdded"]
+        for device in old.get("devices", [])
+        for taint in device.get("taints", [])
+        if "timeAdded" in taint
+    }
+    if not times or "devices" not in spec:
+        return
+
+    def timed(device: Object, taint: Object) -> Object:
+        added = times.get((device["name"], taint["key"], taint.get("value")))
+        return taint if added is None else {**taint, "timeAdded": added}
+
+    spec["devices"] = [
+        {**device, "taints": [timed(device, taint) for taint in device["taints"]]} if "taints" in device else device
+        for device in spec["devices"]
+    ]
