@@ -9,7 +9,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, Configs, Grant, GrantedDevice
 from devalloc_node.kube.client import ApiError, Client, Object, segment
-from devalloc_node.kube.names import is_subdomain
+from devalloc_node.names import is_subdomain
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
 READ_SECONDS = 15.0

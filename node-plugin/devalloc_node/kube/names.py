@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+from devalloc_node.names import is_label, is_subdomain
+
 MAX_LABEL = 63
 MAX_SUBDOMAIN = 253
 MAX_ID = 32
@@ -12,20 +14,9 @@ MAX_ID = 32
 MAX_VALUE = 64
 """Bytes of a text attribute."""
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9]+", re.ASCII)
 _NOT_IN_LABEL_VALUES = re.compile(r"[^A-Za-z0-9_.]+", re.ASCII)
-
-
-def is_label(name: str) -> bool:
-    """Whether it is a DNS label: devices, counters and requests have such names."""
-    return len(name) <= MAX_LABEL and _LABEL.fullmatch(name) is not None
-
-
-def is_subdomain(name: str) -> bool:
-    """Whether it is DNS labels joined by dots: namespaces, nodes, claims and drivers have such names."""
-    return len(name) <= MAX_SUBDOMAIN and all(_LABEL.fullmatch(part) for part in name.split("."))
 
 
 def is_qualified(name: str) -> bool:
