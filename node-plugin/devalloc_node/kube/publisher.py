@@ -59,6 +59,7 @@ class SlicePublisher:
         """The last one of each pool, which survives that the slices are wiped."""
         self._names: dict[str, dict[str, str]] = {}
         self._writes = 0
+        self._conflict = False
 
         self._wanted: tuple[DevicePool, ...] | None = None
         self._published = Published()
@@ -122,12 +123,14 @@ class SlicePublisher:
             self._delete(found[gone])
         dropped: list[Problem] = []
         errors = []
+        self._conflict = False
         for pool in wanted:
             try:
                 dropped += self._publish_pool(pool, found.get(pool.name, []))
             except ApiError as error:
                 if not error.status:
                     raise
+                self._conflict = self._conflict or error.is_conflict
                 errors.append(f"pool {pool.name}: {error}")  # one that is refused does not hold up the others
         if dropped:
             self._features = None  # a feature was switched off since we asked: ask again
@@ -247,6 +250,8 @@ class SlicePublisher:
         before = self._published
         try:
             published = self.publish(pools)
+            if self._conflict:  # with another instance, most likely: look at what it did
+                published = self.publish(pools)
         except ApiError as error:
             published = replace(before, writes=self._writes, error=str(error))
         if published.error not in (None, before.error):

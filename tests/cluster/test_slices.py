@@ -1,0 +1,323 @@
+"""ResourceSlices on a real API server, written with the token of a node and its rights."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api.pool import DevicePool
+from devalloc_node.kube.client import ApiError, Client
+from devalloc_node.kube.features import SLICES, probed
+from devalloc_node.kube.publisher import SlicePublisher
+from devalloc_node.kube.slices import Features
+from tests.support import cards, kube_build
+from tests.support.cards import Sriov
+from tests.support.discovered import Found
+from tests.support.fakesysfs import FakeSysfs
+from tests.support.go_build import Progress
+from tests.support.kube import Cluster, running
+from tests.support.recordings import unpack
+from tests.support.slices import devices_of, fits
+
+DRIVER = "devalloc.io"
+NODES = "/api/v1/nodes"
+SECONDS = 30.0
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with its two nodes, and without slices in the end."""
+    for node in ("node-a", "node-b"):
+        cluster.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+    yield cluster
+    cluster.delete(SLICES)
+
+
+def client_of(cluster: Cluster, node: str = "node-a") -> Client:
+    return Client.connect(cluster.kubeconfig(f"system:node:{node}"))
+
+
+def publisher(cluster: Cluster, node: str = "node-a") -> SlicePublisher:
+    return SlicePublisher(client_of(cluster, node), DRIVER, node)
+
+
+def slices(cluster: Cluster) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = cluster.get(SLICES).content["items"]
+    return sorted(found, key=lambda content: content["metadata"]["name"])
+
+
+def nic(folder: Path, vfs: int = 4) -> list[DevicePool]:
+    host = FakeSysfs(folder)
+    host.add(cards.nic("0000:41:00.0", sriov=Sriov(vfs, 128, 2)))
+    return Found.on(host.root).pools
+
+
+def bind(host: FakeSysfs, device: str) -> None:
+    """Hand a function to VFIO, which the inventory shows."""
+    domain, bus, slot, function = device.split("-")
+    address = f"{domain}:{bus}:{slot}.{function}"
+    host.set_override(address, "vfio-pci")
+    host.bind("vfio-pci", address)
+
+
+def vgpu(folder: Path) -> list[DevicePool]:
+    host = FakeSysfs(folder)
+    host.add(cards.a2_vgpu_card("0000:08:00.0", vfs=16))
+    return Found.on(host.root).pools
+
+
+def eventually(found: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while not (answer := found()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return answer
+
+
+@contextmanager
+def started(one: SlicePublisher) -> Iterator[SlicePublisher]:
+    one.start()
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+# -- what is accepted --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["harvester-vgpu-node", "igb-guest"])
+def test_recorded_hosts_are_published_whole(api: Cluster, tmp_path: Path, name: str) -> None:
+    found = Found.on(unpack(name, tmp_path))
+    published = publisher(api).publish(found.pools)
+    assert published.error is None
+    assert published.slices == len(slices(api))
+    told = {device["name"] for content in slices(api) for device in content["spec"].get("devices", [])}
+    assert told == set(found.devices)
+
+
+def test_a_card_of_all_profiles_is_published_in_slices_of_one_generation(api: Cluster, tmp_path: Path) -> None:
+    published = publisher(api).publish(vgpu(tmp_path))
+    assert published.error is None
+    found = slices(api)
+    assert len(found) > 3
+    assert {content["spec"]["pool"]["resourceSliceCount"] for content in found} == {len(found)}
+    assert {content["spec"]["pool"]["generation"] for content in found} == {1}
+    assert {content["spec"]["nodeName"] for content in found} == {"node-a"}
+    assert "sharedCounters" in found[0]["spec"]
+    names = {content["metadata"]["name"] for content in found}
+    assert f"node-a-0000-08-00-{DRIVER}-000" in names
+
+
+def test_slices_belong_to_the_node(api: Cluster, tmp_path: Path) -> None:
+    publisher(api).publish(nic(tmp_path))
+    uid = api.get(f"{NODES}/node-a").content["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": uid, "controller": True}
+    assert all(content["metadata"]["ownerReferences"] == [owner] for content in slices(api))
+
+
+# -- as few writes as can be -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_where_nothing_changed_also_by_another_instance(api: Cluster, tmp_path: Path) -> None:
+    pools = vgpu(tmp_path)
+    first = publisher(api)
+    writes = first.publish(pools).writes
+    before = slices(api)
+    assert writes == len(before)
+    assert first.publish(pools).writes == writes
+    assert publisher(api).publish(pools).writes == 0
+    assert slices(api) == before
+
+
+def test_one_device_that_changes_is_one_write_in_the_same_generation(api: Cluster, tmp_path: Path) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(cards.nic("0000:41:00.0", sriov=Sriov(4, 128, 2), vfs=4))
+    one = publisher(api)
+    writes = one.publish(Found.on(host.root).pools).writes
+    bind(host, Found.on(host.root).names(function="vf")[0])
+    assert one.publish(Found.on(host.root).pools).writes == writes + 1
+    assert {content["spec"]["pool"]["generation"] for content in slices(api)} == {1}
+
+
+def test_a_pool_that_needs_more_slices_gets_a_new_generation_and_old_ones_go(api: Cluster, tmp_path: Path) -> None:
+    one = publisher(api)
+    one.publish(nic(tmp_path / "small", 4))
+    assert len(slices(api)) == 2
+    one.publish(nic(tmp_path / "large", 200))
+    grown = slices(api)
+    assert len(grown) > 4
+    assert {content["spec"]["pool"]["generation"] for content in grown} == {2}
+    one.publish(nic(tmp_path / "again", 4))
+    assert len(slices(api)) == 2
+    assert {content["spec"]["pool"]["generation"] for content in slices(api)} == {3}
+    one.publish([])
+    assert slices(api) == []
+
+
+def test_a_taint_keeps_its_time(api: Cluster, tmp_path: Path) -> None:
+    host = FakeSysfs(tmp_path)
+    host.add(cards.nic("0000:41:00.0", sriov=Sriov(4, 128, 2), vfs=4))
+    host.default_route("eth0")
+
+    def pf() -> dict[str, Any]:
+        devices = [device for content in slices(api) for device in content["spec"].get("devices", [])]
+        return next(device for device in devices if device["name"] == "0000-41-00-0")
+
+    one = publisher(api)
+    one.publish(Found.on(host.root).pools)
+    (before,) = pf()["taints"]
+    assert (before["key"], before["effect"]) == ("devalloc.io/unavailable", "NoSchedule")
+    time.sleep(1.1)  # times have whole seconds
+    bind(host, Found.on(host.root).names(function="vf")[0])
+    published = one.publish(Found.on(host.root).pools)
+    assert published.error is None
+    assert pf()["taints"] == [before]
+
+
+# -- loops -------------------------------------------------------------------------------------------------------------
+
+
+def test_slices_that_are_wiped_or_changed_come_back(api: Cluster, tmp_path: Path) -> None:
+    with started(publisher(api)) as one:
+        one.set(nic(tmp_path))
+        assert one.wait(lambda published: published.slices > 0, SECONDS)
+        before = slices(api)
+        # as the kubelet does when it starts, and when a driver stays away
+        node = api.as_user("system:node:node-a")
+        assert node.delete(f"{SLICES}?fieldSelector=spec.nodeName%3Dnode-a").ok
+        again = eventually(lambda: len(slices(api)) == len(before) and slices(api), "they come back")
+        assert [content["spec"]["devices"] for content in again[1:]] == [c["spec"]["devices"] for c in before[1:]]
+        assert {content["spec"]["pool"]["generation"] for content in again} == {2}
+
+        broken = again[1]
+        broken["spec"]["devices"] = broken["spec"]["devices"][:1]
+        assert api.replace(f"{SLICES}/{broken['metadata']['name']}", broken).ok
+        eventually(lambda: slices(api)[1]["spec"]["devices"] == before[1]["spec"]["devices"], "it is mended")
+
+
+def test_new_pools_are_published_and_nothing_more_is_written(api: Cluster, tmp_path: Path) -> None:
+    with started(publisher(api)) as one:
+        one.set(nic(tmp_path / "a", 4))
+        assert one.wait(lambda published: published.slices == 2, SECONDS)
+        one.set(nic(tmp_path / "b", 200))
+        assert one.wait(lambda published: published.slices > 4, SECONDS)
+        writes = one.published.writes
+        before = slices(api)
+        time.sleep(1.5)
+        assert one.published.writes == writes
+        assert slices(api) == before
+
+
+def test_two_instances_side_by_side_do_not_write_in_turns(api: Cluster, tmp_path: Path) -> None:
+    """A rolling update: both have the same inventory."""
+    pools = vgpu(tmp_path)
+    with started(publisher(api)) as old, started(publisher(api)) as new:
+        for one in (old, new):
+            one.set(pools)
+        for one in (old, new):
+            assert one.wait(lambda published: published.slices > 0 and published.error is None, SECONDS)
+        time.sleep(1.5)
+        before = slices(api)
+        assert old.published.slices == len(before)
+        time.sleep(1.5)
+        assert slices(api) == before
+
+
+# -- rights ------------------------------------------------------------------------------------------------------------
+
+
+def test_slices_of_others_are_left_alone(api: Cluster, tmp_path: Path) -> None:
+    def foreign(name: str, driver: str, node: str) -> dict[str, Any]:
+        pool = {"name": name, "generation": 7, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": [{"name": "d"}]}
+        return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
+
+    for content in (foreign("other-driver", "gpu.example.com", "node-a"), foreign("other-node", DRIVER, "node-b")):
+        assert api.create(SLICES, content).ok
+    before = slices(api)
+    one = publisher(api)
+    one.publish(nic(tmp_path))
+    one.publish([])
+    assert slices(api) == before
+
+
+def test_a_name_that_somebody_else_has_costs_that_pool_only(api: Cluster, tmp_path: Path) -> None:
+    pools = [*nic(tmp_path / "a"), *vgpu(tmp_path / "b")]
+    name = f"{pools[0].metadata.name}-{DRIVER}-000"
+    pool = {"name": "x", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.example.com", "nodeName": "node-a", "pool": pool}
+    taken = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
+    assert api.create(SLICES, taken).ok
+    published = publisher(api).publish(pools)
+    assert published.error is not None
+    assert name in published.error
+    assert any(content["spec"]["pool"]["name"] == pools[1].metadata.name for content in slices(api))
+
+
+def test_the_token_of_another_node_writes_nothing_here(api: Cluster, tmp_path: Path) -> None:
+    publisher(api).publish(nic(tmp_path))
+    before = slices(api)
+    stolen = SlicePublisher(client_of(api, "node-b"), DRIVER, "node-a")
+    with pytest.raises(ApiError) as refused:
+        stolen.publish([])
+    assert refused.value.status == 403
+    assert slices(api) == before
+
+
+# -- features ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_server_keeps_is_asked(api: Cluster) -> None:
+    assert probed(client_of(api), DRIVER, "node-a") == Features(counters=True, taints=True, groups=False)
+
+
+@pytest.mark.parametrize(
+    ("gates", "features"),
+    [
+        ("DRADeviceCompatibilityGroups=true", Features(counters=True, taints=True, groups=True)),
+        ("DRAPartitionableDevices=false", Features(counters=False, taints=True, groups=False)),
+    ],
+)
+def test_features_that_differ_are_heeded(
+    gates: str, features: Features, progress: Progress, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("kubernetes")
+    with running(kube_build.binaries(progress), folder, f"--feature-gates={gates}") as server:
+        server.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
+        assert probed(client_of(server), DRIVER, "node-a") == features
+        pools = vgpu(tmp_path)
+        published = publisher(server).publish(pools)
+        assert published.error is None
+        assert publisher(server).publish(pools).writes == 0
+        told = [content["spec"] for content in slices(server)]
+        good = [name for name in devices_of(told) if fits(told, [name])]
+        found = Found.on(tmp_path)
+        assert good
+        if features.groups:
+            assert len(good) > 16, "devices of all groups are offered"
+        if not features.counters:
+            assert found.fits(*good), "all that is offered goes together"
+            assert any("DRAPartitionableDevices is off" in problem.message for problem in published.problems)
+
+
+# -- the server is away ------------------------------------------------------------------------------------------------
+
+
+def test_an_api_server_that_does_not_answer_is_told_and_tried_again(cluster: Cluster, tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        kubeconfig = tmp_path / "kubeconfig"
+        here = cluster.kubeconfig("system:node:node-a").read_text()
+        kubeconfig.write_text(here.replace(cluster.url, f"https://127.0.0.1:{nobody.getsockname()[1]}"))
+        one = SlicePublisher(Client.connect(kubeconfig), DRIVER, "node-a")
+        with started(one):
+            one.set(nic(tmp_path))
+            assert one.wait(lambda published: published.error is not None, SECONDS)
+            assert "resourceslices" in (one.published.error or "")
