@@ -1,0 +1,235 @@
+"""What the node plugin tells Prometheus. Labels have few values each: never a claim's, a machine's or a device's name.
+
+| metric | labels | what |
+|---|---|---|
+| ``devalloc_node_requests_total`` | method, result | requests answered; result as in ``RESULTS`` |
+| ``devalloc_node_request_seconds`` | method | how long they took |
+| ``devalloc_node_prepared_devices`` | binding | devices that prepared claims hold |
+| ``devalloc_node_claims`` | state | claims with a record in the journal |
+| ``devalloc_node_machines`` | phase | machines in care |
+| ``devalloc_node_plugged_vcpus`` | | vCPUs of all machines that run, as QEMU reports them |
+| ``devalloc_node_plugged_memory_bytes`` | | their memory |
+| ``devalloc_node_attached_devices`` | | devices in machines |
+| ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed, for nobody owned it any more |
+| ``devalloc_node_journal_quarantined`` | | records that nobody can make sense of |
+| ``devalloc_node_state_readable`` | | 0 when the gauges above could not be read |
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, make_wsgi_app
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+log = logging.getLogger(__name__)
+
+RESULTS = ("done", "denied", "failed", "unknown", "invalid", "error")
+"""``invalid``: the request made no sense. ``error``: a bug, or a call that broke off."""
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How things stand, in numbers."""
+
+    prepared_devices: Mapping[str, int] = field(default_factory=dict)
+    """By binding."""
+    claims: Mapping[str, int] = field(default_factory=dict)
+    """By state."""
+    machines: Mapping[str, int] = field(default_factory=dict)
+    """By phase."""
+    vcpus: int = 0
+    memory_bytes: int = 0
+    attached_devices: int = 0
+    quarantined: int = 0
+
+
+class Metrics:
+    """The counters of one plugin, in a registry of their own. Safe for threads."""
+
+    def __init__(self, state: Callable[[], State] = State) -> None:
+        """``state`` is called for each scrape."""
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "devalloc_node_requests", "Requests answered.", ("method", "result"), registry=self.registry
+        )
+        self._seconds = Histogram(
+            "devalloc_node_request_seconds",
+            "How long requests took.",
+            ("method",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._removals = Counter(
+            "devalloc_node_reconcile_removals",
+            "What reconciling removed, for nobody owned it any more.",
+            ("what",),
+            registry=self.registry,
+        )
+        self.registry.register(_StateCollector(state))
+
+    def observe(self, method: str, result: str, seconds: float) -> None:
+        """A request was answered. ``method`` is one that a service has, ``result`` one of RESULTS."""
+        assert result in RESULTS, result
+        self._requests.labels(method, result).inc()
+        self._seconds.labels(method).observe(seconds)
+
+    @contextmanager
+    def timed(self, method: str) -> Iterator[Timed]:
+        """Observe what happens inside. Its result is ``error`` until it is said."""
+        timed = Timed()
+        began = time.monotonic()
+        try:
+            yield timed
+        finally:
+            self.observe(method, timed.result, time.monotonic() - began)
+
+    def removed(self, what: str, number: int = 1) -> None:
+        """Reconciling removed something; ``what`` is a kind: claim, machine, file."""
+        self._removals.labels(what).inc(number)
+
+
+@dataclass(slots=True)
+class Timed:
+    """A request under way."""
+
+    result: str = "error"
+
+
+class _StateCollector(Collector):
+    def __init__(self, state: Callable[[], State]) -> None:
+        self._state = state
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # registering reads nothing
+
+    def collect(self) -> Iterable[Metric]:
+        try:
+            state = self._state()
+        except Exception:
+            log.exception("could not read the state for the metrics")
+            yield _gauge("state_readable", "0 when the state could not be read.", 0)
+            return
+        yield _gauge("state_readable", "0 when the state could not be read.", 1)
+        yield _gauges("prepared_devices", "Devices that prepared claims hold.", "binding", state.prepared_devices)
+        yield _gauges("claims", "Claims with a record in the journal.", "state", state.claims)
+        yield _gauges("machines", "Machines in care.", "phase", state.machines)
+        yield _gauge("plugged_vcpus", "vCPUs of the machines that run.", state.vcpus)
+        yield _gauge("plugged_memory_bytes", "Memory of the machines that run.", state.memory_bytes)
+        yield _gauge("attached_devices", "Devices in machines.", state.attached_devices)
+        yield _gauge("journal_quarantined", "Records that nobody can make sense of.", state.quarantined)
+
+
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"devalloc_node_{name}", what, value=value)
+
+
+def _gauges(name: str, what: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(f"devalloc_node_{name}", what, labels=[label])
+    for key, value in sorted(values.items()):
+        family.add_metric([key], value)
+    return family
+
+
+@contextmanager
+def served(metrics: Metrics, address: str) -> Iterator[str]:
+    """While inside, answer scrapes at ``HOST:PORT`` (loopback only; port 0 for any) or ``unix:PATH`` (0600).
+
+    Yields the address, with the port that it is. Raises ValueError for an address that is none or that others could
+    reach, OSError where it cannot be bound.
+    """
+    app = make_wsgi_app(metrics.registry)
+    if address.startswith("unix:"):
+        server: WSGIServer = _UnixServer((address.removeprefix("unix:"), 0), _Handler)
+        shown = address
+    else:
+        host, port = _loopback(address)
+        server = _server(host)((host, port), _Handler)
+        shown = f"[{host}]:{server.server_port}" if ":" in host else f"{host}:{server.server_port}"
+    server.set_app(app)
+    thread = threading.Thread(target=server.serve_forever, name="devalloc-metrics", daemon=True)
+    thread.start()
+    try:
+        yield shown
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _loopback(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is no address for metrics; write 127.0.0.1:9180, [::1]:9180 or unix:PATH")
+    try:
+        ip = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError as error:
+        raise ValueError(f"{address!r} is no address for metrics: {error}") from None
+    if not ip.is_loopback:
+        raise ValueError(
+            f"{address!r} can be reached from elsewhere, and metrics ask nobody for a token; use 127.0.0.1:{port} or "
+            "unix:PATH, with a proxy in front that does"
+        )
+    return str(ip), int(port)
+
+
+class _Threads(socketserver.ThreadingMixIn):
+    daemon_threads = True
+
+
+class _Inet(_Threads, WSGIServer):
+    """The plain one resolves its own name when it starts, which may take long."""
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+
+def _server(host: str) -> type[WSGIServer]:
+    if ":" not in host:
+        return _Inet
+    return type("_Inet6", (_Inet,), {"address_family": socket.AF_INET6})
+
+
+class _UnixServer(_Threads, WSGIServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        path = str(self.server_address[0])
+        if os.path.exists(path):
+            os.unlink(path)
+        os.fchmod(self.socket.fileno(), 0o600)
+        self.socket.bind(path)
+        self.server_name, self.server_port = "localhost", 0
+        self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+        connection, _ = self.socket.accept()
+        return connection, ("scraper", 0)  # which has no address, and the handler looks for one
+
+    def server_close(self) -> None:
+        super().server_close()
+        Path(str(self.server_address[0])).unlink(missing_ok=True)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug(format, *args)
