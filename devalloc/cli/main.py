@@ -37,6 +37,10 @@ VERBS: dict[str, dict[str, str]] = {
         "dra": "ResourceClaims of Kubernetes: which devices, on one node",
         "release": "take a claim's devices back and keep the claim",
     },
+    "Machines on this node": {
+        "vm": "start, adopt, scale and stop machines, and plug claims' devices into them",
+        "top": "what machines have, and what they use",
+    },
     "Care": {
         "snapshot": "write all objects and the answer into one file",
         "replay": "solve a snapshot again, offline, and compare",

@@ -81,7 +81,7 @@ def serve(path: Path, services: Sequence[Service], limits: Limits | None = None)
     there) and ``SocketNotOurs`` (something else has the name: no socket, or another user's), Failed ``SocketFailed``.
     """
     limits = limits or Limits()
-    _check_length(path)
+    check_path(path)
     server = grpc.server(
         ThreadPoolExecutor(limits.workers, thread_name_prefix=path.stem),
         maximum_concurrent_rpcs=limits.calls,
@@ -109,7 +109,8 @@ def serve(path: Path, services: Sequence[Service], limits: Limits | None = None)
         return SocketServer(path, server, status, stack.pop_all())
 
 
-def _check_length(path: Path) -> None:
+def check_path(path: Path) -> None:
+    """Raises Denied: ``SocketPathInvalid``, ``SocketPathTooLong``."""
     length = len(os.fsencode(path))
     if not path.is_absolute():
         raise Denied("SocketPathInvalid", f"the socket {path} must be given by its full path")
@@ -136,11 +137,7 @@ def _bound(path: Path, server: grpc.Server) -> Iterator[None]:
         if server.add_insecure_port(f"unix:/proc/self/fd/{descriptor}/{name}") == 0:
             raise Failed("SocketFailed", f"cannot bind a socket in {path.parent}", retryable=False)
         os.chmod(name, 0o600, dir_fd=descriptor)
-        identity = _identity(os.lstat(private / name))
-        with _locked(path.parent):
-            _clear(path)
-            server.start()
-            (private / name).rename(path)
+        identity = put_in_place(private / name, path, server.start)
     except BaseException:
         server.stop(None).wait()
         with suppress(OSError):
@@ -153,9 +150,27 @@ def _bound(path: Path, server: grpc.Server) -> Iterator[None]:
     try:
         yield
     finally:
-        with _locked(path.parent), suppress(FileNotFoundError):
-            if _identity(os.lstat(path)) == identity:
-                path.unlink()
+        take_away(path, identity)
+
+
+def put_in_place(hidden: Path, path: Path, start: Callable[[], None] = lambda: None) -> tuple[int, int]:
+    """Give a socket that listens, or does after ``start``, its name; what identifies it then.
+
+    Raises Denied as ``serve``, OSError.
+    """
+    identity = _identity(os.lstat(hidden))
+    with _locked(path.parent):
+        _clear(path)
+        start()
+        hidden.rename(path)
+    return identity
+
+
+def take_away(path: Path, identity: tuple[int, int]) -> None:
+    """Remove a socket unless another one has its name by now."""
+    with _locked(path.parent), suppress(FileNotFoundError):
+        if _identity(os.lstat(path)) == identity:
+            path.unlink()
 
 
 def _clear(path: Path) -> None:

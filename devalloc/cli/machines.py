@@ -1,0 +1,112 @@
+"""What tables say of machines, and how amounts are written on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from devalloc.cli.output import Cell, Styled
+
+if TYPE_CHECKING:
+    from devalloc_node.pb.node_pb2 import Amounts, Machine
+
+HEADERS = ("NAME", "PHASE", "VCPUS", "MEMORY", "DEVICES", "CLAIMS", "REASON")
+WIDE = ("PID", "ID", "QMP SOCKET", "MESSAGE")
+_STYLES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
+_UNITS = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
+
+
+def phase(machine: Machine) -> Cell:
+    """Its phase as a coloured word."""
+    from devalloc.cli.nodesocket import word
+
+    name = word(machine.DESCRIPTOR.enum_types_by_name["Phase"], machine.phase)
+    return Styled(name, _STYLES.get(name, "yellow")) if _STYLES.get(name, "yellow") else name
+
+
+def full_name(machine: Machine) -> str:
+    """``namespace/name``."""
+    return f"{machine.machine.namespace}/{machine.machine.name}"
+
+
+def row(machine: Machine, *, wide: bool, namespaces: bool) -> list[Cell]:
+    """Cells under HEADERS, and WIDE."""
+    name = full_name(machine) if namespaces else machine.machine.name
+    cells: list[Cell] = [
+        name,
+        phase(machine),
+        vcpus(machine.wanted, machine.observed),
+        memory(machine.wanted, machine.observed),
+        str(len(machine.devices)),
+        ", ".join(claims(machine)),
+        machine.reason,
+    ]
+    if wide:
+        cells += [str(machine.pid or ""), machine.machine_id, machine.qmp_socket, machine.message]
+    return cells
+
+
+def headers(*, wide: bool) -> list[str]:
+    return [*HEADERS, *(WIDE if wide else ())]
+
+
+def claims(machine: Machine) -> Sequence[str]:
+    """Names of the claims whose devices are in it."""
+    return list(dict.fromkeys(device.claim.name for device in machine.devices if device.HasField("claim")))
+
+
+def vcpus(wanted: Amounts, observed: Amounts) -> str:
+    """``2``, or ``2 of 4`` where it has not what is wanted."""
+    want = str(-(-wanted.cpu_milli // 1000)) if wanted.HasField("cpu_milli") else ""
+    return _of(str(observed.vcpus) if observed.HasField("vcpus") else "", want)
+
+
+def memory(wanted: Amounts, observed: Amounts) -> str:
+    """``2Gi``, or ``1Gi of 2Gi`` where it has not what is wanted."""
+    want = size(wanted.memory_bytes) if wanted.HasField("memory_bytes") else ""
+    return _of(size(observed.memory_bytes) if observed.HasField("memory_bytes") else "", want)
+
+
+def _of(have: str, want: str) -> str:
+    if not have:
+        return f"? of {want}" if want else ""
+    return f"{have} of {want}" if want and want != have else have
+
+
+def size(number: int) -> str:
+    """Bytes as people write them: exact where it is a whole number of a unit, else rounded to a tenth."""
+    for factor, unit in _UNITS:
+        if number >= factor:
+            return f"{number // factor}{unit}" if number % factor == 0 else f"{number / factor:.1f}{unit}"
+    return str(number)
+
+
+def bytes_of(text: str) -> int:
+    """``2Gi`` as a number of bytes. Raises BadParameter."""
+    return _whole(text, 1, "bytes, such as 512Mi or 2Gi")
+
+
+def milli_of(text: str) -> int:
+    """``1500m`` or ``1.5`` as thousandths of a core. Raises BadParameter."""
+    return _whole(text, 1000, "cores, such as 2 or 1500m")
+
+
+def bounds_of(text: str, amount: str) -> tuple[int, int]:
+    """``512Mi..2Gi``, or one amount for both. ``amount`` is memory or cpu. Raises BadParameter."""
+    parse = bytes_of if amount == "memory" else milli_of
+    least, dots, most = text.partition("..")
+    return (parse(least), parse(most)) if dots else (parse(text), parse(text))
+
+
+def _whole(text: str, per: int, what: str) -> int:
+    from devalloc.api.quantity import NANO, Quantity
+
+    try:
+        nano = Quantity.parse(text).nano * per
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no amount of {what}: {error}") from None
+    if nano % NANO or nano < 0 or nano >= NANO << 62:
+        raise click.BadParameter(f"{text!r} is no amount of {what}")
+    return nano // NANO

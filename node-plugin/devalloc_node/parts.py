@@ -1,0 +1,91 @@
+"""What ``Platform`` stands on: claims, machines, and how a device gets from the one into the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.deadline import Deadline
+from devalloc_node.grant import ClaimRef
+from devalloc_node.journal import ClaimRecord, StepRecord
+from devalloc_node.machine.view import Machine, Plug
+from devalloc_node.prepared import Prepared
+from devalloc_node.step import Step
+
+
+class Records(Protocol):
+    """The part of the journal that is read here. Raises Failed."""
+
+    def claim(self, uid: str) -> ClaimRecord | None: ...
+
+    def claims(self) -> Sequence[ClaimRecord]: ...
+
+    def steps(self, owner: str) -> Sequence[StepRecord]: ...
+
+
+class Claims(Protocol):
+    """The engine. Safe for threads; all calls are idempotent and raise NodeError."""
+
+    @property
+    def journal(self) -> Records: ...
+
+    def prepare(
+        self, ref: ClaimRef, deadline: Deadline | None = None, *, kind: str | None = None, caller: str = ""
+    ) -> Prepared: ...
+
+    def unprepare(
+        self, ref: ClaimRef, deadline: Deadline | None = None, *, force: bool = False, caller: str = ""
+    ) -> None: ...
+
+    def add(
+        self, ref: ClaimRef, step: Step, deadline: Deadline | None = None, *, device: str = "", caller: str = ""
+    ) -> None: ...
+
+    def remove(
+        self,
+        ref: ClaimRef,
+        kind: str,
+        target: str,
+        deadline: Deadline | None = None,
+        *,
+        force: bool = False,
+        caller: str = "",
+    ) -> None: ...
+
+
+class Machines(Protocol):
+    """QEMU. Safe for threads; all calls are idempotent and raise NodeError."""
+
+    def list(self) -> Sequence[Machine]: ...
+
+    def get(self, key: str) -> Machine | None: ...
+
+    def start(self, machine: VirtualMachine, deadline: Deadline) -> None:
+        """With its CPUs stopped. One that runs already as it is wanted stays as it is."""
+
+    def resume(self, key: str, deadline: Deadline) -> None: ...
+
+    def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None: ...
+
+    def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
+        """Power it down; None: in its own time. ``force``: end it then. Raises Denied (``GuestRefused``)."""
+
+    def forget(self, key: str, deadline: Deadline) -> None:
+        """No longer in care: a stopped one is gone, an adopted one goes on."""
+
+    def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
+        """``what``: vcpus, cpu (thousandths of a core, 0 for no bound) or memory (bytes)."""
+
+
+class Attachments(Protocol):
+    """How devices get into machines."""
+
+    def attachments(self, key: str, prepared: Prepared, deadline: Deadline) -> Sequence[tuple[str, Step]]:
+        """A step for each device (``pool/device``) that puts it into the machine.
+
+        Raises Denied, before anything is plugged in, when they do not fit.
+        """
+
+    def plug(self, record: StepRecord, ref: ClaimRef) -> Plug:
+        """What an attachment step says."""

@@ -1,0 +1,48 @@
+"""What preparing a claim would do, without doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from devalloc_node.binding.binding import Binding
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import NodeError
+from devalloc_node.grant import ClaimRef, GrantedDevice, Grants
+from devalloc_node.journal import Journal
+from devalloc_node.step import Step
+
+
+def planned(
+    grants: Grants,
+    choose: Callable[[GrantedDevice], Binding],
+    journal: Journal,
+    ref: ClaimRef,
+    due: Deadline,
+) -> Sequence[Step]:
+    """The steps of preparing a claim, as far as they can be told without taking them: a binding looks at the host
+    between steps, and where it needs to see what an earlier step does, its plan ends there. Writes nothing.
+
+    For a claim that is prepared: the steps that it has. Raises NodeError where preparing would be refused.
+    """
+    recorded = [record.step for record in journal.steps(ref.uid)]
+    if recorded:
+        return recorded
+    steps: list[Step] = []
+    held = list(journal.held())
+    for granted in grants.get(ref).devices:
+        if granted.admin:
+            continue
+        binding = choose(granted)
+        keys = tuple(binding.keys(granted, ref.uid, held))
+        held += keys
+        first = len(steps)
+        going = binding.prepare(granted, keys, due)
+        try:
+            for step in going:
+                steps.append(step)
+        except NodeError:
+            if len(steps) == first:
+                raise  # refused; what follows a first step is that the step was not taken
+        finally:
+            going.close()
+    return steps

@@ -1,0 +1,346 @@
+"""Claims and machines together: what the service offers, and what the loop of VirtualMachine objects does.
+
+Which claim is in which machine is known from the journal alone: an attachment is a step of its claim, written down
+before the device is plugged in. So unpreparing a claim takes its devices out first, and a crash leaves nothing that
+the next call or the next start does not see. Every call here may be repeated and goes on where an earlier one ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.claims.content import prepared_of
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.grant import ClaimRef
+from devalloc_node.journal import ClaimRecord, ClaimState, StepRecord
+from devalloc_node.machine.view import Machine, Plug
+from devalloc_node.parts import Attachments, Claims, Machines
+from devalloc_node.prepared import Prepared
+from devalloc_node.step import Step
+
+log = logging.getLogger(__name__)
+
+ATTACHMENT = "attachment"
+"""Kind of the step by which a device of a claim is in a machine."""
+UNDO_SECONDS = 10.0
+"""What undoing gets when something failed, also where that used up all of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A claim that this node holds something for."""
+
+    record: ClaimRecord
+    steps: tuple[StepRecord, ...]
+    plugs: tuple[Plug, ...]
+
+    @property
+    def prepared(self) -> Prepared | None:
+        """What it is to its user, as long as it is prepared."""
+        if self.record.state is not ClaimState.PREPARED or self.record.prepared is None:
+            return None
+        return prepared_of(self.record.ref, self.record.prepared)
+
+
+class Platform:
+    """Safe for threads."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        machines: Machines,
+        attachments: Attachments,
+        *,
+        node_name: str,
+        uid_of: Callable[[str, str], str | None],
+        exclusive: Callable[[str, Deadline], AbstractContextManager[None]],
+        plan: Callable[[ClaimRef, Deadline], Sequence[Step]],
+        kind: str | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``uid_of``: of the claim that has a namespace and name now, None where there is none (raises Failed).
+        ``exclusive``: a lock between threads and processes, by name. ``plan``: what preparing a claim would do.
+        ``kind``: of claims; ``changed`` is called after
+        every change.
+        """
+        self.node_name = node_name
+        self.machines = machines
+        self._attachments = attachments
+        self.claims = claims
+        self._uid_of = uid_of
+        self._exclusive = exclusive
+        self._kind = kind
+        self.plan = plan
+        self._changed = changed
+
+    # Claims.
+
+    def held(self, uid: str | None = None) -> list[Held]:
+        """What this node holds, of all claims or of one. Raises Failed."""
+        journal = self.claims.journal
+        records = journal.claims() if uid is None else [record for record in [journal.claim(uid)] if record]
+        return [self._held(record) for record in records]
+
+    def plugs(self, key: str) -> list[Plug]:
+        """The devices of claims in a machine."""
+        return [plug for held in self.held() for plug in held.plugs if plug.machine == key]
+
+    def named(self, ref: ClaimRef, *, prepared: bool) -> ClaimRef:
+        """The claim with its UID. Without one: the claim that has the name, ``prepared`` ones before all others.
+
+        Raises Denied ``ClaimNotFound``, ``ClaimAmbiguous``.
+        """
+        if ref.uid:
+            return ref
+        here = [
+            r.ref for r in self.claims.journal.claims() if (r.ref.namespace, r.ref.name) == (ref.namespace, ref.name)
+        ]
+        if prepared and len(here) == 1:
+            return here[0]
+        if prepared and here:
+            uids = ", ".join(one.uid for one in here)
+            raise Denied("ClaimAmbiguous", f"several claims that are prepared were called {ref}; say which uid: {uids}")
+        uid = self._uid_of(ref.namespace, ref.name)
+        if uid is None:
+            raise Denied("ClaimNotFound", f"there is no claim {ref}")
+        return ClaimRef(ref.namespace, ref.name, uid)
+
+    def prepare(self, ref: ClaimRef, due: Deadline, *, caller: str = "") -> Held:
+        """Make a claim's devices ready. Raises NodeError."""
+        with self._telling():
+            self.claims.prepare(ref, due, kind=self._kind, caller=caller)
+        (held,) = self.held(ref.uid)
+        return held
+
+    def unprepare(self, ref: ClaimRef, due: Deadline, *, force: bool = False, caller: str = "") -> list[str]:
+        """Undo it, out of machines first; returns the machines that were ended for it (``force`` only)."""
+        inside = {plug.machine for held in self.held(ref.uid) for plug in held.plugs}
+        running = {key for key in inside if self._runs(key)}
+        with self._telling():
+            self.claims.unprepare(ref, due, force=force, caller=caller)
+        return sorted(key for key in running if force and not self._runs(key))
+
+    # Claims in machines.
+
+    def attach(self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> list[Plug]:
+        """Put all devices of a claim into a machine that runs, or none; prepares it where need be. Raises NodeError."""
+        with self._telling(), self._exclusive(_lock(key), due):
+            machine = self._owned(key, owner)
+            if not machine.runs:
+                raise Denied(
+                    "MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first", retryable=True
+                )
+            self._only_in(ref, key)
+            self._plug(self.claims.prepare(ref, due, kind=self._kind, caller=caller), key, due, caller)
+        return [plug for plug in self.plugs(key) if plug.ref.uid == ref.uid]
+
+    def detach(
+        self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", force: bool = False, caller: str = ""
+    ) -> bool:
+        """Take a claim's devices out of a machine; whether the machine was ended for it. Nothing to do: success."""
+        with self._telling(), self._exclusive(_lock(key), due):
+            self._owned(key, owner)
+            ran = self._runs(key)
+            self._detach([plug for plug in self.plugs(key) if plug.ref.uid == ref.uid], due, force, caller)
+            return force and ran and not self._runs(key)
+
+    # Machines.
+
+    def machine(self, key: str) -> Machine:
+        """Raises Denied ``MachineNotFound``."""
+        found = self.machines.get(key)
+        if found is None:
+            raise Denied("MachineNotFound", f"there is no machine {key} on node {self.node_name}")
+        return found
+
+    def create(self, machine: VirtualMachine, refs: Sequence[ClaimRef], due: Deadline, *, caller: str = "") -> Machine:
+        """Start a machine (or adopt it) with all devices of its claims, or leave nothing of it.
+
+        It is started with its CPUs stopped and runs only once every device is in it. Called again after a crash, it
+        goes on. Raises NodeError.
+        """
+        key = "/".join(machine.key)
+        owner = machine.metadata.uid or ""
+        with self._telling(), self._exclusive(_lock(key), due):
+            there = self.machines.get(key)
+            if there is not None:
+                self._owned(key, owner)
+            if there is not None and there.runs and not there.is_paused:
+                missing = {ref.uid for ref in refs} - {plug.ref.uid for plug in self.plugs(key)}
+                if not missing:
+                    return there
+            before = {record.ref.uid for record in self.claims.journal.claims()}
+            fresh = there is None or not there.runs or there.is_paused
+            for ref in refs:
+                self._only_in(ref, key)
+            try:
+                prepared = [self.claims.prepare(ref, due, kind=self._kind, caller=caller) for ref in refs]
+                if machine.spec.adopt is not None:
+                    self.machines.adopt(machine, due)
+                elif fresh:
+                    self.machines.start(machine, due)
+                for one in prepared:
+                    self._plug(one, key, due, caller)
+                if machine.spec.adopt is None and fresh:
+                    self.machines.resume(key, due)
+            except NodeError as error:
+                new = [ref for ref in refs if ref.uid not in before]
+                problems = self._undo_create(key, new, fresh, machine.spec.adopt is not None, caller)
+                if not problems:
+                    raise
+                raise Failed(error.code, f"{error.message}. Undoing it: {'; '.join(problems)}") from error
+        return self.machine(key)
+
+    def stop(self, key: str, seconds: float | None, due: Deadline, *, owner: str = "", force: bool = False) -> Machine:
+        """Power a machine down; ``force``: end it after ``seconds``. Raises NodeError."""
+        with self._telling(), self._exclusive(_lock(key), due):
+            machine = self._owned(key, owner)
+            if machine.adopted and not force:
+                raise Denied(
+                    "MachineAdopted",
+                    f"machine {key} was adopted: whoever started it stops it; --force ends it all the same",
+                )
+            if machine.runs:
+                self.machines.stop(key, seconds, force, due)
+        return self.machine(key)
+
+    def delete(
+        self,
+        key: str,
+        seconds: float | None,
+        due: Deadline,
+        *,
+        owner: str = "",
+        force: bool = False,
+        caller: str = "",
+    ) -> None:
+        """Stop it, give back what its claims hold, forget it. An adopted one only loses its devices. Raises NodeError.
+
+        A machine that is not there is success.
+        """
+        with self._telling(), self._exclusive(_lock(key), due):
+            if self.machines.get(key) is None:
+                return
+            machine = self._owned(key, owner)
+            if machine.runs and not machine.adopted:
+                self.machines.stop(key, 0 if machine.is_paused else seconds, force or machine.is_paused, due)
+            plugs = self.plugs(key)
+            self._detach(plugs, due, force, caller)
+            for ref in dict.fromkeys(plug.ref for plug in plugs):
+                self.claims.unprepare(ref, due, force=force, caller=caller)
+            self.machines.forget(key, due)
+
+    def scale(self, key: str, what: str, amount: int, due: Deadline, *, owner: str = "") -> None:
+        """Change one amount: ``vcpus``, ``cpu`` (thousandths of a core, 0: no bound) or ``memory`` (bytes)."""
+        with self._telling(), self._exclusive(_lock(key), due):
+            machine = self._owned(key, owner)
+            if not machine.runs:
+                raise Denied(
+                    "MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first", retryable=True
+                )
+            self.machines.scale(key, what, amount, due)
+
+    # Within.
+
+    def _held(self, record: ClaimRecord) -> Held:
+        steps = tuple(self.claims.journal.steps(record.ref.uid))
+        plugs = tuple(self._attachments.plug(step, record.ref) for step in steps if step.step.kind == ATTACHMENT)
+        return Held(record, steps, plugs)
+
+    def _runs(self, key: str) -> bool:
+        machine = self.machines.get(key)
+        return machine is not None and machine.runs
+
+    def _owned(self, key: str, owner: str) -> Machine:
+        """The machine, where the caller may change it: through the service what it made, the loop its objects'."""
+        machine = self.machine(key)
+        if machine.uid == owner:
+            return machine
+        if machine.uid and not owner:
+            raise Denied(
+                "MachineOfStore",
+                f"machine {key} is kept as its VirtualMachine object in the store says; change that with "
+                "`devalloc apply` or `devalloc delete`",
+            )
+        raise Denied(
+            "MachineExists", f"another machine on node {self.node_name} is called {key}; delete that one first"
+        )
+
+    def _only_in(self, ref: ClaimRef, key: str) -> None:
+        """Raises Denied (``ClaimAttached``) where another machine has any of the claim's devices."""
+        elsewhere = {plug.machine for held in self.held(ref.uid) for plug in held.plugs} - {key}
+        if elsewhere:
+            raise Denied(
+                "ClaimAttached", f"claim {ref} is in machine {', '.join(sorted(elsewhere))}; detach it there first"
+            )
+
+    def _plug(self, prepared: Prepared, key: str, due: Deadline, caller: str) -> None:
+        """All devices or none."""
+        ref = prepared.ref
+        with self._exclusive(f"attaching/{ref.uid}", due):
+            self._only_in(ref, key)
+            before = {plug.step.target for held in self.held(ref.uid) for plug in held.plugs}
+            steps = self._attachments.attachments(key, prepared, due)
+            try:
+                for device, step in steps:
+                    self.claims.add(ref, step, due, device=device, caller=caller)
+            except NodeError as error:
+                problems = self._taken_out(ref, [step for _, step in steps if step.target not in before], caller)
+                if not problems:
+                    raise
+                raise Failed(
+                    error.code,
+                    f"{error.message}. Taking out what was plugged in before failed too, and is done with the next "
+                    f"attach, detach or unprepare: {'; '.join(problems)}",
+                ) from error
+
+    def _taken_out(self, ref: ClaimRef, steps: Sequence[Step], caller: str) -> list[str]:
+        """Undo attachments, the last first; what could not be."""
+        due = Deadline.after(UNDO_SECONDS)
+        problems = []
+        for step in reversed(steps):
+            try:
+                self.claims.remove(ref, ATTACHMENT, step.target, due, caller=caller)
+            except NodeError as error:
+                problems.append(error.message)
+        return problems
+
+    def _detach(self, plugs: Iterable[Plug], due: Deadline, force: bool, caller: str) -> None:
+        for plug in reversed(list(plugs)):
+            self.claims.remove(plug.ref, ATTACHMENT, plug.step.target, due, force=force, caller=caller)
+
+    def _undo_create(self, key: str, refs: Sequence[ClaimRef], fresh: bool, adopted: bool, caller: str) -> list[str]:
+        """Take back a start that failed; what could not be."""
+        due = Deadline.after(UNDO_SECONDS)
+        problems = []
+
+        def tried(undo: Callable[[], object]) -> None:
+            try:
+                undo()
+            except NodeError as error:
+                problems.append(error.message)
+
+        if fresh and not adopted and self.machines.get(key) is not None:
+            tried(lambda: self.machines.stop(key, 0, True, due))
+        for ref in refs:
+            tried(lambda ref=ref: self.claims.unprepare(ref, due, caller=caller))  # type: ignore[misc]
+        if fresh and not problems and self.machines.get(key) is not None:
+            tried(lambda: self._detach(self.plugs(key), due, False, caller))
+            tried(lambda: self.machines.forget(key, due))
+        return problems
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._changed()
+
+
+def _lock(key: str) -> str:
+    return f"machine/{key}"

@@ -1,0 +1,131 @@
+"""What every call of our own service has: a deadline, an answer for each way to fail, a record, a measurement."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from devalloc_node.claims.audit import audit
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.metrics import Metrics, Timed
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.service import replies
+from devalloc_node.service.door import Caller, caller_of
+from devalloc_node.service.fields import BadField
+from devalloc_node.service.watching import TooManyWatchers
+
+log = logging.getLogger(__name__)
+
+CALL_SECONDS = 40.0
+"""The longest that a call waits, whatever its caller would."""
+_MARGIN_SECONDS = 0.5
+"""Between the work's deadline and the caller's: for the answer to get there."""
+_SEVERITY = (pb.Result.DONE, pb.Result.DENIED, pb.Result.FAILED, pb.Result.UNKNOWN)
+_RESULTS = {
+    pb.Result.DONE: "done",
+    pb.Result.DENIED: "denied",
+    pb.Result.FAILED: "failed",
+    pb.Result.UNKNOWN: "unknown",
+}
+
+Reply = TypeVar("Reply")
+
+
+def change(
+    metrics: Metrics,
+    context: grpc.ServicerContext,
+    method: str,
+    about: Mapping[str, Any],
+    reply_type: Callable[..., Reply],
+    work: Callable[[Deadline, str], Reply],
+    *,
+    longer: float = 0.0,
+) -> Reply:
+    """A call that changes something: the work's reply, or one whose ``result`` says why not.
+
+    ``work`` gets the deadline and the caller as a text; a reply without ``result`` is done. ``about``: for the record.
+    ``longer``: seconds that the caller asked for.
+    """
+    caller = caller_of(context)
+    began = time.monotonic()
+    with failures(metrics, context, method) as timed:
+        try:
+            reply: Any = work(due(context, longer), str(caller))
+            if not reply.HasField("result"):
+                reply.result.CopyFrom(replies.done())
+        except NodeError as error:
+            reply = reply_type(result=replies.result(error))
+        timed.result = _RESULTS[reply.result.outcome]
+        _record(method, about, caller, reply.result, time.monotonic() - began)
+        return reply  # type: ignore[no-any-return]
+
+
+def due(context: grpc.ServicerContext, longer: float = 0.0) -> Deadline:
+    """When the work must have ended."""
+    left = context.time_remaining()
+    most = CALL_SECONDS + longer
+    return Deadline.after(most if left is None else max(0.0, min(most, left - _MARGIN_SECONDS)))
+
+
+@contextmanager
+def failures(metrics: Metrics, context: grpc.ServicerContext, method: str) -> Iterator[Timed]:
+    """Inside, whatever is raised ends this call alone, with the gRPC status for it."""
+    with metrics.timed(method) as timed:
+        try:
+            yield timed
+            if timed.result == "error":
+                timed.result = "done"
+        except BadField as error:
+            timed.result = "invalid"
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TooManyWatchers as error:
+            timed.result = "denied"
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except Denied as error:
+            timed.result = "denied"
+            missing = error.code.endswith("NotFound")
+            code = grpc.StatusCode.NOT_FOUND if missing else grpc.StatusCode.FAILED_PRECONDITION
+            _abort(context, code, f"{error.message} [{error.code}]")
+        except NodeError as error:
+            timed.result = "failed" if isinstance(error, Failed) else "unknown"
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"{error.message} [{error.code}]")
+        except GeneratorExit:
+            timed.result = "done"  # a watcher that has seen enough
+            raise
+        except Exception as error:
+            if not context.is_active():
+                timed.result = "done"  # whoever asked has gone
+                raise
+            log.exception("%s failed", method)
+            _abort(context, grpc.StatusCode.INTERNAL, f"this is a bug in devalloc: {error!r:.200}; the log has more")
+
+
+def worst(results: list[pb.Result]) -> pb.Result:
+    """The one that says most of all together; done when there are none."""
+    return max(results, key=lambda one: _SEVERITY.index(one.outcome), default=replies.done())
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
+    context.abort(code, details[: replies.MESSAGE])
+    raise AssertionError("abort raises")
+
+
+def _record(method: str, about: Mapping[str, Any], caller: Caller, result: pb.Result, seconds: float) -> None:
+    audit(
+        "request",
+        method=method,
+        **about,
+        outcome=_RESULTS[result.outcome],
+        code=result.code,
+        message=result.message,
+        seconds=round(seconds, 3),
+        uid=caller.uid,
+        pid=caller.pid,
+        program=caller.program,
+    )

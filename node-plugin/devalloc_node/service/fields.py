@@ -1,0 +1,180 @@
+"""Reading requests: plain values out, or the field that is wrong and why. Nothing here touches the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from devalloc.api.decode import decode
+from devalloc.api.meta import DEVALLOC
+from devalloc.api.virtualmachine import MAX_CLAIMS, MAX_CPUS, VirtualMachine
+from devalloc_node.grant import ClaimRef
+from devalloc_node.names import is_label, is_subdomain, is_uid, shown
+from devalloc_node.pb import node_pb2 as pb
+
+MAX_MEMORY = 1 << 62
+"""Bytes."""
+
+
+class BadField(Exception):
+    """A request that makes no sense: the text begins with the path of the field."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+
+
+def claim_ref(message: pb.ClaimRef, path: str = "claim") -> ClaimRef:
+    """Who is meant; the uid may be "". Raises BadField."""
+    uid = message.uid
+    if uid and not is_uid(uid):
+        raise BadField(f"{path}.uid", f"must be letters, digits and dashes, at most 64, not {shown(uid)}")
+    return ClaimRef(_namespace(message.namespace, path), _name(message.name, path), uid)
+
+
+def claim_refs(messages: Iterable[pb.ClaimRef], path: str = "claims") -> tuple[ClaimRef, ...]:
+    """Several, each once. Raises BadField."""
+    refs: dict[tuple[str, str], ClaimRef] = {}
+    for i, message in enumerate(messages):
+        if i >= MAX_CLAIMS:
+            raise BadField(path, f"must be at most {MAX_CLAIMS}")
+        ref = claim_ref(message, f"{path}[{i}]")
+        if (ref.namespace, ref.name) in refs:
+            raise BadField(f"{path}[{i}]", f"is there already: {ref}")
+        refs[ref.namespace, ref.name] = ref
+    return tuple(refs.values())
+
+
+def machine_key(message: pb.MachineRef, path: str = "machine") -> str:
+    """``namespace/name``. Raises BadField."""
+    return f"{_namespace(message.namespace, path)}/{_name(message.name, path)}"
+
+
+def namespace_filter(text: str, path: str = "namespace") -> str:
+    """A namespace, or "" for all. Raises BadField."""
+    if text and not is_label(text):
+        raise BadField(path, f"must be a DNS label in lower case of at most 63 characters, not {shown(text)}")
+    return text
+
+
+def plain_filter(text: str, path: str) -> str:
+    """The name of a pool, or "" for all. Raises BadField."""
+    if len(text) > 253 or not text.isprintable():
+        raise BadField(path, f"must be at most 253 printable characters, not {shown(text)}")
+    return text
+
+
+def _namespace(text: str, path: str) -> str:
+    return namespace_filter(text, f"{path}.namespace") or "default"
+
+
+def _name(text: str, path: str) -> str:
+    if not text:
+        raise BadField(f"{path}.name", "is required")
+    if not is_subdomain(text):
+        raise BadField(f"{path}.name", f"must be a DNS name in lower case of at most 253 characters, not {shown(text)}")
+    return text
+
+
+def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
+    """The VirtualMachine that a request asks for. Raises BadField; paths are those of VirtualMachine.spec."""
+    spec = request.spec
+    for name in ("cpu", "memory", "start"):
+        if not spec.HasField(name):
+            raise BadField(f"spec.{name}", "is required")
+    if spec.node_name not in ("", node):
+        raise BadField("spec.node_name", f"is {shown(spec.node_name)}, and this node is {node}: ask that one")
+    content: dict[str, Any] = {
+        "nodeName": node,
+        "cpu": _cpu(spec.cpu),
+        "memory": _memory(spec.memory),
+        "start": _said(
+            kernel=spec.start.kernel,
+            initrd=spec.start.initrd,
+            append=spec.start.append,
+            disks=[
+                _said(path=disk.path, format=disk.format, device=disk.device, readOnly=disk.read_only)
+                for disk in spec.start.disks
+            ],
+        ),
+        **_said(
+            nics=[
+                _said(model=nic.model, backend=nic.backend, interface=nic.interface, mac=nic.mac) for nic in spec.nics
+            ],
+            restartPolicy=spec.restart_policy,
+        ),
+    }
+    for name, field in (("pciSlots", "pci_slots"), ("powerdownSeconds", "powerdown_seconds")):
+        if spec.HasField(field):
+            content[name] = getattr(spec, field)
+    return _machine(request.machine, content, claim_refs(request.claims))
+
+
+def adopted(request: pb.AdoptMachineRequest, node: str) -> VirtualMachine:
+    """The VirtualMachine that runs already. Raises BadField."""
+    for name in ("cpu", "memory"):
+        if not request.HasField(name):
+            raise BadField(name, "is required: between which bounds may it be scaled?")
+    content: dict[str, Any] = {
+        "nodeName": node,
+        "cpu": _cpu(request.cpu),
+        "memory": _memory(request.memory),
+        "adopt": {"qmpSocket": request.qmp_socket},
+    }
+    if request.HasField("powerdown_seconds"):
+        content["powerdownSeconds"] = request.powerdown_seconds
+    return _machine(request.machine, content, claim_refs(request.claims))
+
+
+def _cpu(bounds: pb.CpuBounds) -> dict[str, str]:
+    given = {"min": bounds.min_milli, "use": bounds.use_milli, "max": bounds.max_milli}
+    return {name: f"{amount}m" for name, amount in given.items() if amount or name != "use"}
+
+
+def _memory(bounds: pb.MemoryBounds) -> dict[str, str]:
+    given = {"min": bounds.min_bytes, "use": bounds.use_bytes, "max": bounds.max_bytes}
+    content = {name: str(amount) for name, amount in given.items() if amount or name != "use"}
+    if bounds.slot_size_bytes:
+        content["slotSize"] = str(bounds.slot_size_bytes)
+    return content | _said(method=bounds.method)
+
+
+def _said(**fields: Any) -> dict[str, Any]:
+    """Without what was not said: the model has its own defaults."""
+    return {name: value for name, value in fields.items() if value not in ("", [], False)}
+
+
+def _machine(ref: pb.MachineRef, spec: Mapping[str, Any], claims: tuple[ClaimRef, ...]) -> VirtualMachine:
+    namespace, _, name = machine_key(ref).partition("/")
+    for i, claim in enumerate(claims):
+        if claim.namespace != namespace:
+            raise BadField(f"claims[{i}].namespace", f"must be the machine's, {namespace}, and is {claim.namespace}")
+    manifest = {
+        "apiVersion": DEVALLOC,
+        "kind": "VirtualMachine",
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {**spec, **_said(claims=[claim.name for claim in claims])},
+    }
+    decoded = decode(manifest)
+    if not isinstance(decoded.object, VirtualMachine):
+        problem = next((problem for problem in decoded.problems if problem.is_error), None)
+        raise BadField(*(("spec", "is no machine") if problem is None else (problem.path or "spec", problem.message)))
+    return decoded.object
+
+
+def scaling(request: pb.ScaleMachineRequest) -> dict[str, int]:
+    """What is to be changed: ``vcpus``, ``cpu`` (thousandths of a core), ``memory`` (bytes). Raises BadField."""
+    wanted = {}
+    for what, name, least, most in (
+        ("vcpus", "vcpus", 1, MAX_CPUS),
+        ("cpu", "cpu_milli", 0, MAX_CPUS * 1000),
+        ("memory", "memory_bytes", 1, MAX_MEMORY),
+    ):
+        if request.HasField(name):
+            amount = getattr(request, name)
+            if not least <= amount <= most:
+                raise BadField(name, f"must be {least} to {most}, not {amount}")
+            wanted[what] = amount
+    if not wanted:
+        raise BadField("vcpus", "is required, or cpu_milli, or memory_bytes: what is to be changed?")
+    return wanted

@@ -1,0 +1,316 @@
+"""``devalloc.node.v1``: the node plugin's own service, for platforms that run virtual machines.
+
+The reference of the service is its .proto file. Here requests are read, the work is done by ``Platform``, and what came
+of it is told: to the caller, the audit log and the metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from devalloc.api.pool import DevicePool
+from devalloc_node.binding.binding import Health
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.metrics import Metrics
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.pb import node_pb2_grpc
+from devalloc_node.platform import Platform
+from devalloc_node.service import calls, fields, replies
+from devalloc_node.service.server import Service
+from devalloc_node.service.watching import Places, Pulse, Told, changes
+
+log = logging.getLogger(__name__)
+
+NAME = "devalloc.node.v1.Node"
+WATCHERS = 8
+"""Streams at a time; each takes one of the server's threads."""
+WATCH_SECONDS = 1.0
+"""How often a watcher looks, when nothing tells that something changed."""
+
+Reply = TypeVar("Reply")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+_CHANGES = {Told.IS: pb.CHANGE_IS, Told.GONE: pb.CHANGE_GONE, Told.SYNCED: pb.CHANGE_SYNCED}
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the service tells of the plugin and of the host. The functions are called for each request."""
+
+    version: str
+    boot_id: str
+    started_ms: int
+    journal: Callable[[], pb.Journal]
+    """Raises Failed where it cannot be read."""
+    pools: Callable[[], list[DevicePool]]
+    """What this node publishes."""
+    rescan: Callable[[Deadline], list[DevicePool]]
+    """Look at the host now. Raises NodeError."""
+    health: Callable[[], Mapping[tuple[str, str], Health]] = dict
+    """By pool and device."""
+    allowed_kinds: tuple[str, ...] = ()
+
+
+class NodeService(node_pb2_grpc.NodeServicer):
+    """Safe for threads."""
+
+    def __init__(self, platform: Platform, about: About, metrics: Metrics, pulse: Pulse) -> None:
+        """``pulse`` beats when something changed that watchers want to know."""
+        self._platform = platform
+        self._about = about
+        self._metrics = metrics
+        self._pulse = pulse
+        self._places = Places(WATCHERS)
+
+    def service(self) -> Service:
+        """For the server."""
+        return Service(NAME, lambda server: node_pb2_grpc.add_NodeServicer_to_server(self, server))
+
+    # Claims.
+
+    def PrepareClaim(self, request: pb.PrepareClaimRequest, context: grpc.ServicerContext) -> pb.PrepareClaimReply:
+        def work(due: Deadline, caller: str) -> pb.PrepareClaimReply:
+            ref = self._platform.named(fields.claim_ref(request.claim), prepared=False)
+            if request.dry_run:
+                steps = [replies.step(step) for step in self._platform.plan(ref, due)]
+                return pb.PrepareClaimReply(claim=pb.Claim(claim=replies.ref(ref), steps=steps))
+            return pb.PrepareClaimReply(
+                claim=replies.claim(self._platform.prepare(ref, due, caller=caller), steps=True)
+            )
+
+        return self._change(context, "PrepareClaim", _named(request.claim), pb.PrepareClaimReply, work)
+
+    def UnprepareClaim(
+        self, request: pb.UnprepareClaimRequest, context: grpc.ServicerContext
+    ) -> pb.UnprepareClaimReply:
+        def work(due: Deadline, caller: str) -> pb.UnprepareClaimReply:
+            asked = fields.claim_ref(request.claim)
+            try:
+                ref = self._platform.named(asked, prepared=True)
+            except Denied as error:
+                if error.code != "ClaimNotFound":
+                    raise
+                return pb.UnprepareClaimReply()  # nobody knows it, and nothing of that name is prepared (T9)
+            if request.dry_run:
+                steps = [replies.recorded(step) for held in self._platform.held(ref.uid) for step in held.steps]
+                return pb.UnprepareClaimReply(steps=reversed(steps))
+            ended = self._platform.unprepare(ref, due, force=request.force, caller=caller)
+            return pb.UnprepareClaimReply(ended_machines=ended)
+
+        about = _named(request.claim) | _forced(request.force)
+        return self._change(context, "UnprepareClaim", about, pb.UnprepareClaimReply, work)
+
+    def ListClaims(self, request: pb.ListClaimsRequest, context: grpc.ServicerContext) -> pb.ListClaimsReply:
+        def read() -> pb.ListClaimsReply:
+            space = fields.namespace_filter(request.namespace)
+            found = [held for held in self._platform.held() if space in ("", held.record.ref.namespace)]
+            found.sort(key=lambda held: held.record.ref)
+            return pb.ListClaimsReply(claims=[replies.claim(held, steps=request.steps) for held in found])
+
+        return self._read(context, "ListClaims", read)
+
+    def AttachClaim(self, request: pb.AttachClaimRequest, context: grpc.ServicerContext) -> pb.AttachClaimReply:
+        def work(due: Deadline, caller: str) -> pb.AttachClaimReply:
+            key = fields.machine_key(request.machine)
+            ref = self._platform.named(fields.claim_ref(request.claim), prepared=False)
+            plugs = self._platform.attach(ref, key, due, caller=caller)
+            return pb.AttachClaimReply(devices=[replies.plug(plug) for plug in plugs])
+
+        about = _named(request.claim) | _machine(request.machine)
+        return self._change(context, "AttachClaim", about, pb.AttachClaimReply, work)
+
+    def DetachClaim(self, request: pb.DetachClaimRequest, context: grpc.ServicerContext) -> pb.DetachClaimReply:
+        def work(due: Deadline, caller: str) -> pb.DetachClaimReply:
+            key = fields.machine_key(request.machine)
+            ref = self._platform.named(fields.claim_ref(request.claim), prepared=True)
+            ended = self._platform.detach(ref, key, due, force=request.force, caller=caller)
+            return pb.DetachClaimReply(ended_machine=ended)
+
+        about = _named(request.claim) | _machine(request.machine) | _forced(request.force)
+        return self._change(context, "DetachClaim", about, pb.DetachClaimReply, work)
+
+    # Machines.
+
+    def CreateMachine(self, request: pb.CreateMachineRequest, context: grpc.ServicerContext) -> pb.CreateMachineReply:
+        def work(due: Deadline, caller: str) -> pb.CreateMachineReply:
+            machine = fields.started(request, self._platform.node_name)
+            refs = [self._platform.named(ref, prepared=False) for ref in fields.claim_refs(request.claims)]
+            self._platform.create(machine, refs, due, caller=caller)
+            return pb.CreateMachineReply(machine=self._told("/".join(machine.key)))
+
+        about = _machine(request.machine) | {"claims": [claim.name for claim in request.claims]}
+        return self._change(context, "CreateMachine", about, pb.CreateMachineReply, work)
+
+    def AdoptMachine(self, request: pb.AdoptMachineRequest, context: grpc.ServicerContext) -> pb.AdoptMachineReply:
+        def work(due: Deadline, caller: str) -> pb.AdoptMachineReply:
+            machine = fields.adopted(request, self._platform.node_name)
+            refs = [self._platform.named(ref, prepared=False) for ref in fields.claim_refs(request.claims)]
+            self._platform.create(machine, refs, due, caller=caller)
+            return pb.AdoptMachineReply(machine=self._told("/".join(machine.key)))
+
+        about = _machine(request.machine) | {"socket": request.qmp_socket}
+        return self._change(context, "AdoptMachine", about, pb.AdoptMachineReply, work)
+
+    def StopMachine(self, request: pb.StopMachineRequest, context: grpc.ServicerContext) -> pb.StopMachineReply:
+        def work(due: Deadline, caller: str) -> pb.StopMachineReply:
+            key = fields.machine_key(request.machine)
+            self._platform.stop(key, _seconds(request.grace_ms), due, force=request.force)
+            return pb.StopMachineReply(machine=self._told(key))
+
+        about = _machine(request.machine) | _forced(request.force)
+        longer = request.grace_ms / 1000
+        return self._change(context, "StopMachine", about, pb.StopMachineReply, work, longer=longer)
+
+    def DeleteMachine(self, request: pb.DeleteMachineRequest, context: grpc.ServicerContext) -> pb.DeleteMachineReply:
+        def work(due: Deadline, caller: str) -> pb.DeleteMachineReply:
+            key = fields.machine_key(request.machine)
+            self._platform.delete(key, _seconds(request.grace_ms), due, force=request.force, caller=caller)
+            return pb.DeleteMachineReply()
+
+        about = _machine(request.machine) | _forced(request.force)
+        longer = request.grace_ms / 1000
+        return self._change(context, "DeleteMachine", about, pb.DeleteMachineReply, work, longer=longer)
+
+    def ScaleMachine(self, request: pb.ScaleMachineRequest, context: grpc.ServicerContext) -> pb.ScaleMachineReply:
+        def work(due: Deadline, caller: str) -> pb.ScaleMachineReply:
+            key = fields.machine_key(request.machine)
+            wanted = fields.scaling(request)
+            self._platform.machine(key)
+            results = {}
+            for what, amount in wanted.items():
+                try:
+                    self._platform.scale(key, what, amount, due)
+                    results[what] = replies.done()
+                except NodeError as error:
+                    results[what] = replies.result(error)
+            observed = replies.amounts(self._platform.machine(key).observed)
+            return pb.ScaleMachineReply(result=calls.worst([*results.values()]), observed=observed, **results)
+
+        about = _machine(request.machine) | {
+            name: getattr(request, name) for name in ("vcpus", "cpu_milli", "memory_bytes") if request.HasField(name)
+        }
+        return self._change(context, "ScaleMachine", about, pb.ScaleMachineReply, work)
+
+    def GetMachine(self, request: pb.GetMachineRequest, context: grpc.ServicerContext) -> pb.Machine:
+        return self._read(context, "GetMachine", lambda: self._told(fields.machine_key(request.machine)))
+
+    def ListMachines(self, request: pb.ListMachinesRequest, context: grpc.ServicerContext) -> pb.ListMachinesReply:
+        def read() -> pb.ListMachinesReply:
+            found = self._machines(fields.namespace_filter(request.namespace))
+            return pb.ListMachinesReply(machines=[found[key] for key in sorted(found)])
+
+        return self._read(context, "ListMachines", read)
+
+    def WatchMachines(
+        self, request: pb.WatchMachinesRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.MachineEvent]:
+        with calls.failures(self._metrics, context, "WatchMachines"):
+            space = fields.namespace_filter(request.namespace)
+            for told, key, machine in self._watch(context, lambda: self._machines(space)):
+                if told is Told.GONE and key is not None:
+                    machine = pb.Machine(machine=replies.machine_ref(key))
+                yield pb.MachineEvent(change=_CHANGES[told], machine=machine)
+
+    # The node.
+
+    def GetNode(self, request: pb.GetNodeRequest, context: grpc.ServicerContext) -> pb.GetNodeReply:
+        def read() -> pb.GetNodeReply:
+            try:
+                journal = self._about.journal()
+            except Failed as error:
+                journal = pb.Journal(message=error.message)
+            return pb.GetNodeReply(
+                version=self._about.version,
+                node_name=self._platform.node_name,
+                boot_id=self._about.boot_id,
+                started_ms=self._about.started_ms,
+                journal=journal,
+                allowed_kinds=self._about.allowed_kinds,
+            )
+
+        return self._read(context, "GetNode", read)
+
+    def ListDevices(self, request: pb.ListDevicesRequest, context: grpc.ServicerContext) -> pb.ListDevicesReply:
+        def read() -> pb.ListDevicesReply:
+            found = self._devices(fields.plain_filter(request.pool, "pool"))
+            return pb.ListDevicesReply(devices=[found[key] for key in sorted(found)])
+
+        return self._read(context, "ListDevices", read)
+
+    def WatchDevices(self, request: pb.WatchDevicesRequest, context: grpc.ServicerContext) -> Iterator[pb.DeviceEvent]:
+        with calls.failures(self._metrics, context, "WatchDevices"):
+            pool = fields.plain_filter(request.pool, "pool")
+            for told, key, device in self._watch(context, lambda: self._devices(pool)):
+                if told is Told.GONE and key is not None:
+                    device = pb.Device(pool=key[0], device=key[1])
+                yield pb.DeviceEvent(change=_CHANGES[told], device=device)
+
+    def Rescan(self, request: pb.RescanRequest, context: grpc.ServicerContext) -> pb.RescanReply:
+        def work(due: Deadline, caller: str) -> pb.RescanReply:
+            pools = self._about.rescan(due)
+            self._pulse.beat()
+            return pb.RescanReply(pools=len(pools), devices=sum(len(pool.spec.devices) for pool in pools))
+
+        return self._change(context, "Rescan", {}, pb.RescanReply, work)
+
+    # Within.
+
+    def _change(
+        self,
+        context: grpc.ServicerContext,
+        method: str,
+        about: Mapping[str, Any],
+        reply_type: Callable[..., Reply],
+        work: Callable[[Deadline, str], Reply],
+        *,
+        longer: float = 0.0,
+    ) -> Reply:
+        return calls.change(self._metrics, context, method, about, reply_type, work, longer=longer)
+
+    def _read(self, context: grpc.ServicerContext, method: str, read: Callable[[], Reply]) -> Reply:
+        with calls.failures(self._metrics, context, method):
+            return read()
+
+    def _watch(
+        self, context: grpc.ServicerContext, read: Callable[[], Mapping[Key, Value]]
+    ) -> Iterator[tuple[Told, Key | None, Value | None]]:
+        with self._places.one():
+            context.add_callback(self._pulse.beat)  # so that one who leaves is not waited with
+            yield from changes(read, self._pulse, context.is_active, interval=WATCH_SECONDS)
+
+    def _told(self, key: str) -> pb.Machine:
+        return replies.machine(self._platform.machine(key), self._platform.plugs(key))
+
+    def _machines(self, namespace: str) -> dict[str, pb.Machine]:
+        plugs = [plug for held in self._platform.held() for plug in held.plugs]
+        return {
+            machine.key: replies.machine(machine, [plug for plug in plugs if plug.machine == machine.key])
+            for machine in self._platform.machines.list()
+            if namespace in ("", machine.key.partition("/")[0])
+        }
+
+    def _devices(self, pool: str) -> dict[tuple[str, str], pb.Device]:
+        pools = [one for one in self._about.pools() if pool in ("", one.metadata.name)]
+        return replies.devices(pools, self._platform.held(), self._about.health())
+
+
+def _named(claim: pb.ClaimRef) -> dict[str, str]:
+    return {"claim": claim.uid[:64], "name": f"{claim.namespace[:64] or 'default'}/{claim.name[:253]}"}
+
+
+def _machine(machine: pb.MachineRef) -> dict[str, str]:
+    return {"machine": f"{machine.namespace[:64] or 'default'}/{machine.name[:253]}"}
+
+
+def _forced(force: bool) -> dict[str, bool]:
+    return {"forced": True} if force else {}
+
+
+def _seconds(milliseconds: int) -> float | None:
+    return milliseconds / 1000 if milliseconds else None

@@ -1,0 +1,178 @@
+"""What the plugin knows, as messages of ``devalloc.node.v1``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from devalloc.api.meta import UNAVAILABLE
+from devalloc.api.pool import Attribute, DevicePool
+from devalloc.api.pool import Device as PoolDevice
+from devalloc_node.binding.binding import Health
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.grant import ClaimRef
+from devalloc_node.journal import ClaimState, StepRecord
+from devalloc_node.machine.view import Amounts, Machine, Plug
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.platform import Held
+from devalloc_node.prepared import PreparedDevice
+from devalloc_node.step import Step
+
+_STATES = {
+    ClaimState.PREPARING: pb.Claim.PREPARING,
+    ClaimState.PREPARED: pb.Claim.PREPARED,
+    ClaimState.UNPREPARING: pb.Claim.UNPREPARING,
+}
+_HEALTH = {
+    "healthy": pb.Device.HEALTHY,
+    "unhealthy": pb.Device.UNHEALTHY,
+    "unknown": pb.Device.UNKNOWN,
+}
+MESSAGE = 4096
+"""Characters of a sentence that is told; a longer one is cut."""
+
+
+def done() -> pb.Result:
+    return pb.Result(outcome=pb.Result.DONE)
+
+
+def result(error: NodeError) -> pb.Result:
+    """What became of it: denied and failed are sure, everything else is not."""
+    outcome = pb.Result.UNKNOWN
+    if isinstance(error, Denied):
+        outcome = pb.Result.DENIED
+    elif isinstance(error, Failed):
+        outcome = pb.Result.FAILED
+    return pb.Result(outcome=outcome, code=error.code, message=_cut(error.message), retryable=error.retryable)
+
+
+def ref(claim: ClaimRef) -> pb.ClaimRef:
+    return pb.ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+
+
+def machine_ref(key: str) -> pb.MachineRef:
+    namespace, _, name = key.partition("/")
+    return pb.MachineRef(namespace=namespace, name=name)
+
+
+def step(one: Step, *, is_done: bool = False, problem: str = "") -> pb.Step:
+    return pb.Step(
+        kind=one.kind,
+        target=one.target,
+        before=_json(one.before),
+        after=_json(one.after),
+        shared=one.shared or "",
+        done=is_done,
+        problem=_cut(problem),
+    )
+
+
+def recorded(one: StepRecord) -> pb.Step:
+    return step(one.step, is_done=one.state == "done", problem=one.problem)
+
+
+def claim(held: Held, *, steps: bool) -> pb.Claim:
+    record = held.record
+    problems = [one.problem for one in held.steps if one.state == "stuck"]
+    prepared = held.prepared
+    return pb.Claim(
+        claim=ref(record.ref),
+        state=pb.Claim.STUCK if problems else _STATES[record.state],
+        devices=[] if prepared is None else [_device(one, prepared.cdi_ids) for one in prepared.devices],
+        steps=[recorded(one) for one in held.steps] if steps else [],
+        machines=sorted({plug.machine for plug in held.plugs}),
+        message=_cut("; ".join(problems)),
+    )
+
+
+def _device(device: PreparedDevice, cdi_ids: Mapping[str, tuple[str, ...]]) -> pb.PreparedDevice:
+    name = f"{device.pool}/{device.device}" + (f"/{device.share}" if device.share else "")
+    return pb.PreparedDevice(
+        requests=device.requests,
+        pool=device.pool,
+        device=device.device,
+        binding=device.binding,
+        functions=device.functions,
+        mdev_uuid=device.mdev_uuid or "",
+        sysfsdev=device.sysfsdev or "",
+        nodes=device.nodes,
+        attributes=dict(device.attributes),
+        admin=device.admin,
+        share=device.share or "",
+        cdi_ids=cdi_ids.get(name, ()),
+    )
+
+
+def plug(one: Plug) -> pb.MachineDevice:
+    pool, _, device = one.device.rpartition("/")
+    return pb.MachineDevice(id=one.id, claim=ref(one.ref), pool=pool, device=device, host=one.host)
+
+
+def amounts(of: Amounts) -> pb.Amounts:
+    return pb.Amounts(cpu_milli=of.cpu_milli, vcpus=of.vcpus, memory_bytes=of.memory_bytes)
+
+
+def machine(of: Machine, plugs: Iterable[Plug]) -> pb.Machine:
+    phase = pb.Machine.Phase.DESCRIPTOR.values_by_name.get(of.phase.upper())
+    return pb.Machine(
+        machine=machine_ref(of.key),
+        phase=pb.Machine.UNKNOWN if phase is None else phase.number,
+        wanted=amounts(of.wanted),
+        permitted=amounts(of.permitted),
+        applied=amounts(of.applied),
+        observed=amounts(of.observed),
+        reason=of.reason,
+        message=_cut(of.message),
+        devices=[plug(one) for one in plugs],
+        pid=of.pid,
+        machine_id=of.id,
+        qmp_socket=of.qmp_socket,
+        adopted=of.adopted,
+    )
+
+
+def devices(
+    pools: Iterable[DevicePool], held: Iterable[Held], health: Mapping[tuple[str, str], Health]
+) -> dict[tuple[str, str], pb.Device]:
+    """The devices of pools by pool and name, with who holds them."""
+    found: dict[tuple[str, str], pb.Device] = {}
+    for pool in sorted(pools, key=lambda one: one.metadata.name):
+        shared = _attributes(pool.spec.attributes)
+        for device in sorted(pool.spec.devices, key=lambda one: one.name):
+            key = (pool.metadata.name, device.name)
+            found[key] = _published(pool, device, shared | _attributes(device.attributes), health.get(key))
+    for one in held:
+        for prepared in one.prepared.devices if one.prepared is not None else ():
+            at = found.get((prepared.pool, prepared.device))
+            if at is not None:
+                at.claims.append(ref(one.record.ref))
+                name = f"{prepared.pool}/{prepared.device}"
+                at.machines.extend(sorted({plug.machine for plug in one.plugs if plug.device == name}))
+    return found
+
+
+def _published(pool: DevicePool, device: PoolDevice, said: Mapping[str, str], health: Health | None) -> pb.Device:
+    return pb.Device(
+        pool=pool.metadata.name,
+        device=device.name,
+        kind=said.get("kind", ""),
+        function=said.get("function", ""),
+        address=said.get("pciBusID", ""),
+        driver=said.get("driver", ""),
+        state=said.get("state", ""),
+        unavailable=said.get(UNAVAILABLE, ""),
+        health=pb.Device.UNKNOWN if health is None else _HEALTH[health.state],
+        health_message="" if health is None else _cut(health.message),
+    )
+
+
+def _attributes(entries: Iterable[Attribute]) -> dict[str, str]:
+    return {entry.name: str(entry.value) for entry in entries}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MESSAGE else text[: MESSAGE - 1] + "…"

@@ -1,0 +1,94 @@
+"""Telling watchers what changes, so that a slow one holds nobody up and costs no memory.
+
+A watcher is no queue of events. It remembers what it has told, and whenever its reader has room for more it compares
+that with how things are *now*: what changed five times meanwhile is told once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Told(Enum):
+    """What an event says of its key."""
+
+    IS = "is"
+    GONE = "gone"
+    SYNCED = "synced"
+    """All there was at first has been told."""
+
+
+class Pulse:
+    """Counts changes, so that those who wait for one miss none."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def beat(self) -> None:
+        """Something changed, or somebody should look whether to go on."""
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def wait(self, seen: int, seconds: float) -> None:
+        """Until the count is another than ``seen``, or the time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count != seen, seconds)
+
+
+class TooManyWatchers(Exception):
+    """As many as are served watch already."""
+
+
+class Places:
+    """So many may watch at a time: each takes a thread of the server's."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._free = threading.BoundedSemaphore(number)
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Raises TooManyWatchers."""
+        if not self._free.acquire(blocking=False):
+            raise TooManyWatchers(f"{self.number} watch already, and no more are served; close one, or list instead")
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+def changes(
+    read: Callable[[], Mapping[Key, Value]], pulse: Pulse, is_active: Callable[[], bool], *, interval: float
+) -> Iterator[tuple[Told, Key | None, Value | None]]:
+    """What is, and then what changes, until ``is_active`` says no: looked at on each pulse, else every ``interval`` s.
+
+    A GONE comes with the last value that was told.
+    """
+    told: dict[Key, Value] = {}
+    synced = False
+    while is_active():
+        seen = pulse.count
+        now = read()
+        for key in [key for key in told if key not in now]:
+            yield Told.GONE, key, told.pop(key)
+        for key, value in now.items():
+            if told.get(key) != value:
+                told[key] = value
+                yield Told.IS, key, value
+        if not synced:
+            synced = True
+            yield Told.SYNCED, None, None
+        pulse.wait(seen, interval)

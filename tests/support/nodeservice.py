@@ -1,0 +1,94 @@
+"""Our own gRPC service on a real socket, over the real engine, a toy host and toy machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from devalloc.api.pool import DevicePool
+from devalloc_node.binding.binding import Health
+from devalloc_node.metrics import Metrics
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.pb.node_pb2_grpc import NodeStub
+from devalloc_node.plan import planned
+from devalloc_node.platform import Platform
+from devalloc_node.service.door import Door, open_door
+from devalloc_node.service.node import About, NodeService
+from devalloc_node.service.watching import Pulse
+from tests.support.toyhost import Bench
+from tests.support.toymachines import ToyAttachment, ToyMachines
+
+
+@dataclass
+class Served:
+    """A node plugin without a host, and a client of it."""
+
+    bench: Bench
+    machines: ToyMachines
+    platform: Platform
+    metrics: Metrics
+    pulse: Pulse
+    pools: list[DevicePool]
+    health: dict[tuple[str, str], Health]
+    door: Door
+    node: NodeStub
+
+    @property
+    def socket(self) -> Path:
+        return self.door.path
+
+
+def platform_of(bench: Bench, machines: ToyMachines, pulse: Pulse | None = None) -> Platform:
+    """The platform of a bench that was made with the toy machines' attachments."""
+
+    def uid_of(namespace: str, name: str) -> str | None:
+        grants = bench.grants.grants.values()
+        return next((g.ref.uid for g in grants if (g.ref.namespace, g.ref.name) == (namespace, name)), None)
+
+    return Platform(
+        bench.claims,
+        machines,
+        machines,
+        node_name="node-a",
+        uid_of=uid_of,
+        exclusive=bench.claims.locks.shared,
+        plan=lambda ref, due: planned(bench.grants, lambda granted: bench.binding, bench.journal, ref, due),
+        changed=pulse.beat if pulse is not None else lambda: None,
+    )
+
+
+def toy_bench(folder: Path, machines: ToyMachines) -> Bench:
+    """An engine whose claims can be attached to toy machines."""
+    return Bench(folder / "state", extra={"kinds": {"attachment": ToyAttachment(machines)}})
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Served]:
+    """A service with its state and its socket in the folder."""
+    machines, pulse, metrics = ToyMachines(), Pulse(), Metrics()
+    bench = toy_bench(folder, machines)
+    platform = platform_of(bench, machines, pulse)
+    pools: list[DevicePool] = []
+    health: dict[tuple[str, str], Health] = {}
+    about = About(
+        version="1.2.3",
+        boot_id="boot-1",
+        started_ms=1_700_000_000_000,
+        journal=lambda: pb.Journal(path=str(bench.folder), prepared_claims=len(bench.claims.prepared())),
+        pools=lambda: pools,
+        rescan=lambda due: pools,
+        health=lambda: health,
+    )
+    service = NodeService(platform, about, metrics, pulse)
+    door = open_door(folder / "node.sock", [service.service()])
+    channel = grpc.insecure_channel(f"unix:{door.path}")
+    try:
+        node = NodeStub(channel)
+        yield Served(bench, machines, platform, metrics, pulse, pools, health, door, node)
+    finally:
+        channel.close()
+        door.stop(0.5)

@@ -1,0 +1,171 @@
+"""Machines in memory: enough to test what is built on QEMU without one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import ClaimRef
+from devalloc_node.journal import StepRecord
+from devalloc_node.machine.view import Amounts, Machine, Plug
+from devalloc_node.platform import ATTACHMENT
+from devalloc_node.prepared import Prepared
+from devalloc_node.step import Step, Value
+
+
+@dataclass
+class ToyMachines:
+    """Keeps every rule of ``platform.Machines``; ``fail`` and ``refuse`` make things go wrong."""
+
+    known: dict[str, Machine] = field(default_factory=dict)
+    devices: dict[str, Value] = field(default_factory=dict)
+    """By ``machine/id`` what is plugged in, as QEMU would tell."""
+    fail: set[str] = field(default_factory=set)
+    """Calls that fail (``start``), and targets that cannot be plugged in."""
+    stubborn: set[str] = field(default_factory=set)
+    """Machines whose guest refuses everything."""
+    told: list[str] = field(default_factory=list)
+    slots: int = 4
+    mutex: threading.RLock = field(default_factory=threading.RLock)
+
+    def list(self) -> Sequence[Machine]:
+        return list(self.known.values())
+
+    def get(self, key: str) -> Machine | None:
+        return self.known.get(key)
+
+    def start(self, machine: VirtualMachine, deadline: Deadline) -> None:
+        key = self._check("start", "/".join(machine.key))
+        there = self.known.get(key)
+        if there is None or not there.runs:
+            self.known[key] = self._new(machine, is_paused=True)
+
+    def resume(self, key: str, deadline: Deadline) -> None:
+        self._check("resume", key)
+        self.known[key] = replace(self.known[key], is_paused=False, phase="Running")
+
+    def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None:
+        key = self._check("adopt", "/".join(machine.key))
+        if key not in self.known:
+            self.known[key] = replace(self._new(machine, is_paused=False), adopted=True)
+
+    def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
+        self._check("stop", key)
+        if key in self.stubborn and not force:
+            raise Denied("GuestRefused", f"the guest of machine {key} does not power down", retryable=True)
+        self.end(key)
+
+    def forget(self, key: str, deadline: Deadline) -> None:
+        self._check("forget", key)
+        del self.known[key]
+
+    def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
+        self._check("scale", key)
+        if key in self.stubborn:
+            raise Denied("GuestRefused", f"the guest of machine {key} keeps its {what}", retryable=True)
+        name = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}[what]
+        machine = self.known[key]
+        self.known[key] = replace(machine, observed=replace(machine.observed, **{name: amount}))
+
+    def attachments(self, key: str, prepared: Prepared, deadline: Deadline) -> Sequence[tuple[str, Step]]:
+        used = [name for name in self.devices if name.startswith(f"{key}/")]
+        new = [device for device in prepared.devices if not device.admin]
+        steps = []
+        for device in new:
+            name = f"{device.pool}/{device.device}"
+            target = f"{key}/{prepared.ref.uid}-{device.pool}-{device.device}"
+            steps.append((name, Step(ATTACHMENT, target, None, {"host": device.functions[0], "device": name})))
+        free = self.slots - len(set(used) - {step.target for _, step in steps})
+        if len(steps) > free:
+            raise Denied("NoFreePciSlot", f"machine {key} has {free} free PCI slots for {len(steps)} devices")
+        return steps
+
+    def plug(self, record: StepRecord, ref: ClaimRef) -> Plug:
+        key, _, name = record.step.target.rpartition("/")
+        return Plug(key, ref, record.device, name, record.step.after["host"], record.step)
+
+    def end(self, key: str) -> None:
+        """QEMU is gone, and with it what was plugged in."""
+        with self.mutex:
+            self.known[key] = replace(self.known[key], phase="Stopped", pid=0, is_paused=False)
+            for name in [name for name in self.devices if name.startswith(f"{key}/")]:
+                del self.devices[name]
+
+    def _check(self, call: str, key: str) -> str:
+        self.told.append(f"{call} {key}")
+        if call in self.fail:
+            raise Failed("QemuFailed", f"QEMU of machine {key} cannot {call}")
+        return key
+
+    def _new(self, machine: VirtualMachine, *, is_paused: bool) -> Machine:
+        spec = machine.spec
+        have = Amounts(spec.cpu.wanted.nano // 10**6, spec.cpu.slots, spec.memory.wanted.nano // 10**9)
+        return Machine(
+            key="/".join(machine.key),
+            uid=machine.metadata.uid or "",
+            phase="Starting" if is_paused else "Running",
+            wanted=have,
+            permitted=have,
+            applied=have,
+            observed=have,
+            pid=4242 + len(self.told),
+            id=f"run-{len(self.told)}",
+            is_paused=is_paused,
+        )
+
+
+@dataclass
+class ToyAttachment:
+    """The kind of step that plugs a device into a toy machine."""
+
+    machines: ToyMachines
+
+    def read(self, target: str) -> Value:
+        return self.machines.devices.get(target)
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        key = target.rpartition("/")[0]
+        with self.machines.mutex:
+            machine = self.machines.known.get(key)
+            if value is None:
+                if target in self.machines.devices and key in self.machines.stubborn:
+                    raise Denied("GuestRefused", f"machine {key}: the guest refuses to let it go", retryable=True)
+                self.machines.devices.pop(target, None)
+                return
+            if machine is None or not machine.runs:
+                raise Denied("MachineNotRunning", f"machine {key} does not run")
+            if target in self.machines.fail or value["device"] in self.machines.fail:
+                raise Failed("QemuRefused", f"QEMU of machine {key} refuses {value['device']}")
+            self.machines.devices[target] = value
+
+    def force(self, target: str, value: Value, deadline: Deadline) -> None:
+        key = target.rpartition("/")[0]
+        if key in self.machines.stubborn and target in self.machines.devices:
+            self.machines.end(key)
+        self.apply(target, value, deadline)
+
+
+def vm(name: str = "web", *claims: str, uid: str | None = None, namespace: str = "default", **spec: Any) -> Any:
+    """A VirtualMachine as a manifest."""
+    metadata = {"name": name, "namespace": namespace} | ({} if uid is None else {"uid": uid})
+    content = {
+        "nodeName": "node-a",
+        "cpu": {"min": 1, "max": 4, "use": 2},
+        "memory": {"min": "512Mi", "max": "2Gi", "use": "1Gi"},
+        "start": {"kernel": "/images/vmlinuz", "append": "console=ttyS0"},
+        **spec,
+    }
+    if "adopt" in spec:
+        del content["start"]
+    if claims:
+        content["claims"] = list(claims)
+    return {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachine", "metadata": metadata, "spec": content}
+
+
+def machine_of(manifest: Any) -> VirtualMachine:
+    return VirtualMachine.model_validate(manifest)

@@ -1,0 +1,636 @@
+"""``devalloc.node.v1`` on a real socket: claims, machines, who called, and what comes of bad input."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from devalloc.api.pool import DevicePool
+from devalloc_node.binding.binding import Health
+from devalloc_node.errors import Failed
+from devalloc_node.pb import node_pb2 as pb
+from tests.support.faketree import memory_folder
+from tests.support.nodeservice import Served, served
+from tests.support.toymachines import ToyMachines
+
+DONE, DENIED, FAILED = pb.Result.DONE, pb.Result.DENIED, pb.Result.FAILED
+
+
+@pytest.fixture
+def plugin() -> Iterator[Served]:
+    with memory_folder() as folder, served(Path(folder)) as found:
+        yield found
+
+
+def claim(name: str = "claim-uid-0", uid: str = "") -> pb.ClaimRef:
+    return pb.ClaimRef(name=name, uid=uid)
+
+
+def web(name: str = "web") -> pb.MachineRef:
+    return pb.MachineRef(name=name)
+
+
+def creation(name: str = "web", *claims: str) -> pb.CreateMachineRequest:
+    spec = pb.MachineSpec(
+        cpu=pb.CpuBounds(min_milli=1000, use_milli=2000, max_milli=4000),
+        memory=pb.MemoryBounds(min_bytes=512 << 20, use_bytes=1 << 30, max_bytes=2 << 30),
+        start=pb.Start(kernel="/images/vmlinuz"),
+    )
+    return pb.CreateMachineRequest(machine=web(name), spec=spec, claims=[claim(each) for each in claims])
+
+
+class TestClaims:
+    def test_a_claim_is_prepared_listed_with_its_steps_and_unprepared(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-1")
+        reply = plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim()))
+        assert reply.result.outcome == DONE
+        (device,) = reply.claim.devices
+        assert (device.pool, device.device, device.binding, list(device.functions)) == ("a", "slot-1", "toy", ["a/1"])
+        (listed,) = plugin.node.ListClaims(pb.ListClaimsRequest(steps=True)).claims
+        assert listed == reply.claim
+        assert listed.state == pb.Claim.PREPARED
+        assert {step.kind: step.done for step in listed.steps} == {"use": True, "property": True, "reset": True}
+        reply = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim(uid="uid-0")))
+        assert reply.result == pb.Result(outcome=DONE)
+        assert plugin.bench.host.state == {}
+        assert not plugin.node.ListClaims(pb.ListClaimsRequest()).claims
+
+    def test_without_a_uid_the_claim_that_has_the_name_is_meant(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-1")
+        plugin.bench.claims.prepare(plugin.bench.add("a/slot-2"))
+        reply = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim("claim-uid-1")))
+        assert reply.result.outcome == DONE
+        assert not plugin.bench.journal.claims()
+
+    def test_unprepare_means_the_prepared_claim_though_another_has_its_name_by_now(self, plugin: Served) -> None:
+        old = plugin.bench.grants.add("old", "a/slot-0", name="train")
+        plugin.bench.claims.prepare(old)
+        del plugin.bench.grants.grants["old"]
+        plugin.bench.grants.add("new", "a/slot-1", name="train")
+        plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim("train")))
+        assert not plugin.bench.journal.claims()
+
+    def test_of_several_prepared_claims_of_one_name_it_must_be_said_which(self, plugin: Served) -> None:
+        for uid in ("one", "two"):
+            plugin.bench.claims.prepare(plugin.bench.grants.add(uid, f"{uid}/slot-0", name="train"))
+        reply = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim("train")))
+        assert (reply.result.outcome, reply.result.code) == (DENIED, "ClaimAmbiguous")
+        assert "one, two" in reply.result.message
+        assert len(plugin.bench.journal.claims()) == 2
+
+    @pytest.mark.parametrize(
+        ("asked", "code"),
+        [
+            (claim("nobody"), "ClaimNotFound"),
+            (claim("nobody", "no-such-uid"), "ClaimNotFound"),
+            (claim("claim-uid-0", "another"), "ClaimNotFound"),
+        ],
+    )
+    def test_an_unknown_claim_is_denied_for_itself(self, plugin: Served, asked: pb.ClaimRef, code: str) -> None:
+        plugin.bench.add("a/slot-1")
+        reply = plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=asked))
+        assert (reply.result.outcome, reply.result.code) == (DENIED, code)
+        assert plugin.bench.host.state == {}
+
+    def test_unprepare_of_what_nobody_knows_succeeds(self, plugin: Served) -> None:
+        for asked in (claim("nobody"), claim("nobody", "no-such-uid")):
+            assert plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=asked)).result.outcome == DONE
+
+    def test_a_dry_run_tells_the_steps_and_takes_none(self, plugin: Served) -> None:
+        ref = plugin.bench.add("a/slot-1")
+        reply = plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim(), dry_run=True))
+        assert reply.result.outcome == DONE
+        assert [(step.kind, step.target, step.before, step.after) for step in reply.claim.steps] == [
+            ("property", "a/count", "null", "4"),
+            ("property", "a/1/setting", "null", '"a"'),
+            ("property", "a/1/driver", "null", '"vfio"'),
+            ("reset", "a/1/content", "null", '"used"'),
+        ]
+        assert plugin.bench.host.log == []
+        assert not plugin.bench.journal.claims()
+        plugin.bench.claims.prepare(ref)
+        undo = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim(), dry_run=True))
+        assert [step.target for step in undo.steps][:3] == ["a/1/content", "a/1/driver", "a/1/setting"]
+        assert plugin.bench.journal.claims()
+
+    def test_what_the_host_refuses_is_failed_and_undone(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-1")
+
+        def refuse(target: str, value: object) -> None:
+            if target == "a/1/driver":
+                raise OSError(5, "Input/output error", target)
+
+        plugin.bench.host.refuse = refuse
+        reply = plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim()))
+        assert (reply.result.outcome, reply.result.retryable) == (FAILED, True)
+        assert "Input/output error" in reply.result.message
+        assert plugin.bench.is_initial()
+
+    def test_a_step_that_cannot_be_undone_shows_in_the_list(self, plugin: Served) -> None:
+        plugin.bench.claims.prepare(plugin.bench.add("a/slot-1"))
+        plugin.bench.host.refuse = lambda target, value: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+        assert plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim())).result.outcome == FAILED
+        (listed,) = plugin.node.ListClaims(pb.ListClaimsRequest()).claims
+        assert listed.state == pb.Claim.STUCK
+        assert "Input/output error" in listed.message
+
+
+class TestMachines:
+    def test_a_machine_starts_with_the_devices_of_its_claims(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0", "b/slot-1")
+        reply = plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        assert reply.result == pb.Result(outcome=DONE)
+        assert reply.machine.phase == pb.Machine.RUNNING
+        assert [(d.pool, d.device, d.claim.uid) for d in reply.machine.devices] == [
+            ("a", "slot-0", "uid-0"),
+            ("b", "slot-1", "uid-0"),
+        ]
+        assert plugin.machines.told == ["start default/web", "resume default/web"]
+        assert plugin.node.GetMachine(pb.GetMachineRequest(machine=web())) == reply.machine
+        assert list(plugin.node.ListMachines(pb.ListMachinesRequest()).machines) == [reply.machine]
+        assert not plugin.node.ListMachines(pb.ListMachinesRequest(namespace="other")).machines
+
+    @pytest.mark.parametrize("broken", ["start", "resume", "b/slot-1"])
+    def test_a_machine_with_one_device_too_few_is_not_started_at_all(self, plugin: Served, broken: str) -> None:
+        plugin.bench.add("a/slot-0", "b/slot-1")
+        plugin.machines.fail.add(broken)
+        reply = plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        assert (reply.result.outcome, reply.result.retryable) == (FAILED, True)
+        assert plugin.machines.known == {}
+        assert plugin.machines.devices == {}
+        assert plugin.bench.is_initial()
+        plugin.machines.fail.clear()
+        assert plugin.node.CreateMachine(creation("web", "claim-uid-0")).result.outcome == DONE
+
+    def test_a_claim_that_was_prepared_before_stays_so_when_the_start_fails(self, plugin: Served) -> None:
+        plugin.bench.claims.prepare(plugin.bench.add("a/slot-0"))
+        plugin.machines.fail.add("resume")
+        plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        assert plugin.machines.known == {}
+        assert [len(plugin.bench.claims.prepared()), plugin.machines.devices] == [1, {}]
+
+    def test_creating_it_twice_is_creating_it(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        first = plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        assert plugin.node.CreateMachine(creation("web", "claim-uid-0")) == first
+        assert plugin.machines.told == ["start default/web", "resume default/web"]
+
+    def test_a_start_that_was_cut_off_goes_on(self, plugin: Served) -> None:
+        """Killed after the machine was started and before it got its device: its CPUs stand still."""
+        plugin.bench.add("a/slot-0")
+        plugin.machines.fail.update({"resume", "stop", "forget"})
+        plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        assert plugin.machines.known["default/web"].is_paused
+        plugin.machines.fail.clear()
+        reply = plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        assert (reply.machine.phase, len(reply.machine.devices)) == (pb.Machine.RUNNING, 1)
+
+    def test_too_many_devices_for_its_slots_are_refused_before_any_is_plugged_in(self, plugin: Served) -> None:
+        plugin.machines.slots = 1
+        plugin.bench.add("a/slot-0", "b/slot-1")
+        reply = plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        assert (reply.result.outcome, reply.result.code) == (DENIED, "NoFreePciSlot")
+        assert plugin.bench.is_initial()
+
+    def test_deleting_a_machine_gives_its_claims_back(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        for _ in range(2):
+            assert plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web())).result.outcome == DONE
+        assert plugin.machines.known == {}
+        assert plugin.bench.is_initial()
+
+    def test_a_guest_that_does_not_power_down_keeps_its_machine_until_force_ends_it(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        plugin.machines.stubborn.add("default/web")
+        for ask in (
+            lambda force: plugin.node.StopMachine(pb.StopMachineRequest(machine=web(), force=force)),
+            lambda force: plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web(), force=force)),
+        ):
+            reply = ask(False)
+            assert (reply.result.outcome, reply.result.retryable) == (DENIED, True)
+            assert "default/web" in reply.result.message
+            assert plugin.machines.devices
+        assert plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web(), force=True)).result.outcome == DONE
+        assert plugin.bench.is_initial()
+
+    def test_an_adopted_machine_runs_on_without_its_devices_when_it_is_deleted(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        request = pb.AdoptMachineRequest(
+            machine=web(),
+            qmp_socket="/run/vms/web.qmp",
+            cpu=pb.CpuBounds(min_milli=1000, max_milli=1000),
+            memory=pb.MemoryBounds(min_bytes=2 << 20, max_bytes=4 << 20),
+            claims=[claim()],
+        )
+        reply = plugin.node.AdoptMachine(request)
+        assert reply.result.outcome == DONE
+        assert reply.machine.adopted
+        stopped = plugin.node.StopMachine(pb.StopMachineRequest(machine=web()))
+        assert (stopped.result.outcome, stopped.result.code) == (DENIED, "MachineAdopted")
+        assert plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web())).result.outcome == DONE
+        assert plugin.machines.told == ["adopt default/web", "forget default/web"]
+        assert plugin.bench.is_initial()
+
+    def test_a_machine_of_the_store_is_changed_there(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(creation())
+        known = plugin.machines.known
+        known["default/web"] = type(known["default/web"])(key="default/web", uid="vm-1", phase="Running")
+        for reply in (
+            plugin.node.CreateMachine(creation()),
+            plugin.node.StopMachine(pb.StopMachineRequest(machine=web())),
+            plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web(), force=True)),
+            plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=1)),
+            plugin.node.AttachClaim(pb.AttachClaimRequest(claim=claim(), machine=web())),
+            plugin.node.DetachClaim(pb.DetachClaimRequest(claim=claim(), machine=web())),
+        ):
+            assert (reply.result.outcome, reply.result.code) == (DENIED, "MachineOfStore")
+            assert "devalloc apply" in reply.result.message
+
+    def test_each_amount_is_scaled_and_told_on_its_own(self, plugin: Served) -> None:
+        plugin.node.CreateMachine(creation())
+        reply = plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=4, memory_bytes=2 << 30))
+        assert reply.result.outcome == reply.vcpus.outcome == reply.memory.outcome == DONE
+        assert not reply.HasField("cpu")
+        assert (reply.observed.vcpus, reply.observed.memory_bytes) == (4, 2 << 30)
+        plugin.machines.stubborn.add("default/web")
+        reply = plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=1))
+        assert reply.result == reply.vcpus
+        assert (reply.result.outcome, reply.result.code) == (DENIED, "GuestRefused")
+        assert reply.observed.vcpus == 4
+
+    def test_a_machine_that_does_not_exist(self, plugin: Served) -> None:
+        with pytest.raises(grpc.RpcError) as refused:
+            plugin.node.GetMachine(pb.GetMachineRequest(machine=web()))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "no machine default/web on node node-a" in refused.value.details()
+        reply = plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=1))
+        assert (reply.result.outcome, reply.result.code) == (DENIED, "MachineNotFound")
+
+
+class TestAttach:
+    def test_attach_prepares_and_plugs_in_and_unprepare_takes_out_first(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0", "b/slot-1")
+        plugin.node.CreateMachine(creation())
+        reply = plugin.node.AttachClaim(pb.AttachClaimRequest(claim=claim(), machine=web()))
+        assert reply.result.outcome == DONE
+        assert [device.device for device in reply.devices] == ["slot-0", "slot-1"]
+        assert plugin.node.AttachClaim(pb.AttachClaimRequest(claim=claim(), machine=web())) == reply
+        assert len(plugin.machines.devices) == 2
+        (listed,) = plugin.node.ListClaims(pb.ListClaimsRequest()).claims
+        assert list(listed.machines) == ["default/web"]
+        plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim()))
+        assert plugin.machines.devices == {}
+        assert plugin.bench.is_initial()
+
+    def test_all_devices_of_a_claim_or_none(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0", "b/slot-1", "c/slot-2")
+        plugin.node.CreateMachine(creation())
+        plugin.machines.fail.add("c/slot-2")
+        reply = plugin.node.AttachClaim(pb.AttachClaimRequest(claim=claim(), machine=web()))
+        assert (reply.result.outcome, reply.result.code) == (FAILED, "QemuRefused")
+        assert plugin.machines.devices == {}
+        (listed,) = plugin.node.ListClaims(pb.ListClaimsRequest(steps=True)).claims
+        assert not [step for step in listed.steps if step.kind == "attachment"]
+
+    def test_a_claim_is_in_one_machine(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        plugin.node.CreateMachine(creation("db"))
+        reply = plugin.node.AttachClaim(pb.AttachClaimRequest(claim=claim(), machine=web("db")))
+        assert (reply.result.outcome, reply.result.code) == (DENIED, "ClaimAttached")
+        assert "default/web" in reply.result.message
+        refused = plugin.node.CreateMachine(creation("third", "claim-uid-0"))
+        assert (refused.result.outcome, refused.result.code) == (DENIED, "ClaimAttached")
+        assert sorted(plugin.machines.known) == ["default/db", "default/web"]
+        assert [name.rpartition("/")[0] for name in plugin.machines.devices] == ["default/web"]
+
+    def test_only_into_a_machine_that_runs(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(creation())
+        plugin.node.StopMachine(pb.StopMachineRequest(machine=web()))
+        reply = plugin.node.AttachClaim(pb.AttachClaimRequest(claim=claim(), machine=web()))
+        assert (reply.result.outcome, reply.result.code) == (DENIED, "MachineNotRunning")
+        assert plugin.bench.is_initial()
+
+    def test_a_guest_that_refuses_keeps_the_device_and_force_ends_the_machine(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        plugin.machines.stubborn.add("default/web")
+        request = pb.DetachClaimRequest(claim=claim(), machine=web())
+        reply = plugin.node.DetachClaim(request)
+        assert (reply.result.retryable, reply.ended_machine) == (True, False)
+        assert "default/web" in reply.result.message
+        unprepared = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim()))
+        assert (unprepared.result.outcome, unprepared.result.retryable) == (FAILED, True)
+        assert "default/web" in unprepared.result.message
+        assert plugin.machines.known["default/web"].runs
+        forced = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim(), force=True))
+        assert (forced.result.outcome, list(forced.ended_machines)) == (DONE, ["default/web"])
+        assert plugin.bench.is_initial()
+
+    def test_detach_by_force_says_that_it_ended_the_machine(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        plugin.machines.stubborn.add("default/web")
+        reply = plugin.node.DetachClaim(pb.DetachClaimRequest(claim=claim(), machine=web(), force=True))
+        assert (reply.result.outcome, reply.ended_machine) == (DONE, True)
+        assert len(plugin.bench.claims.prepared()) == 1
+
+
+class TestNode:
+    def test_says_who_it_is_even_when_its_journal_cannot_be_read(self, plugin: Served) -> None:
+        reply = plugin.node.GetNode(pb.GetNodeRequest())
+        assert (reply.version, reply.node_name, reply.boot_id) == ("1.2.3", "node-a", "boot-1")
+        assert reply.journal.path == str(plugin.bench.folder)
+
+    def test_lists_devices_with_their_claims_machines_and_health(self, plugin: Served) -> None:
+        plugin.pools.append(pool("a", "slot-0", "slot-1"))
+        plugin.health["a", "slot-1"] = Health("unhealthy", "fell off the bus")
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        free, other = plugin.node.ListDevices(pb.ListDevicesRequest(pool="a")).devices
+        assert [one.uid for one in free.claims] == ["uid-0"]
+        assert list(free.machines) == ["default/web"]
+        assert (free.kind, free.function, free.health) == ("gpu", "whole", pb.Device.UNKNOWN)
+        assert (other.health, other.health_message) == (pb.Device.UNHEALTHY, "fell off the bus")
+        assert not plugin.node.ListDevices(pb.ListDevicesRequest(pool="b")).devices
+
+    def test_rescans(self, plugin: Served) -> None:
+        plugin.pools.append(pool("a", "slot-0", "slot-1"))
+        reply = plugin.node.Rescan(pb.RescanRequest())
+        assert (reply.result.outcome, reply.pools, reply.devices) == (DONE, 1, 2)
+
+    def test_health_and_reflection_stand_beside_it(self, plugin: Served) -> None:
+        with grpc.insecure_channel(f"unix:{plugin.socket}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service="devalloc.node.v1.Node")
+            )
+        assert check.status == health_pb2.HealthCheckResponse.SERVING
+
+
+class TestWatch:
+    def test_tells_what_is_then_what_changes_then_what_is_gone(self, plugin: Served) -> None:
+        plugin.node.CreateMachine(creation())
+        events = plugin.node.WatchMachines(pb.WatchMachinesRequest())
+        first, synced = next(events), next(events)
+        assert (first.change, first.machine.machine.name) == (pb.CHANGE_IS, "web")
+        assert synced == pb.MachineEvent(change=pb.CHANGE_SYNCED)
+        plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=3))
+        assert next(events).machine.observed.vcpus == 3
+        plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web()))
+        last = next(event for event in events if event.change == pb.CHANGE_GONE)
+        assert last.machine == pb.Machine(machine=pb.MachineRef(namespace="default", name="web"))
+        events.cancel()
+
+    def test_devices_are_watched_too(self, plugin: Served) -> None:
+        plugin.pools.append(pool("a", "slot-0"))
+        plugin.bench.add("a/slot-0")
+        events = plugin.node.WatchDevices(pb.WatchDevicesRequest())
+        assert next(events).device.device == "slot-0"
+        assert next(events).change == pb.CHANGE_SYNCED
+        plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim()))
+        assert [one.uid for one in next(events).device.claims] == ["uid-0"]
+        plugin.pools.clear()
+        plugin.pulse.beat()
+        assert next(events).change == pb.CHANGE_GONE
+        events.cancel()
+
+    def test_more_watchers_than_are_served_are_refused_and_leave_room_again(self, plugin: Served) -> None:
+        streams = [plugin.node.WatchMachines(pb.WatchMachinesRequest()) for _ in range(8)]
+        assert {next(stream).change for stream in streams} == {pb.CHANGE_SYNCED}
+        with pytest.raises(grpc.RpcError) as refused:
+            next(plugin.node.WatchMachines(pb.WatchMachinesRequest()))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert plugin.node.GetNode(pb.GetNodeRequest()).node_name == "node-a"
+        for stream in streams:
+            stream.cancel()
+        for _ in range(100):
+            try:
+                assert next(plugin.node.WatchMachines(pb.WatchMachinesRequest())).change == pb.CHANGE_SYNCED
+                break
+            except grpc.RpcError:
+                threading.Event().wait(0.02)
+        else:
+            pytest.fail("the places of those who left are not free again")
+
+
+class TestCallers:
+    def test_the_audit_log_says_which_process_asked(self, plugin: Served, caplog: pytest.LogCaptureFixture) -> None:
+        plugin.bench.add("a/slot-0")
+        with caplog.at_level(logging.INFO, "devalloc.audit"):
+            plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim()))
+            plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim(), force=True))
+        records = [json.loads(record.getMessage()) for record in caplog.records if record.name == "devalloc.audit"]
+        first, second = [record for record in records if record["event"] == "request"]
+        assert (first["method"], first["outcome"], first["name"]) == ("PrepareClaim", "done", "default/claim-uid-0")
+        assert (first["uid"], first["pid"]) == (os.getuid(), os.getpid())
+        assert second["forced"] is True
+        (prepared,) = [record for record in records if record["event"] == "prepared"]
+        assert f"pid {os.getpid()}" in prepared["caller"]
+
+    def test_nobody_else_can_open_the_socket(self, plugin: Served) -> None:
+        assert stat.S_IMODE(plugin.socket.stat().st_mode) == 0o600
+
+    def test_the_socket_goes_with_the_service(self, tmp_path: Path) -> None:
+        with served(tmp_path) as plugin:
+            assert plugin.socket.exists()
+        assert not plugin.socket.exists()
+        with served(tmp_path) as again:
+            assert again.node.GetNode(pb.GetNodeRequest()).node_name == "node-a"
+
+
+class TestMetrics:
+    def test_requests_are_counted_by_method_and_result(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim()))
+        plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim("nobody")))
+        with pytest.raises(grpc.RpcError):
+            plugin.node.PrepareClaim(pb.PrepareClaimRequest())
+
+        def counted(result: str) -> float | None:
+            labels = {"method": "PrepareClaim", "result": result}
+            return plugin.metrics.registry.get_sample_value("devalloc_node_requests_total", labels)
+
+        assert [counted(result) for result in ("done", "denied", "invalid", "failed")] == [1, 1, 1, None]
+
+
+HOSTILE = ["../../etc/passwd", "a/b", "a\0b", "A", " ", "x" * 300, "\u202eevil", "..", "-x"]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_hostile_names_are_refused_with_the_path_of_their_field(self, plugin: Served, name: str) -> None:
+        for ask, request, path in (
+            (plugin.node.PrepareClaim, pb.PrepareClaimRequest(claim=claim(name)), "claim.name"),
+            (
+                plugin.node.PrepareClaim,
+                pb.PrepareClaimRequest(claim=pb.ClaimRef(name="a", namespace=name)),
+                "claim.namespace",
+            ),
+            (plugin.node.UnprepareClaim, pb.UnprepareClaimRequest(claim=claim(name)), "claim.name"),
+            (plugin.node.CreateMachine, creation(name), "machine.name"),
+            (plugin.node.CreateMachine, creation("web", "good", name), "claims[1].name"),
+            (plugin.node.ListClaims, pb.ListClaimsRequest(namespace=name), "namespace"),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                ask(request)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert refused.value.details().startswith(f"{path}: must be")
+        assert plugin.bench.is_initial()
+        assert plugin.machines.told == []
+
+    @pytest.mark.parametrize("uid", ["../x", "a b", "a\0", "x" * 65, "-"])
+    def test_hostile_uids(self, plugin: Served, uid: str) -> None:
+        with pytest.raises(grpc.RpcError) as refused:
+            plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim("a", uid)))
+        assert refused.value.details().startswith("claim.uid: must be")
+
+    @pytest.mark.parametrize(
+        ("spoil", "path"),
+        [
+            (lambda r: r.spec.ClearField("cpu"), "spec.cpu"),
+            (lambda r: r.spec.ClearField("start"), "spec.start"),
+            (lambda r: setattr(r.spec.cpu, "max_milli", 500), "spec.cpu.max"),
+            (lambda r: setattr(r.spec.memory, "min_bytes", 1), "spec.memory.min"),
+            (lambda r: setattr(r.spec.memory, "max_bytes", 2**64 - 1), "spec.memory.max"),
+            (lambda r: setattr(r.spec.memory, "method", "magic"), "spec.memory.method"),
+            (lambda r: setattr(r.spec.start, "kernel", "/images/../etc/shadow"), "spec.start.kernel"),
+            (lambda r: setattr(r.spec.start, "append", "a\nb"), "spec.start.append"),
+            (lambda r: r.spec.start.disks.add(path="/images/a.img"), "spec.start.disks[0].format"),
+            (lambda r: setattr(r.spec, "restart_policy", "Sometimes"), "spec.restartPolicy"),
+            (lambda r: setattr(r.spec, "pci_slots", 999), "spec.pciSlots"),
+            (lambda r: setattr(r.spec, "node_name", "node-b"), "spec.node_name"),
+            (lambda r: r.claims.extend([claim("a"), claim("a")]), "claims[1]"),
+            (lambda r: r.claims.add(name="a", namespace="other"), "claims[0].namespace"),
+        ],
+    )
+    def test_a_machine_that_makes_no_sense_is_refused_with_the_path(
+        self, plugin: Served, spoil: object, path: str
+    ) -> None:
+        request = creation()
+        spoil(request)  # type: ignore[operator]
+        with pytest.raises(grpc.RpcError) as refused:
+            plugin.node.CreateMachine(request)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert refused.value.details().startswith(f"{path}: ")
+        assert plugin.machines.told == []
+
+    def test_a_message_of_ten_megabytes_costs_its_call_only(self, plugin: Served) -> None:
+        with pytest.raises(grpc.RpcError) as refused:
+            plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim("x" * 10_000_000)))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert plugin.node.GetNode(pb.GetNodeRequest()).node_name == "node-a"
+
+    def test_a_thousand_mutations_of_requests_leave_the_service_alive(self, plugin: Served) -> None:
+        plugin.pools.append(pool("a", "slot-0"))
+        plugin.bench.add("a/slot-0")
+        good: list[tuple[str, Message]] = [
+            ("PrepareClaim", pb.PrepareClaimRequest(claim=claim(uid="uid-0"), dry_run=True)),
+            ("UnprepareClaim", pb.UnprepareClaimRequest(claim=claim(uid="uid-0"), force=True)),
+            ("AttachClaim", pb.AttachClaimRequest(claim=claim(), machine=web())),
+            ("CreateMachine", creation("web", "claim-uid-0")),
+            ("ScaleMachine", pb.ScaleMachineRequest(machine=web(), vcpus=2, memory_bytes=1 << 30)),
+            ("DeleteMachine", pb.DeleteMachineRequest(machine=web(), force=True)),
+            ("ListDevices", pb.ListDevicesRequest(pool="a")),
+        ]
+        draw, codes = random.Random(5), set()
+        with grpc.insecure_channel(f"unix:{plugin.socket}") as channel:
+            for _ in range(1000):
+                method, message = draw.choice(good)
+                call = channel.unary_unary(f"/devalloc.node.v1.Node/{method}")
+                try:
+                    call(mutated(draw, message.SerializeToString()), timeout=10)
+                    codes.add(grpc.StatusCode.OK)
+                except grpc.RpcError as error:
+                    codes.add(error.code())
+        # INTERNAL is gRPC's answer to bytes that are no message; a bug of ours would say so in the log and the metrics.
+        assert codes <= {
+            grpc.StatusCode.OK,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.INTERNAL,
+            grpc.StatusCode.NOT_FOUND,
+        }
+        samples = [s for m in plugin.metrics.registry.collect() for s in m.samples if s.labels.get("result") == "error"]
+        assert samples == []
+        plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim(uid="uid-0"), force=True))
+        plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web(), force=True))
+        assert plugin.bench.is_initial()
+
+    def test_garbage_on_the_socket_costs_its_connection_only(self, plugin: Served) -> None:
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 70_000, b""):
+            with socket.socket(socket.AF_UNIX) as raw:
+                raw.connect(str(plugin.socket))
+                try:
+                    raw.sendall(garbage)
+                    raw.shutdown(socket.SHUT_WR)
+                    while raw.recv(4096):
+                        pass
+                except OSError:
+                    pass
+        assert plugin.node.GetNode(pb.GetNodeRequest()).node_name == "node-a"
+
+    def test_a_bug_costs_its_call_only_and_says_so(
+        self, plugin: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(ToyMachines, "list", lambda self: 1 / 0)
+        with pytest.raises(grpc.RpcError) as failed:
+            plugin.node.ListMachines(pb.ListMachinesRequest())
+        assert failed.value.code() is grpc.StatusCode.INTERNAL
+        assert "this is a bug in devalloc" in failed.value.details()
+        assert "ZeroDivisionError" in caplog.text
+
+    def test_a_store_that_does_not_answer_is_a_failure_not_a_no(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.bench.grants.fails = Failed("StoreUnavailable", "the store does not answer")
+        reply = plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim()))
+        assert (reply.result.outcome, reply.result.retryable) == (FAILED, True)
+
+
+def pool(name: str, *devices: str) -> DevicePool:
+    return DevicePool.model_validate(
+        {
+            "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+            "kind": "DevicePool",
+            "metadata": {"name": name},
+            "spec": {
+                "nodeName": "node-a",
+                "driver": "gpu.devalloc.io",
+                "attributes": [{"name": "kind", "stringValue": "gpu"}],
+                "devices": [
+                    {"name": device, "attributes": [{"name": "function", "stringValue": "whole"}]} for device in devices
+                ],
+            },
+        }
+    )
+
+
+def mutated(draw: random.Random, data: bytes) -> bytes:
+    """Some bytes changed, left out, doubled or added."""
+    changed = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(changed) + 1)
+        match draw.randrange(4):
+            case 0 if at < len(changed):
+                changed[at] = draw.randrange(256)
+            case 1:
+                del changed[at : at + draw.randint(1, 4)]
+            case 2:
+                changed[at:at] = draw.randbytes(draw.randint(1, 8))
+            case _:
+                changed += changed[at : at + 16]
+    return bytes(changed)
