@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,11 +83,14 @@ def eventually(found: Callable[[], Any], what: str) -> Any:
 
 @contextmanager
 def started(one: SlicePublisher) -> Iterator[SlicePublisher]:
-    one.start()
+    """With its loops running."""
+    stop = threading.Event()
+    for loop in one.loops:
+        threading.Thread(target=loop, args=(stop,), daemon=True).start()
     try:
         yield one
     finally:
-        one.stop()
+        stop.set()
 
 
 # -- what is accepted --------------------------------------------------------------------------------------------------

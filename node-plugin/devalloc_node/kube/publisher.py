@@ -67,8 +67,6 @@ class SlicePublisher:
         self._dirty = False
         self._known: dict[str, tuple[str, int]] = {}
         """UID and resource version of the slices as we saw or wrote them last."""
-        self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
 
     @property
     def published(self) -> Published:
@@ -87,20 +85,11 @@ class SlicePublisher:
             self._dirty = True
             self._changed.notify_all()
 
-    def start(self) -> None:
-        """Publish in threads of its own until ``stop``. Nothing is written before the first ``set``."""
-        for run in (self._keep, self._watch):
-            thread = threading.Thread(target=run, name=f"slices-{run.__name__.strip('_')}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def stop(self) -> None:
-        """Leave the slices as they are: the next instance goes on with them."""
-        self._stop.set()
-        with self._changed:
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(timeout=1.0)  # a watch that sleeps is left to the end of the process
+    @property
+    def loops(self) -> tuple[Callable[[threading.Event], None], Callable[[threading.Event], None]]:
+        """To be run in threads of their own until the event is set. Nothing is written before the first ``set``, and
+        the slices stay when the loops end: the next instance goes on with them."""
+        return self._keep, self._watch
 
     def wait(self, condition: Callable[[Published], bool], seconds: float) -> bool:
         """Wait until what is published is so; False when it is not in time."""
@@ -217,17 +206,19 @@ class SlicePublisher:
 
     # -- loops ---------------------------------------------------------------------------------------------------------
 
-    def _keep(self) -> None:
+    def _keep(self, stop: threading.Event) -> None:
+        """Publish whenever there is something to publish."""
+        threading.Thread(target=self._wake_at, args=(stop,), name="slices-stop", daemon=True).start()
         asked: tuple[DevicePool, ...] | None = None
         not_before, repair, retry = 0.0, REPAIR_SECONDS, RETRY_SECONDS
         while True:
             with self._changed:
-                while not self._stop.is_set() and (self._wanted is asked or not self._dirty):
+                while not stop.is_set() and (self._wanted is asked or not self._dirty):
                     pause = not_before - time.monotonic()
                     if self._dirty and pause <= 0:
                         break
                     self._changed.wait(pause if self._dirty else None)
-                if self._stop.is_set():
+                if stop.is_set():
                     return
                 wanted, self._dirty = self._wanted, False
             if wanted is None:  # nothing to publish yet
@@ -246,6 +237,11 @@ class SlicePublisher:
                 self._published = published
                 self._changed.notify_all()
 
+    def _wake_at(self, stop: threading.Event) -> None:
+        stop.wait()
+        with self._changed:
+            self._changed.notify_all()
+
     def _attempt(self, pools: Sequence[DevicePool]) -> Published:
         before = self._published
         try:
@@ -263,17 +259,17 @@ class SlicePublisher:
             log.info("ResourceSlices of node %s: %d, %d writes", self._node, published.slices, published.writes)
         return published
 
-    def _watch(self) -> None:
-        """Look whether the slices are still what we wrote."""
+    def _watch(self, stop: threading.Event) -> None:
+        """Look whether the slices are still what we wrote. Ends when the server lets go of the watch."""
         version, pause = "", 0.0
-        while not self._stop.wait(pause):
+        while not stop.wait(pause):
             pause = RETRY_SECONDS
             try:
                 if not version:
                     listed = self._client.get(SLICES, self._selector())
                     version = listed["metadata"]["resourceVersion"]
                     self._touch()
-                for event in self._client.watch(SLICES, self._selector(), version, self._stop):
+                for event in self._client.watch(SLICES, self._selector(), version, stop):
                     version = event["object"]["metadata"]["resourceVersion"]
                     if self._is_foreign(event):
                         self._touch()
