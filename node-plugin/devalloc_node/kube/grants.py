@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from devalloc_node.deadline import Deadline
@@ -21,18 +21,10 @@ MAX_DEVICES = 32
 class ResourceClaimGrants:
     """Grants of ResourceClaims, asked of the API server each time: it alone knows. Safe for threads."""
 
-    def __init__(
-        self,
-        client: Client,
-        driver: str,
-        node: str,
-        inventory_name: Callable[[str, str], str] = lambda pool, name: name,
-    ) -> None:
-        """``inventory_name``: what the inventory calls a device, by pool and published name."""
+    def __init__(self, client: Client, driver: str, node: str) -> None:
         self._client = client
         self._driver = driver
         self._node = node
-        self._inventory_name = inventory_name
 
     def get(self, ref: ClaimRef) -> Grant:
         """See ``Grants``. Of the claim's devices only those of our driver."""
@@ -88,7 +80,7 @@ class ResourceClaimGrants:
             yield GrantedDevice(
                 requests=(request.partition("/")[0],),
                 pool=pool,
-                device=self._inventory_name(pool, device),
+                device=device,
                 admin=result.get("adminAccess") is True,
                 share=None if share is None else _text(result, "shareID"),
                 class_configs=self._configs(configs, request, "FromClass"),

@@ -18,7 +18,7 @@ from devalloc.api.pool import DevicePool
 from devalloc.api.problems import Problem
 from devalloc_node.kube.client import ApiError, Client, Object, segment
 from devalloc_node.kube.features import SLICES, probed, slice_object
-from devalloc_node.kube.names import label, object_name
+from devalloc_node.kube.names import object_name
 from devalloc_node.kube.slices import Features, SlicePool, sliced
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,6 @@ class SlicePublisher:
         self._owner: Object | None = None
         self._generations: dict[str, int] = {}
         """The last one of each pool, which survives that the slices are wiped."""
-        self._names: dict[str, dict[str, str]] = {}
         self._writes = 0
         self._conflict = False
 
@@ -72,15 +71,9 @@ class SlicePublisher:
     def published(self) -> Published:
         return self._published
 
-    def inventory_name(self, pool: str, device: str) -> str:
-        """What the inventory calls a device that is published under this name."""
-        return self._names.get(pool, {}).get(device, device)
-
     def set(self, pools: Sequence[DevicePool]) -> None:
         """What the node has now. Returns at once; the slices follow."""
-        names = {pool.metadata.name: {label(d.name): d.name for d in pool.spec.devices} for pool in pools}
         with self._changed:
-            self._names = names
             self._wanted = tuple(pools)
             self._dirty = True
             self._changed.notify_all()

@@ -27,6 +27,7 @@ from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_node.kube import counters
 from devalloc_node.kube.names import MAX_VALUE, is_qualified, label, label_value, text_value
+from devalloc_node.names import is_label
 
 COMPATIBILITY_TAINT = "devalloc.io/compatibility"
 """Key of the taint on devices that do not go together with those that are offered."""
@@ -81,7 +82,9 @@ def sliced(pool: DevicePool, features: Features) -> SlicePool:
     devices: list[Content] = []
     for device in pool.spec.devices:
         name = device.name
-        if device.resources:
+        if not is_label(name):
+            left_out[name] = "has a name that the API does not take (a DNS label of at most 63 characters)"
+        elif device.resources:
             left_out[name] = "has resources of its own, which slices do not share yet"
         elif not features.taints and (UNAVAILABLE in attributes[name] or name in closed):
             left_out[name] = "is not available, which the cluster cannot tell: DRADeviceTaints is off"
@@ -133,7 +136,7 @@ def _device(
             unsaid.append(f"the version in the attribute {name} is longer than {MAX_VALUE} characters")
         else:
             told[name] = _value(value)
-    content: Content = {"name": label(device.name)}
+    content: Content = {"name": device.name}
     if told:
         content["attributes"] = told
     if capacity:

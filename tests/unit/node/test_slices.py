@@ -138,6 +138,20 @@ def test_more_resources_than_sets_can_tell_cost_only_the_devices_that_need_them(
     assert "more than two sets of counters" in texts(answer)[0]
 
 
+@pytest.mark.parametrize("name", ["i915-GVTg_V5_4", "d" * 64, "-d"])
+def test_a_device_without_a_valid_name_is_left_out(name: str) -> None:
+    answer = sliced(pool([device(name), device("b")]), Features())
+    assert set(devices_of(answer.slices)) == {"b"}
+    assert "DNS label" in texts(answer)[0]
+
+
+def test_a_device_with_resources_of_its_own_is_left_out() -> None:
+    shared = Device(name="a", resources=[ResourceCapacity(name="memory", capacity=Quantity.parse("1Gi"))])
+    assert texts(sliced(pool([shared]), Features())) == [
+        "a: not published: has resources of its own, which slices do not share yet"
+    ]
+
+
 # -- features that are off ---------------------------------------------------------------------------------------------
 
 
