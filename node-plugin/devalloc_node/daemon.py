@@ -8,51 +8,66 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Literal
 
+from devalloc.api.pool import DevicePool
+from devalloc.inventory import Discovery, Known, discover
 from devalloc.inventory.sysfs import openers
+from devalloc_node import health
 from devalloc_node.binding.table import Bindings, step_kinds
-from devalloc_node.cdi import Rendered, claim_spec
+from devalloc_node.claimfiles import ClaimFiles
 from devalloc_node.claims import Claims, Locks, Options
 from devalloc_node.claims.files import FileKind
 from devalloc_node.claims.reconcile import Reconciler, Report
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed
-from devalloc_node.feed import HealthFeed
-from devalloc_node.grant import ClaimRef, Grant, Grants
+from devalloc_node.errors import Failed
+from devalloc_node.feed import Checkup, DeviceHealth
+from devalloc_node.grant import ClaimRef, Grants
+from devalloc_node.health import HealthWatch, LinkErrors
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import SQLiteJournal, open_journal
-from devalloc_node.metadata import claim_metadata
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.service.plugin import KubeletSockets
 from devalloc_node.service.registration import kubelet_paths
-from devalloc_node.settings import NodeSettings
+from devalloc_node.settings import KubeletSettings, NodeSettings
 
 log = logging.getLogger(__name__)
 
 Loop = Callable[[threading.Event], None]
 """Runs in a thread of its own until the event is set."""
+Say = Callable[[str], None]
+"""Told what people want to know; from any thread."""
 Message = Literal["stop", "rescan"]
 LOOP_SECONDS = 2.0
 """How long a stop waits for loops. What they leave unfinished is in the journal, or was not begun."""
+STATUS_SECONDS = 5.0
+"""How often it is looked whether claims are to be told something about their devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where this node's claims are found, and its devices told: one dialect a node (T1)."""
+    """Where this node's claims are found: one dialect a node (T1)."""
 
     kind: str
-    """Of claims: ``DeviceClaim`` or ``ResourceClaim``."""
+    """``DeviceClaim`` or ``ResourceClaim``."""
     grants: Grants
-    loops: Sequence[Loop] = field(default=())
-    """What keeps the devices published."""
+    tell: Callable[[Iterable[Prepared], Checkup], None] = lambda prepared, checkup: None
+    """Says on claims how their devices are; called again and again, from one thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """What keeps the node's devices published where claims can find them."""
+
+    loops: Sequence[Loop] = ()
     rescan: Callable[[], None] = lambda: None
-    """Look at the devices now and publish them. From any thread."""
+    """Look at the devices and publish them now. From any thread."""
+    cordoned: Callable[[], Mapping[str, str]] = dict
+    """Devices that the admin withholds, and why."""
 
 
 class Node:
@@ -63,6 +78,7 @@ class Node:
         self.host = host
         self.source = source
         self.bindings = Bindings(host, settings.bindings)
+        files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)
         self.claims = Claims(
             journal,
             Locks(settings.state / "locks"),
@@ -70,14 +86,20 @@ class Node:
             self.bindings.choose,
             {**step_kinds(host), "file": FileKind(host)},
             options=Options(grace_seconds=settings.grace),
-            render={"DeviceClaim": [self._spec], "ResourceClaim": [self._spec, self._metadata]},
+            render={"DeviceClaim": [files.spec], "ResourceClaim": [files.spec, files.metadata]},
             in_use=self._in_use,
-            remains=self._remains,
+            remains=files.remains,
         )
         self.reconciler = Reconciler(self.claims, boot_id=self._boot_id)
+        self.health = HealthWatch(self._subjects, on_change=self._health_changed)
+        self._pools: tuple[DevicePool, ...] = ()
+        self._link_errors = LinkErrors()
+        self._publishing = Publishing()
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self._messages: SimpleQueue[Message] = SimpleQueue()
         self._failure: BaseException | None = None
+
+    # What others do with it.
 
     def stop(self) -> None:
         """End ``run`` soon. From any thread or signal handler."""
@@ -87,68 +109,94 @@ class Node:
         """Look at devices and claims now. From any thread or signal handler."""
         self._messages.put("rescan")
 
-    def run(self, feed: HealthFeed, say: Callable[[str], None] = log.info) -> None:
-        """Recover what a crash left, then serve until ``stop``. ``say`` is told what people want to know.
-
-        Raises Denied and Failed where a socket cannot be served, and what ended a loop.
-        """
-        _tell(self.reconciler.recover(), say)
-        stop = threading.Event()
-        with ExitStack() as stack:
-            if (kubelet := self.settings.kubelet) is not None:
-                paths = kubelet_paths(kubelet.folder, kubelet.driver, kubelet.pod_uid)
-                sockets = KubeletSockets(
-                    paths,
-                    kubelet.driver,
-                    self,
-                    feed,
-                    versions=kubelet.versions,
-                    on_status=lambda done, error: say(
-                        f"the kubelet registered {kubelet.driver}"
-                        if done
-                        else f"the kubelet did not register {kubelet.driver}: {error}"
-                    ),
-                )
-                stack.callback(sockets.stop)
-                say(f"serving the kubelet on {paths.endpoint}")
-            loops = [
-                threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in self.source.loops
-            ]
-            for loop in loops:
-                loop.start()
-            self._reconcile(say)
-            stop.set()
-            for loop in loops:
-                loop.join(LOOP_SECONDS)
-        if self._failure is not None:
-            raise self._failure
-
-    # What the kubelet asks for.
+    def discover(self, known: Known) -> Discovery:
+        """The devices of the host, of which more is known than ``known``: what is prepared, and what is withheld."""
+        withheld = {name.partition("/")[2]: why for name, why in self.claims.withheld().items()}
+        withheld |= self.health.unhealthy()
+        withheld |= known.withheld
+        more = Known(known.held, health.backing(self.claims.prepared()), withheld)
+        found = discover(
+            self.settings.root, node_name=self.settings.node_name, config=self.settings.inventory.knowing(more)
+        )
+        if found.pools or not any(problem.is_error for problem in found.problems):
+            self._pools = tuple(found.pools)
+        return found
 
     def prepare(self, ref: ClaimRef, deadline: Deadline) -> Prepared:
+        """For the kubelet. Raises NodeError."""
         return self.claims.prepare(ref, deadline, kind=self.source.kind, caller="kubelet")
 
     def unprepare(self, ref: ClaimRef, deadline: Deadline) -> None:
+        """For the kubelet. Raises NodeError."""
         self.claims.unprepare(ref, deadline, caller="kubelet")
 
-    # Loops.
+    def run(self, publishing: Publishing | None = None, say: Say = log.info) -> None:
+        """Recover what a crash left, then serve until ``stop``.
 
-    def _reconcile(self, say: Callable[[str], None]) -> None:
+        Raises Denied and Failed where a socket cannot be served, and what ended a loop.
+        """
+        self._publishing = publishing or self._publishing
+        _tell(self.reconciler.recover(), say)
+        stop = threading.Event()
+        with ExitStack() as stack:
+            if self.settings.kubelet is not None:
+                stack.enter_context(self._serving(self.settings.kubelet, say))
+            loops = [self.health.run, self._tell_claims, *self._publishing.loops]
+            threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
+            for thread in threads:
+                thread.start()
+            self._reconcile(say)
+            stop.set()
+            self.health.poke()
+            for thread in threads:
+                thread.join(LOOP_SECONDS)
+        if self._failure is not None:
+            raise self._failure
+
+    # Services and loops.
+
+    @contextmanager
+    def _serving(self, kubelet: KubeletSettings, say: Say) -> Iterator[None]:
+        def registered(done: bool, error: str) -> None:
+            say(f"the kubelet {'registered' if done else 'did not register'} {kubelet.driver}{error and ': '}{error}")
+
+        paths = kubelet_paths(kubelet.folder, kubelet.driver, kubelet.pod_uid)
+        sockets = KubeletSockets(
+            paths, kubelet.driver, self, self.health, versions=kubelet.versions, on_status=registered
+        )
+        say(f"serving the kubelet on {paths.endpoint}")
+        try:
+            yield
+        finally:
+            sockets.stop()
+
+    def _reconcile(self, say: Say) -> None:
         """Look at the claims now and then, and when asked to, until ``stop``."""
         while True:
             try:
                 message = self._messages.get(timeout=self.settings.resync)
             except Empty:
-                message = "rescan"
+                pass
             else:
-                if message == "rescan":
-                    self.source.rescan()
-            if message == "stop":
-                return
+                if message == "stop":
+                    return
+                self.health.poke()
+                self._publishing.rescan()
             try:
                 _tell(self.reconciler.reconcile(), say)
             except Exception:
                 log.exception("could not look at the claims; trying again in %.0f s", self.settings.resync)
+
+    def _tell_claims(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            checkup = self.health.snapshot()
+            try:
+                self.source.tell(self.claims.prepared(), checkup)
+            except Exception:
+                log.exception("could not say on claims how their devices are; trying again")
+            until = Deadline.after(STATUS_SECONDS)
+            while not (stop.wait(0.25) or until.passed or self.health.wait(checkup.version, 0.0)):
+                continue
 
     def _guarded(self, loop: Loop, stop: threading.Event) -> None:
         """A loop that ends with an error ends everything."""
@@ -158,30 +206,16 @@ class Node:
             self._failure = error
             self.stop()
 
-    # Files that go with claims.
+    # The host.
 
-    def _spec(self, grant: Grant, devices: Sequence[PreparedDevice]) -> Rendered:
-        return claim_spec(grant.ref, devices, driver=self.settings.driver, folder=str(self.settings.cdi))
-
-    def _metadata(self, grant: Grant, devices: Sequence[PreparedDevice]) -> Rendered:
-        # Their folder is named after the claim, not after its UID, and both have begun by now: of two at once, none
-        # overlooks the other.
-        for other in (record.ref for record in self.claims.journal.claims()):
-            if other != grant.ref and str(other) == str(grant.ref):
-                raise Denied(
-                    "ClaimNameHeld",
-                    f"another claim {other} (uid {other.uid}) is not unprepared yet, and its files have the same names",
-                    retryable=True,
-                )
-        return claim_metadata(
-            grant,
-            devices,
-            driver=self.settings.driver,
-            data=str(self.settings.data),
-            folder=str(self.settings.cdi),
+    def _subjects(self) -> Iterator[health.Subject]:
+        return health.subjects(
+            self.host.tree, self.bindings.observe, self.claims.prepared(), self._pools, self._link_errors
         )
 
-    # The host.
+    def _health_changed(self, changed: Sequence[DeviceHealth]) -> None:
+        """What is unwell is published as not available, and what is well again as available."""
+        self._publishing.rescan()
 
     def _in_use(self, device: PreparedDevice) -> str | None:
         """Who has a device open. Where others' processes cannot be seen, kernel and bindings have the last word."""
@@ -189,17 +223,6 @@ class Node:
         if proc is None or not device.nodes:
             return None
         return next(iter(openers(proc, set(device.nodes), ()).values()), None)
-
-    def _remains(self, uid: str) -> Sequence[str]:
-        """Files that were written for a claim."""
-        try:
-            names = sorted(path.name for path in self.settings.cdi.iterdir())
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise Failed("HostUnreadable", f"cannot list {self.settings.cdi}: {error.strerror}") from error
-        starts = (f"{self.settings.driver}_claim_{uid}.", f"{self.settings.driver}_metadata_{uid}_")
-        return [str(self.settings.cdi / name) for name in names if name.startswith(starts)]
 
     def _boot_id(self) -> str:
         proc = self.host.tree().proc
@@ -217,11 +240,6 @@ def opened(settings: NodeSettings, host: Host, source: Source) -> Iterator[Node]
         yield Node(settings, host, journal, source)
 
 
-def folders(settings: NodeSettings) -> tuple[str, ...]:
-    """The folders that the plugin writes files to."""
-    return (str(settings.cdi), str(Path(settings.data) / "dra-device-metadata"))
-
-
-def _tell(report: Report, say: Callable[[str], None]) -> None:
+def _tell(report: Report, say: Say) -> None:
     for text in (*report.finished, *report.removed, *report.stuck, *report.doubts):
         say(text)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from devalloc.inventory import InventoryConfig
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.service.plugin import VERSIONS
 
@@ -25,15 +26,19 @@ class KubeletSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """All of the plugin. The defaults are those of a host's service that root runs."""
+    """All of the plugin. The defaults are those of a service of the host that root runs."""
 
     node_name: str
     bindings: BindingConfig
     """Which devices may be taken from the host, and how."""
+    inventory: InventoryConfig = field(default_factory=InventoryConfig)
+    """Which devices are published."""
+    root: Path = Path("/")
+    """The folder that holds the host's sys, proc and dev."""
     state: Path = Path("/var/lib/devalloc/node")
     """The journal, locks, and what else must outlive the process. Two instances of a rolling update share it."""
-    socket: Path = Path("/run/devalloc/node.sock")
-    """Where our own service answers."""
+    socket: Path | None = Path("/run/devalloc/node.sock")
+    """Where our own service answers. None: it is not served."""
     cdi: Path = Path("/var/run/cdi")
     """Where container runtimes look for CDI specs."""
     kubelet: KubeletSettings | None = None
@@ -52,3 +57,8 @@ class NodeSettings:
     def data(self) -> Path:
         """Where files lie that are mounted into containers."""
         return self.state / "files" if self.kubelet is None else self.kubelet.folder / "plugins" / self.driver
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The folders that the plugin writes files of claims to."""
+        return (str(self.cdi), str(self.data / "dra-device-metadata"))

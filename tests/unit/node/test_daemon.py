@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.daemon import Node, Source, folders, opened
+from devalloc_node.daemon import Node, Source, opened
 from devalloc_node.errors import Denied
-from devalloc_node.feed import Checkup
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.settings import KubeletSettings, NodeSettings
 from tests.support import cards
@@ -64,16 +63,6 @@ class ListedGrants:
         return ()
 
 
-class Quiet:
-    """A health feed of a node whose devices nobody asks for."""
-
-    def snapshot(self) -> Checkup:
-        return Checkup(0, ())
-
-    def wait(self, version: int, timeout: float) -> bool:
-        return threading.Event().wait(timeout)
-
-
 @dataclass
 class Bed:
     """A host with a GPU and a network card, and instances of the plugin on it."""
@@ -84,7 +73,7 @@ class Bed:
 
     def __post_init__(self) -> None:
         settings = self.settings()
-        self.host = FakeHost(self.folder / "host", folders=folders(settings))
+        self.host = FakeHost(self.folder / "host", folders=settings.written)
         for card in (cards.gpu(iommu_group=15), cards.gpu_audio(iommu_group=15), cards.nic()):
             self.host.add(card)
         self.host.proc("sys/kernel/random/boot_id", f"{BOOT}\n")
@@ -94,6 +83,7 @@ class Bed:
         return NodeSettings(
             NODE,
             BindingConfig(NODE),
+            root=self.folder / "host",
             state=self.folder / "state",
             cdi=self.folder / "cdi",
             kubelet=KubeletSettings(self.folder / "kubelet", pod_uid=pod_uid),
@@ -112,7 +102,7 @@ class Bed:
                 if text.startswith("serving the kubelet"):
                     serving.set()
 
-            thread = threading.Thread(target=node.run, args=(Quiet(), say))
+            thread = threading.Thread(target=node.run, args=(None, say))
             thread.start()
             try:
                 assert serving.wait(10), self.said

@@ -1,0 +1,52 @@
+"""The files that go with prepared claims: which there are, where they lie, and whether any is left of a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from devalloc_node.cdi import Rendered, claim_spec
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import Grant
+from devalloc_node.journal.protocol import Reader
+from devalloc_node.metadata import claim_metadata
+from devalloc_node.prepared import PreparedDevice
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFiles:
+    """CDI specs in ``cdi``, metadata files below ``data``, both named after ``driver``."""
+
+    driver: str
+    cdi: Path
+    data: Path
+    journal: Reader
+
+    def spec(self, grant: Grant, devices: Sequence[PreparedDevice]) -> Rendered:
+        """The CDI spec. Raises Denied."""
+        return claim_spec(grant.ref, devices, driver=self.driver, folder=str(self.cdi))
+
+    def metadata(self, grant: Grant, devices: Sequence[PreparedDevice]) -> Rendered:
+        """The metadata files. Raises Denied; ``ClaimNameHeld`` while another claim of that name has its own there."""
+        # Their folder is named after the claim, not after its UID. Whoever renders has begun in the journal, so of two
+        # at once none overlooks the other.
+        for other in (record.ref for record in self.journal.claims()):
+            if other != grant.ref and str(other) == str(grant.ref):
+                raise Denied(
+                    "ClaimNameHeld",
+                    f"another claim {other} (uid {other.uid}) is not unprepared yet, and its files have the same names",
+                    retryable=True,
+                )
+        return claim_metadata(grant, devices, driver=self.driver, data=str(self.data), folder=str(self.cdi))
+
+    def remains(self, uid: str) -> Sequence[str]:
+        """CDI specs of a claim that are there, by their paths. Raises Failed."""
+        try:
+            names = sorted(path.name for path in self.cdi.iterdir())
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise Failed("HostUnreadable", f"cannot list {self.cdi}: {error.strerror}") from error
+        starts = (f"{self.driver}_claim_{uid}.", f"{self.driver}_metadata_{uid}_")
+        return [str(self.cdi / name) for name in names if name.startswith(starts)]
