@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from devalloc_node.deadline import Deadline
@@ -12,6 +12,7 @@ from devalloc_node.kube.client import ApiError, Client, Object, segment
 from devalloc_node.names import is_subdomain
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
+POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 READ_SECONDS = 15.0
 """How long looking up a claim may take, tries included: the kubelet waits 45 s for all of prepare."""
 MAX_DEVICES = 32
@@ -48,12 +49,36 @@ class ResourceClaimGrants:
             raise Denied("ClaimElsewhere", f"ResourceClaim {ref} holds no device of driver {self._driver}")
         if nodes is not None and self._node not in nodes:
             raise Denied("ClaimElsewhere", f"ResourceClaim {ref} is allocated on {', '.join(nodes)}, not {self._node}")
-        return Grant(ref, "ResourceClaim", devices, users)
+        annotations = _at(claim, "metadata", "annotations") or {}
+        return Grant(ref, "ResourceClaim", devices, users, annotations.get(POD_CLAIM_NAME))
 
     def is_gone(self, ref: ClaimRef) -> bool:
         """See ``Grants``. A path that the server does not know, a refusal and silence are no proof."""
         claim = self._read(ref)
         return claim is None or _at(claim, "metadata", "uid") not in (ref.uid, None)
+
+    def identity(self) -> str:
+        """See ``Grants``: the UID of the namespace kube-system, by which clusters are told apart; where the plugin's
+        rights do not reach there, as a node's do not, that of the node itself."""
+        for what, path in (("namespace kube-system", "/api/v1/namespaces/kube-system"), ("node", self._node_path)):
+            try:
+                found = self._client.get(path, deadline=Deadline.after(READ_SECONDS))
+                return f"{what} {found['metadata']['uid']}"
+            except ApiError as error:
+                if error.status != 403 or path == self._node_path:
+                    raise Failed("ApiUnavailable", f"cannot tell which cluster this is: {what}: {error}") from None
+        raise AssertionError("the node is the last resort")
+
+    def let_go(self, ref: ClaimRef) -> None:
+        """Nothing to do: a claim is released when its pods are gone, and they go after the kubelet unprepared."""
+
+    def held(self) -> Sequence[ClaimRef]:
+        """See ``Grants``: the kubelet keeps count."""
+        return ()
+
+    @property
+    def _node_path(self) -> str:
+        return f"/api/v1/nodes/{segment(self._node)}"
 
     def _read(self, ref: ClaimRef) -> Object | None:
         """The object of that name; None when the server says that there is none."""
