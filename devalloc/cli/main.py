@@ -42,6 +42,8 @@ VERBS: dict[str, dict[str, str]] = {
         "top": "what machines have, and what they use",
     },
     "Care": {
+        "cordon": "keep devices or a node from being allocated",
+        "uncordon": "let them be allocated again",
         "snapshot": "write all objects and the answer into one file",
         "replay": "solve a snapshot again, offline, and compare",
         "backup": "copy the store while it is in use",

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from devalloc.api.claim import DeviceClaim
+from devalloc.api.cordon import with_cordons
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
@@ -137,7 +138,8 @@ class Allocator:
 
     def round(self) -> Round:
         """Answer every claim there is, once."""
-        documents, version = self._store.list()
+        listed, version = self._store.list()
+        documents = [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in listed]
         answer = self._solve(
             as_allocated(documents), placement=self._settings.placement, deadline=self._settings.deadline
         )

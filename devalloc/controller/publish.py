@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from devalloc.api.meta import PUBLISHED_BY
+from devalloc.api.cordon import cordons, is_noted, with_cordons
+from devalloc.api.meta import CORDONED_NODE, PUBLISHED_BY
 from devalloc.api.pool import DevicePool
 from devalloc.store import AlreadyExists, Conflict, Event, EventType, Key, NotFound, Object, Store
 
@@ -38,13 +39,15 @@ class Publisher:
     """Keeps the pools of one node in the store as its inventory has them.
 
     A pool is ours when it carries our label and is of this node: pools of other nodes and pools made by hand are never
-    changed or deleted. Labels, annotations and finalizers that others put on our pools stay.
+    changed or deleted. Labels, annotations and finalizers that others put on our pools stay, and a pool that notes what
+    is cordoned outlives its card, without devices. A card that comes to a cordoned node is cordoned.
     """
 
     def __init__(self, store: Store, node_name: str) -> None:
         self._store = store
         self._node_name = node_name
         self._generations: dict[str, int] = {}
+        self._cordons: dict[str, dict[str, str]] = {}
         self._publishing = threading.Lock()
 
     def publish(self, pools: Sequence[DevicePool]) -> Published:
@@ -55,7 +58,7 @@ class Publisher:
         return published
 
     def overwritten(self, event: Event) -> bool:
-        """Whether an event says that one of our pools is not what we last published any more.
+        """Whether an event says that one of our pools is not what we last published any more, or cordons have changed.
 
         Waits for a publication that is under way: what that writes is not overwritten.
         """
@@ -63,24 +66,31 @@ class Publisher:
             return False
         with self._publishing:
             generation = self._generations.get(event.object["metadata"]["name"])
+            noted = self._cordons.get(event.object["metadata"]["name"], {})
         if generation is None:
             return False
+        if event.type is not EventType.DELETED and cordons(event.object) != noted:
+            return True
         return event.type is EventType.DELETED or event.object["metadata"]["generation"] != generation
 
     def _publish(self, wanted: dict[str, Object]) -> Published:
         there = {obj["metadata"]["name"]: obj for obj in self._store.list("DevicePool").objects}
-        deleted = [name for name, obj in there.items() if self._is_ours(obj) and name not in wanted]
+        ours = {name: obj for name, obj in there.items() if self._is_ours(obj)}
+        wanted = {**{name: _emptied(obj) for name, obj in ours.items() if is_noted(obj)}, **wanted}
+        deleted = [name for name in ours if name not in wanted]
+        node_note = next(filter(None, map(_node_note, ours.values())), None)
         created, updated, refused = [], [], []
         # Deletions first: a card that moved to another slot is never there twice.
         for name in deleted:
             self._delete(there[name])
         for name, pool in wanted.items():
             before = there.get(name)
-            after = self._write(pool)
+            after = self._write(pool if node_note is None else _noting(pool, node_note))
             if after is None:
                 refused.append(name)
                 continue
             self._generations[name] = after["metadata"]["generation"]
+            self._cordons[name] = cordons(after)
             if before is None or before["metadata"]["uid"] != after["metadata"]["uid"]:
                 created.append(name)
             elif before["metadata"]["generation"] != after["metadata"]["generation"]:
@@ -92,7 +102,7 @@ class Publisher:
         key = Key.of(pool)
         for _ in range(_ATTEMPTS):
             try:
-                return self._store.create(pool)
+                return self._store.create(with_cordons(pool))
             except AlreadyExists:
                 pass
             try:
@@ -105,7 +115,7 @@ class Publisher:
                         self._node_name,
                     )
                     return None
-                return self._store.replace(_updated(old, pool))
+                return self._store.replace(with_cordons(_updated(old, pool)))
             except (Conflict, NotFound):
                 continue
         raise Conflict({key: f"{key} keeps changing; the next look at the inventory tries again"})
@@ -113,6 +123,7 @@ class Publisher:
     def _delete(self, pool: Object) -> None:
         key = Key.of(pool)
         self._generations.pop(key.name, None)
+        self._cordons.pop(key.name, None)
         try:
             self._store.delete(*key, uid=pool["metadata"]["uid"])
         except (Conflict, NotFound):
@@ -131,8 +142,24 @@ def _labelled(pool: Object) -> Object:
 
 
 def _updated(old: Object, new: Object) -> Object:
-    """``old`` with the spec of ``new``, and the labels and annotations that ``new`` has."""
+    """``old`` with the spec of ``new``, and the labels that ``new`` has."""
     metadata = dict(old["metadata"])
-    for name in ("labels", "annotations"):
-        metadata[name] = {**metadata.get(name, {}), **new["metadata"].get(name, {})}
+    metadata["labels"] = {**metadata.get("labels", {}), **new["metadata"].get("labels", {})}
     return {**new, "metadata": metadata}
+
+
+def _emptied(pool: Object) -> Object:
+    """What is left of a pool whose card is gone, and which is cordoned."""
+    spec = {name: pool["spec"][name] for name in ("nodeName", "driver") if name in pool["spec"]}
+    return _labelled({**pool, "metadata": {"name": pool["metadata"]["name"]}, "spec": spec})
+
+
+def _node_note(pool: Object) -> str | None:
+    note: str | None = pool["metadata"].get("annotations", {}).get(CORDONED_NODE)
+    return note
+
+
+def _noting(pool: Object, note: str) -> Object:
+    """A pool that is new on a cordoned node; what is there already is cordoned and uncordoned by admins alone."""
+    metadata = pool["metadata"]
+    return {**pool, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), CORDONED_NODE: note}}}

@@ -1,0 +1,47 @@
+"""``devalloc cordon``: keep devices from being allocated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from devalloc.cli.options import store_option
+from devalloc.cli.verb import verb
+
+
+@verb("cordon")
+@click.argument("names", nargs=-1, metavar="[DEVICE | POOL/DEVICE | pool/NAME | node/NAME]...")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever wonders later.")
+@store_option
+def cordon(names: tuple[str, ...], reason: str, store: Path | None) -> int:
+    """Keep devices, pools or all of a node from being allocated. Without a name: list what is cordoned.
+
+    Claims keep what they hold. A card is cordoned with its functions and vGPUs, a node with the cards that come to it,
+    and both stay so when they go and come back. `devalloc uncordon` ends it.
+
+    \b
+    devalloc cordon 0000-08-00-0 --reason 'replacing the fan'
+    devalloc cordon node/node-a
+    """
+    import getpass
+    from datetime import UTC, datetime
+
+    from devalloc.cli.output import table
+    from devalloc.cli.storage import opened
+    from devalloc.controller import cordon as cordons
+
+    with opened(store) as objects:
+        if not names:
+            rows = list(cordons.listed(objects))
+            if rows:
+                table(["NODE", "POOL", "DEVICE", "WHY"], [list(row) for row in rows])
+            else:
+                click.echo("nothing is cordoned")
+            return 0
+        why = f"by {getpass.getuser()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
+        targets = [cordons.find(objects, name) for name in names]
+        for target in targets:
+            cordons.cordon(objects, target, why)
+            click.echo(f"{target} cordoned")
+    return 0

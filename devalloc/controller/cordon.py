@@ -1,0 +1,137 @@
+"""Keeping devices from being allocated, and letting them be again (T17). What is allocated stays with its claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api.cordon import ALL, cordoned, cordons
+from devalloc.api.meta import CORDONED_NODE
+from devalloc.store import Change, Conflict, Key, Object, Store, StoreError
+
+
+class NotThere(StoreError):
+    """No node, pool or device of that name, or several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be cordoned: a node with all that comes to it, or devices of a pool."""
+
+    node: str | None = None
+    pool: str | None = None
+    devices: tuple[str | None, ...] = ()
+    """None: all of the pool, also those that come to it."""
+
+    def __str__(self) -> str:
+        if self.node is not None:
+            return f"node {self.node}"
+        named = [name for name in self.devices if name is not None]
+        return f"device {named[0]} of pool {self.pool}" if named else f"pool {self.pool}"
+
+
+def find(store: Store, word: str) -> Target:
+    """What is meant by ``node/NAME``, ``pool/NAME``, ``POOL/DEVICE`` or a name alone. Raises NotThere."""
+    pools = store.list("DevicePool").objects
+    kind, _, name = word.rpartition("/")
+    found: list[Target] = []
+    if kind in ("", "node"):
+        found += [Target(node=name)] if any(_node(pool) == name for pool in pools) else []
+    if kind in ("", "pool", "devicepool"):
+        found += [Target(pool=name, devices=(None,)) for pool in pools if pool["metadata"]["name"] == name]
+    for pool in pools:
+        if kind in ("", pool["metadata"]["name"]):
+            device = next((each for each in _devices(pool) if each.get("name") == name), None)
+            if device is not None:
+                found.append(Target(pool=pool["metadata"]["name"], devices=tuple(_with_parts(pool, device))))
+            elif name != ALL and name in cordons(pool):  # it is gone, and still cordoned
+                found.append(Target(pool=pool["metadata"]["name"], devices=(name,)))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise NotThere(f"{word} may be {' or '.join(map(str, found))}; write node/NAME, pool/NAME or POOL/DEVICE")
+    raise NotThere(f"there is no node, pool or device {word}; `devalloc get pools -o wide` lists what there is")
+
+
+def cordon(store: Store, target: Target, why: str | None) -> bool:
+    """Keep it from being allocated, by whom and for what ``why`` says; None: no more. Whether that changed anything.
+
+    Raises NotThere where it has gone meanwhile.
+    """
+
+    def annotations(pool: Object) -> Mapping[str, str | None]:
+        if target.node is not None:
+            return {CORDONED_NODE: why}
+        changed = pool
+        for device in target.devices:
+            found = cordoned(changed, device, why)
+            noted = {k: v for k, v in {**changed["metadata"].get("annotations", {}), **found}.items() if v is not None}
+            changed = {**changed, "metadata": {**changed["metadata"], "annotations": noted}}
+        return found
+
+    def meant(pool: Object) -> bool:
+        return _node(pool) == target.node if target.node is not None else pool["metadata"]["name"] == target.pool
+
+    return _commit(store, meant, annotations)
+
+
+def listed(store: Store) -> Iterator[tuple[str, str, str, str]]:
+    """Node, pool, device (``*``: all) and why, of all that is cordoned."""
+    for pool in store.list("DevicePool").objects:
+        for device, why in sorted(cordons(pool).items()):
+            yield _node(pool) or "", pool["metadata"]["name"], device, why
+
+
+def _commit(
+    store: Store, meant: Callable[[Object], bool], annotations: Callable[[Object], Mapping[str, str | None]]
+) -> bool:
+    """Write annotations on all the pools at once, so that of a node nothing is left out."""
+    while True:
+        pools = [pool for pool in store.list("DevicePool").objects if meant(pool)]
+        if not pools:
+            raise NotThere("it is not there any more; `devalloc get pools -o wide` lists what there is")
+        changes = [
+            Change(Key.of(pool), pool["metadata"]["resourceVersion"], pool.get("status"), annotations(pool))
+            for pool in pools
+        ]
+        try:
+            done = store.commit(changes)
+        except Conflict:
+            continue
+        before = [pool["metadata"]["resourceVersion"] for pool in pools]
+        return before != [pool["metadata"]["resourceVersion"] for pool in done]
+
+
+def _with_parts(pool: Object, device: Mapping[str, Any]) -> Sequence[str | None]:
+    """A device with what is on it: of a card all, of one of its ports the functions and vGPUs of the port."""
+    name, function = device["name"], _attribute(pool, device, "function")
+    others = [each for each in _devices(pool) if each.get("name") != name]
+    if function == "whole" and not any(_attribute(pool, each, "function") in ("whole", "pf") for each in others):
+        return [None]
+    if function not in ("whole", "pf"):
+        return [name]
+    address = _attribute(pool, device, "pciBusID")
+    above = ("pfPciBusID", "pciBusID")
+    parts = [each for each in others if any(_attribute(pool, each, attribute) == address for attribute in above)]
+    return [name, *(each["name"] for each in parts if isinstance(each.get("name"), str))]
+
+
+def _attribute(pool: Object, device: Mapping[str, Any], name: str) -> str | None:
+    for content in (device, pool["spec"]):
+        for entry in content.get("attributes", ()):
+            if entry.get("name") == name and isinstance(entry.get("stringValue"), str):
+                return str(entry["stringValue"])
+    return None
+
+
+def _devices(pool: Object) -> list[dict[str, Any]]:
+    spec = pool.get("spec")
+    devices = spec.get("devices") if isinstance(spec, dict) else None
+    return [each for each in devices if isinstance(each, dict)] if isinstance(devices, list) else []
+
+
+def _node(pool: Object) -> str | None:
+    spec = pool.get("spec")
+    name = spec.get("nodeName") if isinstance(spec, dict) else None
+    return name if isinstance(name, str) and name else None

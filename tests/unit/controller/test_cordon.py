@@ -1,0 +1,171 @@
+"""What is cordoned is not given away, keeps its owner, and stays cordoned through publications, until uncordoned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api.cordon import cordons, with_cordons
+from devalloc.api.decode import decode
+from devalloc.api.pool import DevicePool
+from devalloc.controller.allocate import Allocator
+from devalloc.controller.cordon import NotThere, cordon, find, listed
+from devalloc.controller.publish import Published, Publisher
+from devalloc.controller.snapshot import snapshot
+from devalloc.inventory import discover
+from devalloc.store import Event, EventType
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver import solve_manifests
+from tests.support import cards
+from tests.support.fakesysfs import FakeSysfs
+from tests.support.fleets import annotations, fill, gpu_claim, gpu_class, gpu_pool, held
+
+Object = dict[str, Any]
+WHY = "by root, 2026-01-31: replacing the fan"
+
+
+def put(store: SQLiteStore, word: str, why: str | None = WHY) -> bool:
+    return cordon(store, find(store, word), why)
+
+
+def published(*manifests: Object) -> list[DevicePool]:
+    found = [decode(manifest).object for manifest in manifests]
+    return [pool for pool in found if isinstance(pool, DevicePool)]
+
+
+def reasons(pool: Object) -> dict[str, str]:
+    """Why devices of a pool are unavailable."""
+    return {
+        device["name"]: attribute["stringValue"]
+        for device in pool["spec"].get("devices", [])
+        for attribute in device.get("attributes", [])
+        if attribute["name"] == "devalloc.io/unavailable"
+    }
+
+
+def pool(store: SQLiteStore, name: str = "p") -> Object:
+    return store.get("DevicePool", None, name)
+
+
+class TestAllocation:
+    def test_a_cordoned_device_is_given_to_nobody_and_kept_by_its_owner(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
+        allocator = Allocator(store)
+        allocator.round()
+        for device in ("d0", "d1"):
+            assert put(store, device)
+        store.create(gpu_claim("b"))
+        done = allocator.round()
+        assert (held(store, "a"), held(store, "b")) == (["p/d0"], [])
+        assert annotations(store, "b")["reason"]
+        assert (done.available, pool(store)["status"]) == (0, {"availableDevices": 0})
+        assert put(store, "d1", None)
+        allocator.round()
+        assert held(store, "b") == ["p/d1"]
+
+    def test_a_pool_of_anybody_can_be_cordoned(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool("network", node=None), gpu_class(), gpu_claim("a"))
+        put(store, "pool/network")
+        Allocator(store).round()
+        assert held(store, "a") == []
+
+    def test_a_node_is_cordoned_with_all_its_pools_at_once(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool("p"), gpu_pool("q"), gpu_pool("other", node="m"), gpu_class(), gpu_claim("a", count=2))
+        put(store, "node/n")
+        Allocator(store).round()
+        assert held(store, "a") == ["other/d0", "other/d1"]
+        assert list(listed(store)) == [("n", name, "*", f"cordoned: node, {WHY}") for name in ("p", "q")]
+
+    def test_explanations_see_it_too(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
+        put(store, "d0")
+        (answer,) = solve_manifests(snapshot(store))["claims"]
+        assert not answer["allocated"]
+
+    def test_cordoning_twice_changes_nothing(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool())
+        put(store, "d0")
+        before = store.list()
+        assert not put(store, "d0")
+        assert not put(store, "d1", None)
+        assert store.list() == before
+
+
+class TestPublication:
+    def test_what_is_published_says_so_until_it_is_uncordoned(self, store: SQLiteStore) -> None:
+        publisher = Publisher(store, "n")
+        publisher.publish(published(gpu_pool()))
+        put(store, "p/d0")
+        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store)))
+        assert publisher.publish(published(gpu_pool())) == Published(updated=("p",))
+        assert reasons(pool(store)) == {"d0": f"cordoned: {WHY}"}
+        assert not publisher.overwritten(Event(EventType.MODIFIED, pool(store)))
+        assert Publisher(store, "n").publish(published(gpu_pool())) == Published(), "after a restart it is the same"
+        put(store, "p/d0", None)
+        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store)))
+        publisher.publish(published(gpu_pool()))
+        assert reasons(pool(store)) == {}
+
+    def test_it_stands_beside_other_reasons_once(self) -> None:
+        there = gpu_pool(devices=1)
+        there["spec"]["devices"][0]["attributes"] = [{"name": "devalloc.io/unavailable", "stringValue": "in use: qemu"}]
+        there["metadata"]["annotations"] = {"devalloc.io/cordoned": '{"d0": "by root"}'}
+        assert reasons(with_cordons(there)) == {"d0": "in use: qemu; cordoned: by root"}
+        assert with_cordons(with_cordons(there)) == with_cordons(there)
+
+    def test_a_card_that_goes_and_comes_back_is_cordoned_still(self, store: SQLiteStore) -> None:
+        publisher = Publisher(store, "n")
+        publisher.publish(published(gpu_pool()))
+        put(store, "d0")
+        publisher.publish([])
+        assert pool(store)["spec"] == {"nodeName": "n", "driver": "gpu.devalloc.io"}
+        publisher.publish(published(gpu_pool()))
+        assert reasons(pool(store)) == {"d0": f"cordoned: {WHY}"}
+        publisher.publish([])
+        put(store, "d0", None)
+        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store)))
+        assert publisher.publish([]) == Published(deleted=("p",))
+
+    def test_a_card_that_comes_to_a_cordoned_node_is_cordoned(self, store: SQLiteStore) -> None:
+        publisher = Publisher(store, "n")
+        publisher.publish(published(gpu_pool("p")))
+        put(store, "node/n")
+        publisher.publish(published(gpu_pool("q", devices=1)))
+        assert reasons(pool(store, "q")) == {"d0": f"cordoned: node, {WHY}"}
+        put(store, "node/n", None)
+        publisher.publish(published(gpu_pool("q", devices=1)))
+        assert {obj["metadata"]["name"]: reasons(obj) for obj in store.list("DevicePool").objects} == {"q": {}}
+
+    @pytest.mark.parametrize("text", ["{", "[]", "3", '"d0"'])
+    def test_a_note_that_cannot_be_read_cordons_all(self, text: str) -> None:
+        noted = gpu_pool()
+        noted["metadata"]["annotations"] = {"devalloc.io/cordoned": text}
+        assert cordons(noted) == {"*": "cordoned: annotation devalloc.io/cordoned cannot be read"}
+        assert len(reasons(with_cordons(noted))) == 2
+
+
+class TestNames:
+    def test_a_card_is_cordoned_with_what_is_on_it_and_a_port_with_its_own(
+        self, store: SQLiteStore, tmp_path: Path
+    ) -> None:
+        host = FakeSysfs(tmp_path / "host")
+        host.add(cards.nic("0000:41:00.0", vfs=2))
+        host.add(cards.nic("0000:51:00.0", netdev="eth1", sriov=None))
+        host.add(cards.nic("0000:51:00.1", netdev="eth2", vfs=2))
+        Publisher(store, "n").publish(discover(host.root, node_name="n").pools)
+        assert find(store, "0000-41-00-0").devices == (None,)
+        (vf,) = set(find(store, "0000-51-00-1").devices) & {"0000-51-10-1"}
+        assert "0000-51-00-0" not in find(store, "0000-51-00-1").devices
+        assert find(store, str(vf)).devices == (vf,)
+
+    def test_a_name_that_may_be_several_is_told_apart(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool("n", node="n"), gpu_pool("p", node="n"))
+        with pytest.raises(NotThere, match="node n or pool n"):
+            find(store, "n")
+        with pytest.raises(NotThere, match="device d0 of pool n or device d0 of pool p"):
+            find(store, "d0")
+        assert find(store, "p/d0").pool == "p"
+        with pytest.raises(NotThere, match="there is no node, pool or device nobody"):
+            find(store, "nobody")
