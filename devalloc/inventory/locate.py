@@ -105,9 +105,14 @@ def group_members(tree: Tree, function: PciFunction) -> list[PciFunction]:
     return sorted([function, *others], key=lambda member: member.address)
 
 
+def function_folder(tree: Tree, address: Address) -> Folder | None:
+    """The folder of a function; None when it is not there."""
+    return tree.sys.folder("bus", "pci", "devices", str(address)) if tree.sys else None
+
+
 def read_function(tree: Tree, address: Address) -> PciFunction | None:
     """One function; None when it is not there."""
-    folder = tree.sys.folder("bus", "pci", "devices", str(address)) if tree.sys else None
+    folder = function_folder(tree, address)
     return read(address, folder) if folder else None
 
 
@@ -134,7 +139,13 @@ def _slot(pool: str) -> Address | None:
 def _card(tree: Tree, slot: Address, address: Address, max_vfs: int | None) -> tuple[Card, dict[Address, PciFunction]]:
     """The card in a slot, with the functions of the slot and the one that is asked for."""
     wanted = dict.fromkeys([*(slot._replace(function=number) for number in range(8)), address])
-    functions = {place: found for place in wanted if (found := read_function(tree, place)) is not None}
+    listing = tree.sys.folder("bus", "pci", "devices") if tree.sys else None
+    functions = {}
+    for place in wanted if listing is not None else ():
+        folder = listing.folder(str(place)) if listing is not None else None
+        found = read(place, folder) if folder is not None else None
+        if found is not None:
+            functions[place] = found
     card = next((card for card in cards(functions, max_vfs) if card.slot == slot), None)
     if card is None:
         raise DeviceGone(f"there is no card in slot {slot.slot_name}")

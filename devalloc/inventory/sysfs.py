@@ -53,11 +53,14 @@ class Tree:
     _known: set[Fault] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        top = Path(os.path.realpath(self.root))
-        if not (top / "sys").is_dir() and any((top / name).is_dir() for name in ("bus", "devices", "class")):
-            top = top.parent if top.name == "sys" else top
-            self.sys = Folder(self, str(top / "sys")) if (top / "sys").is_dir() else Folder(self, str(top))
-        self._top = str(top)
+        top = os.path.realpath(self.root)
+        if not os.path.isdir(f"{top}/sys") and any(
+            os.path.isdir(f"{top}/{name}") for name in ("bus", "devices", "class")
+        ):
+            above, _, name = top.rpartition("/")
+            top = (above or "/") if name == "sys" else top
+            self.sys = Folder(self, f"{top}/sys") if os.path.isdir(f"{top}/sys") else Folder(self, top)
+        self._top = top
         holder = Folder(self, self._top)
         self.sys = self.sys or holder.folder("sys")
         self.proc = holder.folder("proc")
@@ -103,7 +106,7 @@ class Folder:
             try:
                 mode = os.lstat(path).st_mode
                 if stat.S_ISLNK(mode):
-                    path = os.path.realpath(path)
+                    path = _real(path)
                     mode = os.lstat(path).st_mode
             except OSError as error:
                 self._report(path, error)
@@ -193,6 +196,20 @@ class Folder:
             self.tree.fault(path, f"cannot be read: {error.strerror or error}")
 
 
+def _real(path: str) -> str:
+    """The path without links. The kernel knows it at once; ``realpath`` asks it for each component."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return os.path.realpath(path)
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return os.path.realpath(path)
+    finally:
+        os.close(descriptor)
+
+
 def _component(name: str) -> str:
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"is no name of a file: {name!r}")
@@ -219,10 +236,15 @@ def openers(proc: Folder, nodes: Collection[str], passed_over: Collection[str]) 
 
 def _open_files(folder: str) -> Iterator[str]:
     """Where the links in a process's ``fd`` folder point."""
-    with suppress(OSError):  # the process has ended, or is another user's
-        for descriptor in os.listdir(folder):
-            with suppress(OSError):  # closed since; the others are open all the same
-                yield os.readlink(f"{folder}/{descriptor}")
+    try:
+        descriptors = os.listdir(folder)
+    except OSError:  # the process has ended, or is another user's
+        return
+    for descriptor in descriptors:
+        try:
+            yield os.readlink(f"{folder}/{descriptor}")
+        except OSError:  # closed since; the others are open all the same
+            continue
 
 
 def ipv4_interfaces(tree: Tree) -> set[str]:

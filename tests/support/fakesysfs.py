@@ -146,7 +146,7 @@ class FakeSysfs(FakeTree):
         for name, text in {**files, **spec.files}.items():
             self.write(f"{path}/{name}", text)
         self.config(path, spec)
-        for name in ("remove", "rescan", *(["reset"] if files.get("reset_method") else [])):
+        for name in ("remove", "rescan", *(["reset"] if {**files, **spec.files}.get("reset_method") else [])):
             (self.sys / path / name).touch(mode=0o200)
         self.link(f"{path}/subsystem", "bus/pci")
         self.link(f"bus/pci/devices/{spec.address}", path)

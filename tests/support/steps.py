@@ -43,7 +43,7 @@ class Hand:
 
     def prepare(self, device: str, pool: str | None = None, owner: str = "uid-1", **grant: Any) -> PreparedDevice:
         """Prepare a device for a claim of its own; what failed is taken back before the error is raised."""
-        granted = GrantedDevice(requests=(), pool=pool or pool_of(device), device=device, **grant)
+        granted = GrantedDevice(requests=(), pool=pool_of(device) if pool is None else pool, device=device, **grant)
         binding = self.bindings.choose(granted)
         keys = binding.keys(granted, owner, self.held)
         taken = sorted(set(keys) & set(self.held))

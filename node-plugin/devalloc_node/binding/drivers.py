@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.sysfs import Folder
 from devalloc_node.binding import change
 from devalloc_node.binding.use import refuse_open, vfio_nodes
 from devalloc_node.deadline import Deadline
@@ -18,10 +19,10 @@ from devalloc_node.step import Value
 _NONE = "(null)"
 
 
-def state(function: PciFunction) -> dict[str, Value]:
-    """The value of the step kind for a function as it was read."""
-    override = function.folder.text("driver_override")
-    return {"driver": function.driver, "override": None if override == _NONE else override}
+def state(folder: Folder) -> dict[str, Value]:
+    """The value of the step kind for the function in a folder."""
+    override = folder.text("driver_override")
+    return {"driver": folder.link("driver"), "override": None if override == _NONE else override}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,41 +32,39 @@ class DriverKind:
     host: Host
 
     def read(self, target: str) -> Value:
-        return state(change.function(self.host.tree(), target))
+        return state(change.folder(self.host.tree(), target))
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
-        function = change.function(self.host.tree(), target)
-        now, wanted = state(function), value["driver"]
-        if now == value:
-            return
-        if now["driver"] != wanted:
-            if now["driver"] is not None:
-                self._unbind(function, deadline)
-            if wanted is not None:
-                # Told by name, so that it is this driver again even where another would match the device too.
-                self._override(target, wanted, deadline)
-                change.write(self.host, "bus/pci/drivers_probe", target, deadline)
-                self._expect(target, wanted)
-        if self.read(target)["override"] != value["override"]:
-            self._override(target, value["override"], deadline)
+        now, wanted = self.read(target), value["driver"]
+        if now["driver"] not in (None, wanted):
+            self._unbind(target, now["driver"], deadline)
+        if wanted is not None and now["driver"] != wanted:
+            # Told by name, so that it is this driver again even where another would match the device too.
+            self._override(target, now["override"], wanted, deadline)
+            change.write(self.host, "bus/pci/drivers_probe", target, deadline)
+            now = self._expected(target, wanted)
+        self._override(target, now["override"], value["override"], deadline)
         after = self.read(target)
         if after != value:
             raise Failed("DriverNotBound", f"{target} has the driver {_said(after)}, not {_said(value)}")
 
-    def _unbind(self, function: PciFunction, deadline: Deadline) -> None:
+    def _unbind(self, target: str, driver: str, deadline: Deadline) -> None:
+        tree = self.host.tree()
         # While a machine holds it the kernel would block, and make the machine start an unplug of its own.
-        refuse_open(self.host.tree(), vfio_nodes([function]), str(function.address), certain=False)
-        change.write(self.host, f"bus/pci/drivers/{function.driver}/unbind", str(function.address), deadline)
-        self._expect(str(function.address), None)
+        refuse_open(tree, vfio_nodes([change.function(tree, target)]), target, certain=False)
+        change.write(self.host, f"bus/pci/drivers/{driver}/unbind", target, deadline)
+        self._expected(target, None)
 
-    def _override(self, target: str, driver: str | None, deadline: Deadline) -> None:
-        change.write(self.host, f"bus/pci/devices/{target}/driver_override", f"{driver or ''}\n", deadline)
+    def _override(self, target: str, now: str | None, wanted: str | None, deadline: Deadline) -> None:
+        if now != wanted:
+            change.write(self.host, f"bus/pci/devices/{target}/driver_override", f"{wanted or ''}\n", deadline)
 
-    def _expect(self, target: str, wanted: str | None) -> None:
-        found = self.read(target)["driver"]
-        if found != wanted:
-            why = "; is its module loaded?" if wanted is not None and found is None else ""
-            raise Failed("DriverNotBound", f"{target} has the driver {found}, not {wanted}, after it was probed{why}")
+    def _expected(self, target: str, wanted: str | None) -> dict[str, Value]:
+        found = state(change.folder(self.host.tree(), target))
+        if found["driver"] != wanted:
+            why = "; is its module loaded?" if wanted is not None and found["driver"] is None else ""
+            raise Failed("DriverNotBound", f"{target} has the driver {found['driver']}, not {wanted}{why}")
+        return found
 
 
 def _said(value: Value) -> str:

@@ -36,7 +36,7 @@ def handed_over(tree: Tree, functions: Sequence[PciFunction]) -> Generator[Step,
     """The steps that give functions to their VFIO drivers. What VFIO has already is adopted, and stays there (T8)."""
     moving = [(function, vfio_driver(tree, function)) for function in functions if not function.on_vfio]
     for function, driver in moving:
-        yield Step("driver", str(function.address), state(function), {"driver": None, "override": driver})
+        yield Step("driver", str(function.address), state(function.folder), {"driver": None, "override": driver})
     for function, driver in moving:
         alone, bound = {"driver": None, "override": driver}, {"driver": driver, "override": driver}
         yield Step("driver", str(function.address), alone, bound)

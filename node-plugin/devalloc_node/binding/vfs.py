@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from devalloc.inventory.locate import read_function
 from devalloc.inventory.pci import PciFunction
-from devalloc.inventory.sysfs import Tree
+from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import change
 from devalloc_node.binding.use import refuse_open, vfio_nodes
 from devalloc_node.deadline import Deadline
@@ -24,7 +24,7 @@ def shared_name(pf: PciFunction) -> str:
 
 def autoprobe_step(pf: PciFunction, after: int | None) -> Step:
     """``after`` None: as it is."""
-    before = _autoprobe(pf)
+    before = _autoprobe(pf.folder)
     return Step("vf-autoprobe", str(pf.address), before, before if after is None else after, shared_name(pf))
 
 
@@ -39,7 +39,7 @@ class AutoprobeKind:
     host: Host
 
     def read(self, target: str) -> Value:
-        return _autoprobe(change.function(self.host.tree(), target))
+        return _autoprobe(change.folder(self.host.tree(), target))
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         if self.read(target) == value:
@@ -78,8 +78,8 @@ class CountKind:
             raise Failed("VfsMissing", f"{target} has {len(there)} VFs after {value} were asked for")
 
 
-def _autoprobe(pf: PciFunction) -> int | None:
-    return pf.folder.number("sriov_drivers_autoprobe")
+def _autoprobe(pf: Folder) -> int | None:
+    return pf.number("sriov_drivers_autoprobe")
 
 
 def _count(pf: PciFunction) -> int:

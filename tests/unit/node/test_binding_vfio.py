@@ -1,0 +1,485 @@
+"""Whole devices to VFIO: groups taken whole, variants, what is never taken, all put back (T4, T5, T7, T8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from tests.support import cards
+from tests.support.fakehost import FakeHost, LocalHost
+from tests.support.faketree import memory_folder
+from tests.support.steps import Hand
+
+GPU = "0000:01:00.0"
+AUDIO = "0000:01:00.1"
+GPU_DEVICE = "0000-01-00-0"
+NIC_DEVICE = "0000-05-00-0"
+DISK = "0000:42:00.0"
+DISK_DEVICE = "0000-42-00-0"
+ALL = frozenset({"gpu", "vgpu", "vf", "nic", "storage", "accelerator"})
+
+
+@pytest.fixture
+def host() -> Iterator[FakeHost]:
+    with memory_folder() as folder:
+        yield FakeHost(Path(folder))
+
+
+@pytest.fixture
+def gpu(host: FakeHost) -> FakeHost:
+    """A GPU with its audio function in one group."""
+    host.add(cards.gpu(iommu_group=7))
+    host.add(cards.gpu_audio(iommu_group=7))
+    return host
+
+
+def refusal(host: FakeHost, device: str, **settings: Any) -> str:
+    """The code with which a device is refused; whatever refuses has not changed the host."""
+    before = host.snapshot()
+    with pytest.raises(NodeError) as caught:
+        Hand.on(host, **settings).prepare(device)
+    assert host.snapshot() == before
+    return caught.value.code
+
+
+class TestHandingOver:
+    def test_all_functions_of_the_group_go_and_come_back(self, gpu: FakeHost) -> None:
+        before = gpu.snapshot()
+        hand = Hand.on(gpu)
+        prepared = hand.prepare(GPU_DEVICE)
+        assert (gpu.driver_of(GPU), gpu.driver_of(AUDIO)) == ("vfio-pci", "vfio-pci")
+        assert prepared.functions == (GPU, AUDIO)
+        assert (prepared.binding, prepared.nodes) == ("vfio", ("/dev/vfio/7",))
+        assert prepared.attributes == {"resource.kubernetes.io/pciBusID": GPU}
+        assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}", f"pci/{AUDIO}")
+        hand.unprepare(GPU_DEVICE)
+        assert (gpu.driver_of(GPU), gpu.driver_of(AUDIO)) == ("nvidia", "snd_hda_intel")
+        assert gpu.snapshot() == before
+
+    def test_first_all_are_unbound_then_all_are_bound(self, gpu: FakeHost) -> None:
+        gpu.events.clear()
+        Hand.on(gpu).prepare(GPU_DEVICE)
+        moves = [(event.action, event.path[-7:]) for event in gpu.events if event.action in ("bind", "unbind")]
+        assert moves == [("unbind", "01:00.0"), ("unbind", "01:00.1"), ("bind", "01:00.0"), ("bind", "01:00.1")]
+
+    def test_undoing_does_it_in_two_passes_too(self, gpu: FakeHost) -> None:
+        hand = Hand.on(gpu)
+        hand.prepare(GPU_DEVICE)
+        gpu.events.clear()
+        hand.unprepare(GPU_DEVICE)
+        moves = [event.action for event in gpu.events if event.action in ("bind", "unbind")]
+        assert moves == ["unbind", "unbind", "bind", "bind"]
+
+    def test_a_function_without_a_driver_goes_along(self, gpu: FakeHost) -> None:
+        gpu.unbind("snd_hda_intel", AUDIO)
+        before = gpu.snapshot()
+        hand = Hand.on(gpu)
+        hand.prepare(GPU_DEVICE)
+        assert gpu.driver_of(AUDIO) == "vfio-pci"
+        hand.unprepare(GPU_DEVICE)
+        assert gpu.snapshot() == before
+
+    def test_what_was_on_vfio_before_is_adopted_and_left_there(self, gpu: FakeHost) -> None:
+        for address in (GPU, AUDIO):
+            gpu.unbind(gpu.driver_of(address) or "", address)
+            gpu.set_override(address, "vfio-pci")
+            gpu.probe(address)
+        before = gpu.snapshot()
+        hand = Hand.on(gpu)
+        hand.prepare(GPU_DEVICE)
+        assert hand.kinds_of(GPU_DEVICE) == ["reset", "reset"]
+        hand.unprepare(GPU_DEVICE)
+        assert gpu.snapshot() == before
+
+    def test_an_override_of_the_admins_is_put_back(self, gpu: FakeHost) -> None:
+        gpu.set_override(AUDIO, "snd_hda_intel")
+        before = gpu.snapshot()
+        hand = Hand.on(gpu)
+        hand.prepare(GPU_DEVICE)
+        hand.unprepare(GPU_DEVICE)
+        assert gpu.snapshot() == before
+
+    def test_groups_of_their_own_are_two_nodes(self, host: FakeHost) -> None:
+        host.add(cards.gpu(iommu_group=7))
+        host.add(cards.gpu_audio(iommu_group=8))
+        assert Hand.on(host).prepare(GPU_DEVICE).nodes == ("/dev/vfio/7", "/dev/vfio/8")
+
+    def test_a_step_that_failed_half_way_is_undone(self, gpu: FakeHost) -> None:
+        before = gpu.snapshot()
+        write = gpu.store
+
+        def second_bind_fails(path: str | Path, text: str) -> None:
+            if path == "bus/pci/drivers_probe" and text == AUDIO and gpu.functions[AUDIO].override == "vfio-pci":
+                return  # as a driver whose probe fails: no error is told
+            write(path, text)
+
+        gpu.store = second_bind_fails  # type: ignore[method-assign]
+        with pytest.raises(Failed, match=r"0000:01:00\.1 has the driver None, not vfio-pci"):
+            Hand.on(gpu).prepare(GPU_DEVICE)
+        assert gpu.snapshot() == before
+
+    def test_a_machine_that_still_has_it_open_is_not_robbed(self, gpu: FakeHost) -> None:
+        hand = Hand.on(gpu)
+        gpu.process(4711, opens=hand.prepare(GPU_DEVICE).nodes)
+        before = gpu.snapshot()
+        with pytest.raises(Denied, match="qemu-system-x86 4711 has /dev/vfio/7 open") as caught:
+            hand.unprepare(GPU_DEVICE)
+        assert (caught.value.code, caught.value.retryable) == ("DeviceInUse", True)
+        assert gpu.snapshot() == before
+        gpu.end_process(4711)
+        hand.unprepare(GPU_DEVICE)
+        assert gpu.driver_of(GPU) == "nvidia"
+
+    def test_what_was_pulled_out_has_nothing_to_be_put_back(self, gpu: FakeHost) -> None:
+        hand = Hand.on(gpu)
+        hand.prepare(GPU_DEVICE)
+        gpu.remove_function(AUDIO)
+        with pytest.raises(Denied) as caught:
+            hand.unprepare(GPU_DEVICE)
+        assert caught.value.code == "DeviceGone"
+
+
+class TestVariants:
+    ALIASES = (
+        "alias pci:v000010DEd000027B8sv*sd*bc03sc*i* nvidia\n"
+        "alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n"
+        "alias vfio_pci:v000010DEd000027B8sv*sd*bc03sc*i* nvgrace_gpu_vfio_pci\n"
+        "alias vfio_pci:v000010DEd*sv*sd*bc03sc*i* other_vfio_pci\n"
+    )
+
+    @pytest.fixture
+    def aliased(self, gpu: FakeHost) -> FakeHost:
+        gpu.proc("sys/kernel/osrelease", "6.12.0-test\n")
+        folder = gpu.root / "lib/modules/6.12.0-test"
+        folder.mkdir(parents=True)
+        (folder / "modules.alias").write_text(self.ALIASES)
+        return gpu
+
+    @pytest.mark.parametrize("spelling", ["nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"])
+    def test_the_most_particular_one_wins_however_it_is_spelt(self, aliased: FakeHost, spelling: str) -> None:
+        aliased.load_driver(spelling)
+        before = aliased.snapshot()
+        hand = Hand.on(aliased)
+        hand.prepare(GPU_DEVICE)
+        assert (aliased.driver_of(GPU), aliased.driver_of(AUDIO)) == (spelling, "vfio-pci")
+        hand.unprepare(GPU_DEVICE)
+        assert aliased.snapshot() == before
+
+    def test_a_lesser_one_is_never_taken_instead(self, aliased: FakeHost) -> None:
+        with pytest.raises(Denied, match="modprobe nvgrace_gpu_vfio_pci") as caught:
+            Hand.on(aliased).prepare(GPU_DEVICE)
+        assert caught.value.code == "DriverMissing"
+        assert aliased.driver_of(GPU) == "nvidia"
+
+    def test_without_vfio_pci_nothing_is_begun(self) -> None:
+        with memory_folder() as folder:
+            host = FakeHost(Path(folder), drivers=())
+            host.add(cards.gpu())
+            assert refusal(host, GPU_DEVICE) == "DriverMissing"
+
+
+class TestReset:
+    """Between owners (T7)."""
+
+    def test_it_happens_at_release_while_vfio_has_the_device(self, gpu: FakeHost) -> None:
+        hand = Hand.on(gpu)
+        hand.prepare(GPU_DEVICE)
+        assert gpu.resets == []
+        hand.unprepare(GPU_DEVICE)
+        assert sorted(gpu.resets) == [GPU, AUDIO]
+
+    @pytest.mark.parametrize("how", ["refused", "impossible", "silent"])
+    def test_a_device_that_cannot_be_reset_is_told_so(self, gpu: FakeHost, how: str) -> None:
+        hand = Hand.on(gpu)
+        hand.prepare(GPU_DEVICE)
+        match how:
+            case "refused":
+                gpu.stuck.add(GPU)
+            case "impossible":
+                gpu.remove(gpu.path(GPU, "reset"))
+            case "silent":
+                gpu.config(gpu.path(GPU), gpu.functions[GPU].spec, gone=True)
+        with pytest.raises(Failed) as caught:
+            hand.unprepare(GPU_DEVICE)
+        assert caught.value.code == "ResetFailed"
+        assert GPU in caught.value.message
+        assert gpu.driver_of(GPU) == "vfio-pci"
+
+    def test_an_audio_function_without_a_reset_of_its_own_goes_with_the_slot(self, host: FakeHost) -> None:
+        host.add(cards.gpu(iommu_group=7))
+        host.add(cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+        hand = Hand.on(host)
+        hand.prepare(GPU_DEVICE)
+        hand.unprepare(GPU_DEVICE)
+        assert host.resets == [GPU]
+
+
+class TestGroups:
+    def test_without_an_iommu_nothing_goes(self, host: FakeHost) -> None:
+        host.add(cards.gpu(iommu_group=None))
+        assert refusal(host, GPU_DEVICE) == "NoIommuGroup"
+
+    def test_another_slot_in_the_group(self, host: FakeHost) -> None:
+        host.add(cards.gpu(iommu_group=7))
+        host.add(cards.accelerator("0000:02:00.0", iommu_group=7))
+        assert refusal(host, GPU_DEVICE) == "GroupShared"
+        # Nor where the admin lets groups be shared: the other one is the host's at present.
+        assert refusal(host, GPU_DEVICE, allow_shared_groups=True) == "GroupShared"
+        host.unbind("habanalabs", "0000:02:00.0")
+        assert refusal(host, GPU_DEVICE) == "GroupShared"
+        hand = Hand.on(host, allow_shared_groups=True)
+        hand.prepare(GPU_DEVICE)
+        assert host.driver_of("0000:02:00.0") is None
+        assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}", "pci/0000:02:00.0")  # it goes to nobody else meanwhile
+
+    def test_the_bridge_above_may_be_in_the_group(self, host: FakeHost) -> None:
+        host.add(cards.bridge("0000:00:00.1", iommu_group=7))
+        host.add(cards.gpu(iommu_group=7, ports=("0000:00:00.1",)))
+        hand = Hand.on(host)
+        hand.prepare(GPU_DEVICE)
+        assert host.driver_of("0000:00:00.1") == "pcieport"
+        assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}",)
+
+
+class TestWhatTheAdminAllows:
+    @pytest.mark.parametrize(
+        ("card", "device", "kind"),
+        [
+            (cards.plain_nic(), NIC_DEVICE, "nic"),
+            (cards.accelerator(), "0000-71-00-0", "accelerator"),
+            (cards.nvme(), DISK_DEVICE, "storage"),
+        ],
+    )
+    def test_whole_cards_other_than_gpus_must_be_named(
+        self, host: FakeHost, card: cards.Function, device: str, kind: str
+    ) -> None:
+        host.add(card)
+        assert refusal(host, device) == "KindNotAllowed"
+        allowed = frozenset({"gpu", kind})
+        if kind == "storage":
+            assert refusal(host, device, allowed=allowed) == "ErasePolicyMissing"
+        hand = Hand.on(host, allowed=allowed, erase_policy=True)
+        hand.prepare(device)
+        assert host.driver_of(card.address) == "vfio-pci"
+
+    def test_even_gpus_may_be_kept(self, host: FakeHost) -> None:
+        host.add(cards.gpu())
+        assert refusal(host, GPU_DEVICE, allowed=frozenset({"vf"})) == "KindNotAllowed"
+
+
+def root_disk(host: FakeHost) -> str:
+    host.add(cards.nvme())
+    host.mount("nvme0n1", "/")
+    return DISK_DEVICE
+
+
+def swap(host: FakeHost) -> str:
+    host.add(cards.nvme())
+    host.swap("nvme0n1")
+    return DISK_DEVICE
+
+
+def in_lvm(host: FakeHost) -> str:
+    host.add(cards.nvme())
+    host.hold("nvme0n1")
+    return DISK_DEVICE
+
+
+def uplink(host: FakeHost) -> str:
+    host.add(cards.plain_nic())
+    host.default_route("eth9")
+    return NIC_DEVICE
+
+
+def bridged(host: FakeHost) -> str:
+    host.add(cards.plain_nic())
+    host.enslave("eth9")
+    return NIC_DEVICE
+
+
+def addressed(host: FakeHost) -> str:
+    host.add(cards.plain_nic())
+    host.proc("net/if_inet6", "fd00000000000000fc0000fffe000001 04 40 00 80     eth9\n")
+    return NIC_DEVICE
+
+
+def boot_vga(host: FakeHost) -> str:
+    host.add(cards.gpu(boot_vga=True))
+    return GPU_DEVICE
+
+
+def console(host: FakeHost) -> str:
+    host.add(cards.gpu())
+    host.write(f"{host.path(GPU)}/graphics/fb0/name", "nvidiadrmfb")
+    return GPU_DEVICE
+
+
+def bmc(host: FakeHost) -> str:
+    host.add(cards.bmc_vga())
+    return "0000-04-00-0"
+
+
+class TestWhatTheHostNeeds:
+    """Must show 8: refused whatever the admin allows beyond it (T4)."""
+
+    @pytest.mark.parametrize(
+        "need", [root_disk, swap, in_lvm, uplink, bridged, addressed, boot_vga, console, bmc], ids=lambda f: f.__name__
+    )
+    def test_reserved(self, host: FakeHost, need: Callable[[FakeHost], str]) -> None:
+        device = need(host)
+        settings = {"allowed": ALL, "erase_policy": True, "allow_shared_groups": True}
+        assert refusal(host, device, **settings) == "DeviceReserved"
+
+    def test_not_by_its_neighbour_in_the_slot_either(self, host: FakeHost) -> None:
+        host.add(cards.gpu(boot_vga=True, iommu_group=7))
+        host.add(cards.gpu_audio(iommu_group=7))
+        assert refusal(host, "0000-01-00-1", allowed=ALL) == "DeviceUnknown"
+
+    def test_nor_by_a_peer_of_a_shared_group(self, host: FakeHost) -> None:
+        host.add(cards.accelerator("0000:00:02.0", iommu_group=7, driver=None))
+        uplink_nic = cards.plain_nic(iommu_group=7)
+        host.add(uplink_nic)
+        host.default_route("eth9")
+        assert refusal(host, "0000-00-02-0", allowed=ALL, allow_shared_groups=True) == "GroupShared"
+
+    def test_what_cannot_be_told_is_not_taken(self, host: FakeHost) -> None:
+        host.add(cards.plain_nic())
+        host.add(cards.nvme())
+        settings = {"allowed": ALL, "erase_policy": True}
+        (host.root / "proc/net/route").unlink()
+        assert refusal(host, NIC_DEVICE, **settings) == "InUseUnknown"
+        (host.root / "proc/mounts").unlink()
+        assert refusal(host, DISK_DEVICE, **settings) == "InUseUnknown"
+
+
+class TestWhatIsInUse:
+    def test_by_a_process(self, gpu: FakeHost) -> None:
+        gpu.process(812, "python3", opens=("/dev/dri/card0",))
+        assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
+
+    def test_monitors_count_when_their_driver_would_have_to_leave(self, gpu: FakeHost) -> None:
+        gpu.proc(f"driver/nvidia/gpus/{GPU}/information", "Device Minor: \t 0\n")
+        gpu.process(812, "nvidia-persiste", opens=("/dev/nvidia0",))
+        assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
+
+    def test_on_vfio_already_by_somebody_elses_machine(self, gpu: FakeHost) -> None:
+        hand = Hand.on(gpu)
+        gpu.process(4711, opens=hand.prepare(GPU_DEVICE).nodes)
+        assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
+
+    def test_when_nobody_can_tell_it_counts_as_in_use(self, gpu: FakeHost) -> None:
+        gpu.blind()
+        assert refusal(gpu, GPU_DEVICE) == "InUseUnknown"
+
+    def test_an_interface_in_another_namespace(self, host: FakeHost) -> None:
+        host.add(cards.plain_nic(netdev=None))
+        (host.sys / host.path("0000:05:00.0", "net")).mkdir()
+        assert refusal(host, NIC_DEVICE, allowed=ALL) == "DeviceInUse"
+
+    def test_a_function_beside_the_nic_that_runs_something_else(self, host: FakeHost) -> None:
+        host.add(cards.plain_nic(iommu_group=7))
+        host.add(replace(cards.gpu_audio("0000:05:00.1", iommu_group=7), class_code=0x0C0330, native="xhci_hcd"))
+        assert refusal(host, NIC_DEVICE, allowed=ALL) == "DeviceInUse"
+
+    def test_a_card_with_vfs(self, host: FakeHost) -> None:
+        host.add(cards.amd_gpu(vfs=2))
+        assert refusal(host, "0000-03-00-0") == "VfsEnabled"
+
+    def test_a_card_with_a_vgpu(self, host: FakeHost) -> None:
+        card = host.add(cards.t4_vgpu_card())
+        host.vgpu.create(card, "nvidia-226", "6d2f8f4e-0000-4000-8000-000000000001")
+        assert refusal(host, "0000-3b-00-0") == "DeviceInUse"
+
+
+class TestNames:
+    def test_hostile_or_wrong_ones_are_no_devices(self, gpu: FakeHost) -> None:
+        for device in (
+            "", ".", "../../etc", "0000-01-00-9", "0000-01-00-0\0", "0000-01-00", "x" * 10_000, "0000-1-00-0",
+            "mdev-..", "0000-01-00-0-nvidia-../..", "0000-01-20-0", "0000-01-00-0-", "0000-01-00-0\n",
+        ):  # fmt: skip
+            with pytest.raises(Denied) as caught:
+                Hand.on(gpu).prepare(device, "node-a-0000-01-00")
+            assert caught.value.code in ("DeviceUnknown", "DeviceGone")
+            assert len(caught.value.message) < 400
+
+    def test_the_pool_is_the_cards_own(self, gpu: FakeHost) -> None:
+        gpu.add(cards.plain_nic())
+        for pool in (
+            "node-b-0000-01-00", "node-a-0000-05-00", "0000-01-00", "", "node-a", "../node-a", "node-a-0000-01-00-0",
+            "node-a-0000-01-00\n", "x" * 10_000,
+        ):  # fmt: skip
+            with pytest.raises(Denied) as caught:
+                Hand.on(gpu).prepare(GPU_DEVICE, pool)
+            assert caught.value.code == "DeviceUnknown"
+        assert gpu.driver_of(GPU) == "nvidia"
+
+    def test_a_device_that_was_pulled_out(self, gpu: FakeHost) -> None:
+        for address in (GPU, AUDIO):
+            gpu.remove_function(address)
+        assert refusal(gpu, GPU_DEVICE) == "DeviceGone"
+
+
+class TestHealth:
+    def test_a_prepared_device_is_healthy_until_something_happens_to_it(self, gpu: FakeHost) -> None:
+        hand = Hand.on(gpu)
+        prepared = hand.prepare(GPU_DEVICE)
+        spec = gpu.functions[GPU].spec
+
+        def health() -> tuple[str, str]:
+            found = hand.bindings.observe(prepared)
+            return found.state, found.message
+
+        assert health() == ("healthy", "")
+        gpu.config(gpu.path(GPU), spec, gone=True)
+        assert health() == ("unhealthy", f"{GPU} does not answer: its configuration space reads as ones")
+        gpu.config(gpu.path(GPU), spec)
+        assert health() == ("healthy", "")
+        gpu.unbind("vfio-pci", AUDIO)
+        assert health() == ("unhealthy", f"{AUDIO} has the driver none now, none of VFIO's")
+        gpu.probe(AUDIO)
+        assert health() == ("healthy", "")
+        gpu.remove_function(AUDIO)
+        assert health() == ("unhealthy", f"{AUDIO} is not there any more")
+
+    def test_a_group_that_has_changed(self, gpu: FakeHost) -> None:
+        hand = Hand.on(gpu)
+        prepared = replace(hand.prepare(GPU_DEVICE), nodes=("/dev/vfio/9",))
+        health = hand.bindings.observe(prepared)
+        assert (health.state, health.message) == (
+            "unhealthy", "the IOMMU group has changed: /dev/vfio/9 became /dev/vfio/7",
+        )  # fmt: skip
+
+    def test_a_binding_of_a_later_version_is_unknown(self, gpu: FakeHost) -> None:
+        hand = Hand.on(gpu)
+        assert hand.bindings.observe(replace(hand.prepare(GPU_DEVICE), binding="cxl")).state == "unknown"
+
+
+def test_admins_look_without_touching(gpu: FakeHost) -> None:
+    gpu.process(812, "python3", opens=("/dev/dri/card0",))
+    before = gpu.snapshot()
+    hand = Hand.on(gpu)
+    prepared = hand.prepare(GPU_DEVICE, admin=True)
+    assert (prepared.binding, prepared.functions, prepared.admin, prepared.nodes) == ("none", (GPU,), True, ())
+    assert hand.keys[GPU_DEVICE] == ()
+    assert hand.bindings.observe(prepared).state == "healthy"
+    assert gpu.snapshot() == before
+
+
+def test_an_unbind_that_blocks_is_not_waited_for_without_end(gpu: FakeHost) -> None:
+    """Somebody opens the group between the look and the write."""
+    hand = Hand.on(gpu)
+    hand.prepare(GPU_DEVICE)
+    gpu.process(4711, opens=("/dev/vfio/7",))
+    with pytest.raises(NodeError) as caught:
+        LocalHost(gpu).write("bus/pci/drivers/vfio-pci/unbind", GPU, Deadline.after(0.01))
+    assert caught.value.code == "HostNotAnswering"
+    gpu.end_process(4711)
+    assert gpu.driver_of(GPU) is None
+    hand.unprepare(GPU_DEVICE)
+    assert gpu.driver_of(GPU) == "nvidia"
