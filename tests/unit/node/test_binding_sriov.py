@@ -1,0 +1,283 @@
+"""Virtual functions: created from none, set up by their PF, given back as they were (settled T4, T6, T8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc_node.binding.table import step_kinds
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from tests.support import cards
+from tests.support.fakehost import FRESH, FakeHost, LocalHost
+from tests.support.faketree import memory_folder
+from tests.support.steps import Hand, config
+
+PF = "0000:41:00.0"
+POOL = "node-a-0000-41-00"
+VF0, VF1, VF2 = "0000-41-10-0", "0000-41-10-2", "0000-41-10-4"
+VF0_ADDRESS = "0000:41:10.0"
+MAC = "52:54:00:00:00:07"
+
+
+@pytest.fixture
+def host() -> Iterator[FakeHost]:
+    with memory_folder() as folder:
+        host = FakeHost(Path(folder))
+        host.add(cards.nic())
+        yield host
+
+
+def settings(host: FakeHost, index: int = 0) -> dict[str, Any]:
+    """What differs from a fresh VF."""
+    now = LocalHost(host).vf_settings("eth0", index)
+    return {name: value for name, value in now.items() if value != FRESH[name]}
+
+
+def refusal(host: FakeHost, device: str = VF0, grant: Mapping[str, Any] | None = None, **limits: Any) -> str:
+    """The code with which a VF is refused; whatever refuses has not changed the host."""
+    before = host.snapshot()
+    with pytest.raises(NodeError) as caught:
+        Hand.on(host, **limits).prepare(device, POOL, **(grant or {}))
+    assert host.snapshot() == before
+    return caught.value.code
+
+
+class TestCreation:
+    def test_the_first_use_creates_all_and_the_last_one_removes_them(self, host: FakeHost) -> None:
+        before = host.snapshot()
+        hand = Hand.on(host)
+        prepared = hand.prepare(VF0, POOL)
+        assert len(host.functions[PF].vfs) == 7
+        assert host.driver_of(VF0_ADDRESS) == "vfio-pci"
+        assert prepared.functions == (VF0_ADDRESS,)
+        assert prepared.nodes == (f"/dev/vfio/{host.functions[VF0_ADDRESS].group}",)
+        hand.prepare(VF2, POOL)
+        hand.unprepare(VF0)
+        assert len(host.functions[PF].vfs) == 7
+        hand.unprepare(VF2)
+        assert host.snapshot() == before
+
+    def test_the_other_vfs_get_no_driver(self, host: FakeHost) -> None:
+        Hand.on(host).prepare(VF1, POOL)
+        assert [host.driver_of(vf) for vf in host.functions[PF].vfs] == [None, "vfio-pci", *[None] * 5]
+
+    def test_a_pf_that_the_host_needs_may_have_vfs(self, host: FakeHost) -> None:
+        host.default_route("eth0")
+        Hand.on(host).prepare(VF0, POOL)
+        assert host.driver_of(PF) == "igb"
+
+    @pytest.mark.parametrize(
+        ("limits", "count"), [({"max_vfs": 2}, 2), ({"vf_counts": {PF: 3}}, 3), ({"max_vfs": 99}, 7)]
+    )
+    def test_how_many_is_the_admins_choice(self, host: FakeHost, limits: dict[str, Any], count: int) -> None:
+        Hand.on(host, **limits).prepare(VF0, POOL)
+        assert len(host.functions[PF].vfs) == count
+
+    def test_a_vf_beyond_the_configured_count(self, host: FakeHost) -> None:
+        assert refusal(host, VF2, max_vfs=2) == "VfNotConfigured"
+
+    def test_vfs_that_were_there_before_are_used_and_left(self, host: FakeHost) -> None:
+        host.set_numvfs(PF, 3)
+        before = host.snapshot()
+        hand = Hand.on(host)
+        hand.prepare(VF0, POOL)
+        hand.unprepare(VF0)
+        assert host.snapshot() == before
+        assert host.driver_of(VF0_ADDRESS) == "igbvf"
+
+    def test_a_vf_beyond_those_that_were_there_before(self, host: FakeHost) -> None:
+        host.set_numvfs(PF, 1)
+        assert refusal(host, VF1) == "DeviceGone"  # more of them would cost the one that there is
+
+    def test_a_pf_that_went_to_a_machine_has_none(self, host: FakeHost) -> None:
+        host.unbind("igb", PF)
+        host.set_override(PF, "vfio-pci")
+        host.probe(PF)
+        assert refusal(host) == "DeviceGone"
+
+    def test_vfs_that_do_not_all_appear_are_taken_back(self, host: FakeHost) -> None:
+        before = host.snapshot()
+        create = host.set_numvfs
+
+        def one_is_missing(address: str, count: int) -> None:
+            create(address, count)
+            if count:
+                host.remove(f"{host.path(PF)}/virtfn6")
+
+        host.set_numvfs = one_is_missing  # type: ignore[method-assign]
+        with pytest.raises(Failed, match="has 6 VFs after 7 were asked for"):
+            Hand.on(host).prepare(VF0, POOL)
+        assert host.snapshot() == before
+
+
+class TestTheCount:
+    """Changed from none and to none only, and never under somebody (T6)."""
+
+    def apply(self, host: FakeHost, count: int) -> None:
+        step_kinds(LocalHost(host))["vf-count"].apply(PF, count, Deadline.after(5))
+
+    def test_from_one_number_to_another_it_is_refused(self, host: FakeHost) -> None:
+        self.apply(host, 3)
+        self.apply(host, 3)
+        with pytest.raises(Denied, match="only from none") as caught:
+            self.apply(host, 5)
+        assert (caught.value.code, len(host.functions[PF].vfs)) == ("VfCountFixed", 3)
+
+    @pytest.mark.parametrize("user", ["a process", "the host"])
+    def test_vfs_that_somebody_took_meanwhile_stay(self, host: FakeHost, user: str) -> None:
+        hand = Hand.on(host)
+        hand.prepare(VF0, POOL)
+        other = host.functions[PF].vfs[3]
+        host.set_override(other, "vfio-pci" if user == "a process" else "igbvf")
+        host.probe(other)
+        if user == "a process":
+            host.process(4711, "libvirt", opens=(f"/dev/vfio/{host.functions[other].group}",))
+        with pytest.raises(Denied) as caught:
+            hand.unprepare(VF0)
+        assert (caught.value.code, caught.value.retryable) == (
+            "DeviceInUse" if user == "a process" else "VfsInUse", True,
+        )  # fmt: skip
+        assert other in caught.value.message
+        assert len(host.functions[PF].vfs) == 7
+        assert host.driver_of(VF0_ADDRESS) is None  # which does not keep the claim's own from being given back
+
+
+class TestSettings:
+    def prepare(self, host: FakeHost, class_spec: dict[str, Any], claim_spec: dict[str, Any] | None = None) -> Hand:
+        hand = Hand.on(host)
+        claim_configs = () if claim_spec is None else (config("VfConfig", **claim_spec),)
+        hand.prepare(VF0, POOL, class_configs=(config("VfConfig", **class_spec),), claim_configs=claim_configs)
+        return hand
+
+    def test_they_are_set_and_the_next_owner_gets_none_of_them(self, host: FakeHost) -> None:
+        host.set_numvfs(PF, 2)
+        wanted = {"mac": MAC, "vlan": 7, "vlanQos": 2, "minTxRate": 10, "maxTxRate": 100, "trust": True,
+                  "spoofCheck": False, "linkState": "enable"}  # fmt: skip
+        hand = self.prepare(host, wanted)
+        assert settings(host) == wanted
+        hand.unprepare(VF0)
+        assert settings(host) == {}
+
+    def test_what_an_owner_changed_by_itself_does_not_stay(self, host: FakeHost) -> None:
+        host.set_numvfs(PF, 2)
+        hand = Hand.on(host)
+        hand.prepare(VF0, POOL)
+        LocalHost(host).set_vf("eth0", 0, {"mac": MAC, "vlan": 9})  # through the VF's mailbox
+        hand.unprepare(VF0)
+        assert settings(host) == {}
+
+    def test_what_was_set_before_is_set_again(self, host: FakeHost) -> None:
+        host.set_numvfs(PF, 2)
+        LocalHost(host).set_vf("eth0", 0, {"vlan": 100})
+        hand = self.prepare(host, {"vlan": 7})
+        hand.unprepare(VF0)
+        assert settings(host) == {"vlan": 100}
+
+    def test_the_class_wins_and_the_claim_fills_in(self, host: FakeHost) -> None:
+        self.prepare(host, {"maxTxRate": 100, "vlan": 7}, {"maxTxRate": 1000, "minTxRate": 5, "mac": MAC})
+        assert settings(host) == {"maxTxRate": 100, "vlan": 7, "minTxRate": 5, "mac": MAC}
+
+    @pytest.mark.parametrize("spec", [{"trust": True}, {"vlan": 0}, {"vlanQos": 1}, {"spoofCheck": False}])
+    def test_a_claim_does_not_leave_its_network(self, host: FakeHost, spec: dict[str, Any]) -> None:
+        assert refusal(host, grant={"claim_configs": (config("VfConfig", **spec),)}) == "ConfigForbidden"
+
+    @pytest.mark.parametrize("spec", [{"mac": "no"}, {"vlann": 3}, {"vlan": 5000}, {"mac": "01:00:00:00:00:00"}])
+    def test_a_config_that_is_none(self, host: FakeHost, spec: dict[str, Any]) -> None:
+        assert refusal(host, grant={"class_configs": (config("VfConfig", **spec),)}) == "ConfigInvalid"
+
+    def test_rates_that_contradict_each_other_once_put_together(self, host: FakeHost) -> None:
+        grant = {"class_configs": (config("VfConfig", maxTxRate=100),),
+                 "claim_configs": (config("VfConfig", minTxRate=200),)}  # fmt: skip
+        assert refusal(host, grant=grant) == "ConfigInvalid"
+
+    def test_what_the_kernel_refuses_is_told_and_all_is_taken_back(self, host: FakeHost) -> None:
+        grant = {"class_configs": (config("VfConfig", maxTxRate=5000),)}  # of 1000
+        assert refusal(host, grant=grant) == "HostRefused"
+
+    def test_a_setting_that_does_not_stick(self, host: FakeHost) -> None:
+        class Forgetful(LocalHost):
+            def call(self, method: str, *arguments: Any) -> Any:
+                return super().call(method, *arguments) if method != "set_vf" else None
+
+        before = host.snapshot()
+        with pytest.raises(Failed, match="did not take vlan to 7") as caught:
+            Hand.on(Forgetful(host)).prepare(VF0, POOL, class_configs=(config("VfConfig", vlan=7),))
+        assert caught.value.code == "VfSettingRefused"
+        assert host.snapshot() == before
+
+    def test_cards_without_interface_have_none(self, host: FakeHost) -> None:
+        host.add(cards.amd_gpu(vfs=2))
+        vf = host.functions["0000:03:00.0"].vfs[0].replace(":", "-").replace(".", "-")
+        hand = Hand.on(host)
+        hand.prepare(vf, "node-a-0000-03-00")
+        assert "vf-settings" not in hand.kinds_of(vf)
+        hand.unprepare(vf)
+        with pytest.raises(Denied, match="no network interface"):
+            hand.prepare(vf, "node-a-0000-03-00", class_configs=(config("VfConfig", mac=MAC),))
+
+    def test_configs_of_other_kinds_are_not_ours(self, host: FakeHost) -> None:
+        Hand.on(host).prepare(VF0, POOL, claim_configs=({"apiVersion": "x/v1", "kind": "Other", "spec": 3},))
+
+
+class TestRefusals:
+    def test_vfs_may_be_kept(self, host: FakeHost) -> None:
+        assert refusal(host, allowed=frozenset({"gpu"})) == "KindNotAllowed"
+
+    def test_a_vf_that_the_host_uses(self, host: FakeHost) -> None:
+        host.set_numvfs(PF, 2)
+        host.default_route("eth0v0")
+        assert refusal(host) == "DeviceReserved"
+        assert Hand.on(host).prepare(VF1, POOL).binding == "vfio"
+
+    def test_a_vf_that_a_machine_has(self, host: FakeHost) -> None:
+        host.set_numvfs(PF, 2)
+        hand = Hand.on(host)
+        host.process(4711, opens=hand.prepare(VF0, POOL).nodes)
+        assert refusal(host) == "DeviceInUse"
+
+    def test_the_vfs_of_a_disk_that_the_host_needs(self, host: FakeHost) -> None:
+        host.add(cards.nvme(sriov=cards.Sriov(4, offset=1, vf_device=0xA80A, vf_driver="nvme")))
+        host.mount("nvme0n1", "/")
+        before = host.snapshot()
+        hand = Hand.on(host, erase_policy=True)
+        with pytest.raises(Denied) as caught:
+            hand.prepare("0000-42-00-1", "node-a-0000-42-00")
+        assert caught.value.code == "DeviceReserved"
+        assert host.snapshot() == before
+
+    def test_without_an_iommu_no_vfs_are_made(self, host: FakeHost) -> None:
+        host.add(cards.connectx(iommu_group=None))
+        with pytest.raises(Denied, match="IOMMU") as caught:
+            Hand.on(host).prepare("0000-61-00-2", "node-a-0000-61-00")
+        assert caught.value.code == "NoIommuGroup"
+        assert host.functions["0000:61:00.0"].vfs == []
+
+
+class TestExclusion:
+    """No two claims get to the same hardware, though they name it differently."""
+
+    def test_a_port_and_its_vfs(self, host: FakeHost) -> None:
+        hand = Hand.on(host, allowed=frozenset({"nic", "vf"}))
+        hand.prepare("0000-41-00-0", POOL)
+        assert {f"pci/{vf}" for vf in host.vf_addresses(PF)} < set(hand.keys["0000-41-00-0"])
+        hand.unprepare("0000-41-00-0")
+        hand.prepare(VF0, POOL)
+        assert hand.keys[VF0] == (f"pci/{VF0_ADDRESS}",)
+        assert refusal(host, "0000-41-00-0", allowed=frozenset({"nic"})) == "VfsEnabled"
+
+    def test_a_card_is_only_in_its_own_pool(self, host: FakeHost) -> None:
+        with pytest.raises(Denied) as caught:
+            Hand.on(host).prepare(VF0, "node-a-0000-41-10")
+        assert caught.value.code == "DeviceGone"
+
+
+def test_a_prepared_vf_goes_bad_with_its_pf(host: FakeHost) -> None:
+    hand = Hand.on(host)
+    prepared = hand.prepare(VF0, POOL)
+    assert hand.bindings.observe(prepared).state == "healthy"
+    host.unbind("igb", PF)
+    assert hand.bindings.observe(prepared).message == f"{VF0_ADDRESS} is not there any more"
