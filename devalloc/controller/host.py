@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from devalloc.api.pool import DevicePool
 from devalloc.controller.availability import held_on
 from devalloc.controller.claims import as_allocated
 from devalloc.controller.publish import Published, Publisher
+from devalloc.controller.turn import Turn
 from devalloc.inventory import Discovery, Known, watch
 from devalloc.inventory.events import EventSource
 from devalloc.store import Expired, Store, Unusable
@@ -17,6 +19,8 @@ from devalloc.store import Expired, Store, Unusable
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
+_TURN_SECONDS = 1.0
+"""How long it may take until another process stops publishing, or begins."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ class Inventory:
     node_name: str
     discover: Callable[[Known], Discovery]
     """Takes what is known of the devices beside what the host shows."""
+    known: Callable[[], Known] | None = None
+    """What a node plugin in this process knows: what it has prepared, and what it withholds. None: there is none here,
+    and one in another process goes first in publishing."""
 
 
 class Host:
@@ -36,6 +43,7 @@ class Host:
         store: Store,
         inventory: Inventory,
         source: EventSource,
+        turn: Turn,
         *,
         resync: float,
         on_published: Callable[[Published], None],
@@ -43,6 +51,10 @@ class Host:
         """``resync``: seconds between looks at the devices without any event."""
         self.looked = threading.Event()
         """Set once the host's pools are published, or could not be."""
+        self.pools: Sequence[DevicePool] = ()
+        """As they were found last."""
+        self._turn = turn
+        self._publishes = threading.Event()
         self._store = store
         self._inventory = inventory
         self._on_published = on_published
@@ -59,8 +71,43 @@ class Host:
         self._watcher.rescan(republish=True)
 
     def watch(self, stop: threading.Event) -> None:
-        """Publish what the host has, whenever that changes."""
-        self._watcher.run(stop)
+        """Publish what the host has, whenever that changes, while it is our turn."""
+        said = False
+        while not stop.is_set():
+            if not self._turn.take():
+                if not said:
+                    log.warning("another process publishes the devices of node %s", self._inventory.node_name)
+                said = True
+                self.looked.set()
+                stop.wait(_TURN_SECONDS)
+                continue
+            self._publishes.set()
+            try:
+                self._watch_until_wanted(stop)
+            finally:
+                self._publishes.clear()
+                self._turn.give()
+
+    def _watch_until_wanted(self, stop: threading.Event) -> None:
+        over = threading.Event()
+
+        def end() -> None:
+            while not stop.wait(_TURN_SECONDS) and not over.is_set():
+                if self._turn.is_wanted():
+                    log.warning(
+                        "the node plugin publishes the devices of node %s from here on", self._inventory.node_name
+                    )
+                    break
+            over.set()
+
+        ender = threading.Thread(target=end, name="inventory-turn", daemon=True)
+        ender.start()
+        self._watcher.rescan(republish=True)  # others may have published since
+        try:
+            self._watcher.run(over)
+        finally:
+            over.set()
+            ender.join()
 
     def repair(self, stop: threading.Event) -> None:
         """Publish again what somebody overwrote or deleted: at once where it is seen, now and then in any case."""
@@ -68,7 +115,7 @@ class Host:
             try:
                 for event in self._store.watch("DevicePool", self._since, timeout=self._resync, stop=stop):
                     self._since = event.resource_version
-                    if self._publisher.overwritten(event):
+                    if self._publishes.is_set() and self._publisher.overwritten(event):
                         self.rescan()
                 self.rescan()
             except Expired:
@@ -84,7 +131,10 @@ class Host:
         try:
             documents = self._store.list(("DeviceClaim", "DeviceClass")).objects
             held = held_on(self._inventory.node_name, as_allocated(documents))
-            return self._inventory.discover(Known(held))
+            known = Known() if self._inventory.known is None else self._inventory.known()
+            found = self._inventory.discover(replace(known, held=held))
+            self.pools = found.pools
+            return found
         except BaseException:
             self.looked.set()  # the claims on other pools do not wait for this host to be readable
             raise

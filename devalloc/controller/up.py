@@ -16,6 +16,7 @@ from typing import Literal
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round, Solve
 from devalloc.controller.host import Host, Inventory
 from devalloc.controller.publish import Published
+from devalloc.controller.turn import Turn
 from devalloc.inventory.events import UdevSource
 from devalloc.store import Unusable
 from devalloc.store.lease import hold
@@ -86,7 +87,9 @@ class Up:
             host = None
             if self._inventory is not None:
                 source = stack.enter_context(closing(UdevSource()))
-                host = Host(store, self._inventory, source, resync=self._resync, on_published=self._on_published)
+                first = self._inventory.known is not None
+                turn = stack.enter_context(closing(Turn(self._path, self._inventory.node_name, first=first)))
+                host = Host(store, self._inventory, source, turn, resync=self._resync, on_published=self._on_published)
                 loops = [host.watch, host.repair, _after(host.looked, allocator.run)]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:

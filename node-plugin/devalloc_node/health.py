@@ -68,8 +68,8 @@ class HealthWatch:
         on_change: Callable[[Sequence[DeviceHealth]], None] = lambda changed: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``on_change``: called after a look that found a device otherwise than before, or for the first time; also
-        for one that is gone, with the state ``unknown``. What it raises is logged."""
+        """``on_change``: called after a look that found devices otherwise than before, or for the first time, with
+        these; also with those that are gone, and their state ``unknown``. What it raises is logged."""
         self._subjects = subjects
         self._interval = interval
         self._on_change = on_change
@@ -152,7 +152,7 @@ class HealthWatch:
         try:
             self._on_change(changed)
         except Exception:
-            log.exception("could not tell how the devices are; the next change is told again")
+            log.exception("could not tell how the devices are")
 
 
 def _look(subject: Subject) -> Health:
