@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from devalloc.api.pool import DevicePool
 from devalloc.controller.availability import held_on
 from devalloc.controller.claims import as_allocated
 from devalloc.controller.publish import Published, Publisher
@@ -30,9 +29,8 @@ class Inventory:
     node_name: str
     discover: Callable[[Known], Discovery]
     """Takes what is known of the devices beside what the host shows."""
-    known: Callable[[], Known] | None = None
-    """What a node plugin in this process knows: what it has prepared, and what it withholds. None: there is none here,
-    and one in another process goes first in publishing."""
+    first: bool = False
+    """It is the node plugin's, which knows what is prepared and what is withheld: it goes before others."""
 
 
 class Host:
@@ -51,8 +49,6 @@ class Host:
         """``resync``: seconds between looks at the devices without any event."""
         self.looked = threading.Event()
         """Set once the host's pools are published, or could not be."""
-        self.pools: Sequence[DevicePool] = ()
-        """As they were found last."""
         self._turn = turn
         self._publishes = threading.Event()
         self._store = store
@@ -131,10 +127,7 @@ class Host:
         try:
             documents = self._store.list(("DeviceClaim", "DeviceClass")).objects
             held = held_on(self._inventory.node_name, as_allocated(documents))
-            known = Known() if self._inventory.known is None else self._inventory.known()
-            found = self._inventory.discover(replace(known, held=held))
-            self.pools = found.pools
-            return found
+            return self._inventory.discover(Known(held))
         except BaseException:
             self.looked.set()  # the claims on other pools do not wait for this host to be readable
             raise

@@ -87,9 +87,11 @@ class Up:
             host = None
             if self._inventory is not None:
                 source = stack.enter_context(closing(UdevSource()))
-                first = self._inventory.known is not None
-                turn = stack.enter_context(closing(Turn(self._path, self._inventory.node_name, first=first)))
-                host = Host(store, self._inventory, source, turn, resync=self._resync, on_published=self._on_published)
+                turn = closing(Turn(self._path, self._inventory.node_name, first=self._inventory.first))
+                turned = stack.enter_context(turn)
+                host = Host(
+                    store, self._inventory, source, turned, resync=self._resync, on_published=self._on_published
+                )
                 loops = [host.watch, host.repair, _after(host.looked, allocator.run)]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:

@@ -9,7 +9,6 @@ import pytest
 
 from devalloc.controller import host
 from devalloc.controller.turn import Turn
-from devalloc.inventory import Known
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import gpu_pool
 from tests.unit.controller.test_up import Host, pools, running, until
@@ -69,11 +68,3 @@ def test_the_loops_stop_publishing_for_a_node_plugin_and_go_on_after_it(
             up.rescan()
             store.delete("DevicePool", None, "p")  # as the plugin may
         until(lambda: pools(store) == {"q"})
-
-
-def test_what_the_node_plugin_knows_is_looked_with(store: SQLiteStore) -> None:
-    knows = Known(prepared={"d0": frozenset({"mdev-x"})}, withheld={"d1": "unhealthy: gone"})
-    found = Host(gpu_pool("p"))
-    with running(store, found, known=lambda: knows):
-        until(lambda: pools(store) == {"p"})
-    assert found.known == knows

@@ -44,13 +44,12 @@ class Host:
         self.looks = 0
         self.error: Exception | None = None
         self.problems: list[Problem] = []
-        self.known = Known()
         self.held: frozenset[str] = frozenset()
         """What it was told that claims hold, at the last look."""
 
     def discover(self, known: Known) -> Discovery:
         self.looks += 1
-        self.known, self.held = known, known.held
+        self.held = known.held
         if self.error is not None:
             raise self.error
         decoded = [decode(pool).object for pool in self.pools]
@@ -58,10 +57,8 @@ class Host:
 
 
 @contextmanager
-def running(
-    store: SQLiteStore, host: Host | None, *, known: Callable[[], Known] | None = None, **settings: Any
-) -> Iterator[Up]:
-    inventory = None if host is None else Inventory("n", host.discover, known)
+def running(store: SQLiteStore, host: Host | None, **settings: Any) -> Iterator[Up]:
+    inventory = None if host is None else Inventory("n", host.discover)
     up = Up(store.path, inventory, **{"resync": 1000.0, **settings})  # nothing here waits for a resync
     errors: list[BaseException] = []
 
