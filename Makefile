@@ -22,7 +22,7 @@ JOBS ?= auto
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -94,6 +94,9 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 	  echo "== property tests, --hypothesis-seed=$$seed, $$((end - SECONDS)) s left"; \
 	  $(PYTEST) tests -m hypothesis --hypothesis-seed=$$seed -n $(JOBS) -x -q $(ARGS); \
 	done
+
+faults: setup ## fail and kill the node plugin at every state-changing call; a table of how many there are
+	$(BIN)/python -m tests.conformance.faults
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache benchmarks/out

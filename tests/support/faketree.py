@@ -115,6 +115,7 @@ class FakeTree:
         self.remove(f"{base}/devices/{name}")
         if not any((self.sys / base / "devices").iterdir()):
             self.remove(base)
+            self._next_group = min(self._next_group, group)  # the kernel gives the lowest free number, too
             self._next_group = min(self._next_group, group)  # the kernel gives the lowest free number
 
     # What the host itself uses.

@@ -83,7 +83,7 @@ class Reconciler:
         report = Report()
         self._finish(report)
         self._remove_gone(report)
-        self._let_go(report)
+        self.let_go(report)
         self._report_doubts(report)
         _say(report)
         return report
@@ -116,7 +116,7 @@ class Reconciler:
             if not undone.left:
                 report.finished.append(f"device {withheld.device} was reset and is offered again")
 
-    def _let_go(self, report: Report) -> None:
+    def let_go(self, report: Report) -> None:
         """Claims that count as held in the store, and of which nothing is here: a crash came in between."""
         for kind, grants in self._claims.grants.items():
             try:

@@ -1,0 +1,26 @@
+"""No call of the plugin can fail, and no instruction be its last, so that anything is left half-way (settled T18).
+
+All fault points of every binding are enumerated, none is sampled. `make faults` prints how many there are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.faketree import memory_folder
+from tests.support.fault_scenarios import SCENARIOS
+from tests.support.faults import HOWS, Faults
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_whatever_fails_or_dies_all_of_it_is_done_or_nothing(name: str) -> None:
+    with memory_folder() as folder:
+        faults = Faults(SCENARIOS[name], Path(folder))
+        points = faults.points()
+        calls = {point.call.partition(".")[0] for point in points}
+        assert {"journal", "host", "store", "qmp"} <= calls
+        assert len(points) > 15 * len(HOWS)
+        for point in points:
+            faults.check(point)

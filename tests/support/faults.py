@@ -1,0 +1,451 @@
+"""Every state-changing call of preparing and unpreparing, failed once and killed at twice (settled T18).
+
+A scenario is a fake host and a claim. The plugin runs in a forked child, the host (kernel, machine, store) lives in
+this process and is asked over a socket, so that it outlives `kill -9` of the plugin; the journal is the real file. In
+the child every call that changes something passes a `Gate`, which at one of them, once
+
+* `fail`: lets the call fail without an effect,
+* `before`: kills the process instead of the call,
+* `after`: kills the process when the call has had its effect.
+
+Then a fresh plugin recovers and is asked again. Host, journal, machine and store must be as they were before, or as
+after an undisturbed run: `Faults.check` raises AssertionError with the point where they are not.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import struct
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.table import Bindings, step_kinds
+from devalloc_node.cdi import claim_spec
+from devalloc_node.claims import Claims, Locks
+from devalloc_node.claims.files import FileKind
+from devalloc_node.claims.reconcile import Reconciler
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed, NodeError
+from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.host.boundary import Host
+from devalloc_node.journal import Journal, open_journal
+from devalloc_node.prepared import Prepared
+from devalloc_node.step import Step, Value
+from tests.support.fakehost import Boundary, FakeHost
+
+HOWS = ("fail", "before", "after")
+BOOT = "boot-1"
+KIND = "DeviceClaim"
+NODE = "n"
+CHANGES = frozenset({"write", "set_vf", "own", "put_file", "remove_file"})
+"""Methods of `Host` that change something."""
+WRITES = frozenset(name for name in vars(Journal) if not name.startswith("_"))
+"""Methods of the journal that change something."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A host, what a claim gets of it, and what others have of it already."""
+
+    name: str
+    build: Callable[[FakeHost], None]
+    devices: tuple[GrantedDevice, ...]
+    others: tuple[tuple[GrantedDevice, ...], ...] = ()
+    """Claims that are prepared before, and stay so."""
+    kinds: frozenset[str] = frozenset({"gpu", "vgpu", "vf", "nic"})
+    max_vfs: int | None = None
+    cdi: bool = True
+    attach: bool = True
+    """Whether the claim is put into a machine, too, as its platform does right after preparing it."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One call of one run, and what happens there."""
+
+    act: str
+    """``prepare`` or ``unprepare``."""
+    number: int
+    how: str
+    call: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.act}, call {self.number} ({self.call}), {self.how}"
+
+
+class Gate:
+    """Counts calls, and lets something happen at one of them."""
+
+    def __init__(self, number: int = 0, how: str = "") -> None:
+        self.calls: list[str] = []
+        self._number = number
+        self._how = how
+
+    def __call__(self, call: str, act: Callable[[], Any], failure: Exception) -> Any:
+        self.calls.append(call)
+        if len(self.calls) != self._number:
+            return act()
+        if self._how == "fail":
+            raise failure
+        if self._how == "after":
+            act()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# What is in this process, and asked by the plugin.
+
+
+@dataclass
+class Outside:
+    """All that outlives the plugin but its journal."""
+
+    host: FakeHost
+    machine: dict[str, Value] = field(default_factory=dict)
+    """What is plugged into a machine, by target."""
+    grants: dict[str, Grant] = field(default_factory=dict)
+    marked: set[str] = field(default_factory=set)
+    """UIDs of claims that the node has marked in the store."""
+
+    def answer(self, where: str, method: str, *arguments: Any) -> Any:
+        match where, method:
+            case "host", _:
+                return self.host.answer(method, *arguments)
+            case "machine", "plug":
+                self.machine[arguments[0]] = arguments[1]
+            case "machine", "unplug":
+                self.machine.pop(arguments[0], None)
+            case "machine", "read":
+                return self.machine.get(arguments[0])
+            case "store", "mark":
+                self.marked.add(arguments[0])
+                return self.grants[arguments[0]]
+            case "store", "unmark":
+                self.marked.discard(arguments[0])
+            case "store", "list":
+                return sorted(self.marked)
+            case _:
+                raise AssertionError(f"nobody answers {where} {method}")
+
+
+Ask = Callable[..., Any]
+"""`ask(where, method, *arguments)`: the outside, near or far."""
+
+
+class Near(Boundary):
+    """The boundary to the host, by way of the gate."""
+
+    def __init__(self, root: Path, ask: Ask, gate: Gate) -> None:
+        self.root = root
+        self._ask = ask
+        self._gate = gate
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        def act() -> Any:
+            return self._ask("host", method, *arguments)
+
+        if method not in CHANGES:
+            return act()
+        where = "netlink" if method == "set_vf" else "host"
+        told = " ".join(str(argument)[-60:] for argument in arguments[:2])
+        return self._gate(f"{where}.{method} {told}", act, OSError(5, "Input/output error"))
+
+
+class GatedJournal:
+    """A journal whose writes pass the gate."""
+
+    def __init__(self, journal: Any, gate: Gate) -> None:
+        self._journal = journal
+        self._gate = gate
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._journal, name)
+        if name not in WRITES:
+            return found
+
+        def write(*arguments: Any) -> Any:
+            broken = Failed("JournalUnavailable", "no space left for the journal")
+            return self._gate(f"journal.{name} {str(arguments)[:80]}", lambda: found(*arguments), broken)
+
+        return write
+
+
+class Machine:
+    """Steps of kind ``attachment``."""
+
+    def __init__(self, ask: Ask, gate: Gate) -> None:
+        self._ask = ask
+        self._gate = gate
+
+    def read(self, target: str) -> Value:
+        return self._ask("machine", "read", target)
+
+    def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        if self.read(target) == value:
+            return
+        method = "unplug" if value is None else "plug"
+        refusal = Failed("QemuRefused", f"the machine does not {method} {target}")
+        self._gate(f"qmp.{method} {target}", lambda: self._ask("machine", method, target, value), refusal)
+
+
+class Store:
+    """Grants whose marks are in the store."""
+
+    def __init__(self, ask: Ask, gate: Gate) -> None:
+        self._ask = ask
+        self._gate = gate
+
+    def get(self, ref: ClaimRef) -> Grant:
+        down = Failed("StoreUnavailable", "the store does not answer")
+        grant: Grant = self._gate(f"store.mark {ref}", lambda: self._ask("store", "mark", ref.uid), down)
+        return grant
+
+    def let_go(self, ref: ClaimRef) -> None:
+        down = Failed("StoreUnavailable", "the store does not answer")
+        self._gate(f"store.unmark {ref}", lambda: self._ask("store", "unmark", ref.uid), down)
+
+    def is_gone(self, ref: ClaimRef) -> bool:
+        return False
+
+    def identity(self) -> str:
+        return "store 1"
+
+    def held(self) -> Sequence[ClaimRef]:
+        return [reference(uid) for uid in self._ask("store", "list")]
+
+
+def reference(uid: str) -> ClaimRef:
+    return ClaimRef("default", f"claim-{uid}", uid)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One life of the plugin."""
+
+    claims: Claims
+    reconciler: Reconciler
+    scenario: Scenario
+
+    def prepare(self, uid: str) -> Prepared:
+        """As a platform does it: prepare, then attach each device."""
+        ref = reference(uid)
+        prepared = self.claims.prepare(ref)
+        if self.scenario.attach:
+            for device in prepared.devices:
+                step = Step("attachment", f"vm/{uid}-{device.device}", None, {"functions": list(device.functions)})
+                self.claims.add(ref, step, device=f"{device.pool}/{device.device}")
+        return prepared
+
+    def unprepare(self, uid: str) -> None:
+        self.claims.unprepare(reference(uid))
+
+
+class Faults:
+    """A scenario, set up, and all its fault points."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self.scenario = scenario
+        self.folder = folder
+        self.outside = Outside(FakeHost(folder / "host"))
+        scenario.build(self.outside.host)
+        for number, devices in enumerate((*scenario.others, scenario.devices)):
+            ref = reference(str(number))
+            self.outside.grants[ref.uid] = Grant(ref, KIND, devices)
+        self.uid = str(len(scenario.others))
+        with self.life() as plugin:
+            plugin.reconciler.recover()
+            for number in range(len(scenario.others)):
+                plugin.prepare(str(number))
+        self.initial = self.state()
+        with self.life() as plugin:
+            self.answer = plugin.prepare(self.uid)
+        self.prepared = self.state()
+        assert self.prepared["host"] != self.initial["host"]
+        with self.life() as plugin:
+            plugin.unprepare(self.uid)
+        assert_same(self.state(), self.initial, "after an undisturbed run")
+
+    def points(self) -> list[Point]:
+        """All there are, found by running once undisturbed."""
+        found = []
+        for act in ("prepare", "unprepare"):
+            self._start(act)
+            calls, error = self._run(act, Gate())
+            assert calls is not None, error
+            assert error is None, error
+            found += [Point(act, number, how, call) for number, call in enumerate(calls, 1) for how in HOWS]
+        assert_same(self.state(), self.initial, "after counting")
+        return found
+
+    def check(self, point: Point) -> None:
+        """Let it happen, recover, ask again."""
+        self._start(point.act)
+        calls, error = self._run(point.act, Gate(point.number, point.how))
+        assert (calls is None) == (point.how != "fail"), f"{point}: was not reached ({error})"
+        with self.life() as plugin:
+            report = plugin.reconciler.recover()
+            plugin.reconciler.let_go(report)
+        assert not report.stuck, f"{point}: {report.stuck}"
+        state = self.state()
+        if self.scenario.attach:
+            state = self._attached(state)
+        assert_same(state, self.prepared if is_prepared(state, self.uid) else self.initial, f"{point}: recovered")
+        if point.act == "prepare":
+            with self.life() as plugin:
+                assert plugin.prepare(self.uid) == self.answer, f"{point}: another answer"
+            assert_same(self.state(), self.prepared, f"{point}: asked again")
+        with self.life() as plugin:
+            plugin.unprepare(self.uid)
+        assert_same(self.state(), self.initial, f"{point}: unprepared")
+
+    def _attached(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Prepared and not (known to be) attached is no state to stay in: the platform asks again."""
+        if not is_prepared(state, self.uid) or state == self.prepared:
+            return state
+        with self.life() as plugin:
+            plugin.prepare(self.uid)
+        return self.state()
+
+    def _start(self, act: str) -> None:
+        if act == "unprepare":
+            with self.life() as plugin:
+                plugin.prepare(self.uid)
+
+    @contextmanager
+    def life(self, ask: Ask | None = None, gate: Gate | None = None) -> Iterator[Plugin]:
+        """The plugin, from its start to its end."""
+        scenario, gate = self.scenario, gate or Gate()
+        ask = ask or self.outside.answer
+        host: Host = Near(self.outside.host.root, ask, gate)
+        config = BindingConfig(NODE, allowed=scenario.kinds, max_vfs=scenario.max_vfs)
+        cdi = str(self.outside.host.root / "files/cdi")
+        with closing(open_journal(self.folder / "state")) as opened:
+            journal: Any = GatedJournal(opened, gate)
+            claims = Claims(
+                journal,
+                Locks(self.folder / "state/locks"),
+                {KIND: Store(ask, gate)},
+                Bindings(host, config).choose,
+                {**step_kinds(host), "file": FileKind(host), "attachment": Machine(ask, gate)},
+                render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]}
+                if scenario.cdi
+                else {},
+            )
+            yield Plugin(claims, Reconciler(claims, boot_id=lambda: BOOT), scenario)
+
+    def _run(self, act: str, gate: Gate) -> tuple[list[str] | None, str | None]:
+        """Prepare or unprepare in a child. Its calls (None: it was killed), and the error."""
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+        if child == 0:
+            ours.close()
+            self._child(theirs, act, gate)
+        theirs.close()
+        try:
+            while (message := receive(ours)) is not None:
+                where, *rest = message
+                if where == "end":
+                    return rest[0], rest[1]
+                try:
+                    reply = (True, self.outside.answer(where, *rest))
+                except OSError as error:
+                    reply = (False, (error.errno, error.strerror))
+                send(ours, reply)
+            return None, None
+        finally:
+            ours.close()
+            os.waitpid(child, 0)
+
+    def _child(self, line: socket.socket, act: str, gate: Gate) -> None:
+        """Never returns."""
+        end: tuple[Any, ...] = ("end", None, "nothing was run")
+
+        def ask(*message: Any) -> Any:
+            send(line, message)
+            good, content = receive(line)
+            if not good:
+                raise OSError(*content)
+            return content
+
+        try:
+            with self.life(ask, gate) as plugin:
+                try:
+                    (plugin.prepare if act == "prepare" else plugin.unprepare)(self.uid)
+                    end = ("end", gate.calls, None)
+                except NodeError as error:
+                    end = ("end", gate.calls, f"{error.code}: {error}")
+        except BaseException:
+            end = ("end", None, traceback.format_exc())
+        finally:
+            send(line, end)
+            os._exit(0)
+
+    def state(self) -> dict[str, Any]:
+        """All that there is outside the plugin's memory."""
+        with closing(open_journal(self.folder / "state")) as journal:
+            claims = journal.claims()
+            owners = [record.ref.uid for record in claims] + list(journal.shared())
+            told = {
+                "claims": [(r.ref, r.kind, str(r.state), r.grant, r.prepared) for r in claims],
+                "held": {key: (holding.uid, holding.device) for key, holding in journal.held().items()},
+                "steps": {
+                    owner: [(step.device, step.step, step.state) for step in journal.steps(owner)] for owner in owners
+                },
+                "withheld": list(journal.withheld()),
+            }
+        return {
+            "host": self.outside.host.snapshot(),
+            "machine": dict(self.outside.machine),
+            "store": sorted(self.outside.marked),
+            "journal": told,
+        }
+
+
+def is_prepared(state: dict[str, Any], uid: str) -> bool:
+    return any(ref.uid == uid and name == "prepared" for ref, _, name, _, _ in state["journal"]["claims"])
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Any], when: str) -> None:
+    for part in wanted:
+        if found[part] != wanted[part]:
+            raise AssertionError(f"{when}: {part} differs: " + "; ".join(differences(found[part], wanted[part])))
+
+
+def differences(found: Any, wanted: Any) -> Iterable[str]:
+    if not isinstance(found, dict):
+        yield f"is {found}, not {wanted}"
+        return
+    for key in sorted({*found, *wanted}, key=str)[:4000]:
+        if found.get(key) != wanted.get(key):
+            yield f"{key} is {str(found.get(key))[:300]}, not {str(wanted.get(key))[:300]}"
+
+
+def send(line: socket.socket, message: Any) -> None:
+    content = pickle.dumps(message)
+    line.sendall(struct.pack("!I", len(content)) + content)
+
+
+def receive(line: socket.socket) -> Any:
+    """None at the end."""
+    head = _exactly(line, 4)
+    return None if head is None else pickle.loads(_exactly(line, struct.unpack("!I", head)[0]) or b"")
+
+
+def _exactly(line: socket.socket, size: int) -> bytes | None:
+    content = b""
+    while len(content) < size:
+        try:
+            more = line.recv(size - len(content))
+        except ConnectionResetError:
+            return None
+        if not more:
+            return None
+        content += more
+    return content
