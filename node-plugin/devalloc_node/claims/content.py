@@ -13,9 +13,10 @@ from devalloc_node.prepared import Prepared, PreparedDevice
 T = TypeVar("T")
 
 
-def grant_content(grant: Grant) -> dict[str, Any]:
-    """All of it but the reference, which has columns of its own."""
+def grant_content(grant: Grant, source: str) -> dict[str, Any]:
+    """All of it but the reference, which has columns of its own. ``source``: which cluster or store it is from."""
     return {
+        "source": source,
         "kind": grant.kind,
         "devices": [_plain(device) for device in grant.devices],
         "pods": list(grant.pods),

@@ -84,7 +84,7 @@ class Claims:
                 grant = grants.get(ref)
                 if grant.ref != ref:
                     raise Failed("ClaimUidMismatch", f"asked for claim {ref} ({ref.uid}), got {grant.ref.uid}")
-                prepared = self._prepare(grant, due, caller)
+                prepared = self._prepare(grant, grants.identity(), due, caller)
             except NodeError as error:
                 self._give_up(ref, grants)
                 audit("failed", claim=ref.uid, name=str(ref), caller=caller, code=error.code, message=error.message)
@@ -184,9 +184,9 @@ class Claims:
 
     # Preparing.
 
-    def _prepare(self, grant: Grant, due: Deadline, caller: str) -> Prepared:
+    def _prepare(self, grant: Grant, source: str, due: Deadline, caller: str) -> Prepared:
         bindings = [self._binding(device) for device in grant.devices]
-        keys = self._hold(grant, bindings, due)
+        keys = self._hold(grant, source, bindings, due)
         work = Work(grant.ref.uid, caller)
         try:
             devices = [
@@ -212,7 +212,7 @@ class Claims:
             )
         return binding
 
-    def _hold(self, grant: Grant, bindings: Sequence[Binding], due: Deadline) -> list[tuple[str, ...]]:
+    def _hold(self, grant: Grant, source: str, bindings: Sequence[Binding], due: Deadline) -> list[tuple[str, ...]]:
         """Choose what each device holds and write it down, before anything else may."""
         while True:
             held = self.journal.held()
@@ -228,7 +228,7 @@ class Claims:
                     holdings[key] = device_name(granted)
                 chosen.append(keys)
             try:
-                self.journal.begin(grant.ref, grant.kind, grant_content(grant), holdings)
+                self.journal.begin(grant.ref, grant.kind, grant_content(grant, source), holdings)
                 return chosen
             except Taken as error:
                 # Somebody was quicker where it was free just now: perhaps something else is free.
@@ -296,19 +296,27 @@ class Claims:
 
     # Unpreparing.
 
-    def clear(self, record: ClaimRecord, due: Deadline, caller: str, *, force: bool = False) -> None:
-        """Undo a claim of the journal, whose lock the caller holds. Raises NodeError where something is left."""
+    def clear(
+        self, record: ClaimRecord, due: Deadline, caller: str, *, force: bool = False, unused: bool = False
+    ) -> None:
+        """Undo a claim of the journal, whose lock the caller holds. Raises NodeError where something is left.
+
+        ``unused``: not even begin while somebody has one of its devices open.
+        """
         uid, devices = record.ref.uid, {}
         if record.prepared is not None:
             devices = {device_name(device): device for device in prepared_of(record.ref, record.prepared).devices}
-        if record.state is ClaimState.PREPARED:
-            self.journal.release(uid)
 
         def guard(name: str) -> None:
             device = devices.get(name)
             if device is not None and (user := self._in_use(device)) is not None:
                 raise Failed("DeviceInUse", f"device {name} is still open in {user}; it stays bound until that ends")
 
+        if unused:
+            for name in devices:
+                guard(name)
+        if record.state is ClaimState.PREPARED:
+            self.journal.release(uid)
         undone = self.steps.undo(uid, due, guard, force=force, caller=caller)
         for problem in undone.shared:
             LOG.warning("claim %s is undone but for what it shared, which is tried again: %s", record.ref, problem)

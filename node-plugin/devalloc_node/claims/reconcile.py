@@ -155,7 +155,7 @@ class Reconciler:
             elif len(report.removed) >= self._claims.options.removals:
                 report.waiting.append(f"claim {record.ref} is gone; enough was removed in this pass")
             else:
-                self._clear(record, report, report.removed, lambda now: now.state is ClaimState.PREPARED)
+                self._clear(record, report, report.removed, lambda now: now.state is ClaimState.PREPARED, unused=True)
 
     def _prepared(self) -> list[ClaimRecord]:
         return [
@@ -166,21 +166,24 @@ class Reconciler:
 
     def _is_gone(self, record: ClaimRecord) -> bool:
         """Raises Failed where that cannot be told, or another store or cluster is asked than the one that gave it."""
-        grants, journal = self._claims.grants[record.kind], self._claims.journal
-        identity, name = grants.identity(), f"identity/{record.kind}"
-        known = journal.setting(name)
-        if known is None:
-            journal.set(name, identity)
-        elif known != identity:
+        grants = self._claims.grants[record.kind]
+        identity, source = grants.identity(), record.grant.get("source")
+        if identity != source:
             raise Failed(
                 "StoreMoved",
-                f"{record.kind} claims come from {identity} now, and were prepared from {known}. If that is meant, "
-                "unprepare what was prepared from there first",
+                f"claim {record.ref} was prepared from {source}, and {record.kind}s come from {identity} now. If that "
+                "is meant, unprepare what was prepared from there",
             )
         return grants.is_gone(record.ref)
 
     def _clear(
-        self, record: ClaimRecord, report: Report, done: list[str], still: Callable[[ClaimRecord], bool]
+        self,
+        record: ClaimRecord,
+        report: Report,
+        done: list[str],
+        still: Callable[[ClaimRecord], bool],
+        *,
+        unused: bool = False,
     ) -> None:
         uid = record.ref.uid
         try:
@@ -189,7 +192,7 @@ class Reconciler:
                 now = self._claims.journal.claim(uid)
                 if now is None or not still(now):
                     return
-                self._claims.clear(now, self._due(), _CALLER)
+                self._claims.clear(now, self._due(), _CALLER, unused=unused)
         except NodeError as error:
             if error.code == "ClaimBusy":
                 return

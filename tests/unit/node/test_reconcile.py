@@ -1,0 +1,267 @@
+"""After crashes and reboots, and now and then: what is half done is undone, and only what is surely gone is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.cdi import Rendered
+from devalloc_node.claims import Options
+from devalloc_node.claims.files import FileKind
+from devalloc_node.claims.reconcile import Reconciler
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed
+from devalloc_node.host.files import Files
+from devalloc_node.step import Step
+from tests.support.faketree import memory_folder
+from tests.support.toyhost import BOOT, SLOTS, Bench
+
+GRACE = 100.0
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with memory_folder() as folder:
+        yield Bench(Path(folder) / "node", options=Options(grace_seconds=GRACE, removals=2))
+
+
+def gone(bench: Bench, *uids: str) -> None:
+    for uid in uids:
+        del bench.grants.grants[uid]
+
+
+class TestGone:
+    def test_a_claim_that_is_gone_is_unprepared_when_the_grace_period_is_over(self, bench: Bench) -> None:
+        stays, goes = bench.add("a/slot-0"), bench.add("a/slot-1")
+        bench.claims.prepare(stays)
+        bench.claims.prepare(goes)
+        bench.reconciler.reconcile()
+        gone(bench, goes.uid)
+        bench.now = 1000.0
+        assert bench.reconciler.reconcile().waiting == [
+            "claim default/claim-uid-1 is gone; it is unprepared in 100 s if it stays so"
+        ]
+        bench.now += GRACE - 1
+        assert bench.reconciler.reconcile().removed == []
+        bench.now += 1
+        assert bench.reconciler.reconcile().removed == ["claim default/claim-uid-1 (prepared) is undone"]
+        assert [prepared.ref for prepared in bench.claims.prepared()] == [stays]
+        assert bench.reconciler.reconcile() == type(bench.reconciler.reconcile())()
+
+    def test_one_that_comes_back_begins_its_grace_anew(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+        grant = bench.grants.grants.pop(ref.uid)
+        bench.reconciler.reconcile()
+        bench.now += GRACE
+        bench.grants.grants[ref.uid] = grant
+        assert bench.reconciler.reconcile().waiting == []
+        gone(bench, ref.uid)
+        assert bench.reconciler.reconcile().removed == []
+
+    def test_no_pass_removes_many(self, bench: Bench) -> None:
+        refs = [bench.add(f"a/slot-{number}") for number in range(SLOTS)]
+        for ref in refs:
+            bench.claims.prepare(ref)
+        gone(bench, *(ref.uid for ref in refs))
+        bench.reconciler.reconcile()
+        bench.now = GRACE
+        assert [len(bench.reconciler.reconcile().removed) for _ in range(3)] == [2, 2, 0]
+        assert bench.is_initial()
+
+    def test_one_error_and_nothing_is_taken_for_gone(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+        gone(bench, ref.uid)
+        bench.reconciler.reconcile()
+        bench.now = GRACE
+        bench.grants.fails = Failed("StoreUnavailable", "no answer")
+        report = bench.reconciler.reconcile()
+        assert report.removed == []
+        assert "not all could be asked for: no answer" in report.halted
+        # Nobody knows what happened meanwhile: the grace period begins anew.
+        bench.grants.fails = None
+        bench.now += 1
+        assert bench.reconciler.reconcile().removed == []
+
+    def test_another_cluster_says_nothing_about_the_claims_of_this_one(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+        bench.reconciler.reconcile()
+        gone(bench, ref.uid)
+        bench.grants.cluster = "cluster-2"
+        for _ in range(3):
+            bench.now += GRACE
+            report = bench.reconciler.reconcile()
+            assert report.removed == []
+            assert "was prepared from cluster-1, and DeviceClaims come from cluster-2 now" in report.halted
+        bench.claims.unprepare(ref)
+        assert bench.host.state == {}
+
+    def test_the_cluster_is_known_from_the_first_claim_on_also_after_a_restart(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+        bench.grants.cluster = "cluster-2"
+        bench.grants.grants.clear()
+        bench.restart()
+        for _ in range(3):
+            bench.now += GRACE
+            assert "was prepared from cluster-1" in bench.reconciler.reconcile().halted
+        assert bench.claims.prepared()
+
+    def test_a_device_in_use_stays(self, tmp_path: Path) -> None:
+        users = {"slot-0": "qemu (17)"}
+        bench = Bench(tmp_path, extra={"in_use": lambda device: users.get(device.device)})
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+        gone(bench, ref.uid)
+        bench.reconciler.reconcile()
+        bench.now = bench.options.grace_seconds
+        (text,) = bench.reconciler.reconcile().waiting
+        assert "a/slot-0 is still open in qemu (17)" in text
+        assert bench.host.state["a/0/driver"] == "vfio"
+        assert bench.claims.prepared()
+
+
+class TestRecovery:
+    def test_what_a_crash_left_of_preparing_is_undone(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0", "b/slot-0")
+
+        def die(target: str, value: object) -> None:
+            if target == "b/0/driver":
+                raise KeyboardInterrupt
+
+        bench.host.refuse = die
+        with pytest.raises(KeyboardInterrupt):
+            bench.claims.prepare(ref)
+        bench.host.refuse = lambda target, value: None
+        assert bench.host.state["a/0/driver"] == "vfio"
+        bench.restart()
+        assert bench.is_initial()
+
+    def test_a_claim_that_somebody_works_on_is_left_to_them(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+        bench.journal.begin(ref, "DeviceClaim", {"kind": "DeviceClaim", "devices": []}, {"slot/a/0": "a/slot-0"})
+        with bench.claims.locks.claim(ref.uid, Deadline.after(1)):
+            assert bench.reconciler.reconcile() == type(bench.reconciler.recover())()
+            assert bench.journal.claim(ref.uid) is not None
+        bench.reconciler.reconcile()
+        assert bench.journal.claim(ref.uid) is None
+
+    def test_a_claim_that_counts_as_held_and_is_not_is_let_go(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+        bench.grants.marked[ref.uid] = ref
+        bench.reconciler.reconcile()
+        assert bench.grants.marked == {}
+
+    def test_a_store_that_is_down_does_not_keep_devices_from_being_put_back(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+        bench.grants.fails = Failed("StoreUnavailable", "no answer")
+        with pytest.raises(Failed):
+            bench.claims.unprepare(ref)
+        assert bench.host.state == {}
+        bench.grants.fails = None
+        bench.claims.unprepare(ref)
+        assert bench.is_initial()
+
+
+class TestReboot:
+    def test_a_reboot_undoes_the_host_and_claims_are_to_be_prepared_again(self, tmp_path: Path) -> None:
+        class Host:
+            files = Files((str(tmp_path / "cdi"),))
+            put_file = files.put
+            remove_file = files.remove
+
+        path = tmp_path / "cdi/spec.json"
+        bench = Bench(
+            tmp_path / "node",
+            extra={"render": {"DeviceClaim": [lambda grant, devices: Rendered({str(path): b"{}"}, {})]}},
+        )
+        bench.extra["kinds"] = {"file": FileKind(Host())}  # type: ignore[arg-type]
+        bench.start()
+        bench.reconciler.recover()
+        ref = bench.add("a/slot-0")
+        answer = bench.claims.prepare(ref)
+        bench.claims.add(ref, Step("attachment", "vm/dev0", None, "a/0"), device="a/slot-0")
+        assert path.exists()
+
+        bench.host.state.clear()
+        writes = len(bench.host.log)
+        bench.extra["kinds"] = {"file": FileKind(Host())}  # type: ignore[arg-type]
+        bench.start()
+        bench.reconciler = Reconciler(bench.claims, boot_id=lambda: "another boot")
+        report = bench.reconciler.recover()
+        assert report.finished[0] == (
+            f"claim {ref} was prepared before the host rebooted, which undid it: it is to be prepared again"
+        )
+        assert not path.exists()
+        assert len(bench.host.log) == writes, "nothing is left on the host to undo"
+        assert bench.is_initial()
+        bench.claims.unprepare(ref)
+        assert bench.claims.prepare(ref) == answer
+        assert bench.reconciler.recover().finished == []
+
+    def test_what_is_withheld_stays_so_until_it_was_looked_at(self, bench: Bench) -> None:
+        bench.reconciler.recover()
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+
+        def refuse(target: str, value: object) -> None:
+            if target == "a/0/content":
+                raise OSError(5, "Input/output error")
+
+        bench.host.refuse = refuse
+        bench.claims.unprepare(ref)
+        bench.host.state.clear()
+        bench.start()
+        bench.reconciler = Reconciler(bench.claims, boot_id=lambda: "another boot")
+        assert bench.journal.boot("another boot", {"file"}) == []
+        assert bench.claims.withheld()
+        bench.reconciler.recover()
+        assert bench.claims.withheld() == {}
+
+
+class TestDoubts:
+    def test_a_journal_that_cannot_be_read_is_moved_aside_and_nothing_is_touched(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+        host = dict(bench.host.state)
+        bench.journal.close()  # type: ignore[attr-defined]
+        path = bench.folder / "journal.db"
+        path.write_bytes(b"garbage" * 1000)
+        bench.start()
+        bench.reconciler = Reconciler(
+            bench.claims, boot_id=lambda: BOOT, doubts=lambda held: ["a/0 has the driver vfio and no claim"]
+        )
+        for report in (bench.reconciler.recover(), bench.reconciler.reconcile()):
+            assert "a/0 has the driver vfio and no claim" in report.doubts
+            assert report.removed == []
+        assert "the journal could not be read and was moved to" in bench.reconciler.recover().doubts[0]
+        (aside,) = bench.folder.glob("journal.db.damaged-*[0-9Z]")
+        assert aside.read_bytes().startswith(b"garbage")
+        assert bench.host.state == host
+        # The pods and machines that have it go on; who asks anew is told.
+        assert bench.claims.prepared() == []
+
+    def test_a_host_that_cannot_be_looked_at_is_a_doubt(self, bench: Bench) -> None:
+        def fail(held: frozenset[str]) -> list[str]:
+            raise Failed("HostUnreadable", "no /sys")
+
+        bench.reconciler = Reconciler(bench.claims, boot_id=lambda: BOOT, doubts=fail)
+        assert bench.reconciler.reconcile().doubts == ["the host could not be looked at: no /sys"]
+
+
+def test_two_plugins_on_one_state_folder_see_each_others_claims(bench: Bench) -> None:
+    """A rolling update: the new one starts before the old one ends."""
+    ref = bench.add("a/slot-0")
+    answer = bench.claims.prepare(ref)
+    other = replace(bench, extra={})
+    other.reconciler.recover()
+    assert other.claims.prepare(ref) == answer
+    other.claims.unprepare(ref)
+    assert bench.claims.prepared() == []
+    assert bench.is_initial()
