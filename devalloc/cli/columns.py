@@ -87,9 +87,13 @@ def age(obj: Object) -> str:
 
 
 def claim_state(claim: Object) -> Cell:
-    """Allocated, Pending or Deleting."""
+    """Allocated, Prepared (its node has bound the devices), Pending, Releasing or Deleting."""
     if claim["metadata"].get("deletionTimestamp"):
         return Styled("Deleting", "yellow")
+    if _annotation(claim, meta.RELEASE):
+        return Styled("Releasing", "yellow")
+    if meta.NODE_FINALIZER in claim["metadata"].get("finalizers", []):
+        return Styled("Prepared", "green")
     if claim.get("status", {}).get("allocations"):
         return Styled("Allocated", "green")
     return Styled("Pending", "yellow")
@@ -123,6 +127,32 @@ def _detail(detail: Object) -> str:
     if amounts and count is None:
         return f"{amounts} of {what}"
     return f"{count or 1} {what}" + (f" with {amounts}" if amounts else "")
+
+
+_PHASES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
+
+
+def machine_phase(machine: Object) -> Cell:
+    """Its phase; Pending while no node has said anything of it."""
+    phase = str(machine.get("status", {}).get("phase", "Pending"))
+    style = _PHASES.get(phase, "yellow")
+    return Styled(phase, style) if style else phase
+
+
+def _amount(machine: Object, name: str) -> str:
+    """What it has of what it is to have: "2/4"."""
+    bounds = machine["spec"]["cpu" if name == "cpus" else name]
+    wanted = str(bounds.get("use", bounds["min"]))
+    observed = machine.get("status", {}).get("observed", {}).get(name)
+    return wanted if observed is None or str(observed) == wanted else f"{observed}/{wanted}"
+
+
+def _machine_devices(machine: Object) -> str:
+    return str(len(machine.get("status", {}).get("devices", [])))
+
+
+def _machine_status(machine: Object, name: str) -> str:
+    return str(machine.get("status", {}).get(name, ""))
 
 
 def _model(pool: Object) -> str:
@@ -172,6 +202,19 @@ _COLUMNS = {
         Column("PRIORITY", lambda claim: _annotation(claim, meta.PRIORITY), wide=True),
         Column("AGE", age),
         Column("MESSAGE", lambda claim: _annotation(claim, meta.MESSAGE), wide=True),
+    ),
+    "VirtualMachine": (
+        Column("NAME", _name),
+        Column("PHASE", machine_phase),
+        Column("NODE", lambda machine: machine["spec"]["nodeName"]),
+        Column("CPUS", lambda machine: _amount(machine, "cpus")),
+        Column("MEMORY", lambda machine: _amount(machine, "memory")),
+        Column("CLAIMS", lambda machine: ", ".join(machine["spec"].get("claims", []))),
+        Column("DEVICES", _machine_devices),
+        Column("REASON", lambda machine: _machine_status(machine, "reason")),
+        Column("AGE", age),
+        Column("PID", lambda machine: _machine_status(machine, "pid"), wide=True),
+        Column("MESSAGE", lambda machine: _machine_status(machine, "message"), wide=True),
     ),
 }
 _OTHER = (Column("NAME", _name), Column("AGE", age))

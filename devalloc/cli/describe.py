@@ -60,6 +60,10 @@ def _describe(store: SQLiteStore, obj: Object) -> None:
         case "DeviceClaim":
             _facts(facts + _claim_facts(obj))
             _claim(store, obj)
+        case "VirtualMachine":
+            _facts(facts + _machine_facts(obj))
+            _as_yaml("Spec", obj["spec"])
+            _as_yaml("Status", obj.get("status"))
         case "DevicePool":
             _facts([*facts, ("Node", obj["spec"].get("nodeName") or "(network)"), ("Driver", obj["spec"]["driver"])])
             _pool(store, obj)
@@ -101,11 +105,25 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
     return [
         ("State", state if isinstance(state, str) else state[0]),
         ("Node", annotations.get(meta.ALLOCATED_NODE, "")),
+        ("Prepared on", annotations.get(meta.PREPARED_ON, "")),
+        ("Used by", ", ".join(map(str, claim.get("status", {}).get("podNames", [])))),
         ("Pinned to", annotations.get(meta.NODE, "")),
         ("Group", annotations.get(meta.GROUP, "")),
         ("Priority", annotations.get(meta.PRIORITY, "")),
         ("Reason", annotations.get(meta.REASON, "")),
         ("Message", annotations.get(meta.MESSAGE, "")),
+    ]
+
+
+def _machine_facts(machine: Object) -> list[tuple[str, str]]:
+    from devalloc.cli.columns import machine_phase
+
+    phase, status = machine_phase(machine), machine.get("status", {})
+    return [
+        ("Phase", phase if isinstance(phase, str) else phase[0]),
+        ("Node", machine["spec"]["nodeName"]),
+        ("Reason", status.get("reason", "")),
+        ("Message", status.get("message", "")),
     ]
 
 

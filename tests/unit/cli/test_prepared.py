@@ -1,0 +1,111 @@
+"""Claims that a node has prepared, machines, and cordons, as people see them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.grant import ClaimRef
+from devalloc_node.marks import is_wanted_back, mark, set_users, unmark
+from tests.unit.cli.conftest import Shell
+
+PLUGGED = {"claim": "uplink", "pool": "node-a-0000-3b-00", "device": "0000-3b-01-0"}
+EXAMPLE = Path(__file__).parents[3] / "examples" / "virtual-machine"
+
+
+@contextmanager
+def stored(devalloc: Shell) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(devalloc.store)) as store:
+        yield store
+
+
+@pytest.fixture
+def prepared(devalloc: Shell) -> ClaimRef:
+    """The claim uplink, prepared on its node for a machine."""
+    devalloc("apply", "-f", EXAMPLE)
+    devalloc.allocate()
+    with stored(devalloc) as store:
+        claim = store.get("DeviceClaim", "default", "uplink")
+        ref = ClaimRef("default", "uplink", claim["metadata"]["uid"])
+        mark(store, "node-a", ref)
+        set_users(store, ref, ["web"])
+    return ref
+
+
+def test_a_prepared_claim_says_where_and_for_whom(devalloc: Shell, prepared: ClaimRef) -> None:
+    assert "Prepared" in devalloc("get", "claims").out
+    facts = [line.split() for line in devalloc("describe", "dclaim/uplink").out.splitlines()]
+    assert ["Prepared", "on:", "node-a"] in facts
+    assert ["Used", "by:", "web"] in facts
+
+
+def test_it_is_released_by_force_alone_and_when_its_node_has_let_go(devalloc: Shell, prepared: ClaimRef) -> None:
+    refused = devalloc("release", "uplink")
+    assert refused.code == 1
+    assert "is prepared on node-a for web" in refused.err
+    late = devalloc("release", "uplink", "--force", "--timeout", "10ms")
+    assert late.code == 1
+    assert "its node has not let go" in late.err
+    assert "Releasing" in devalloc("get", "claims").out
+
+    def node() -> None:
+        with stored(devalloc) as store:
+            for event in store.watch("DeviceClaim"):
+                if is_wanted_back(event.object):
+                    return unmark(store, "node-a", prepared)
+
+    plugin = threading.Thread(target=node)
+    plugin.start()
+    released = devalloc("release", "uplink", "--force", "--timeout", "30s")
+    plugin.join(30)
+    assert (released.code, released.out) == (0, "deviceclaim/uplink released\n")
+    assert "status" not in devalloc("get", "dclaim/uplink", "-o", "json").json
+
+
+def test_a_claim_of_a_node_that_is_gone_is_abandoned(devalloc: Shell, prepared: ClaimRef) -> None:
+    assert devalloc("release", "uplink", "--abandon").out == "deviceclaim/uplink released\n"
+    assert "finalizers" not in devalloc("get", "dclaim/uplink", "-o", "json").json["metadata"]
+
+
+def test_its_deletion_waits(devalloc: Shell, prepared: ClaimRef) -> None:
+    assert devalloc("delete", "dclaim/uplink").out == "deviceclaim/uplink deleted once devalloc.io/node let go\n"
+    assert "Deleting" in devalloc("get", "claims").out
+
+
+def test_machines_are_listed_with_what_they_have_and_are_to_have(devalloc: Shell, prepared: ClaimRef) -> None:
+    with stored(devalloc) as store:
+        machine = store.get("VirtualMachine", "default", "web")
+        status = {"phase": "Running", "observed": {"cpus": "1", "memory": "256Mi"}, "devices": [PLUGGED], "pid": 42}
+        store.replace_status({**machine, "status": status})
+    rows = {line.split()[0]: line.split()[1:7] for line in devalloc("get", "vm", "-o", "wide").out.splitlines()}
+    assert rows["web"] == ["Running", "node-a", "1", "256Mi/512Mi", "uplink", "1"]
+    assert rows["builder"][:4] == ["Pending", "node-a", "1500m", "1Gi"]
+    assert ["Phase:", "Running"] in [line.split() for line in devalloc("describe", "vm/web").out.splitlines()]
+
+
+def test_devices_are_cordoned_listed_and_uncordoned(devalloc: Shell) -> None:
+    devalloc("apply", "-f", EXAMPLE)
+    assert devalloc("cordon").out == "nothing is cordoned\n"
+    done = devalloc("cordon", "0000-3b-01-0", "node/node-a", "--reason", "new firmware")
+    assert done.out == "device 0000-3b-01-0 of pool node-a-0000-3b-00 cordoned\nnode node-a cordoned\n"
+    assert devalloc("cordon").out.count("new firmware") == 2
+    devalloc.allocate()
+    assert "uplink" in devalloc("get", "claims").out
+    assert not devalloc("get", "dclaim/uplink", "-o", "json").json.get("status")
+    for name in ("0000-3b-01-0", "node/node-a"):
+        assert devalloc("uncordon", name).out.endswith(" uncordoned\n")
+    assert devalloc("uncordon", "node/node-a").out == "node node-a was not cordoned\n"
+    devalloc.allocate()
+    assert devalloc("get", "dclaim/uplink", "-o", "json").json["status"]["allocations"]
+
+
+def test_what_is_not_there_cannot_be_cordoned(devalloc: Shell) -> None:
+    devalloc("apply", "-f", EXAMPLE)
+    refused = devalloc("cordon", "0000-3b-01-0", "nobody")
+    assert (refused.code, devalloc("cordon").out) == (1, "nothing is cordoned\n")
+    assert "there is no node, pool or device nobody" in refused.err
