@@ -15,13 +15,17 @@ from devalloc_node.step import Step
 
 
 class Records(Protocol):
-    """The part of the journal that is read here. Raises Failed."""
+    """The part of the journal that is used here. Raises Failed."""
 
     def claim(self, uid: str) -> ClaimRecord | None: ...
 
     def claims(self) -> Sequence[ClaimRecord]: ...
 
     def steps(self, owner: str) -> Sequence[StepRecord]: ...
+
+    def setting(self, name: str) -> str | None: ...
+
+    def set(self, name: str, value: str) -> None: ...
 
 
 class Claims(Protocol):

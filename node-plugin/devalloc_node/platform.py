@@ -165,32 +165,30 @@ class Platform:
         goes on. Raises NodeError.
         """
         key = "/".join(machine.key)
-        owner = machine.metadata.uid or ""
+        is_adopted = machine.spec.adopt is not None
         with self._telling(), self._exclusive(_lock(key), due):
             there = self.machines.get(key)
             if there is not None:
-                self._owned(key, owner)
-            if there is not None and there.runs and not there.is_paused:
-                missing = {ref.uid for ref in refs} - {plug.ref.uid for plug in self.plugs(key)}
-                if not missing:
-                    return there
-            before = {record.ref.uid for record in self.claims.journal.claims()}
-            fresh = there is None or not there.runs or there.is_paused
+                self._owned(key, machine.metadata.uid or "")
+            begins = there is None or not there.runs or there.is_paused
+            if not begins and {ref.uid for ref in refs} <= {plug.ref.uid for plug in self.plugs(key)}:
+                return self.machine(key)
             for ref in refs:
                 self._only_in(ref, key)
+            before = {record.ref.uid for record in self.claims.journal.claims()}
             try:
+                if begins:
+                    self._clear(key, there, due, caller)
                 prepared = [self.claims.prepare(ref, due, kind=self._kind, caller=caller) for ref in refs]
-                if machine.spec.adopt is not None:
-                    self.machines.adopt(machine, due)
-                elif fresh:
-                    self.machines.start(machine, due)
+                if begins:
+                    (self.machines.adopt if is_adopted else self.machines.start)(machine, due)
                 for one in prepared:
                     self._plug(one, key, due, caller)
-                if machine.spec.adopt is None and fresh:
+                if begins and not is_adopted:
                     self.machines.resume(key, due)
             except NodeError as error:
                 new = [ref for ref in refs if ref.uid not in before]
-                problems = self._undo_create(key, new, fresh, machine.spec.adopt is not None, caller)
+                problems = self._undo_create(key, new, begins, is_adopted, caller)
                 if not problems:
                     raise
                 raise Failed(error.code, f"{error.message}. Undoing it: {'; '.join(problems)}") from error
@@ -229,11 +227,15 @@ class Platform:
             machine = self._owned(key, owner)
             if machine.runs and not machine.adopted:
                 self.machines.stop(key, 0 if machine.is_paused else seconds, force or machine.is_paused, due)
-            plugs = self.plugs(key)
-            self._detach(plugs, due, force, caller)
-            for ref in dict.fromkeys(plug.ref for plug in plugs):
-                self.claims.unprepare(ref, due, force=force, caller=caller)
+            self._give_back(key, due, force, caller)
             self.machines.forget(key, due)
+
+    def give_back(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
+        """Unprepare the claims of a machine that does not run; it stays known. Raises NodeError."""
+        with self._telling(), self._exclusive(_lock(key), due):
+            if self._owned(key, owner).runs:
+                raise Denied("MachineRuns", f"machine {key} runs; stop it first")
+            self._give_back(key, due, False, caller)
 
     def scale(self, key: str, what: str, amount: int, due: Deadline, *, owner: str = "") -> None:
         """Change one amount: ``vcpus``, ``cpu`` (thousandths of a core, 0: no bound) or ``memory`` (bytes)."""
@@ -310,11 +312,23 @@ class Platform:
                 problems.append(error.message)
         return problems
 
+    def _clear(self, key: str, there: Machine | None, due: Deadline, caller: str) -> None:
+        """Before a machine begins: end what a start that was cut off left, and forget the plugs of its last run."""
+        if there is not None and there.is_paused:
+            self.machines.stop(key, 0, True, due)
+        self._detach(self.plugs(key), due, False, caller)
+
+    def _give_back(self, key: str, due: Deadline, force: bool, caller: str) -> None:
+        plugs = self.plugs(key)
+        self._detach(plugs, due, force, caller)
+        for ref in dict.fromkeys(plug.ref for plug in plugs):
+            self.claims.unprepare(ref, due, force=force, caller=caller)
+
     def _detach(self, plugs: Iterable[Plug], due: Deadline, force: bool, caller: str) -> None:
         for plug in reversed(list(plugs)):
             self.claims.remove(plug.ref, ATTACHMENT, plug.step.target, due, force=force, caller=caller)
 
-    def _undo_create(self, key: str, refs: Sequence[ClaimRef], fresh: bool, adopted: bool, caller: str) -> list[str]:
+    def _undo_create(self, key: str, refs: Sequence[ClaimRef], began: bool, adopted: bool, caller: str) -> list[str]:
         """Take back a start that failed; what could not be."""
         due = Deadline.after(UNDO_SECONDS)
         problems = []
@@ -325,11 +339,11 @@ class Platform:
             except NodeError as error:
                 problems.append(error.message)
 
-        if fresh and not adopted and self.machines.get(key) is not None:
+        if began and not adopted and self.machines.get(key) is not None:
             tried(lambda: self.machines.stop(key, 0, True, due))
         for ref in refs:
             tried(lambda ref=ref: self.claims.unprepare(ref, due, caller=caller))  # type: ignore[misc]
-        if fresh and not problems and self.machines.get(key) is not None:
+        if began and not problems and self.machines.get(key) is not None:
             tried(lambda: self._detach(self.plugs(key), due, False, caller))
             tried(lambda: self.machines.forget(key, due))
         return problems

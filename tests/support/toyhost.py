@@ -196,16 +196,16 @@ class Bench:
 
     def start(self, journal: Journal | None = None) -> None:
         self.journal = open_journal(self.folder) if journal is None else journal
-        kind = ToyKind(self.host)
+        kind, extra = ToyKind(self.host), dict(self.extra)
+        more_kinds = extra.pop("kinds", {})
         self.claims = Claims(
             self.journal,
             Locks(self.folder / "locks"),
             {"DeviceClaim": self.grants},
             lambda granted: self.binding,
-            {"property": kind, "reset": ToyReset(self.host), "attachment": ToyAttachment(self.host)}
-            | self.extra.pop("kinds", {}),
+            {"property": kind, "reset": ToyReset(self.host), "attachment": ToyAttachment(self.host)} | more_kinds,
             options=self.options,
-            **self.extra,
+            **extra,
         )
         self.now = 0.0
         self.reconciler = Reconciler(self.claims, boot_id=lambda: BOOT, clock=lambda: self.now)

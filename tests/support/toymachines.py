@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtualmachine import VirtualMachine, cpus_for
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef
@@ -31,6 +31,8 @@ class ToyMachines:
     """Machines whose guest refuses everything."""
     told: list[str] = field(default_factory=list)
     slots: int = 4
+    touched: Callable[[], None] = lambda: None
+    """Called before each change of QEMU, and before its answer gets back; may raise."""
     mutex: threading.RLock = field(default_factory=threading.RLock)
 
     def list(self) -> Sequence[Machine]:
@@ -97,6 +99,7 @@ class ToyMachines:
                 del self.devices[name]
 
     def _check(self, call: str, key: str) -> str:
+        self.touched()
         self.told.append(f"{call} {key}")
         if call in self.fail:
             raise Failed("QemuFailed", f"QEMU of machine {key} cannot {call}")
@@ -104,7 +107,7 @@ class ToyMachines:
 
     def _new(self, machine: VirtualMachine, *, is_paused: bool) -> Machine:
         spec = machine.spec
-        have = Amounts(spec.cpu.wanted.nano // 10**6, spec.cpu.slots, spec.memory.wanted.nano // 10**9)
+        have = Amounts(spec.cpu.wanted.nano // 10**6, cpus_for(spec.cpu.wanted), spec.memory.wanted.nano // 10**9)
         return Machine(
             key="/".join(machine.key),
             uid=machine.metadata.uid or "",
@@ -129,6 +132,11 @@ class ToyAttachment:
         return self.machines.devices.get(target)
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        self.machines.touched()
+        self._apply(target, value)
+        self.machines.touched()
+
+    def _apply(self, target: str, value: Value) -> None:
         key = target.rpartition("/")[0]
         with self.machines.mutex:
             machine = self.machines.known.get(key)

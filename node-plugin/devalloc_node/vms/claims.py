@@ -1,0 +1,90 @@
+"""DeviceClaims that this node holds and should not, or not for ever; and who uses those that it holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from devalloc.api import meta
+from devalloc.store import Object, Store
+from devalloc_node import marks
+from devalloc_node.claims.store_grants import claim_ref
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, NodeError
+from devalloc_node.grant import ClaimRef
+from devalloc_node.platform import Held, Platform
+from devalloc_node.vms import objects
+
+log = logging.getLogger(__name__)
+
+CALLER = "virtualmachine"
+WORK_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A claim to be unprepared."""
+
+    ref: ClaimRef
+    force: bool
+    """Whoever uses it: machines that do not let go are ended."""
+    why: str
+
+
+def due(claims: Iterable[Object], machines: Iterable[Object], held: Sequence[Held], node_name: str) -> list[Due]:
+    """The claims of this node that are to be unprepared now.
+
+    Those that are wanted back; those that are being deleted and in no machine; and those that were in a machine, are in
+    none, and that no VirtualMachine of this node names any more: the plugin was killed before it gave them back.
+    """
+    here = {one.record.ref.uid: one for one in held}
+    wanted = {
+        (objects.namespace_of(vm), name)
+        for vm in machines
+        if objects.node_of(vm) == node_name and not objects.is_deleting(vm)
+        for name in objects.claim_names(vm)
+    }
+    found = []
+    for claim in marks.marked(claims, node_name):
+        ref = claim_ref(claim)
+        inside = ref.uid in here and bool(here[ref.uid].plugs)
+        users = claim.get("status", {}).get("podNames")
+        if marks.is_wanted_back(claim):
+            found.append(Due(ref, True, "it is wanted back"))
+        elif objects.is_deleting(claim) and not inside:
+            found.append(Due(ref, False, "it is being deleted, and in no machine"))
+        elif ref.uid in here and not inside and users and (ref.namespace, ref.name) not in wanted:
+            found.append(Due(ref, False, "its machine is gone"))
+    return found
+
+
+def unprepare(platform: Platform, one: Due) -> bool:
+    """Do it; False where it is to be tried again."""
+    try:
+        ended = platform.unprepare(one.ref, Deadline.after(WORK_SECONDS), force=one.force, caller=CALLER)
+    except NodeError as error:
+        log.warning("claim %s cannot be unprepared (%s): %s", one.ref, one.why, error)
+        return False
+    for key in ended:
+        log.warning("machine %s was ended, for its guest did not let the devices of claim %s go", key, one.ref)
+    log.info("claim %s is unprepared: %s", one.ref, one.why)
+    return True
+
+
+def tell_users(store: Store, claims: Iterable[Object], held: Iterable[Held], node_name: str) -> None:
+    """Write on the claims of this node which machines their devices are in (``status.podNames``)."""
+    users = {one.record.ref.uid: sorted({plug.machine for plug in one.plugs}) for one in held}
+    for claim in claims:
+        node = claim["metadata"].get("annotations", {}).get(meta.ALLOCATED_NODE)
+        if node != node_name and marks.prepared_on(claim) != node_name:
+            continue
+        ref = claim_ref(claim)
+        now = users.get(ref.uid, [])
+        if list(claim.get("status", {}).get("podNames", [])) != now:
+            try:
+                marks.set_users(store, ref, now)
+            except Denied:
+                continue  # it is gone, or another claim has its name
+            except NodeError as error:
+                log.warning("could not say on claim %s who uses it: %s", ref, error)

@@ -1,0 +1,285 @@
+"""Bringing one machine nearer to its object: started, given its claims, scaled, stopped, undone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from devalloc.api import meta
+from devalloc.api.decode import decode
+from devalloc.api.quantity import NANO
+from devalloc.api.virtualmachine import VirtualMachine, cpus_for
+from devalloc.store import Object, Store
+from devalloc_node import marks
+from devalloc_node.claims.store_grants import claim_ref
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, NodeError
+from devalloc_node.grant import ClaimRef
+from devalloc_node.machine.view import Machine
+from devalloc_node.platform import Platform
+from devalloc_node.vms import objects
+
+CALLER = "virtualmachine"
+WORK_SECONDS = 30.0
+"""For one change; powering down has its own time beside it."""
+SCALE_SECONDS = 10.0
+"""For one amount: a guest that boots, or does not want to, is asked again later."""
+QUICK_SECONDS = 60.0
+"""A machine that ends sooner after its start is started again ever more rarely,"""
+MOST_SECONDS = 300.0
+"""at least this often."""
+
+Claims = Mapping[tuple[str, str], Object]
+"""DeviceClaims by namespace and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is in the way of the object's wish; empty when nothing is."""
+
+    reason: str = ""
+    message: str = ""
+    after: float | None = None
+    """Seconds until it is worth trying again though nothing changed; None: as often as the loop likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The last run of a machine."""
+
+    began: float
+    ended: float | None
+    """When that was noticed."""
+    quick: int
+    """How many runs in a row ended soon, with this one."""
+
+
+class Keeper:
+    """Safe for threads that work on different machines."""
+
+    def __init__(self, store: Store, platform: Platform, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._platform = platform
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._runs: dict[str, _Run] = {}
+
+    def keep(self, obj: Object, claims: Claims) -> Outcome | None:
+        """Do what is to be done now, and write how things stand; None when the object is no more of this node's."""
+        decoded = decode(obj)
+        vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
+        try:
+            if objects.is_deleting(obj) or objects.node_of(obj) != self._platform.node_name:
+                self._undo(obj, vm)
+                return None
+            held = objects.hold(self._store, obj, self._platform.node_name)
+            if held is None:
+                holder = objects.holder_of(obj)  # who has the last word on its status
+                return Outcome("MachineElsewhere", f"it is still on node {holder}") if holder else None
+            if vm is None:
+                problem = next((problem for problem in decoded.problems if problem.is_error), None)
+                outcome = Outcome("MachineInvalid", str(problem or "it cannot be read"))
+            elif vm.spec.running:
+                outcome = self._run(vm, claims)
+            else:
+                outcome = self._rest(vm)
+        except NodeError as error:
+            outcome = Outcome(error.code, error.message)
+        self._tell(obj, vm, outcome)
+        return outcome
+
+    # What the object wants.
+
+    def _run(self, vm: VirtualMachine, claims: Claims) -> Outcome:
+        key, uid = "/".join(vm.key), vm.metadata.uid or ""
+        refs, waits = self._claims(vm, claims)
+        machine = self._mine(key, uid)
+        if machine is None or not machine.runs or machine.is_paused:
+            if waits is not None:
+                return waits
+            if machine is not None and (over := self._over(vm, machine)) is not None:
+                return over
+            if (early := self._too_early(key, machine)) is not None:
+                return early
+            self._platform.create(vm, refs, Deadline.after(WORK_SECONDS), caller=CALLER)
+            with self._mutex:
+                quick = self._runs[key].quick if key in self._runs else 0
+                self._runs[key] = _Run(self._clock(), None, quick)
+            machine = self._platform.machine(key)
+        problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
+        problems += self._scale(vm, key, uid, self._platform.machine(key))
+        if machine.phase == "Unknown" and machine.reason:
+            problems.insert(0, Outcome(machine.reason, machine.message))
+        if waits is not None:
+            problems.append(waits)
+        if not problems:
+            return Outcome()
+        return Outcome(problems[0].reason, "; ".join(one.message for one in problems), problems[0].after)
+
+    def _rest(self, vm: VirtualMachine) -> Outcome:
+        """It is to be stopped, and its claims free."""
+        key, uid = "/".join(vm.key), vm.metadata.uid or ""
+        machine = self._mine(key, uid)
+        if machine is None:
+            return Outcome()
+        due = Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
+        if machine.runs:
+            self._platform.stop(key, None, due, owner=uid, force=not machine.adopted)
+        self._platform.give_back(key, due, owner=uid, caller=CALLER)
+        return Outcome()
+
+    def _undo(self, obj: Object, vm: VirtualMachine | None) -> None:
+        """It is deleted, or of another node now: nothing of it stays here. Where that fails it stays held."""
+        key, uid = objects.key_of(obj), obj["metadata"]["uid"]
+        try:
+            machine = self._mine(key, uid)
+            if machine is not None:
+                patience = float(vm.spec.powerdown_seconds) if vm is not None else 30.0
+                due = Deadline.after(WORK_SECONDS + patience)
+                self._platform.delete(key, None, due, owner=uid, force=not machine.adopted, caller=CALLER)
+            self._free(obj)
+        except NodeError as error:
+            self._tell(obj, vm, Outcome(error.code, error.message))
+            raise
+        with self._mutex:
+            self._runs.pop(key, None)
+        objects.let_go(self._store, obj, self._platform.node_name)
+
+    def _free(self, obj: Object) -> None:
+        """Unprepare claims of the object that are in no machine: a start may have been cut off before it got there."""
+        if objects.holder_of(obj) != self._platform.node_name:
+            return
+        names = {(objects.namespace_of(obj), name) for name in objects.claim_names(obj)}
+        for held in self._platform.held():
+            ref = held.record.ref
+            if (ref.namespace, ref.name) in names and not held.plugs:
+                self._platform.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
+
+    # Within.
+
+    def _mine(self, key: str, uid: str) -> Machine | None:
+        """The object's machine. Raises Denied (``MachineExists``) where another one has its name."""
+        machine = self._platform.machines.get(key)
+        if machine is not None and machine.uid != uid:
+            raise Denied(
+                "MachineExists",
+                f"another machine on node {self._platform.node_name} is called {key}; delete that one first "
+                f"(`devalloc vm delete {key}`)",
+            )
+        return machine
+
+    def _claims(self, vm: VirtualMachine, claims: Claims) -> tuple[list[ClaimRef], Outcome | None]:
+        """Those of its claims whose devices are here, and what is waited for."""
+        refs, waits = [], []
+        for name in vm.spec.claims:
+            claim = claims.get((vm.namespace, name))
+            if claim is None:
+                waits.append(Outcome("ClaimNotFound", f"claim {vm.namespace}/{name} does not exist"))
+            elif (why := self._not_ready(claim)) is not None:
+                waits.append(why)
+            else:
+                refs.append(claim_ref(claim))
+        if not waits:
+            return refs, None
+        return refs, Outcome(waits[0].reason, "; ".join(one.message for one in waits))
+
+    def _not_ready(self, claim: Object) -> Outcome | None:
+        ref = claim_ref(claim)
+        if not claim.get("status", {}).get("allocations"):
+            return Outcome("ClaimNotAllocated", f"claim {ref} holds no devices yet")
+        if marks.is_wanted_back(claim):
+            return Outcome("ClaimReleased", f"claim {ref} is being released")
+        node = claim["metadata"].get("annotations", {}).get(meta.ALLOCATED_NODE)
+        if node not in (None, self._platform.node_name):
+            return Outcome("ClaimElsewhere", f"claim {ref} holds devices of node {node}")
+        if objects.is_deleting(claim) and not marks.is_marked(claim):
+            return Outcome("ClaimBeingDeleted", f"claim {ref} is being deleted")
+        return None
+
+    def _over(self, vm: VirtualMachine, machine: Machine) -> Outcome | None:
+        """Why a machine that ran is not started again."""
+        if vm.spec.restart_policy == "Always" or machine.is_paused or machine.adopted:
+            return None
+        if machine.phase == "Failed" or machine.reason in ("", "StoppedOnRequest"):
+            return None
+        return Outcome(machine.reason, machine.message)
+
+    def _too_early(self, key: str, machine: Machine | None) -> Outcome | None:
+        """Where it ends again and again."""
+        with self._mutex:
+            last = self._runs.get(key)
+            if last is None or machine is None or machine.is_paused:
+                return None
+            now = self._clock()
+            if last.ended is None:
+                quick = last.quick + 1 if now - last.began < QUICK_SECONDS else 0
+                last = self._runs[key] = _Run(last.began, now, quick)
+            assert last.ended is not None
+            left = last.ended + min(2.0 ** min(last.quick - 1, 30), MOST_SECONDS) - now
+        if not last.quick or left <= 0:
+            return None
+        why = machine.message or "it ended"
+        return Outcome(machine.reason or "MachineEnded", f"{why}; it is started again in {left:.0f} s", left)
+
+    def _match(self, vm: VirtualMachine, refs: list[ClaimRef], claims: Claims) -> list[Outcome]:
+        """Take out what left, put in what came; what did not work."""
+        key, uid = "/".join(vm.key), vm.metadata.uid or ""
+        problems = []
+        plugs = self._platform.plugs(key)
+        for ref in dict.fromkeys(plug.ref for plug in plugs):
+            if _left(ref, vm, claims):
+                try:
+                    due = Deadline.after(WORK_SECONDS)
+                    self._platform.detach(ref, key, due, owner=uid, caller=CALLER)
+                    self._platform.unprepare(ref, due, caller=CALLER)
+                except NodeError as error:
+                    problems.append(Outcome(error.code, error.message))
+        inside = {plug.ref.uid for plug in plugs}
+        for ref in refs:
+            if ref.uid not in inside:
+                try:
+                    self._platform.attach(ref, key, Deadline.after(WORK_SECONDS), owner=uid, caller=CALLER)
+                except NodeError as error:
+                    problems.append(Outcome(error.code, error.message))
+        return problems
+
+    def _scale(self, vm: VirtualMachine, key: str, uid: str, machine: Machine) -> list[Outcome]:
+        """Each amount on its own; what did not work."""
+        if machine.phase != "Running":
+            return []
+        milli = -(-vm.spec.cpu.wanted.nano // (NANO // 1000))
+        there = machine.observed
+        problems = []
+        for what, wanted, have in (
+            ("vcpus", cpus_for(vm.spec.cpu.wanted), there.vcpus),
+            ("cpu", milli, there.cpu_milli),
+            ("memory", vm.spec.memory.wanted.nano // NANO, there.memory_bytes),
+        ):
+            if have is not None and have != wanted:
+                try:
+                    self._platform.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid)
+                except NodeError as error:
+                    problems.append(Outcome(error.code, error.message))
+        return problems
+
+    def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> None:
+        key, uid = objects.key_of(obj), obj["metadata"]["uid"]
+        machine = self._platform.machines.get(key)
+        if machine is not None and machine.uid != uid:
+            machine = None
+        plugs = [] if machine is None else self._platform.plugs(key)
+        reason, message = outcome.reason, outcome.message
+        if machine is not None and not reason and machine.phase != "Running":
+            reason, message = machine.reason, machine.message
+        objects.tell(self._store, obj, objects.status_of(vm, machine, plugs, reason, message))
+
+
+def _left(ref: ClaimRef, vm: VirtualMachine, claims: Claims) -> bool:
+    """Whether a claim whose devices are in the machine is not meant to be there any more."""
+    now = claims.get((ref.namespace, ref.name))
+    if ref.namespace != vm.namespace or ref.name not in vm.spec.claims:
+        return True
+    # One that is gone without its node's leave may be there again: reconcile waits before it takes that for granted.
+    return now is not None and now["metadata"]["uid"] != ref.uid

@@ -1,0 +1,253 @@
+"""The loop from the VirtualMachine objects of a store to the machines of this node.
+
+A round looks at the objects, the claims and what there is, and has each machine brought nearer to its object by a
+thread of its own, so that a guest that takes its time to power down holds nobody up. Nothing is remembered that
+matters: a round after a crash sees the same as one without it. What cannot be done yet is tried again, ever more
+rarely, and at once when its object, one of its claims or the machine changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+from devalloc.api.meta import RELEASE
+from devalloc.store import Expired, NotFound, Object, Store, StoreError, Unusable
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import NodeError
+from devalloc_node.machine.view import Machine
+from devalloc_node.platform import Platform
+from devalloc_node.service.watching import Pulse
+from devalloc_node.vms import claims as claimed
+from devalloc_node.vms import objects
+from devalloc_node.vms.keeper import Claims, Keeper, Outcome
+
+log = logging.getLogger(__name__)
+
+WORK_SECONDS = 90.0
+"""For removing a machine whose object is gone."""
+_IDENTITY = "identity/VirtualMachine"
+KINDS = (objects.KIND, "DeviceClaim")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Times are in seconds."""
+
+    resync: float = 60.0
+    """Everything is looked at again this often, though nothing is known to have changed."""
+    batch: float = 0.05
+    """After a change more are waited for, so that what is applied together is seen together."""
+    retry: float = 1.0
+    """The pause after the first failure; twice as long after each further one,"""
+    most: float = 60.0
+    """but not longer."""
+    grace: float = 300.0
+    """How long a machine must be without its object, which this node did not let go, before it is removed (T16)."""
+    workers: int = 8
+    """Machines that are worked on at the same time."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """When something is due again."""
+
+    seen: Hashable = None
+    """What it depended on when it was last looked at."""
+    failures: int = 0
+    at: float = 0.0
+
+
+class VirtualMachines:
+    """Run it in a thread of its own."""
+
+    def __init__(
+        self,
+        store: Store,
+        platform: Platform,
+        pulse: Pulse,
+        *,
+        settings: Settings | None = None,
+        removed: Callable[[str], None] = lambda what: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``pulse`` beats when a machine changed. ``removed`` is told ``machine`` when one whose object is gone was
+        removed, for the metrics."""
+        self._store = store
+        self._platform = platform
+        self._pulse = pulse
+        self._settings = settings or Settings()
+        self._removed = removed
+        self._clock = clock
+        self._keeper = Keeper(store, platform, clock=clock)
+        self._turns: dict[str, _Turn] = {}
+        self._busy: dict[str, Future[None]] = {}
+        self._gone_since: dict[str, float] = {}
+        self._said: str | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
+        with ThreadPoolExecutor(self._settings.workers, thread_name_prefix="machines") as pool:
+            watching = threading.Thread(target=self._watch, args=(stop,), name="machines-watch", daemon=True)
+            watching.start()
+            while not stop.is_set():
+                seen = self._pulse.count
+                try:
+                    self.round(pool)
+                    pause = self._pause()
+                except Unusable:
+                    raise
+                except Exception:
+                    log.exception("could not look at the machines; next try in %.0f s", self._settings.retry)
+                    pause = self._settings.retry
+                self._pulse.wait(seen, pause)
+                stop.wait(self._settings.batch)
+            watching.join()
+
+    def round(self, pool: ThreadPoolExecutor) -> None:
+        """Begin all that is due and not under way. Raises StoreError, NodeError."""
+        listing = self._store.list(KINDS)
+        machines = [obj for obj in listing.objects if obj["kind"] == objects.KIND]
+        claims = {
+            (objects.namespace_of(obj), obj["metadata"]["name"]): obj
+            for obj in listing.objects
+            if obj["kind"] == "DeviceClaim"
+        }
+        held = self._platform.held()
+        node = self._platform.node_name
+        claimed.tell_users(self._store, claims.values(), held, node)
+        for one in claimed.due(claims.values(), machines, held, node):
+            self._begin(pool, f"claim {one.ref.uid}", (one.ref, one.force), partial(self._unprepare, one))
+        known = {machine.key: machine for machine in self._platform.machines.list()}
+        mine = [obj for obj in machines if node in (objects.node_of(obj), objects.holder_of(obj))]
+        for obj in mine:
+            depends = _depends(obj, claims, known.get(objects.key_of(obj)))
+            self._begin(pool, f"vm {obj['metadata']['uid']}", depends, partial(self._keeper.keep, obj, claims))
+        for machine in self._orphans(machines, known) if self._is_same_store() else ():
+            self._begin(pool, f"vm {machine.uid}", machine, partial(self._remove, machine))
+        self._turns = {name: turn for name, turn in self._turns.items() if turn.at or name in self._busy}
+
+    def _begin(
+        self, pool: ThreadPoolExecutor, name: str, depends: Hashable, work: Callable[[], Outcome | None]
+    ) -> None:
+        """Have it done by a worker, unless one is at it or it is not due."""
+        running = self._busy.get(name)
+        if running is not None and not running.done():
+            return
+        turn = self._turns.setdefault(name, _Turn())
+        if turn.seen != depends:
+            turn.failures = 0
+        elif self._clock() < turn.at:
+            return
+        turn.seen = depends
+        self._busy[name] = pool.submit(self._work, name, turn, work)
+        # What changed meanwhile is looked at then, and how long to sleep is known.
+        self._busy[name].add_done_callback(lambda done: self._pulse.beat())
+
+    def _work(self, name: str, turn: _Turn, work: Callable[[], Outcome | None]) -> None:
+        after: float | None = None
+        try:
+            outcome = work()
+            failed = outcome is not None and bool(outcome.reason)
+            after = outcome.after if outcome is not None else None
+        except (NodeError, StoreError) as error:
+            log.warning("%s: %s", name, error)
+            failed = True
+        except Exception:
+            log.exception("%s", name)
+            failed = True
+        turn.failures = turn.failures + 1 if failed else 0
+        settings = self._settings
+        pause = min(settings.retry * 2 ** min(turn.failures - 1, 30), settings.most) if failed else settings.resync
+        turn.at = self._clock() + (pause if after is None else after)
+
+    def _pause(self) -> float:
+        """Until the next thing is due."""
+        now = self._clock()
+        running = [name for name, future in self._busy.items() if not future.done()]
+        self._busy = {name: self._busy[name] for name in running}
+        due = [turn.at - now for name, turn in self._turns.items() if name not in self._busy]
+        return max(0.0, min([self._settings.resync, *due]))
+
+    def _watch(self, stop: threading.Event) -> None:
+        """Beat the pulse when the store changes."""
+        since = "0"
+        while not stop.is_set():
+            try:
+                if since == "0":
+                    since = self._store.list([]).resource_version
+                    self._pulse.beat()
+                with closing(self._store.watch(KINDS, since, timeout=self._settings.resync, stop=stop)) as events:
+                    for event in events:
+                        since = event.resource_version
+                        self._pulse.beat()
+            except Expired:
+                since = "0"
+            except Exception as error:
+                if stop.is_set():
+                    break
+                log.warning("could not watch the machines' objects: %s", error)
+                stop.wait(self._settings.retry)
+        self._pulse.beat()
+
+    def _unprepare(self, one: claimed.Due) -> Outcome | None:
+        return None if claimed.unprepare(self._platform, one) else Outcome("ClaimHeld", one.why)
+
+    # Machines whose objects are gone.
+
+    def _is_same_store(self) -> bool:
+        """Whether the objects come from where they came from before: of another store nothing is gone."""
+        identity, journal = self._store.identity(), self._platform.claims.journal
+        known = journal.setting(_IDENTITY)
+        if known is None:
+            journal.set(_IDENTITY, identity)
+        elif known != identity and known != self._said:
+            self._said = known
+            log.warning(
+                "VirtualMachines come from another store than before (%s, and not %s): machines that have no object in "
+                "it are left alone; delete them by hand if they are not wanted",
+                identity,
+                known,
+            )
+        return known in (None, identity)
+
+    def _orphans(self, machines: list[Object], known: Mapping[str, Machine]) -> list[Machine]:
+        """Those that have been without an object for the whole of the grace period."""
+        uids = {obj["metadata"]["uid"] for obj in machines}
+        gone = [machine for machine in known.values() if machine.uid and machine.uid not in uids]
+        now = self._clock()
+        self._gone_since = {machine.uid: self._gone_since.get(machine.uid, now) for machine in gone}
+        return [machine for machine in gone if now - self._gone_since[machine.uid] >= self._settings.grace]
+
+    def _remove(self, machine: Machine) -> Outcome | None:
+        """Only when the store says, asked for that very object, that it is gone (T16)."""
+        namespace, _, name = machine.key.partition("/")
+        try:
+            if self._store.get(objects.KIND, namespace, name)["metadata"]["uid"] == machine.uid:
+                return None
+        except NotFound:
+            pass
+        log.warning("machine %s (uid %s) is removed: its VirtualMachine is gone", machine.key, machine.uid)
+        due = Deadline.after(WORK_SECONDS)
+        self._platform.delete(machine.key, None, due, owner=machine.uid, force=not machine.adopted, caller="reconcile")
+        self._removed("machine")
+        return None
+
+
+def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:
+    """What must change for a machine to be worth another look before its time."""
+    metadata = obj["metadata"]
+    versions = [
+        (claim["metadata"]["generation"], claim["metadata"].get("annotations", {}).get(RELEASE), bool(allocated))
+        for name in objects.claim_names(obj)
+        if (claim := claims.get((objects.namespace_of(obj), name))) is not None
+        for allocated in [claim.get("status", {}).get("allocations")]
+    ]
+    seen = None if machine is None else (machine.phase, machine.id, machine.observed, machine.is_paused)
+    return (metadata["generation"], tuple(versions), seen)

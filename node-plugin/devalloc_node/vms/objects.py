@@ -1,0 +1,164 @@
+"""Reading and writing VirtualMachine objects: whose they are, and what is told on them.
+
+A node *holds* an object, by the finalizer ``devalloc.io/node`` and its own name beside it, before it does anything for
+it, and lets it go when nothing of it is left on the node. So an object that is deleted stays until its machine is gone,
+and one that moves to another node is begun there only after it ended here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.api.quantity import NANO, Format, Quantity
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.store import Conflict, NotFound, Object, Store, StoreError
+from devalloc_node.errors import Failed
+from devalloc_node.machine.view import Amounts, Machine, Plug
+
+KIND = "VirtualMachine"
+_ATTEMPTS = 20
+_KEPT = ("guestObserved", "conditions")
+"""Parts of the status that others write."""
+
+
+def key_of(obj: Object) -> str:
+    """``namespace/name``"""
+    return f"{namespace_of(obj)}/{obj['metadata']['name']}"
+
+
+def namespace_of(obj: Object) -> str:
+    return obj["metadata"].get("namespace") or "default"
+
+
+def node_of(obj: Object) -> str | None:
+    """The node that is to run it."""
+    spec = obj.get("spec")
+    name = spec.get("nodeName") if isinstance(spec, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def holder_of(obj: Object) -> str | None:
+    """The node that holds it; None where none does."""
+    metadata = obj["metadata"]
+    if meta.NODE_FINALIZER not in metadata.get("finalizers", []):
+        return None
+    found: str | None = metadata.get("annotations", {}).get(meta.PREPARED_ON, "")
+    return found
+
+
+def claim_names(obj: Object) -> list[str]:
+    """What its spec says, also where the rest of it makes no sense."""
+    spec = obj.get("spec")
+    names = spec.get("claims") if isinstance(spec, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def is_deleting(obj: Object) -> bool:
+    return "deletionTimestamp" in obj["metadata"]
+
+
+def hold(store: Store, obj: Object, node_name: str) -> Object | None:
+    """Make the object this node's; None where it is gone, another's, or being deleted. Raises Failed."""
+
+    def held(now: Object) -> Object | None:
+        holder = holder_of(now)
+        if holder == node_name:
+            return now
+        if holder is not None or is_deleting(now) or node_of(now) != node_name:
+            return None
+        metadata = now["metadata"]
+        annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}
+        finalizers = [*metadata.get("finalizers", []), meta.NODE_FINALIZER]
+        return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": finalizers}}
+
+    return _written(store, obj, held, store.replace)
+
+
+def let_go(store: Store, obj: Object, node_name: str) -> None:
+    """This node has nothing of the object any more. Raises Failed."""
+
+    def free(now: Object) -> Object | None:
+        if holder_of(now) != node_name:
+            return None
+        metadata = now["metadata"]
+        left = [name for name in metadata["finalizers"] if name != meta.NODE_FINALIZER]
+        annotations = {k: v for k, v in metadata.get("annotations", {}).items() if k != meta.PREPARED_ON}
+        return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": left}}
+
+    _written(store, obj, free, store.replace)
+
+
+def tell(store: Store, obj: Object, status: Mapping[str, Any]) -> None:
+    """Write what is known of the machine, where that is something else than what is there. Raises Failed."""
+
+    def told(now: Object) -> Object | None:
+        before = now.get("status") or {}
+        after = {**status, **{name: before[name] for name in _KEPT if name in before}}
+        return now if after == before else {**now, "status": after}
+
+    _written(store, obj, told, store.replace_status)
+
+
+def status_of(
+    vm: VirtualMachine | None, machine: Machine | None, plugs: Iterable[Plug], reason: str, message: str
+) -> dict[str, Any]:
+    """The status for an object; without what is not known."""
+    status: dict[str, Any] = {"phase": "Pending" if machine is None or machine.is_paused else machine.phase}
+    if vm is not None:
+        wanted = {"cpus": str(vm.spec.cpu.wanted), "memory": str(vm.spec.memory.wanted)}
+        # Nobody limits it yet but its own bounds.
+        status |= {"wanted": wanted, "permitted": wanted}
+    if machine is not None:
+        if machine.runs:
+            status |= {name: amounts for name, amounts in _told(machine) if amounts}
+        status |= {"pid": machine.pid} if machine.pid else {}
+        status |= {"machineID": machine.id} if machine.id else {}
+    devices = [_device(plug) for plug in plugs] if machine is not None and machine.runs else []
+    status |= {"devices": devices} if devices else {}
+    status |= {"reason": reason[:253]} if reason else {}
+    status |= {"message": message[:4096]} if message else {}
+    return status
+
+
+def _told(machine: Machine) -> list[tuple[str, dict[str, str]]]:
+    return [("applied", _amounts(machine.applied)), ("observed", _amounts(machine.observed))]
+
+
+def _amounts(of: Amounts) -> dict[str, str]:
+    told = {}
+    if of.cpu_milli is not None:
+        told["cpus"] = str(Quantity(of.cpu_milli * (NANO // 1000)))
+    elif of.vcpus is not None:
+        told["cpus"] = str(of.vcpus)
+    if of.memory_bytes is not None:
+        told["memory"] = str(Quantity(of.memory_bytes * NANO, Format.BINARY_SI))
+    return told
+
+
+def _device(plug: Plug) -> dict[str, str]:
+    pool, _, device = plug.device.rpartition("/")
+    return {"claim": plug.ref.name, "pool": pool, "device": device, "id": plug.id}
+
+
+def _written(
+    store: Store, obj: Object, change: Callable[[Object], Object | None], write: Callable[[Object], Object]
+) -> Object | None:
+    """Change the object as it is now, until nobody else writes in between; None where there is nothing to change."""
+    key = key_of(obj)
+    try:
+        for _ in range(_ATTEMPTS):
+            try:
+                now = store.get(KIND, namespace_of(obj), obj["metadata"]["name"])
+                if now["metadata"]["uid"] != obj["metadata"]["uid"]:
+                    return None
+                after = change(now)
+                return after if after is None or after is now else write(after)
+            except NotFound:
+                return None
+            except Conflict:
+                continue
+    except StoreError as error:
+        raise Failed("StoreUnavailable", f"VirtualMachine {key} cannot be read or written: {error}") from error
+    raise Failed("StoreUnavailable", f"VirtualMachine {key} keeps changing; it is tried again")

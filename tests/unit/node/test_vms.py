@@ -1,0 +1,571 @@
+"""VirtualMachine objects become machines: with all of their claims or not at all, scaled, stopped, undone."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc.api.virtualmachine import VirtualMachineStatus
+from devalloc.store import Key, NotFound, Object
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.claims.store_grants import StoreGrants
+from devalloc_node.service.watching import Pulse
+from devalloc_node.vms import Settings, VirtualMachines
+from tests.support.faketree import memory_folder
+from tests.support.nodeservice import platform_of, toy_bench
+from tests.support.toyhost import Bench
+from tests.support.toymachines import ToyMachines, vm
+
+NODE = "node-a"
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Does the work where it is given."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+@dataclass
+class World:
+    """A store, and a node's loop that is driven by hand."""
+
+    folder: Path
+    store: SQLiteStore
+    machines: ToyMachines
+    bench: Bench
+    loop: VirtualMachines
+    now: float = 0.0
+
+    def restart(self) -> None:
+        """As after kill -9."""
+        self.bench.restart()
+        self.loop = self.new_loop()
+
+    def new_loop(self, node: str = NODE) -> VirtualMachines:
+        platform = platform_of(self.bench, self.machines)
+        platform.node_name = node
+        return VirtualMachines(
+            self.store, platform, Pulse(), settings=Settings(resync=5, grace=300), clock=lambda: self.now
+        )
+
+    def round(self, *, times: int = 1, pause: float = 400.0) -> None:
+        for _ in range(times):
+            self.now += pause
+            with AtOnce(1) as pool:
+                self.loop.round(pool)
+
+    def apply(self, manifest: Object) -> Object:
+        key = Key.of(manifest)
+        try:
+            old = self.store.get(*key)
+        except NotFound:
+            return self.store.create(manifest)
+        metadata = {**old["metadata"], **manifest["metadata"]}
+        return self.store.replace({**manifest, "metadata": metadata})
+
+    def claim(self, name: str, *devices: str, node: str = NODE) -> Object:
+        """A DeviceClaim, allocated if devices (``pool/device``) are given."""
+        made = self.store.create(
+            {
+                "apiVersion": meta.DEVMGMT,
+                "kind": "DeviceClaim",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"claims": [{"deviceClass": "toy"}]},
+            }
+        )
+        return self.allocate(name, *devices, node=node) if devices else made
+
+    def allocate(self, name: str, *devices: str, node: str = NODE) -> Object:
+        claim = self.store.get("DeviceClaim", "default", name)
+        annotations = {**claim["metadata"].get("annotations", {}), meta.ALLOCATED_NODE: node}
+        claim = self.store.replace({**claim, "metadata": {**claim["metadata"], "annotations": annotations}})
+        pairs = [device.split("/") for device in devices]
+        allocations = [{"devicePoolName": pool, "deviceName": device} for pool, device in pairs]
+        return self.store.replace_status({**claim, "status": {"allocations": allocations}})
+
+    def annotate(self, kind: str, name: str, annotation: str, value: str) -> None:
+        obj = self.store.get(kind, "default", name)
+        annotations = {**obj["metadata"].get("annotations", {}), annotation: value}
+        self.store.replace({**obj, "metadata": {**obj["metadata"], "annotations": annotations}})
+
+    def status(self, name: str = "web") -> Any:
+        found = self.store.get("VirtualMachine", "default", name)["status"]
+        VirtualMachineStatus.model_validate(found)
+        return found
+
+    def is_free(self, name: str) -> bool:
+        """Whether the claim counts as held by nobody."""
+        claim = self.store.get("DeviceClaim", "default", name)
+        return "finalizers" not in claim["metadata"] and "podNames" not in claim["status"]
+
+    def exists(self, kind: str, name: str) -> bool:
+        try:
+            self.store.get(kind, "default", name)
+        except NotFound:
+            return False
+        return True
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
+        machines = ToyMachines()
+        bench = toy_bench(Path(name), machines)
+        bench.grants = StoreGrants(store, NODE)  # type: ignore[assignment]
+        bench.start()
+        made = World(Path(name), store, machines, bench, None)  # type: ignore[arg-type]
+        made.loop = made.new_loop()
+        yield made
+
+
+class TestStart:
+    def test_a_machine_waits_for_its_claims_and_starts_with_their_devices(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.claim("nic")
+        world.apply(vm("web", "gpu", "nic"))
+        world.round(times=2)
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "ClaimNotAllocated")
+        assert "default/nic holds no devices yet" in world.status()["message"]
+        assert world.machines.told == []
+        world.allocate("nic", "b/slot-1")
+        world.round(times=2)
+        status = world.status()
+        assert status["phase"] == "Running"
+        assert "reason" not in status
+        assert [(d["claim"], d["pool"], d["device"]) for d in status["devices"]] == [
+            ("gpu", "a", "slot-0"),
+            ("nic", "b", "slot-1"),
+        ]
+        assert status["wanted"] == status["permitted"] == {"cpus": "2", "memory": "1Gi"}
+        assert status["observed"]["memory"] == "1Gi"
+        assert world.store.get("DeviceClaim", "default", "gpu")["status"]["podNames"] == ["default/web"]
+
+    @pytest.mark.parametrize(
+        ("prepare", "reason"),
+        [
+            (lambda w: None, "ClaimNotFound"),
+            (lambda w: w.claim("gpu", "a/slot-0", node="node-b"), "ClaimElsewhere"),
+            (
+                lambda w: (w.claim("gpu", "a/slot-0"), w.annotate("DeviceClaim", "gpu", meta.RELEASE, "true")),
+                "ClaimReleased",
+            ),
+        ],
+    )
+    def test_what_it_waits_for_is_said(self, world: World, prepare: Callable[[World], object], reason: str) -> None:
+        prepare(world)
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", reason)
+        assert world.machines.told == []
+
+    def test_a_start_that_fails_leaves_nothing_and_is_tried_again_ever_more_rarely(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0", "b/slot-1")
+        world.apply(vm("web", "gpu"))
+        world.machines.fail.add("b/slot-1")
+        world.round()
+        assert world.status()["reason"] == "QemuRefused"
+        assert world.machines.known == {}
+        assert world.bench.host.state == {}
+        assert world.is_free("gpu")
+        tries = world.machines.told.count("start default/web")
+        world.round(pause=0.5)
+        assert world.machines.told.count("start default/web") == tries
+        world.round(pause=1)
+        assert world.machines.told.count("start default/web") == tries + 1
+        world.round(pause=1.5)
+        assert world.machines.told.count("start default/web") == tries + 1
+        world.machines.fail.clear()
+        world.round(pause=1)
+        world.round()
+        assert world.status()["phase"] == "Running"
+
+    def test_an_object_that_makes_no_sense_gets_its_reason_and_harms_nobody(self, world: World) -> None:
+        wrong = vm("wrong")
+        wrong["spec"]["cpu"]["max"] = "many"
+        world.apply(wrong)
+        world.apply(vm("web"))
+        world.round(times=2)
+        assert world.status("wrong")["reason"] == "MachineInvalid"
+        assert "spec.cpu.max" in world.status("wrong")["message"]
+        assert world.status("web")["phase"] == "Running"
+        world.store.delete("VirtualMachine", "default", "wrong")
+        world.round(times=2)
+        assert not world.exists("VirtualMachine", "wrong")
+
+    def test_machines_of_other_nodes_are_theirs(self, world: World) -> None:
+        world.apply(vm("web", nodeName="node-b"))
+        world.round()
+        assert world.machines.told == []
+        assert "finalizers" not in world.store.get("VirtualMachine", "default", "web")["metadata"]
+
+    def test_a_name_that_another_machine_has_is_refused(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round()
+        known = world.machines.known
+        known["default/web"] = replace(known["default/web"], uid="")
+        world.round()
+        assert world.status()["reason"] == "MachineExists"
+        assert known["default/web"].runs
+
+    def test_adopts_what_runs_already(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu", adopt={"qmpSocket": "/run/vms/web.qmp"}))
+        world.round(times=2)
+        assert world.machines.told == ["adopt default/web"]
+        assert len(world.status()["devices"]) == 1
+        world.store.delete("VirtualMachine", "default", "web")
+        world.round(times=2)
+        assert world.machines.told == ["adopt default/web", "forget default/web"]
+        assert world.is_free("gpu")
+
+
+class TestChange:
+    def test_scales_when_use_changes(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round()
+        changed = vm("web")
+        changed["spec"]["cpu"]["use"], changed["spec"]["memory"]["use"] = "1500m", "2Gi"
+        world.apply(changed)
+        world.round(times=2)
+        have = world.machines.known["default/web"].observed
+        assert (have.vcpus, have.cpu_milli, have.memory_bytes) == (2, 1500, 2 << 30)
+        assert world.status()["observed"] == {"cpus": "1500m", "memory": "2Gi"}
+        assert world.status()["wanted"] == {"cpus": "1500m", "memory": "2Gi"}
+
+    def test_what_the_guest_refuses_is_told_and_the_rest_is_done(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round()
+        world.machines.stubborn.add("default/web")
+        world.claim("gpu", "a/slot-0")
+        changed = vm("web", "gpu")
+        changed["spec"]["memory"]["use"] = "512Mi"
+        world.apply(changed)
+        world.round(times=2)
+        status = world.status()
+        assert (status["phase"], status["reason"]) == ("Running", "GuestRefused")
+        assert status["wanted"]["memory"] == "512Mi"
+        assert status["observed"]["memory"] == "1Gi"
+        assert len(status["devices"]) == 1
+
+    def test_claims_come_and_go_while_it_runs(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.claim("nic", "b/slot-1")
+        world.apply(vm("web", "gpu"))
+        world.round()
+        world.apply(vm("web", "nic"))
+        world.round(times=2)
+        assert [device["claim"] for device in world.status()["devices"]] == ["nic"]
+        assert world.is_free("gpu")
+        assert world.machines.told.count("start default/web") == 1
+
+    def test_a_claim_that_is_not_allocated_yet_does_not_stop_a_machine_that_runs(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round()
+        world.claim("gpu")
+        world.apply(vm("web", "gpu"))
+        world.round()
+        assert (world.status()["phase"], world.status()["reason"]) == ("Running", "ClaimNotAllocated")
+        world.allocate("gpu", "a/slot-0")
+        world.round(times=2)
+        assert len(world.status()["devices"]) == 1
+
+    def test_a_guest_that_keeps_a_device_keeps_its_claim(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round()
+        world.machines.stubborn.add("default/web")
+        world.apply(vm("web"))
+        world.round(times=2)
+        assert world.status()["reason"] == "GuestRefused"
+        assert not world.is_free("gpu")
+        world.machines.stubborn.clear()
+        world.round(times=2)
+        assert "reason" not in world.status()
+        assert world.is_free("gpu")
+
+    def test_nothing_is_written_when_nothing_changes(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round(times=3)
+        before, told = world.store.list().resource_version, list(world.machines.told)
+        world.round(times=3)
+        assert world.store.list().resource_version == before
+        assert world.machines.told == told
+
+
+class TestEnd:
+    def test_stopping_gives_its_claims_back_and_starting_takes_them_again(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round()
+        world.apply(vm("web", "gpu", running=False))
+        world.round(times=2)
+        assert world.status()["phase"] == "Stopped"
+        assert world.is_free("gpu")
+        assert world.bench.host.state == {}
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        assert world.status()["phase"] == "Running"
+        assert len(world.machines.devices) == 1
+
+    def test_deleting_stops_undoes_and_then_the_object_goes(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round()
+        world.store.delete("VirtualMachine", "default", "web")
+        assert world.exists("VirtualMachine", "web")
+        world.round(times=2)
+        assert not world.exists("VirtualMachine", "web")
+        assert world.machines.known == {}
+        assert world.is_free("gpu")
+        assert world.bench.host.state == {}
+
+    def test_a_machine_that_cannot_be_stopped_keeps_its_object(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round()
+        world.machines.fail.add("stop")
+        world.store.delete("VirtualMachine", "default", "web")
+        world.round(times=2)
+        assert world.status()["reason"] == "QemuFailed"
+        world.machines.fail.clear()
+        world.round()
+        assert not world.exists("VirtualMachine", "web")
+
+    def test_it_moves_to_another_node_only_after_it_ended_here(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round()
+        world.apply(vm("web", nodeName="node-b"))
+        here, world.loop = world.loop, world.new_loop("node-b")
+        world.machines.told.clear()
+        world.round()
+        assert world.machines.told == []
+        world.loop = here
+        world.round()
+        assert world.machines.known == {}
+        world.loop = world.new_loop("node-b")
+        world.round(times=2)
+        assert world.status()["phase"] == "Running"
+
+    def test_ended_by_itself_it_is_started_again_with_its_devices(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round()
+        world.machines.end("default/web")
+        assert world.machines.devices == {}
+        world.round(times=2)
+        assert world.status()["phase"] == "Running"
+        assert len(world.machines.devices) == 1
+
+    def test_by_policy_it_is_not(self, world: World) -> None:
+        world.apply(vm("web", restartPolicy="Never"))
+        world.round()
+        world.machines.end("default/web")
+        known = world.machines.known
+        known["default/web"] = replace(known["default/web"], reason="MachineEnded", message="it ended: panic")
+        world.round(times=2)
+        assert (world.status()["phase"], world.status()["reason"]) == ("Stopped", "MachineEnded")
+        assert world.machines.told.count("start default/web") == 1
+
+    def test_one_that_ends_again_and_again_is_started_ever_more_rarely(self, world: World) -> None:
+        world.apply(vm("web"))
+        starts = []
+        for _ in range(600):
+            world.round(pause=1)
+            if (machine := world.machines.known.get("default/web")) is not None and machine.runs:
+                starts.append(world.now)
+                world.machines.end("default/web")
+        pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
+        assert pauses[0] < 5
+        assert len(starts) < 15
+        assert max(pauses) > 50
+
+
+class TestClaims:
+    def test_a_deleted_claim_goes_when_its_machine_lets_it_go(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round()
+        world.store.delete("DeviceClaim", "default", "gpu")
+        world.round(times=3)
+        assert world.exists("DeviceClaim", "gpu")
+        assert len(world.machines.devices) == 1
+        world.apply(vm("web"))
+        world.round(times=2)
+        assert not world.exists("DeviceClaim", "gpu")
+        assert world.bench.host.state == {}
+
+    def test_a_deleted_claim_in_no_machine_is_unprepared_at_once(self, world: World) -> None:
+        claim = world.claim("gpu", "a/slot-0")
+        world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due(), caller="test")
+        assert not world.is_free("gpu")
+        world.store.delete("DeviceClaim", "default", "gpu")
+        world.round()
+        assert not world.exists("DeviceClaim", "gpu")
+
+    def test_a_claim_that_is_wanted_back_is_taken_from_whoever_has_it(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round()
+        world.machines.stubborn.add("default/web")
+        world.annotate("DeviceClaim", "gpu", meta.RELEASE, "true")
+        world.round(times=2)
+        assert world.bench.host.state == {}
+        assert world.machines.devices == {}
+        assert (world.status()["phase"], world.status()["reason"]) == ("Stopped", "ClaimReleased")
+
+    def test_what_a_killed_plugin_did_not_give_back_is_given_back(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        (plug,) = world.loop._platform.plugs("default/web")
+        world.apply(vm("web"))
+        world.loop._platform.detach(plug.ref, "default/web", _due(), owner=world.machines.known["default/web"].uid)
+        world.restart()  # killed between detach and unprepare
+        assert not world.is_free("gpu")
+        world.round(times=2)
+        assert world.is_free("gpu")
+
+    def test_what_somebody_prepared_by_hand_stays(self, world: World) -> None:
+        claim = world.claim("gpu", "a/slot-0")
+        world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due())
+        world.round(times=3)
+        assert len(world.bench.claims.prepared()) == 1
+
+
+class TestCrash:
+    def test_after_a_kill_at_any_change_the_next_rounds_get_there(self, world: World) -> None:
+        """Killed in the place of each change of the host and of QEMU in turn, on the way up and on the way down."""
+
+        class Killed(BaseException):
+            pass
+
+        kills = 0
+        for direction in ("up", "down"):
+            for at in range(100):
+                world.machines.known.clear()
+                name = f"gpu-{direction}-{at}"
+                world.claim(name, "a/slot-0", "b/slot-1")
+                world.apply(vm("web", name))
+                if direction == "down":
+                    world.round(times=2)
+                    assert world.status()["phase"] == "Running"
+                    world.store.delete("VirtualMachine", "default", "web")
+                killed = _killed_at(world, at, Killed)
+                world.restart()
+                world.round(times=4)
+                if direction == "up":
+                    assert world.status()["phase"] == "Running"
+                    assert len(world.machines.devices) == 2
+                    world.store.delete("VirtualMachine", "default", "web")
+                    world.round(times=4)
+                assert not world.exists("VirtualMachine", "web")
+                assert (world.machines.known, world.machines.devices, world.bench.host.state) == ({}, {}, {})
+                assert world.is_free(name)
+                assert not world.bench.journal.claims()
+                world.store.delete("DeviceClaim", "default", name)
+                kills += killed
+                if not killed:
+                    break
+        print(f"{kills} places to be killed in")
+        assert kills > 25
+
+    def test_a_machine_whose_object_vanished_stays_for_the_grace_period(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        _vanish(world)
+        world.round(pause=10)
+        world.round(pause=200)
+        assert world.machines.known["default/web"].runs
+        world.round(pause=200)
+        assert world.machines.known == {}
+
+    def test_another_store_at_the_same_place_ends_no_machine(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        with closing(SQLiteStore(world.folder / "other.db")) as other:
+            world.store = other
+            world.loop = world.new_loop()
+            world.round(times=5)
+        assert world.machines.known["default/web"].runs
+
+
+class TestLoop:
+    def test_runs_by_itself_and_stops(self, world: World) -> None:
+        pulse, stop = Pulse(), threading.Event()
+        platform = platform_of(world.bench, world.machines, pulse)
+        loop = VirtualMachines(world.store, platform, pulse)
+        thread = threading.Thread(target=loop.run, args=(stop,))
+        thread.start()
+        try:
+            world.claim("gpu", "a/slot-0")
+            world.apply(vm("web", "gpu"))
+            _until(lambda: world.store.get("VirtualMachine", "default", "web").get("status", {}).get("devices"))
+            world.store.delete("VirtualMachine", "default", "web")
+            _until(lambda: not world.exists("VirtualMachine", "web"))
+        finally:
+            stop.set()
+            pulse.beat()
+            thread.join(10)
+        assert not thread.is_alive()
+
+
+def _killed_at(world: World, at: int, error: type[BaseException]) -> bool:
+    """Run rounds with the process gone at the change of that number; whether it came so far."""
+    left = at
+
+    def count(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise error
+
+    world.bench.host.refuse = count
+    world.machines.touched = count
+    try:
+        world.round(times=3)
+    except error:
+        return True
+    finally:
+        world.bench.host.refuse = lambda target, value: None
+        world.machines.touched = lambda: None
+    return False
+
+
+def _vanish(world: World) -> None:
+    """The object goes without its finalizer having been removed by us: somebody took it off by hand."""
+    obj = world.store.get("VirtualMachine", "default", "web")
+    metadata = {name: value for name, value in obj["metadata"].items() if name != "finalizers"}
+    world.store.replace({**obj, "metadata": metadata})
+    world.store.delete("VirtualMachine", "default", "web")
+
+
+def _ref(claim: Object) -> Any:
+    from devalloc_node.claims.store_grants import claim_ref
+
+    return claim_ref(claim)
+
+
+def _due() -> Any:
+    from devalloc_node.deadline import Deadline
+
+    return Deadline.after(10)
+
+
+def _until(true: Callable[[], object]) -> None:
+    for _ in range(500):
+        if true():
+            return
+        threading.Event().wait(0.02)
+    pytest.fail("it did not come to that within 10 s")
