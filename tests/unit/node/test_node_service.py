@@ -140,7 +140,12 @@ class TestClaims:
 
     def test_a_step_that_cannot_be_undone_shows_in_the_list(self, plugin: Served) -> None:
         plugin.bench.claims.prepare(plugin.bench.add("a/slot-1"))
-        plugin.bench.host.refuse = lambda target, value: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+
+        def refuse(target: str, value: object) -> None:
+            if target == "a/1/driver":
+                raise OSError(5, "Input/output error", target)
+
+        plugin.bench.host.refuse = refuse
         assert plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim())).result.outcome == FAILED
         (listed,) = plugin.node.ListClaims(pb.ListClaimsRequest()).claims
         assert listed.state == pb.Claim.STUCK
