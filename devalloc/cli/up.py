@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
+from devalloc.cli.display import Display, displayed
 from devalloc.cli.options import duration, inventory_options, placement_option, store_option
 from devalloc.cli.verb import verb
 
@@ -72,7 +69,7 @@ def up(
         config = settings(kinds, max_vfs, allow_shared_groups).knowing(known)
         return discover(sysfs_root, node_name=node, config=config)
 
-    with _display() as display:
+    with displayed() as display:
         display.say(f"node {node}, store {path}; Ctrl-C stops")
         loops = Up(
             path,
@@ -86,55 +83,6 @@ def up(
             loops.run()
         display.say("stopped")
     return 0
-
-
-class Display(Protocol):
-    """Where the loops say what they do."""
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-
-    def state(self, text: str) -> None:
-        """How things stand now."""
-
-
-class Lines:
-    """For files and pipes: one line each, with the time; a state only when it is another one."""
-
-    def __init__(self) -> None:
-        self._state = ""
-        self._lock = threading.Lock()
-
-    def say(self, text: str) -> None:
-        with self._lock:
-            click.echo(f"{datetime.now():%H:%M:%S} {text}")
-
-    def state(self, text: str) -> None:
-        if text != self._state:
-            self._state = text
-            self.say(text)
-
-
-@contextmanager
-def _display() -> Iterator[Display]:
-    import sys
-
-    if not sys.stdout.isatty():
-        yield Lines()
-        return
-    from rich.console import Console
-
-    console = Console()
-
-    class Terminal:
-        def say(self, text: str) -> None:
-            console.print(f"[dim]{datetime.now():%H:%M:%S}[/dim]", text, highlight=False)
-
-        def state(self, text: str) -> None:
-            status.update(text)
-
-    with console.status("starting") as status:
-        yield Terminal()
 
 
 def _published(display: Display, done: Published) -> None:

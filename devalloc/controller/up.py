@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Literal
+from typing import Literal, Protocol
 
 from devalloc.controller.allocate import AllocateSettings, Allocator, Round, Solve
 from devalloc.controller.host import Host, Inventory
@@ -129,20 +129,28 @@ def _after(ready: threading.Event, loop: Loop) -> Loop:
     return run
 
 
+class Lasting(Protocol):
+    """What goes on until it is stopped."""
+
+    def stop(self) -> None: ...
+
+    def rescan(self) -> None: ...
+
+
 @contextmanager
-def signals(up: Up) -> Iterator[None]:
+def signals(work: Lasting) -> Iterator[None]:
     """While inside: SIGINT and SIGTERM stop it, a second one ends the process at once; SIGHUP looks at the devices.
 
     Only in the main thread.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        up.stop()
+        work.stop()
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda number, frame: up.rescan())
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda number, frame: work.rescan())
     try:
         yield
     finally:

@@ -8,31 +8,41 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from queue import Empty, SimpleQueue
-from typing import Literal
+from typing import Literal, TypeVar
 
 from devalloc.api.pool import DevicePool
 from devalloc.inventory import Discovery, Known, discover
 from devalloc.inventory.sysfs import openers
-from devalloc_node import health
+from devalloc_node import audit, health, tally
 from devalloc_node.binding.table import Bindings, step_kinds
 from devalloc_node.claimfiles import ClaimFiles
 from devalloc_node.claims import Claims, Locks, Options
 from devalloc_node.claims.files import FileKind
 from devalloc_node.claims.reconcile import Reconciler, Report
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed
+from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.feed import Checkup, DeviceHealth
 from devalloc_node.grant import ClaimRef, Grants
 from devalloc_node.health import HealthWatch, LinkErrors
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import SQLiteJournal, open_journal
+from devalloc_node.machine.attachment import AttachmentKind
+from devalloc_node.machine.machines import Machines
+from devalloc_node.metrics import Metrics, served
+from devalloc_node.plan import planned
+from devalloc_node.platform import ATTACHMENT, Platform
 from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.service.door import open_door
+from devalloc_node.service.node import About, NodeService
 from devalloc_node.service.plugin import KubeletSockets
 from devalloc_node.service.registration import kubelet_paths
+from devalloc_node.service.watching import Pulse
 from devalloc_node.settings import KubeletSettings, NodeSettings
 
 log = logging.getLogger(__name__)
@@ -42,8 +52,11 @@ Loop = Callable[[threading.Event], None]
 Say = Callable[[str], None]
 """Told what people want to know; from any thread."""
 Message = Literal["stop", "rescan"]
+T = TypeVar("T")
+_RESULTS = {Denied: "denied", Failed: "failed"}
 LOOP_SECONDS = 2.0
 """How long a stop waits for loops. What they leave unfinished is in the journal, or was not begun."""
+_TICK_SECONDS = 0.1
 STATUS_SECONDS = 5.0
 """How often it is looked whether claims are to be told something about their devices."""
 
@@ -55,19 +68,19 @@ class Source:
     kind: str
     """``DeviceClaim`` or ``ResourceClaim``."""
     grants: Grants
+    uid_of: Callable[[str, str], str | None]
+    """Of the claim that has a namespace and name now; None where there is none. Raises Failed."""
     tell: Callable[[Iterable[Prepared], Checkup], None] = lambda prepared, checkup: None
     """Says on claims how their devices are; called again and again, from one thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """What keeps the node's devices published where claims can find them."""
+    """What keeps the node's devices published where claims can find them; it looks with ``Node.discover``."""
 
     loops: Sequence[Loop] = ()
-    rescan: Callable[[], None] = lambda: None
-    """Look at the devices and publish them now. From any thread."""
-    cordoned: Callable[[], Mapping[str, str]] = dict
-    """Devices that the admin withholds, and why."""
+    rescan: Callable[[], None] | None = None
+    """Look at the devices and publish them soon. From any thread. None: nobody publishes them."""
 
 
 class Node:
@@ -77,29 +90,83 @@ class Node:
         self.settings = settings
         self.host = host
         self.source = source
+        self.pulse = Pulse()
         self.bindings = Bindings(host, settings.bindings)
+        self.machines = Machines(settings.machines, journal, changed=lambda key: self.pulse.beat())
+        attachments = AttachmentKind(self.machines, host)
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)
         self.claims = Claims(
             journal,
             Locks(settings.state / "locks"),
             {source.kind: source.grants},
             self.bindings.choose,
-            {**step_kinds(host), "file": FileKind(host)},
+            {**step_kinds(host), "file": FileKind(host), ATTACHMENT: attachments},
             options=Options(grace_seconds=settings.grace),
             render={"DeviceClaim": [files.spec], "ResourceClaim": [files.spec, files.metadata]},
             in_use=self._in_use,
             remains=files.remains,
         )
-        self.reconciler = Reconciler(self.claims, boot_id=self._boot_id)
+        self.reconciler = Reconciler(self.claims, boot_id=self.boot_id)
         self.health = HealthWatch(self._subjects, on_change=self._health_changed)
-        self._pools: tuple[DevicePool, ...] = ()
+        self.metrics = Metrics(lambda: tally.state(journal, self.machines.list()))
+        self.platform = Platform(
+            self.claims,
+            self.machines,
+            attachments,
+            node_name=settings.node_name,
+            uid_of=source.uid_of,
+            exclusive=self.claims.locks.shared,
+            plan=lambda ref, due: planned(source.grants, self.bindings.choose, journal, ref, due),
+            kind=source.kind,
+            changed=self._claims_changed,
+        )
+        self._journal = journal
+        self._pools: list[DevicePool] = []
+        self._begun = self._done = 0
+        """The last look at the devices that was begun, and that was done."""
+        self._looked = threading.Condition()
         self._link_errors = LinkErrors()
         self._publishing = Publishing()
+        self._to_tell = threading.Event()
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self._messages: SimpleQueue[Message] = SimpleQueue()
         self._failure: BaseException | None = None
 
     # What others do with it.
+
+    def run(self, publishing: Publishing | None = None, say: Say = log.info) -> None:
+        """Recover what a crash left, then serve until ``stop``.
+
+        Raises Denied and Failed where a socket cannot be served, OSError where the audit log or the metrics cannot be,
+        and what ended a loop.
+        """
+        self._publishing = publishing or self._publishing
+        stop = threading.Event()
+        with ExitStack() as stack:
+            stack.enter_context(audit.to_file(self.settings.state / "audit.log"))
+            stack.callback(self.machines.close)
+            self.machines.recover()
+            _tell(self.reconciler.recover(), say)
+            if self.settings.socket is not None:
+                service = NodeService(self.platform, self._about(), self.metrics, self.pulse)
+                door = open_door(self.settings.socket, [service.service()])
+                stack.callback(door.stop)
+                say(f"serving devalloc.node.v1 on {door.path}")
+            if self.settings.kubelet is not None:
+                stack.enter_context(self._serving(self.settings.kubelet, say))
+            if self.settings.metrics is not None:
+                say(f"serving metrics on {stack.enter_context(served(self.metrics, self.settings.metrics))}")
+            loops = [self.health.run, self._tell_claims, *self._publishing.loops]
+            threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
+            for thread in threads:
+                thread.start()
+            self._reconcile(say)
+            stop.set()
+            self._claims_changed()
+            for thread in threads:
+                thread.join(LOOP_SECONDS)
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """End ``run`` soon. From any thread or signal handler."""
@@ -111,6 +178,9 @@ class Node:
 
     def discover(self, known: Known) -> Discovery:
         """The devices of the host, of which more is known than ``known``: what is prepared, and what is withheld."""
+        with self._looked:
+            self._begun += 1
+            number = self._begun
         withheld = {name.partition("/")[2]: why for name, why in self.claims.withheld().items()}
         withheld |= self.health.unhealthy()
         withheld |= known.withheld
@@ -118,42 +188,65 @@ class Node:
         found = discover(
             self.settings.root, node_name=self.settings.node_name, config=self.settings.inventory.knowing(more)
         )
-        if found.pools or not any(problem.is_error for problem in found.problems):
-            self._pools = tuple(found.pools)
+        with self._looked:
+            if found.pools or not any(problem.is_error for problem in found.problems):
+                self._pools = found.pools
+            self._done = max(self._done, number)
+            self._looked.notify_all()
+        self.pulse.beat()
         return found
 
+    def look(self, deadline: Deadline) -> list[DevicePool]:
+        """Look at the devices, publish them, and return them. Raises Failed where that was not done in time."""
+        if self._publishing.rescan is None:
+            return self.discover(Known()).pools
+        with self._looked:
+            begun = self._begun  # one that is under way may have missed what this is asked for
+            self._publishing.rescan()
+            if not self._looked.wait_for(lambda: self._done > begun, deadline.seconds):
+                raise Failed("DeadlineExceeded", "the host's devices could not be looked at in time; ask again")
+            return self._pools
+
+    # For the kubelet.
+
     def prepare(self, ref: ClaimRef, deadline: Deadline) -> Prepared:
-        """For the kubelet. Raises NodeError."""
-        return self.claims.prepare(ref, deadline, kind=self.source.kind, caller="kubelet")
+        """Raises NodeError."""
+        return self._measured(
+            "NodePrepareResources",
+            lambda: self.claims.prepare(ref, deadline, kind=self.source.kind, caller="kubelet"),
+        )
 
     def unprepare(self, ref: ClaimRef, deadline: Deadline) -> None:
-        """For the kubelet. Raises NodeError."""
-        self.claims.unprepare(ref, deadline, caller="kubelet")
+        """Raises NodeError."""
+        self._measured("NodeUnprepareResources", lambda: self.claims.unprepare(ref, deadline, caller="kubelet"))
 
-    def run(self, publishing: Publishing | None = None, say: Say = log.info) -> None:
-        """Recover what a crash left, then serve until ``stop``.
-
-        Raises Denied and Failed where a socket cannot be served, and what ended a loop.
-        """
-        self._publishing = publishing or self._publishing
-        _tell(self.reconciler.recover(), say)
-        stop = threading.Event()
-        with ExitStack() as stack:
-            if self.settings.kubelet is not None:
-                stack.enter_context(self._serving(self.settings.kubelet, say))
-            loops = [self.health.run, self._tell_claims, *self._publishing.loops]
-            threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
-            for thread in threads:
-                thread.start()
-            self._reconcile(say)
-            stop.set()
-            self.health.poke()
-            for thread in threads:
-                thread.join(LOOP_SECONDS)
-        if self._failure is not None:
-            raise self._failure
+    def _measured(self, method: str, work: Callable[[], T]) -> T:
+        with self.metrics.timed(method) as timed:
+            try:
+                answer = work()
+            except NodeError as error:
+                timed.result = (
+                    "denied" if isinstance(error, Denied) else "failed" if isinstance(error, Failed) else "unknown"
+                )
+                raise
+            finally:
+                self._claims_changed()
+            timed.result = "done"
+            return answer
 
     # Services and loops.
+
+    def _about(self) -> About:
+        return About(
+            version=metadata.version("devalloc"),
+            boot_id=self.boot_id(),
+            started_ms=int(time.time() * 1000),
+            journal=lambda: tally.journal_of(self._journal),
+            pools=lambda: self._pools,
+            rescan=self.look,
+            health=lambda: {(each.pool, each.device): each.health for each in self.health.snapshot().devices},
+            allowed_kinds=tuple(sorted(self.settings.bindings.allowed)),
+        )
 
     @contextmanager
     def _serving(self, kubelet: KubeletSettings, say: Say) -> Iterator[None]:
@@ -181,22 +274,27 @@ class Node:
                 if message == "stop":
                     return
                 self.health.poke()
-                self._publishing.rescan()
+                self._republish()
             try:
-                _tell(self.reconciler.reconcile(), say)
+                report = self.reconciler.reconcile()
+                if report.removed:
+                    self.metrics.removed("claim", len(report.removed))
+                _tell(report, say)
             except Exception:
                 log.exception("could not look at the claims; trying again in %.0f s", self.settings.resync)
 
     def _tell_claims(self, stop: threading.Event) -> None:
         while not stop.is_set():
+            self._to_tell.clear()
             checkup = self.health.snapshot()
             try:
                 self.source.tell(self.claims.prepared(), checkup)
             except Exception:
                 log.exception("could not say on claims how their devices are; trying again")
             until = Deadline.after(STATUS_SECONDS)
-            while not (stop.wait(0.25) or until.passed or self.health.wait(checkup.version, 0.0)):
-                continue
+            while not (stop.is_set() or until.passed or self.health.wait(checkup.version, 0.0)):
+                if self._to_tell.wait(_TICK_SECONDS):
+                    break
 
     def _guarded(self, loop: Loop, stop: threading.Event) -> None:
         """A loop that ends with an error ends everything."""
@@ -206,7 +304,27 @@ class Node:
             self._failure = error
             self.stop()
 
+    def _claims_changed(self) -> None:
+        """What is prepared is another thing to watch, to publish and to tell."""
+        self.pulse.beat()
+        self.health.poke()
+        self._to_tell.set()
+        self._republish()
+
+    def _republish(self) -> None:
+        if self._publishing.rescan is not None:
+            self._publishing.rescan()
+
     # The host.
+
+    def boot_id(self) -> str:
+        """The kernel's: another one after each boot. Raises Failed."""
+        proc = self.host.tree().proc
+        folder = proc.folder("sys", "kernel", "random") if proc is not None else None
+        text = folder.text("boot_id") if folder is not None else None
+        if text is None:
+            raise Failed("HostUnreadable", "cannot read /proc/sys/kernel/random/boot_id")
+        return text
 
     def _subjects(self) -> Iterator[health.Subject]:
         return health.subjects(
@@ -215,7 +333,8 @@ class Node:
 
     def _health_changed(self, changed: Sequence[DeviceHealth]) -> None:
         """What is unwell is published as not available, and what is well again as available."""
-        self._publishing.rescan()
+        self._republish()
+        self.pulse.beat()
 
     def _in_use(self, device: PreparedDevice) -> str | None:
         """Who has a device open. Where others' processes cannot be seen, kernel and bindings have the last word."""
@@ -223,14 +342,6 @@ class Node:
         if proc is None or not device.nodes:
             return None
         return next(iter(openers(proc, set(device.nodes), ()).values()), None)
-
-    def _boot_id(self) -> str:
-        proc = self.host.tree().proc
-        folder = proc.folder("sys", "kernel", "random") if proc is not None else None
-        text = folder.text("boot_id") if folder is not None else None
-        if text is None:
-            raise Failed("HostUnreadable", "cannot read /proc/sys/kernel/random/boot_id")
-        return text
 
 
 @contextmanager

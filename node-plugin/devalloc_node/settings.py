@@ -7,6 +7,7 @@ from pathlib import Path
 
 from devalloc.inventory import InventoryConfig
 from devalloc_node.binding.config import BindingConfig
+from devalloc_node.machine.config import MachineConfig
 from devalloc_node.service.plugin import VERSIONS
 
 
@@ -43,6 +44,10 @@ class NodeSettings:
     """Where container runtimes look for CDI specs."""
     kubelet: KubeletSettings | None = None
     """None: the kubelet is not served."""
+    machines: MachineConfig = field(default_factory=MachineConfig)
+    """Where machines live, and what they may name."""
+    metrics: str | None = None
+    """Where metrics are served: ``HOST:PORT`` (loopback) or ``unix:PATH``. None: nowhere."""
     resync: float = 60.0
     """Seconds between looks at claims and devices when nothing says that something changed."""
     grace: float = 300.0

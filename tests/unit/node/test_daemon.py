@@ -15,6 +15,7 @@ from devalloc_node.binding.config import BindingConfig
 from devalloc_node.daemon import Node, Source, opened
 from devalloc_node.errors import Denied
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.machine.config import MachineConfig
 from devalloc_node.settings import KubeletSettings, NodeSettings
 from tests.support import cards
 from tests.support.fakehost import FakeHost, LocalHost
@@ -49,6 +50,9 @@ class ListedGrants:
         if ref.uid not in self.granted:
             raise Denied("ClaimNotFound", f"there is no claim {ref}")
         return self.granted[ref.uid]
+
+    def uid_of(self, namespace: str, name: str) -> str | None:
+        return next((uid for uid, grant in self.granted.items() if str(grant.ref) == f"{namespace}/{name}"), None)
 
     def is_gone(self, ref: ClaimRef) -> bool:
         return ref.uid not in self.granted
@@ -85,6 +89,8 @@ class Bed:
             BindingConfig(NODE),
             root=self.folder / "host",
             state=self.folder / "state",
+            machines=MachineConfig(state=self.folder / "state" / "machines", run=self.folder / "run"),
+            socket=self.folder / f"node{pod_uid or ''}.sock",
             cdi=self.folder / "cdi",
             kubelet=KubeletSettings(self.folder / "kubelet", pod_uid=pod_uid),
             grace=0,
@@ -93,7 +99,7 @@ class Bed:
     @contextmanager
     def running(self, pod_uid: str | None = None) -> Iterator[tuple[Node, KubeletClient]]:
         settings = self.settings(pod_uid)
-        source = Source("ResourceClaim", self.grants)
+        source = Source("ResourceClaim", self.grants, self.grants.uid_of)
         with opened(settings, LocalHost(self.host), source) as node:
             serving = threading.Event()
 

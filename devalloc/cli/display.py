@@ -1,0 +1,61 @@
+"""Where verbs that go on say what they do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Protocol
+
+import click
+
+
+class Display(Protocol):
+    """Where the loops say what they do."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def state(self, text: str) -> None:
+        """How things stand now."""
+
+
+class Lines:
+    """For files and pipes: one line each, with the time; a state only when it is another one."""
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            click.echo(f"{datetime.now():%H:%M:%S} {text}")
+
+    def state(self, text: str) -> None:
+        if text != self._state:
+            self._state = text
+            self.say(text)
+
+
+@contextmanager
+def displayed() -> Iterator[Display]:
+    """Lines for files and pipes, a line of state below them on a terminal."""
+    import sys
+
+    if not sys.stdout.isatty():
+        yield Lines()
+        return
+    from rich.console import Console
+
+    console = Console()
+
+    class Terminal:
+        def say(self, text: str) -> None:
+            console.print(f"[dim]{datetime.now():%H:%M:%S}[/dim]", text, highlight=False)
+
+        def state(self, text: str) -> None:
+            status.update(text)
+
+    with console.status("starting") as status:
+        yield Terminal()

@@ -1,0 +1,129 @@
+"""``devalloc node``: the node plugin, in the foreground."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.display import displayed
+from devalloc.cli.nodeoptions import node_options
+from devalloc.cli.options import duration, inventory_options, store_option
+from devalloc.cli.verb import BadInput, Failed, verb
+
+if TYPE_CHECKING:
+    from devalloc_node.settings import KubeletSettings
+
+_APIS = ("v1", "v1beta1")
+
+
+@verb("node")
+@store_option
+@inventory_options
+@node_options
+@click.option(
+    "--kubeconfig",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    metavar="PATH",
+    envvar="DEVALLOC_KUBECONFIG",
+    help="Serve the kubelet, and publish ResourceSlices to this cluster [env: DEVALLOC_KUBECONFIG].",
+)
+@click.option("--in-cluster", is_flag=True, help="As --kubeconfig, with the service account of the pod this runs in.")
+@click.option(
+    "--kubelet-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("/var/lib/kubelet"),
+    metavar="DIR",
+    help="The kubelet's --root-dir.",
+)
+@click.option(
+    "--kubelet-api",
+    "apis",
+    multiple=True,
+    type=click.Choice(_APIS),
+    help="Versions of DRAPlugin to serve; may be given several times. All by default.",
+)
+@click.option(
+    "--driver-name", default="devalloc.io", metavar="NAME", help="What DeviceClasses select as device.driver."
+)
+@click.option(
+    "--pod-uid",
+    metavar="UID",
+    envvar="POD_UID",
+    help="UID of the pod this runs in: the old and the new pod of a rolling update then serve side by side "
+    "[env: POD_UID].",
+)
+@click.option(
+    "--resync",
+    type=duration,
+    default="60s",
+    metavar="DURATION",
+    help="Look at the devices and at all claims this often, even when no event says that something changed.",
+)
+def node(
+    store: Path | None,
+    node_name: str | None,
+    kubeconfig: Path | None,
+    in_cluster: bool,
+    kubelet_dir: Path,
+    apis: tuple[str, ...],
+    driver_name: str,
+    pod_uid: str | None,
+    dry_run: bool,
+    **options: Any,
+) -> int:
+    """Bind the devices of this host's claims and hand them to machines and pods, until Ctrl-C (SIGTERM does the same).
+
+    Without a cluster it serves the DeviceClaims of the store and publishes DevicePools to it; with --kubeconfig or
+    --in-cluster the ResourceClaims of pods. What is prepared, and machines, stay as they are when it ends; it may be
+    killed at any moment and started again. SIGHUP makes it look at devices and claims now. Exit code 0 after a clean
+    stop.
+    """
+    import socket
+
+    from devalloc.cli import nodesources as on
+    from devalloc.cli.nodeoptions import node_settings
+    from devalloc.cli.storage import store_path
+    from devalloc.controller.up import signals
+    from devalloc.store.sqlite import SQLiteStore
+    from devalloc_node.daemon import opened
+    from devalloc_node.errors import NodeError
+
+    name = node_name or socket.gethostname().lower()
+    client = on.connect(kubeconfig) if kubeconfig is not None or in_cluster else None
+    kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if client is not None else None
+    settings = node_settings(node=name, dry_run=dry_run, kubelet=kubelet, **options)
+    with displayed() as display, ExitStack() as stack:
+        host = on.host_of(settings, dry_run=dry_run, say=display.say)
+        try:
+            if client is not None:
+                display.say(f"node {name}, claims of the cluster; Ctrl-C stops")
+                plugin = stack.enter_context(opened(settings, host, on.cluster_source(client, driver_name, name)))
+                publishing = stack.enter_context(on.cluster_publishing(client, driver_name, plugin))
+            else:
+                path = store_path(store)
+                display.say(f"node {name}, claims of store {path}; Ctrl-C stops")
+                pools = stack.enter_context(closing(SQLiteStore(path)))
+                plugin = stack.enter_context(opened(settings, host, on.store_source(pools, name)))
+                publishing = stack.enter_context(
+                    on.store_publishing(pools, plugin, lambda done: display.say(f"pools: {done}"))
+                )
+            with signals(plugin):
+                plugin.run(publishing, display.say)
+        except NodeError as error:
+            wrong = error.code.endswith(("Invalid", "TooLong"))
+            raise (BadInput if wrong else Failed)(error.message) from error
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+        display.say("stopped; what is prepared stays so")
+    return 0
+
+
+def _kubelet(folder: Path, driver: str, pod_uid: str | None, apis: tuple[str, ...]) -> KubeletSettings:
+    from devalloc_node.service import kubelet, resourcehealth
+    from devalloc_node.settings import KubeletSettings
+
+    wanted = [version for version in kubelet.VERSIONS if version.partition(".")[0] in (apis or _APIS)]
+    return KubeletSettings(folder.absolute(), driver, pod_uid or None, (*wanted, *resourcehealth.VERSIONS))

@@ -1,0 +1,156 @@
+"""Options of the node plugin, for the verbs that run it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from devalloc.cli.nodesocket import DEFAULT as SOCKET
+from devalloc.cli.options import duration
+from devalloc.cli.verb import BadInput
+
+if TYPE_CHECKING:
+    from devalloc_node.settings import KubeletSettings, NodeSettings
+
+_OFFERS = ("gpu", "vgpu", "vf", "nic", "accelerator", "storage")
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of ``node_settings``, passed by the names of its arguments."""
+    for option in (
+        click.option(
+            "--metrics",
+            metavar="ADDRESS",
+            envvar="DEVALLOC_METRICS",
+            help="Serve Prometheus metrics there: 127.0.0.1:9180, [::1]:9180 or unix:PATH [env: DEVALLOC_METRICS]. "
+            "Nowhere by default.",
+        ),
+        click.option(
+            "--grace",
+            type=duration,
+            default="5m",
+            metavar="DURATION",
+            help="How long a claim must be gone from the store before what is prepared of it is taken back.",
+        ),
+        click.option(
+            "--qmp-folder",
+            "qmp_folders",
+            multiple=True,
+            type=_FOLDER,
+            metavar="DIR",
+            help="Machines may be adopted by QMP sockets below this folder; may be given several times. Default: none.",
+        ),
+        click.option(
+            "--image-folder",
+            "image_folders",
+            multiple=True,
+            type=_FOLDER,
+            metavar="DIR",
+            help="Machines may use kernels and disks below this folder; may be given several times. None by default.",
+        ),
+        click.option("--qemu", default="qemu-system-x86_64", metavar="PROGRAM", help="What runs machines."),
+        click.option(
+            "--machine-dir",
+            type=_FOLDER,
+            metavar="DIR",
+            help="Where machines have their sockets and logs [default: machines beside the socket].",
+        ),
+        click.option(
+            "--cdi-dir",
+            type=_FOLDER,
+            default=Path("/var/run/cdi"),
+            metavar="DIR",
+            help="Write CDI specs of prepared devices there, for container runtimes.",
+        ),
+        click.option(
+            "--socket",
+            type=click.Path(path_type=Path),
+            metavar="PATH",
+            envvar="DEVALLOC_NODE_SOCKET",
+            help="Serve devalloc.node.v1 there, for this user and root only [env: DEVALLOC_NODE_SOCKET; default: "
+            f"{SOCKET} for root, else node.sock in --state].",
+        ),
+        click.option(
+            "--state",
+            type=_FOLDER,
+            metavar="DIR",
+            envvar="DEVALLOC_NODE_STATE",
+            help="Journal, locks and audit log of what was done to the host [env: DEVALLOC_NODE_STATE; default: "
+            "/var/lib/devalloc/node for root, else ~/.local/state/devalloc/node].",
+        ),
+        click.option(
+            "--allow",
+            "allowed",
+            multiple=True,
+            type=click.Choice(_OFFERS),
+            help="Devices of this kind may be taken from the host; repeat for several [default: gpu, vgpu, vf].",
+        ),
+        click.option(
+            "--dry-run", is_flag=True, help="Change nothing on the host: say what would be done, and refuse it."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def node_settings(
+    *,
+    node: str,
+    sysfs_root: Path,
+    kinds: Sequence[str],
+    max_vfs: int | None,
+    allow_shared_groups: bool,
+    allowed: Sequence[str],
+    state: Path | None,
+    socket: Path | None,
+    cdi_dir: Path,
+    machine_dir: Path | None,
+    qemu: str,
+    image_folders: Sequence[Path],
+    qmp_folders: Sequence[Path],
+    grace: float,
+    metrics: str | None,
+    dry_run: bool,
+    resync: float,
+    kubelet: KubeletSettings | None = None,
+) -> NodeSettings:
+    """The settings for the options of ``node_options`` and ``inventory_options``. Raises BadInput."""
+    from devalloc.cli.inventory import settings
+    from devalloc.store.paths import default_path
+    from devalloc_node.binding.config import BindingConfig
+    from devalloc_node.machine.config import MachineConfig
+    from devalloc_node.settings import NodeSettings
+
+    if resync <= 0:
+        raise BadInput("--resync must be more than 0")
+    root = os.geteuid() == 0
+    here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
+    home = (state or default_path(here).parent / "node").absolute()
+    door = (socket or (SOCKET if root else home / SOCKET.name)).absolute()
+    own = BindingConfig(node, allow_shared_groups=allow_shared_groups, max_vfs=max_vfs)
+    return NodeSettings(
+        node,
+        own if not allowed else BindingConfig(node, frozenset(allowed), allow_shared_groups, max_vfs),
+        inventory=settings(kinds, max_vfs, allow_shared_groups),
+        root=sysfs_root,
+        state=home,
+        socket=door,
+        cdi=cdi_dir.absolute(),
+        kubelet=kubelet,
+        machines=MachineConfig(
+            state=home / "machines",
+            run=(machine_dir or door.parent / "machines").absolute(),
+            binary=qemu,
+            # In a dry run no machine is started, which changes the host as well.
+            folders=() if dry_run else tuple(folder.absolute() for folder in image_folders),
+            socket_folders=() if dry_run else tuple(folder.absolute() for folder in qmp_folders),
+        ),
+        metrics=metrics,
+        resync=resync,
+        grace=grace,
+    )

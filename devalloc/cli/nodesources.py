@@ -1,0 +1,119 @@
+"""What the node plugin is run on: the embedded store's claims, or a cluster's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from devalloc.controller.publish import Published
+    from devalloc.store import Store
+    from devalloc.store.sqlite import SQLiteStore
+    from devalloc_node.daemon import Node, Publishing, Source
+    from devalloc_node.host.boundary import Host
+    from devalloc_node.kube.client import Client
+    from devalloc_node.settings import NodeSettings
+
+Say = Callable[[str], None]
+
+
+def host_of(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
+    """This machine, or in a dry run one that only tells what it would do. Says what the plugin cannot do as it runs."""
+    from devalloc.inventory.sight import blind_spot
+    from devalloc_node.host.dryrun import DryRun
+    from devalloc_node.host.files import Files
+    from devalloc_node.host.linux import LinuxHost
+
+    host = LinuxHost(Files(settings.written), settings.root)
+    if os.geteuid() != 0:
+        say("not root: the kernel will refuse to bind, create and reset devices; start it as root to prepare claims")
+    if (blind := blind_spot(host.tree())) is not None:
+        say(f"who uses a device cannot be seen in full, so vGPUs are not taken away: {blind}")
+    return DryRun(host, say) if dry_run else host
+
+
+def store_source(store: Store, node_name: str) -> Source:
+    """The DeviceClaims of a store."""
+    from devalloc.store import NotFound, StoreError
+    from devalloc_node.claims.store_grants import KIND, StoreGrants
+    from devalloc_node.daemon import Source
+    from devalloc_node.errors import Failed
+    from devalloc_node.statuses import ClaimStatuses
+
+    def uid_of(namespace: str, name: str) -> str | None:
+        try:
+            return str(store.get(KIND, namespace, name)["metadata"]["uid"])
+        except NotFound:
+            return None
+        except StoreError as error:
+            raise Failed("StoreUnavailable", f"claim {namespace}/{name} cannot be looked up: {error}") from error
+
+    return Source(KIND, StoreGrants(store, node_name), uid_of, ClaimStatuses(store).update)
+
+
+@contextmanager
+def store_publishing(store: SQLiteStore, node: Node, on_published: Callable[[Published], None]) -> Iterator[Publishing]:
+    """The node's devices as DevicePools of the store."""
+    from devalloc.controller.host import Host, Inventory
+    from devalloc.controller.turn import Turn
+    from devalloc.inventory.events import UdevSource
+    from devalloc_node.daemon import Publishing
+
+    settings = node.settings
+    turn = Turn(store.path, settings.node_name, first=True)
+    with closing(turn), closing(UdevSource()) as events:
+        inventory = Inventory(settings.node_name, node.discover, first=True)
+        host = Host(store, inventory, events, turn, resync=settings.resync, on_published=on_published)
+        yield Publishing((host.watch, host.repair), host.rescan)
+
+
+def cluster_source(client: Client, driver: str, node_name: str) -> Source:
+    """The ResourceClaims of a cluster."""
+    from devalloc_node.daemon import Source
+    from devalloc_node.errors import Failed
+    from devalloc_node.kube.client import ApiError, segment
+    from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants
+
+    def uid_of(namespace: str, name: str) -> str | None:
+        try:
+            return str(client.get(CLAIMS.format(segment(namespace), segment(name)))["metadata"]["uid"])
+        except ApiError as error:
+            if error.is_not_found:
+                return None
+            raise Failed("ApiUnavailable", f"ResourceClaim {namespace}/{name} cannot be read: {error}") from None
+
+    return Source("ResourceClaim", ResourceClaimGrants(client, driver, node_name), uid_of)
+
+
+@contextmanager
+def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publishing]:
+    """The node's devices as ResourceSlices of the cluster."""
+    from devalloc.inventory import Known
+    from devalloc.inventory.events import UdevSource
+    from devalloc.inventory.watch import InventoryWatcher, WatchSettings
+    from devalloc_node.daemon import Publishing
+    from devalloc_node.kube.publisher import SlicePublisher
+
+    publisher = SlicePublisher(client, driver, node.settings.node_name)
+    with closing(UdevSource()) as events:
+        watcher = InventoryWatcher(
+            lambda: node.discover(Known()),
+            lambda found: publisher.set(found.pools),
+            source=events,
+            settings=WatchSettings(resync=node.settings.resync),
+        )
+        yield Publishing((watcher.run, *publisher.loops), lambda: watcher.rescan(republish=True))
+
+
+def connect(kubeconfig: Path | None) -> Client:
+    """The cluster of a kubeconfig, or that of the pod that this runs in. Raises Failed."""
+    from devalloc.cli.verb import Failed
+    from devalloc_node.kube.client import ApiError, Client
+
+    try:
+        return Client.connect(kubeconfig)
+    except ApiError as error:
+        raise Failed(f"no way to the API server: {error}") from error

@@ -1,0 +1,169 @@
+"""The whole plugin on the embedded store: pools published, a claim allocated, prepared and given back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from devalloc.cli.nodesources import store_publishing, store_source
+from devalloc.controller.allocate import Allocator
+from devalloc.controller.publish import Published
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.daemon import Node, opened
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.pb.node_pb2_grpc import NodeStub
+from devalloc_node.settings import NodeSettings
+from tests.support import cards
+from tests.support.fakehost import FakeHost, LocalHost
+from tests.support.faketree import memory_folder
+
+NODE = "node-a"
+POOL = "node-a-0000-01-00"
+GPU = ("0000:01:00.0", "0000:01:00.1")
+CLASS = {
+    "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "gpu"},
+    "spec": {"constraints": "device.kind == 'gpu'"},
+}
+CLAIM = {
+    "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+    "kind": "DeviceClaim",
+    "metadata": {"namespace": "default", "name": "training"},
+    "spec": {"claims": [{"deviceClass": "gpu"}]},
+}
+
+
+class Bed:
+    """A host with a GPU, a store, and an instance of the plugin between them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = NodeSettings(
+            NODE,
+            BindingConfig(NODE),
+            root=folder / "host",
+            state=folder / "state",
+            machines=MachineConfig(state=folder / "state" / "machines", run=folder / "run"),
+            socket=folder / "node.sock",
+            cdi=folder / "cdi",
+        )
+        self.host = FakeHost(folder / "host", folders=self.settings.written)
+        for card in (cards.gpu(iommu_group=15), cards.gpu_audio(iommu_group=15)):
+            self.host.add(card)
+        self.host.proc("sys/kernel/random/boot_id", "boot-1\n")
+        self.before = self.host.snapshot()
+        self.store = SQLiteStore(folder / "devalloc.db")
+        self.published: list[Published] = []
+
+    @contextmanager
+    def running(self) -> Iterator[tuple[Node, NodeStub]]:
+        with opened(self.settings, LocalHost(self.host), store_source(self.store, NODE)) as node:
+            serving = threading.Event()
+            with store_publishing(self.store, node, self.published.append) as publishing:
+                thread = threading.Thread(target=node.run, args=(publishing, lambda text: serving.set()))
+                thread.start()
+                try:
+                    assert serving.wait(10)
+                    with grpc.insecure_channel(f"unix:{self.settings.socket}") as channel:
+                        yield node, NodeStub(channel)
+                finally:
+                    node.stop()
+                    thread.join(20)
+                assert not thread.is_alive()
+
+    def drivers(self) -> set[str | None]:
+        return {self.host.functions[address].driver for address in GPU if address in self.host.functions}
+
+    def unavailable(self) -> str | None:
+        """Why the pool's GPU is not to be had, as published."""
+        spec = self.store.get("DevicePool", None, POOL)["spec"]
+        entries = [*spec.get("attributes", ()), *(e for d in spec["devices"] for e in d.get("attributes", ()))]
+        return next((e["stringValue"] for e in entries if e["name"] == "devalloc.io/unavailable"), None)
+
+    def conditions(self) -> dict[str, str]:
+        status = self.store.get("DeviceClaim", "default", "training").get("status", {})
+        found = [each for device in status.get("deviceStatuses", ()) for each in device.get("conditions", ())]
+        return {each["type"]: each["status"] for each in found}
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    for _ in range(2000):
+        if holds():
+            return
+        time.sleep(0.005)
+    pytest.fail(f"never: {what}")
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    with memory_folder() as folder:
+        bed = Bed(Path(folder))
+        with closing(bed.store):
+            yield bed
+
+
+def allocated(bed: Bed) -> pb.ClaimRef:
+    """The claim, once the plugin's pool is there and the allocator had its round."""
+    until(lambda: len(bed.store.list("DevicePool").objects) == 1, "the pool is published")
+    bed.store.create(CLASS)
+    bed.store.create(CLAIM)
+    Allocator(bed.store).round()
+    assert bed.store.get("DeviceClaim", "default", "training")["status"]["allocations"]
+    return pb.ClaimRef(namespace="default", name="training")
+
+
+def test_a_claim_from_publication_to_the_initial_state(bed: Bed) -> None:
+    with bed.running() as (_, stub):
+        ref = allocated(bed)
+        bed.host.add(cards.nic())
+        before = bed.host.snapshot()
+
+        reply = stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref), timeout=30)
+        assert reply.result.outcome == pb.Result.DONE, reply.result
+        assert bed.drivers() == {"vfio-pci"}
+        until(lambda: bed.conditions() == {"Ready": "True", "Healthy": "True"}, "the device is well")
+
+        looked = stub.Rescan(pb.RescanRequest(), timeout=30)
+        assert (looked.result.outcome, looked.pools) == (pb.Result.DONE, 2)
+        assert bed.unavailable() is None, "what its own claim uses is not in use by others"
+
+        reply = stub.UnprepareClaim(pb.UnprepareClaimRequest(claim=ref), timeout=30)
+        assert reply.result.outcome == pb.Result.DONE, reply.result
+        assert bed.host.snapshot() == before
+        until(lambda: bed.conditions()["Ready"] == "False", "the claim says that its device is not prepared")
+    assert not bed.store.get("DeviceClaim", "default", "training")["metadata"].get("finalizers")
+
+
+def test_a_prepared_device_that_loses_its_driver_is_withheld_until_it_is_well(bed: Bed) -> None:
+    with bed.running() as (node, stub):
+        ref = allocated(bed)
+        assert stub.PrepareClaim(pb.PrepareClaimRequest(claim=ref), timeout=30).result.outcome == pb.Result.DONE
+        until(lambda: bed.conditions().get("Healthy") == "True", "the device is well")
+        bed.host.unbind("vfio-pci", GPU[0])
+        node.rescan()
+        until(lambda: bed.conditions().get("Healthy") == "False", "the claim says that its device is unwell")
+        until(lambda: "unhealthy" in (bed.unavailable() or ""), "the pool says that the device is unwell")
+        (device,) = stub.ListDevices(pb.ListDevicesRequest(), timeout=30).devices
+        assert (device.device, device.health) == ("0000-01-00-0", pb.Device.UNHEALTHY)
+        bed.host.bind("vfio-pci", GPU[0])
+        node.rescan()
+        until(lambda: bed.conditions().get("Healthy") == "True", "the device is well again")
+        until(lambda: bed.unavailable() is None, "the pool offers it again")
+
+
+def test_the_node_tells_about_itself(bed: Bed) -> None:
+    with bed.running() as (_, stub):
+        about = stub.GetNode(pb.GetNodeRequest(), timeout=30)
+    assert (about.node_name, about.boot_id) == (NODE, "boot-1")
+    assert list(about.allowed_kinds) == ["gpu", "vf", "vgpu"]
+    assert about.journal.prepared_claims == 0
+    assert about.journal.path == str(bed.folder / "state" / "journal.db")
