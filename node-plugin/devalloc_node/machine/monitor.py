@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from qemu.qmp import EventListener, ExecuteError, QMPClient, QMPError
 
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 
 Event = Mapping[str, Any]
 """As QEMU sends it: ``{"event", "data", "timestamp"}``."""
@@ -155,6 +155,10 @@ class QmpMonitor:
 
     def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline) -> Any:
         what = f"{command} to QEMU of machine {self._machine}"
+        try:
+            json.dumps(arguments)
+        except (TypeError, ValueError) as error:
+            raise Failed("MonitorMisused", f"{what} cannot be sent: {error}", retryable=False) from None
         with self._lock:
             self._open(deadline)
             limit = deadline.capped(self._command_seconds).seconds
@@ -167,11 +171,9 @@ class QmpMonitor:
                 raise Unknown(
                     "MonitorSilent", f"no answer to {what} within {limit:.1f} s: it hangs, or the host is too busy"
                 ) from None
-            except (QMPError, OSError, EOFError, RuntimeError) as error:
+            except Exception as error:  # what is no JSON, or no text at all, comes as anything
                 self._drop()
                 raise Unknown("MonitorLost", f"the line broke during {what}: {_short(error)}") from None
-            except (TypeError, ValueError) as error:
-                raise Failed("MonitorMisused", f"{what} cannot be sent: {error}", retryable=False) from None
 
     @contextmanager
     def expect(self, *names: str) -> Iterator[Events]:
@@ -211,14 +213,14 @@ class QmpMonitor:
                 f"QEMU of machine {self._machine} does not greet on {self._path} within {limit:.1f} s: "
                 "it hangs, or another client holds its monitor",
             ) from None
-        except (QMPError, OSError, EOFError) as error:
+        except NodeError:
+            _shut(line)
+            raise
+        except Exception as error:
             _shut(line)
             raise Failed(
                 "MonitorUnreachable", f"what listens on {self._path} does not greet as QEMU does: {_short(error)}"
             ) from None
-        except BaseException:
-            _shut(line)
-            raise
         self._client, self._socket = client, line
 
     def _drop(self) -> None:
@@ -231,7 +233,7 @@ class QmpMonitor:
         if line is not None:
             with suppress(OSError):  # first, so that neither a full buffer nor a hung QEMU can hold the goodbye up
                 line.shutdown(socket.SHUT_RDWR)
-        with suppress(QMPError, OSError, EOFError, RuntimeError, TimeoutError):
+        with suppress(Exception):  # it tells once more what broke the line
             _LOOP.run(asyncio.wait_for(client.disconnect(), 2.0))
         for listener, _ in self._listening:
             with suppress(ValueError, QMPError):

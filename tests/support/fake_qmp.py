@@ -1,0 +1,319 @@
+"""A QEMU as its monitor shows it: a real socket, QMP spoken over it, and a guest that obeys, refuses or says nothing.
+
+Only what the node plugin asks is known; every other command is the error that QEMU gives. ``trouble`` makes one command
+go wrong in the ways that a real one can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+BLOCK = 2 << 20
+GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}, "package": ""}, "capabilities": ["oob"]}}
+
+Trouble = Literal["hang", "die", "garbage", "huge", "late"]
+
+
+class Error(Exception):
+    """What QEMU answers instead of a value."""
+
+    def __init__(self, text: str, kind: str = "GenericError") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class FakeQemu:
+    """One machine. Its socket is at ``path`` from the moment it is made."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        ports: int = 4,
+        cpus: int = 1,
+        most_cpus: int = 4,
+        base: int = 512 << 20,
+        room: int = 2 << 30,
+    ) -> None:
+        self.path = path
+        self.guest: Literal["obeys", "refuses", "silent"] = "obeys"
+        """What it does about devices and CPUs that are to be given back."""
+        self.native = False
+        """Hot-plug as PCIe has it: a second device_del is refused while the first is under way."""
+        self.loses_events = False
+        self.trouble: dict[str, Trouble] = {}
+        self.stuck_at: int | None = None
+        """Bytes at which virtio-mem moves no further."""
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        """All commands but those that only ask."""
+        self.devices: dict[str, dict[str, Any]] = {}
+        self.leaving: set[str] = set()
+        self.backends: dict[str, str] = {}
+        self.ports = [f"port{n}" for n in range(ports)]
+        self.cpus: dict[int, str | None] = {n: f"/machine/unattached/device[{n}]" for n in range(cpus)}
+        self.most_cpus = most_cpus
+        self.base, self.room, self.size, self.requested = base, room, 0, 0
+        self.status = "running"
+        self.uuid = "00000000-0000-0000-0000-000000000000"
+        self.connections = 0
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(path))
+        self._server.listen(8)
+        self._clients: list[socket.socket] = []
+        self._mutex = threading.RLock()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """As when QEMU ends."""
+        for each in (self._server, *self._clients):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def event(self, name: str, **data: Any) -> None:
+        if not self.loses_events:
+            self._send({"event": name, "data": data, "timestamp": {"seconds": 1, "microseconds": 0}})
+
+    def let_go(self, name: str) -> None:
+        """The guest has let go of a device: QEMU removes it and, of a card, its children first."""
+        with self._mutex:
+            slot = self.devices.pop(name, {}).get("bus")
+            self.leaving.discard(name)
+            siblings = [other for other, device in self.devices.items() if slot and device.get("bus") == slot]
+        self.event("DEVICE_DELETED", path=f"/machine/peripheral/{name}/child")
+        for other in siblings:
+            self.let_go(other)
+        self.event("DEVICE_DELETED", device=name, path=f"/machine/peripheral/{name}")
+
+    # The wire: one client at a time, as QEMU has it.
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._clients = [client]
+            with contextlib.suppress(OSError, ValueError):
+                self._talk(client)
+            client.close()
+
+    def _talk(self, client: socket.socket) -> None:
+        if self._wrong(client, "greeting"):
+            return
+        self._send(GREETING)
+        buffer = b""
+        decoder = json.JSONDecoder()
+        while True:
+            more = client.recv(65536)
+            if not more:
+                return
+            buffer += more
+            while text := buffer.decode().lstrip():
+                try:
+                    message, end = decoder.raw_decode(text)
+                except ValueError:
+                    break
+                buffer = text[end:].encode()
+                if not self._answer(client, message):
+                    return
+
+    def _answer(self, client: socket.socket, message: dict[str, Any]) -> bool:
+        command, arguments = message["execute"], message.get("arguments", {})
+        reply: dict[str, Any] = {"id": message["id"]} if "id" in message else {}
+        if self._wrong(client, command):
+            return False
+        try:
+            reply["return"] = self._do(command, arguments)
+        except Error as error:
+            reply["error"] = {"class": error.kind, "desc": str(error)}
+        self._send(reply)
+        return True
+
+    def _wrong(self, client: socket.socket, command: str) -> bool:
+        """Go wrong in the way that is asked for; whether the line is of no use any more."""
+        match self.trouble.get(command):
+            case "hang":
+                while client.recv(65536):  # until the other side gives up
+                    pass
+                return True
+            case "die":
+                self.close()
+                return True
+            case "garbage":
+                client.sendall(b"\x00\xff{ no JSON\r\n")
+                return True
+            case "huge":
+                client.sendall(b'{"return": "' + b"x" * (5 << 20) + b'"}\r\n')
+                return True
+            case "late":
+                time.sleep(0.5)
+        return False
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        for client in self._clients:
+            with contextlib.suppress(OSError):
+                client.sendall(json.dumps(message).encode() + b"\r\n")
+
+    # What it does.
+
+    def _do(self, command: str, a: dict[str, Any]) -> Any:
+        if not command.startswith(("query-", "qom-list", "qom-get", "qmp_")):
+            self.said.append((command, a))
+        action: Callable[[dict[str, Any]], Any] | None = getattr(self, "_do_" + command.replace("-", "_"), None)
+        if action is None:
+            raise Error(f"The command {command} has not been found", "CommandNotFound")
+        with self._mutex:
+            return action(a)
+
+    def _do_qmp_capabilities(self, a: dict[str, Any]) -> Any:
+        return {}
+
+    def _do_query_status(self, a: dict[str, Any]) -> Any:
+        return {"status": self.status, "running": self.status == "running", "singlestep": False}
+
+    def _do_query_uuid(self, a: dict[str, Any]) -> Any:
+        return {"UUID": self.uuid}
+
+    def _do_cont(self, a: dict[str, Any]) -> Any:
+        self.status = "running"
+        return {}
+
+    def _do_qom_list(self, a: dict[str, Any]) -> Any:
+        path = a["path"].removeprefix("/machine/")
+        if path == "peripheral":
+            there = [*((port, "pcie-root-port") for port in self.ports)]
+            there += [(name, device["driver"]) for name, device in self.devices.items()]
+            if self.room:
+                there.append(("vmem0", "virtio-mem-pci"))
+            return [{"name": name, "type": f"child<{kind}>"} for name, kind in there]
+        if path == "peripheral-anon":
+            return []
+        port = path.split("/")[1]
+        if path.count("/") == 1:
+            return [{"name": "type", "type": "string"}, {"name": port, "type": "child<PCIE>"}]
+        on = [device for device in self.devices.values() if device.get("bus") == port]
+        return [{"name": f"child[{n}]", "type": f"link<{device['driver']}>"} for n, device in enumerate(on)]
+
+    def _do_qom_get(self, a: dict[str, Any]) -> Any:
+        name = a["path"].rpartition("/")[2]
+        if name == "vmem0":
+            self._move()
+            return {"size": self.size, "requested-size": self.requested}[a["property"]]
+        if name not in self.devices:
+            raise Error(f"Device '{name}' not found", "DeviceNotFound")
+        bus = self.devices[name]["bus"]
+        return {"parent_bus": f"/machine/peripheral/{bus}/{bus}", "realized": True}[a["property"]]
+
+    def _do_qom_set(self, a: dict[str, Any]) -> Any:
+        if a["value"] > self.room or a["value"] % BLOCK:
+            raise Error(f"'requested-size' cannot exceed the memory backend size ({self.room:#x})")
+        self.requested = a["value"]
+        return {}
+
+    def _move(self) -> None:
+        """As far towards what is requested as the guest goes."""
+        stop = self.stuck_at
+        between = stop is not None and min(self.size, self.requested) < stop < max(self.size, self.requested)
+        if stop is not None and (between or self.size == stop):
+            self.size = stop
+        else:
+            self.size = self.requested
+
+    def _do_query_memory_devices(self, a: dict[str, Any]) -> Any:
+        if not self.room:
+            return []
+        self._move()
+        data = {"id": "vmem0", "block-size": BLOCK, "size": self.size, "requested-size": self.requested}
+        return [{"type": "virtio-mem", "data": {**data, "max-size": self.room, "node": 0}}]
+
+    def _do_query_memory_size_summary(self, a: dict[str, Any]) -> Any:
+        dimms = sum(int(self.backends[d["memdev"]]) for d in self.devices.values() if d["driver"] == "pc-dimm")
+        return {"base-memory": self.base, "plugged-memory": self.size + dimms}
+
+    def _do_query_hotpluggable_cpus(self, a: dict[str, Any]) -> Any:
+        slots = []
+        for number in reversed(range(self.most_cpus)):
+            slot = {"type": "max-x86_64-cpu", "vcpus-count": 1}
+            slot["props"] = {"socket-id": 0, "core-id": number, "thread-id": 0, "node-id": 0}
+            if number in self.cpus:
+                slot["qom-path"] = self.cpus[number]
+            slots.append(slot)
+        return slots
+
+    def _do_device_add(self, a: dict[str, Any]) -> Any:
+        name = a["id"]
+        if name in self.devices or name in (path.rpartition("/")[2] for path in self.cpus.values() if path):
+            raise Error(f"Duplicate device ID '{name}'")
+        if a["driver"].endswith("-cpu"):
+            self.cpus[a["core-id"]] = f"/machine/peripheral/{name}"
+            return {}
+        if a["driver"] == "no-such-device":
+            raise Error("'no-such-device' is not a valid device model name")
+        if a["driver"] == "pc-dimm" and a["memdev"] not in self.backends:
+            raise Error(f"object '{a['memdev']}' not found")
+        self.devices[name] = dict(a)
+        return {}
+
+    def _do_device_del(self, a: dict[str, Any]) -> Any:
+        name = a["id"]
+        cpus = {path.rpartition("/")[2]: number for number, path in self.cpus.items() if path}
+        if name not in self.devices and name not in cpus:
+            raise Error(f"Device '{name}' not found", "DeviceNotFound")
+        if name in self.leaving and self.native:
+            raise Error(f"Device {name} is already in the process of unplug")
+        self.leaving.add(name)
+        # QEMU's events may overtake its answer, and so do these.
+        if self.guest == "refuses" and name in cpus:
+            told = {"device": name, "source": 3, "status": 1, "slot": "1", "slot-type": "CPU"}
+            self.event("ACPI_DEVICE_OST", info=told)
+        elif self.guest == "refuses":
+            self.event("DEVICE_UNPLUG_GUEST_ERROR", device=name, path=f"/machine/peripheral/{name}")
+        elif self.guest == "obeys" and name in cpus:
+            del self.cpus[cpus[name]]
+            self.event("DEVICE_DELETED", path=f"/machine/peripheral/{name}/lapic")
+        elif self.guest == "obeys":
+            self.let_go(name)
+        return {}
+
+    def _backend(self, name: str, content: str) -> Any:
+        if name in self.backends:
+            raise Error(f"Duplicate ID '{name}'")
+        self.backends[name] = content
+        return {}
+
+    def _do_object_add(self, a: dict[str, Any]) -> Any:
+        if a["id"] in self.backends:
+            raise Error(f"attempt to add duplicate property '{a['id']}' to object (type 'container')")
+        self.backends[a["id"]] = str(a["size"])
+        return {}
+
+    def _do_object_del(self, a: dict[str, Any]) -> Any:
+        del self.backends[a["id"]]
+        return {}
+
+    def _do_netdev_add(self, a: dict[str, Any]) -> Any:
+        return self._backend(a["id"], a["type"])
+
+    def _do_netdev_del(self, a: dict[str, Any]) -> Any:
+        del self.backends[a["id"]]
+        return {}
+
+    def _do_blockdev_add(self, a: dict[str, Any]) -> Any:
+        return self._backend(a["node-name"], a["driver"])
+
+    def _do_blockdev_del(self, a: dict[str, Any]) -> Any:
+        del self.backends[a["node-name"]]
+        return {}
+
+    def _do_query_pci(self, a: dict[str, Any]) -> Any:
+        return []

@@ -1,0 +1,168 @@
+"""The line to QEMU: three kinds of answers kept apart, however QEMU behaves."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.machine.monitor import Peer, QmpMonitor, Refused
+from tests.support.fake_qmp import FakeQemu, Trouble
+
+
+@pytest.fixture
+def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
+    machine = FakeQemu(tmp_path / "qmp")
+    yield machine
+    machine.close()
+
+
+@pytest.fixture
+def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
+    monitor = QmpMonitor("default/m", str(qemu.path))
+    yield monitor
+    monitor.close()
+
+
+def soon(seconds: float = 5.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+def test_an_answer_is_given_and_an_error_of_qemu_is_denied_with_its_words(line: QmpMonitor) -> None:
+    assert line.execute("query-status", deadline=soon())["status"] == "running"
+    with pytest.raises(Refused) as refused:
+        line.execute("device_del", {"id": "nothing"}, deadline=soon())
+    assert refused.value.kind == "DeviceNotFound"
+    assert "default/m" in str(refused.value)
+    assert "Device 'nothing' not found" in str(refused.value)
+    assert line.execute("query-status", deadline=soon())["running"] is True
+
+
+@pytest.mark.parametrize("trouble", ["hang", "die", "garbage", "huge"])
+def test_a_command_without_an_answer_is_unknown_never_denied(
+    qemu: FakeQemu, line: QmpMonitor, trouble: Trouble
+) -> None:
+    line.execute("query-status", deadline=soon())
+    qemu.trouble["cont"] = trouble
+    with pytest.raises(Unknown) as unknown:
+        line.execute("cont", deadline=soon(0.3))
+    assert "cont" in str(unknown.value)
+    assert unknown.value.retryable
+
+
+def test_after_a_broken_line_the_next_command_opens_another(qemu: FakeQemu, line: QmpMonitor) -> None:
+    qemu.trouble["cont"] = "garbage"
+    with pytest.raises(Unknown):
+        line.execute("cont", deadline=soon())
+    qemu.trouble.clear()
+    assert line.execute("query-status", deadline=soon())["running"]
+    assert qemu.connections == 2
+
+
+@pytest.mark.parametrize("trouble", ["garbage", "huge"])
+def test_who_does_not_greet_as_qemu_does_was_asked_nothing(qemu: FakeQemu, line: QmpMonitor, trouble: Trouble) -> None:
+    qemu.trouble["greeting"] = trouble
+    with pytest.raises(Failed) as failed:
+        line.execute("cont", deadline=soon())
+    assert failed.value.code == "MonitorUnreachable"
+    assert qemu.said == []
+
+
+def test_a_qemu_that_hangs_before_its_greeting_costs_no_longer_than_the_deadline(
+    qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    qemu.trouble["greeting"] = "hang"
+    with pytest.raises(Unknown) as unknown:
+        line.execute("cont", deadline=soon(0.2))
+    assert unknown.value.code == "MonitorSilent"
+    assert "another client" in str(unknown.value)
+
+
+def test_nobody_listening_is_failed(tmp_path: Path) -> None:
+    with pytest.raises(Failed) as failed:
+        QmpMonitor("default/m", str(tmp_path / "none")).execute("cont", deadline=soon())
+    assert failed.value.code == "MonitorUnreachable"
+
+
+def test_a_stranger_is_told_nothing(qemu: FakeQemu) -> None:
+    seen: list[Peer] = []
+
+    def check(peer: Peer) -> None:
+        seen.append(peer)
+        raise Denied("SocketNotOurs", "a stranger")
+
+    monitor = QmpMonitor("default/m", str(qemu.path), check=check)
+    with pytest.raises(Denied, match="a stranger"):
+        monitor.execute("cont", deadline=soon())
+    assert seen == [Peer(os.getpid(), os.geteuid())]
+    assert qemu.said == []
+
+
+def test_events_are_heard_from_before_the_command_that_causes_them(qemu: FakeQemu, line: QmpMonitor) -> None:
+    line.execute("netdev_add", {"id": "n", "type": "user"}, deadline=soon())
+    line.execute("device_add", {"driver": "virtio-net-pci", "id": "x", "bus": "port0"}, deadline=soon())
+    with line.expect("DEVICE_DELETED") as events:
+        line.execute("device_del", {"id": "x"}, deadline=soon())
+        heard = [events.next(soon()), events.next(soon())]
+        assert [event and event["data"].get("device") for event in heard] == [None, "x"]
+        assert events.next(soon(0.05)) is None
+    qemu.event("DEVICE_DELETED", device="earlier")
+    line.execute("query-status", deadline=soon())  # its answer comes after the event
+    with line.expect("DEVICE_DELETED") as events:
+        assert events.next(soon(0.05)) is None, "an event from before is not one of this wait"
+
+
+def test_who_waits_for_an_event_is_told_when_the_line_breaks(qemu: FakeQemu, line: QmpMonitor) -> None:
+    qemu.trouble["cont"] = "die"
+    with line.expect("DEVICE_DELETED") as events:
+        line.execute("query-status", deadline=soon())
+        with pytest.raises(Unknown):
+            line.execute("cont", deadline=soon())
+        with pytest.raises(Unknown) as unknown:
+            events.next(soon())
+    assert unknown.value.code == "MonitorLost"
+
+
+def test_a_late_answer_is_never_taken_for_the_next_commands(qemu: FakeQemu, line: QmpMonitor) -> None:
+    qemu.trouble["query-uuid"] = "late"
+    with pytest.raises(Unknown):
+        line.execute("query-uuid", deadline=soon(0.1))
+    assert "status" in line.execute("query-status", deadline=soon())
+
+
+def test_threads_share_a_line_and_each_gets_its_own_answer(qemu: FakeQemu, line: QmpMonitor) -> None:
+    answers: list[str] = []
+
+    def ask(number: int) -> None:
+        command, key = ("query-uuid", "UUID") if number % 2 else ("query-status", "status")
+        answers.append(str(line.execute(command, deadline=soon(20))[key]))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == sorted([qemu.uuid] * 8 + ["running"] * 8)
+    assert qemu.connections == 1
+
+
+def test_a_line_that_is_given_back_is_free_for_another_client(qemu: FakeQemu, line: QmpMonitor) -> None:
+    line.execute("query-status", deadline=soon())
+    other = QmpMonitor("default/m", str(qemu.path))
+    with pytest.raises(Unknown, match="another client"):
+        other.execute("query-status", deadline=soon(0.2))
+    line.close()
+    began = time.monotonic()
+    while True:
+        try:
+            assert other.execute("query-status", deadline=soon())["running"]
+            break
+        except Failed:
+            assert time.monotonic() - began < 20
+    other.close()

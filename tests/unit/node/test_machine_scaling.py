@@ -1,0 +1,348 @@
+"""Devices, CPUs and memory of a running machine, where the guest obeys, refuses, says nothing, or QEMU hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, NodeError, Unknown
+from devalloc_node.machine import cpu, devices, memory, pci
+from devalloc_node.machine.monitor import QmpMonitor, Refused
+from devalloc_node.machine.spec import Disk
+from devalloc_node.prepared import PreparedDevice
+from tests.support.fake_qmp import FakeQemu
+
+GIB = 1 << 30
+MIB = 1 << 20
+KEY = "default/m"
+
+
+@pytest.fixture
+def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
+    machine = FakeQemu(tmp_path / "qmp")
+    yield machine
+    machine.close()
+
+
+@pytest.fixture
+def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
+    monitor = QmpMonitor(KEY, str(qemu.path))
+    yield monitor
+    monitor.close()
+
+
+def soon(seconds: float = 5.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+def card(name: str = "card", functions: int = 1) -> pci.PciDevice:
+    addresses = tuple(f"0000:41:00.{n}" for n in range(functions))
+    return pci.passed_through(name, PreparedDevice((), "pool", "device", "vfio", addresses))
+
+
+# Devices.
+
+
+def test_a_device_goes_to_the_first_free_port_and_is_told_done_when_qemu_shows_it(
+    qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    assert devices.plug(line, KEY, card("a"), soon()) == "port0"
+    assert devices.plug(line, KEY, card("b"), soon()) == "port1"
+    assert qemu.devices["b.f0"]["host"] == "0000:41:00.0"
+    assert devices.plug(line, KEY, card("b"), soon()) == "port1", "again is success, and nothing is done"
+    assert len(qemu.said) == 2
+
+
+def test_a_card_of_several_functions_is_one_device_with_its_main_function_last(
+    qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    devices.plug(line, KEY, card(functions=3), soon())
+    added = [(a["host"], a["addr"], a.get("multifunction")) for _, a in qemu.said]
+    assert added == [
+        ("0000:41:00.2", "0x0.2", None),
+        ("0000:41:00.1", "0x0.1", None),
+        ("0000:41:00.0", "0x0", True),
+    ]
+    devices.unplug(line, KEY, "card", soon())
+    assert qemu.devices == {}
+
+
+def test_a_plug_that_was_cut_off_half_way_is_done_anew(qemu: FakeQemu, line: QmpMonitor) -> None:
+    line.execute("device_add", {"driver": "vfio-pci", "id": "card.f1", "bus": "port2"}, deadline=soon())
+    assert devices.plug(line, KEY, card(functions=2), soon()) == "port0"
+    assert {name: device["bus"] for name, device in qemu.devices.items()} == {"card.f0": "port0", "card.f1": "port0"}
+
+
+def test_what_qemu_refuses_leaves_nothing_behind(qemu: FakeQemu, line: QmpMonitor, tmp_path: Path) -> None:
+    bad = pci.PciDevice("x", ({"driver": "no-such-device"}, {"driver": "virtio-rng-pci"}))
+    disk = pci.plain_disk("y", Disk("/x", "raw"), "/x")
+    bad_disk = pci.PciDevice("y", ({"driver": "no-such-device"},), disk.backends)
+    for device in (bad, bad_disk):
+        with pytest.raises(Refused, match="not a valid device model"):
+            devices.plug(line, KEY, device, soon())
+    assert (qemu.devices, qemu.backends) == ({}, {})
+
+
+def test_a_disk_is_opened_as_it_was_said_to_be_and_goes_with_all_that_it_stood_on(
+    qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    disk = pci.plain_disk("data", Disk("/images/d", "qcow2", device="nvme"), "/images/d")
+    devices.plug(line, KEY, disk, soon())
+    assert qemu.backends == {"data-file": "file", "data-disk": "qcow2"}
+    assert dict(qemu.said)["blockdev-add"]["backing"] is None
+    devices.unplug(line, KEY, "data", soon())
+    devices.remove_backends(line, disk, soon())
+    assert (qemu.devices, qemu.backends) == ({}, {})
+
+
+def test_no_free_port_is_denied_before_anything_is_done(qemu: FakeQemu, line: QmpMonitor) -> None:
+    for number in range(4):
+        devices.plug(line, KEY, card(f"c{number}"), soon())
+    said = len(qemu.said)
+    with pytest.raises(Denied) as denied:
+        devices.plug(line, KEY, pci.plain_nic("n"), soon())
+    assert (denied.value.code, denied.value.retryable) == ("NoFreePciSlot", True)
+    assert len(qemu.said) == said
+
+
+def test_a_machine_without_ports_is_said_to_need_them(tmp_path: Path) -> None:
+    qemu = FakeQemu(tmp_path / "q", ports=0)
+    line = QmpMonitor(KEY, str(qemu.path))
+    with pytest.raises(Denied, match="pciSlots") as denied:
+        devices.plug(line, KEY, card(), soon())
+    assert not denied.value.retryable
+    line.close()
+    qemu.close()
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_guest_that_says_nothing_keeps_the_device_and_a_second_try_may_succeed(
+    qemu: FakeQemu, line: QmpMonitor, native: bool
+) -> None:
+    qemu.native, qemu.guest = native, "silent"
+    devices.plug(line, KEY, card(), soon())
+    with pytest.raises(Denied) as denied:
+        devices.unplug(line, KEY, "card", soon(0.1))
+    assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
+    assert KEY in str(denied.value)
+    assert "card.f0" in qemu.devices
+    # The second request is accepted (ACPI) or refused as under way (native): both wait for the same event.
+    threading.Timer(0.1, qemu.let_go, ["card.f0"]).start()
+    devices.unplug(line, KEY, "card", soon())
+    assert qemu.devices == {}
+
+
+def test_a_guest_that_refuses_is_believed_at_once(qemu: FakeQemu, line: QmpMonitor) -> None:
+    qemu.guest = "refuses"
+    devices.plug(line, KEY, card(), soon())
+    with pytest.raises(Denied, match="refuses") as denied:
+        devices.unplug(line, KEY, "card", soon(60))
+    assert denied.value.code == "GuestRefused"
+
+
+def test_events_of_other_devices_and_of_children_are_not_taken_for_the_devices_own(
+    qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    qemu.guest = "silent"
+    devices.plug(line, KEY, card("a"), soon())
+    devices.plug(line, KEY, card("b"), soon())
+    threading.Timer(0.05, qemu.let_go, ["b.f0"]).start()
+    with pytest.raises(Denied):
+        devices.unplug(line, KEY, "a", soon(0.3))
+    assert set(qemu.devices) == {"a.f0"}
+
+
+def test_a_device_whose_event_was_lost_is_seen_to_be_gone(qemu: FakeQemu, line: QmpMonitor) -> None:
+    devices.plug(line, KEY, card(), soon())
+    qemu.loses_events = True
+    devices.unplug(line, KEY, "card", soon())
+    devices.unplug(line, KEY, "card", soon())  # what is gone is gone
+
+
+def test_a_qemu_that_hangs_is_unknown_whichever_way_it_goes(qemu: FakeQemu, line: QmpMonitor) -> None:
+    qemu.trouble["device_add"] = "hang"
+    with pytest.raises(Unknown):
+        devices.plug(line, KEY, card(), soon(0.3))
+    qemu.trouble = {"device_del": "hang"}
+    devices.plug(line, KEY, card(), soon())
+    with pytest.raises(Unknown):
+        devices.unplug(line, KEY, "card", soon(0.3))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "a,b=c", "1a", "a" * 70, "ä"])
+def test_an_id_that_qemu_would_not_take_never_gets_there(name: str) -> None:
+    with pytest.raises(Denied):
+        pci.plain_nic(name)
+
+
+def test_ids_of_devices_of_claims_are_the_same_every_time_and_no_two_alike() -> None:
+    ids = {pci.device_id("u", *words) for words in (("p", "d"), ("p", "e"), ("pd", ""), ("p", "d", "s"))}
+    assert len(ids) == 4
+    assert all(pci.checked_id(name) == name for name in ids)
+    assert pci.device_id("u", "p", "d") in ids
+
+
+def test_what_only_an_administrator_looks_at_cannot_be_plugged_in() -> None:
+    with pytest.raises(Denied, match="none"):
+        pci.passed_through("x", PreparedDevice((), "pool", "d", "none", ("0000:41:00.0",), admin=True))
+    mdev = PreparedDevice((), "pool", "d", "mdev", sysfsdev="bus/mdev/devices/83b8f4f2")
+    assert pci.passed_through("x", mdev).functions[0]["sysfsdev"] == "/sys/bus/mdev/devices/83b8f4f2"
+
+
+# CPUs.
+
+
+def test_cpus_come_lowest_slot_first_and_go_highest_first(qemu: FakeQemu, line: QmpMonitor) -> None:
+    assert cpu.scale(line, KEY, 3, soon()) == 3
+    assert [a["core-id"] for _, a in qemu.said] == [1, 2]
+    assert cpu.scale(line, KEY, 2, soon()) == 2
+    assert sorted(qemu.cpus) == [0, 1]
+    said = len(qemu.said)
+    assert cpu.scale(line, KEY, 2, soon()) == 2
+    assert len(qemu.said) == said, "what is so already is not asked for"
+
+
+def test_more_cpus_than_there_is_room_for_are_denied(qemu: FakeQemu, line: QmpMonitor) -> None:
+    with pytest.raises(Denied, match="room for 4") as denied:
+        cpu.scale(line, KEY, 5, soon())
+    assert denied.value.code == "CpuSlotsExhausted"
+
+
+def test_a_cpu_that_was_built_in_cannot_leave(tmp_path: Path) -> None:
+    qemu = FakeQemu(tmp_path / "q", cpus=2)
+    line = QmpMonitor(KEY, str(qemu.path))
+    with pytest.raises(Denied) as denied:
+        cpu.scale(line, KEY, 1, soon())
+    assert denied.value.code == "CpusBuiltIn"
+    line.close()
+    qemu.close()
+
+
+@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.3)])
+def test_a_guest_that_keeps_a_cpu_is_told_with_how_many_there_are(
+    qemu: FakeQemu, line: QmpMonitor, guest: str, seconds: float
+) -> None:
+    cpu.scale(line, KEY, 4, soon())
+    qemu.guest = guest  # type: ignore[assignment]
+    with pytest.raises(Denied, match="it has 4 where 2 are wanted") as denied:
+        cpu.scale(line, KEY, 2, soon(seconds))
+    assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
+
+
+def test_a_qemu_that_hangs_while_cpus_come_is_unknown_and_the_next_try_goes_on(
+    qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    qemu.trouble["device_add"] = "hang"
+    with pytest.raises(Unknown):
+        cpu.scale(line, KEY, 4, soon(0.2))
+    qemu.trouble.clear()
+    assert cpu.scale(line, KEY, 4, soon()) == 4
+
+
+# Memory.
+
+
+def test_memory_follows_in_both_directions(qemu: FakeQemu, line: QmpMonitor) -> None:
+    assert memory.scale(line, KEY, 2 * GIB, soon(), dimm_bytes=None) == 2 * GIB
+    assert qemu.size == 2 * GIB - 512 * MIB
+    assert memory.scale(line, KEY, 512 * MIB, soon(), dimm_bytes=None) == 512 * MIB
+    assert memory.observe(line, soon()) == memory.Memory(512 * MIB, 0)
+
+
+def test_an_amount_between_two_blocks_becomes_the_next_more(qemu: FakeQemu, line: QmpMonitor) -> None:
+    assert memory.scale(line, KEY, 600 * MIB + 1, soon(), dimm_bytes=None) == 602 * MIB
+
+
+@pytest.mark.parametrize(("goal", "code"), [(3 * GIB, "MemoryRoomExhausted"), (256 * MIB, "MemoryBuiltIn")])
+def test_amounts_that_cannot_be_are_denied_and_nothing_is_asked_of_the_guest(
+    qemu: FakeQemu, line: QmpMonitor, goal: int, code: str
+) -> None:
+    with pytest.raises(Denied) as denied:
+        memory.scale(line, KEY, goal, soon(), dimm_bytes=None)
+    assert denied.value.code == code
+    assert qemu.said == []
+
+
+@pytest.mark.parametrize(("stuck", "goal"), [(1 * GIB, 512 * MIB), (1 * GIB + 64 * MIB, 2 * GIB + 256 * MIB)])
+def test_a_guest_that_is_stuck_is_denied_at_the_size_that_it_has_and_asked_for_no_more(
+    qemu: FakeQemu, line: QmpMonitor, stuck: int, goal: int
+) -> None:
+    start = 2 * GIB if goal < 2 * GIB else GIB
+    memory.scale(line, KEY, start, soon(), dimm_bytes=None)
+    qemu.stuck_at = stuck
+    with pytest.raises(Denied, match=f"{stuck // MIB}Mi") as denied:
+        memory.scale(line, KEY, goal, soon(0.2), dimm_bytes=None)
+    assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
+    assert qemu.requested == qemu.size == stuck
+    qemu.stuck_at = None
+    assert memory.scale(line, KEY, goal, soon(), dimm_bytes=None) == goal
+
+
+def test_dimms_come_and_go_with_their_memory_of_the_host(qemu: FakeQemu, line: QmpMonitor) -> None:
+    qemu.room = 0
+    for goal, dimms in ((GIB + 512 * MIB, 2), (512 * MIB, 0), (GIB, 1)):
+        assert memory.scale(line, KEY, goal, soon(), dimm_bytes=512 * MIB) == goal
+        assert len(qemu.backends) == len(qemu.devices) == dimms
+
+
+def test_a_dimm_that_was_cut_off_half_way_is_taken_up_again(qemu: FakeQemu, line: QmpMonitor) -> None:
+    backend = {"qom-type": "memory-backend-ram", "id": "dimm0-ram", "size": 512 * MIB}
+    line.execute("object-add", backend, deadline=soon())
+    qemu.room = 0
+    assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=512 * MIB) == GIB
+
+
+@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.3)])
+def test_a_guest_that_keeps_a_dimm_is_told_with_what_there_is(
+    qemu: FakeQemu, line: QmpMonitor, guest: str, seconds: float
+) -> None:
+    qemu.room = 0
+    memory.scale(line, KEY, GIB, soon(), dimm_bytes=512 * MIB)
+    qemu.guest = guest  # type: ignore[assignment]
+    with pytest.raises(Denied, match="1024Mi") as denied:
+        memory.scale(line, KEY, 512 * MIB, soon(seconds), dimm_bytes=512 * MIB)
+    assert denied.value.code == "GuestRefused"
+    assert set(qemu.backends) == {"dimm0-ram"}
+
+
+# Every change, failed in every way (T18).
+
+
+@pytest.mark.parametrize("trouble", ["hang", "die", "garbage"])
+def test_whichever_command_fails_the_answer_is_no_success_and_a_second_try_ends_well(
+    tmp_path: Path, trouble: str
+) -> None:
+    """All that a machine's life has, once; then again with each of its commands going wrong, and tried again."""
+
+    def life(line: QmpMonitor) -> None:
+        devices.plug(line, KEY, card(functions=2), soon(0.3))
+        cpu.scale(line, KEY, 2, soon(0.3))
+        memory.scale(line, KEY, GIB, soon(0.3), dimm_bytes=None)
+        memory.scale(line, KEY, 512 * MIB, soon(0.3), dimm_bytes=None)
+        cpu.scale(line, KEY, 1, soon(0.3))
+        devices.unplug(line, KEY, "card", soon(0.3))
+
+    qemu = FakeQemu(tmp_path / "first")
+    line = QmpMonitor(KEY, str(qemu.path))
+    life(line)
+    commands = list(dict.fromkeys(command for command, _ in qemu.said))
+    line.close()
+    qemu.close()
+    assert commands == ["device_add", "qom-set", "device_del"]
+    for number, command in enumerate(commands):
+        qemu = FakeQemu(tmp_path / str(number))
+        line = QmpMonitor(KEY, str(qemu.path))
+        qemu.trouble[command] = trouble  # type: ignore[assignment]
+        with pytest.raises(NodeError) as error:
+            life(line)
+        assert error.value.retryable
+        if trouble != "die":
+            qemu.trouble.clear()
+            life(line)
+            assert (qemu.devices, qemu.size, len(qemu.cpus)) == ({}, 0, 1)
+        line.close()
+        qemu.close()
