@@ -153,7 +153,9 @@ class Machines:
         spec = spec_of(machine)
         with self.hold(spec.key, deadline):
             content = self.records.record(MACHINES, spec.key)
-            if content is not None and self.process_of(record_of(spec.key, content)) is not None:
+            if content is not None and self.process_of(known := record_of(spec.key, content)) is not None:
+                if known.state == "starting":  # perhaps the plugin was killed in the middle of it
+                    self._come_up(known, deadline)
                 return
             given = launch.Launch(str(uuid.uuid4()), self._user(spec.key), accel.chosen(self.config))
             record = MachineRecord(machine.to_manifest(), "starting", given.uuid, given.uid)
@@ -163,17 +165,11 @@ class Machines:
                 self._put(record)
                 began = True
                 launch.launch(spec, self.config, given)
-                with self.line(record) as monitor:
-                    launch.await_monitor(spec, self.config, monitor, deadline.capped(self.config.start_seconds))
-                    if monitor.execute("query-uuid", deadline=deadline)["UUID"] != given.uuid:
-                        raise Denied("MachineRuns", f"another run of machine {spec.key} lives already")
-                    amounts.limit_cpu(spec, self.config, self._lives(record), spec.cpus.use)
-                    self._put(replace(record, applied=amounts.asked_of(spec)))
+                self._come_up(record, deadline)
             except NodeError as error:
                 if began and error.code != "MachineRuns":
                     self._take_back(record, error)
                 raise
-            self._deaths.watch(spec.key, self._lives(record))
 
     def resume(self, key: str, deadline: Deadline) -> None:
         """Let its CPUs run. Nothing to do where they do."""
@@ -293,6 +289,18 @@ class Machines:
 
     def _put(self, record: MachineRecord) -> None:
         self.records.put(MACHINES, record.spec.key, content_of(record))
+
+    def _come_up(self, record: MachineRecord, deadline: Deadline) -> None:
+        """The rest of starting, once there is a process: may be done again."""
+        spec = record.spec
+        with self.line(record) as monitor:
+            launch.await_monitor(spec, self.config, monitor, deadline.capped(self.config.start_seconds))
+            if monitor.execute("query-uuid", deadline=deadline)["UUID"] != record.run:
+                raise Denied("MachineRuns", f"another run of machine {spec.key} lives already")
+        process = self._lives(record)
+        amounts.limit_cpu(spec, self.config, process, spec.cpus.use)
+        self._put(replace(record, applied=amounts.asked_of(spec)))
+        self._deaths.watch(spec.key, process)
 
     def _lives(self, record: MachineRecord) -> Process:
         process = self.process_of(record)

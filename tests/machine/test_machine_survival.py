@@ -1,0 +1,150 @@
+"""Must show: machines outlive the plugin however it ends, and a plugin finds them as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.errors import Denied, Unknown
+from devalloc_node.machine import devices, pci
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.process import process
+from tests.support.guest import Guest
+from tests.support.images import Image
+from tests.support.machines import MIB, config, ended, plugin, short_folder, soon, until, virtual_machine
+
+KEY = "default/m"
+
+
+@pytest.fixture
+def settings(micro: Image) -> Iterator[MachineConfig]:
+    with short_folder() as folder:
+        made = config(micro, folder)
+        with ended(made):
+            yield made
+
+
+def plugin_to_kill(settings: MachineConfig, image: Image, *where: str) -> subprocess.Popen[str]:
+    words = {"state": str(settings.state), "run": str(settings.run), "binary": settings.binary, "accel": "tcg"}
+    plan = {**words, "folders": [str(folder) for folder in settings.folders], "users": None, "systemd": False}
+    machine = json.dumps(virtual_machine("m", image).to_manifest())
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.machine_plugin", json.dumps(plan), machine, *where],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def qemus(settings: MachineConfig) -> list[int]:
+    """All processes on this host whose command line has to do with this test's machines."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                folder = os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if b"-sandbox" in words and folder.startswith(str(settings.run)):
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
+    settings: MachineConfig, micro: Image
+) -> None:
+    first = plugin_to_kill(settings, micro)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "ready\n"
+    with plugin(settings) as second:  # a rolling update: both are there
+        before = second.get(KEY)
+        assert before is not None
+        assert before.phase == "Running"
+        assert process(before.pid) is not None
+        with second.line(second.known(KEY)) as line:
+            devices.plug(line, KEY, pci.plain_nic("n"), soon())
+        guest = Guest(settings.folder(second.known(KEY).spec.id) / "agent")
+        guest.until("[ -e /sys/class/net/eth0 ]")
+        guest.check("echo a mark in its memory > /tmp/mark")
+
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        second.scale(KEY, "memory", 768 * MIB, soon())
+
+    changed: list[str] = []
+    with plugin(settings, changed=changed.append) as third:
+        after = third.get(KEY)
+        assert after is not None
+        assert (after.pid, after.id, after.phase) == (before.pid, before.id, "Running")
+        assert (after.observed.memory_bytes, after.applied.memory_bytes) == (768 * MIB, 768 * MIB)
+        assert guest.check("cat /tmp/mark && ls -d /sys/class/net/eth0") == "a mark in its memory\n/sys/class/net/eth0"
+        third.start(virtual_machine("m", micro), soon())
+        assert qemus(settings) == [before.pid], "there is never a second one"
+        with third.line(third.known(KEY)) as line:
+            devices.unplug(line, KEY, "n", soon())
+        guest.until("[ ! -e /sys/class/net/eth0 ]")
+
+        # It hangs: unknown, told within seconds, and nothing is taken for gone.
+        os.kill(before.pid, signal.SIGSTOP)
+        hung = third.get(KEY)
+        assert hung is not None
+        assert (hung.phase, hung.reason, hung.pid) == ("Unknown", "MonitorSilent", before.pid)
+        with pytest.raises(Unknown):
+            third.scale(KEY, "memory", 512 * MIB, soon(0.5))
+        with pytest.raises(Denied, match="--force"):
+            third.stop(KEY, 0.2, False, soon(2))
+        os.kill(before.pid, signal.SIGCONT)
+        third.scale(KEY, "memory", 512 * MIB, soon())
+
+        # It dies: noticed without being asked for, and by its policy it is to be started again.
+        changed.clear()
+        os.kill(before.pid, signal.SIGKILL)
+        until(lambda: KEY in changed and third.known(KEY).state == "stopped", "the death is noticed")
+        dead = third.get(KEY)
+        assert dead is not None
+        assert (dead.phase, dead.reason) == ("Stopped", "MachineEnded")
+        assert [machine.key for machine in third.to_restart()] == [("default", "m")]
+        third.start(third.to_restart()[0], soon())
+        again = third.get(KEY)
+        assert again is not None
+        assert again.id != before.id
+        third.stop(KEY, 0, True, soon())
+        assert third.to_restart() == [], "what was stopped on request stays so"
+        third.forget(KEY, soon())
+        assert third.list() == []
+    guest.close()
+    assert qemus(settings) == []
+    assert not list(settings.run.iterdir())
+
+
+WHERE = [
+    *(f"{when} record {number}" for number in range(3) for when in ("before", "after")),
+    *(f"{when} {command}" for command in ("query-status", "query-uuid", "cont") for when in ("before", "after")),
+]
+"""All that starting a machine changes or asks."""
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_plugin_that_is_killed_while_it_starts_a_machine_leaves_one_that_the_next_finds(
+    settings: MachineConfig, micro: Image, where: str
+) -> None:
+    killed = plugin_to_kill(settings, micro, where)
+    assert killed.wait() == -signal.SIGKILL
+    with plugin(settings) as machines:
+        machines.start(virtual_machine("m", micro), soon())
+        machines.resume(KEY, soon())
+        seen = machines.get(KEY)
+        assert seen is not None
+        assert (seen.phase, seen.is_paused, seen.applied.vcpus) == ("Running", False, 1)
+        assert qemus(settings) == [seen.pid]
+        machines.stop(KEY, 0, True, soon())
+        machines.forget(KEY, soon())
+    assert qemus(settings) == []

@@ -1,0 +1,112 @@
+"""Machines of the node plugin for tests: VirtualMachine objects of the micro image, and a plugin to kill."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.deadline import Deadline
+from devalloc_node.journal.sqlite import open_journal
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.machines import Connect, Machines
+from devalloc_node.machine.monitor import QmpMonitor
+from devalloc_node.machine.records import Records
+from tests.support.images import Image
+from tests.support.qemu import MICRO_APPEND
+
+MIB = 1 << 20
+
+
+def soon(seconds: float = 30.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+def virtual_machine(name: str, image: Image | None = None, **spec: Any) -> VirtualMachine:
+    """One to four CPUs, 512 MiB to 2 GiB, in the state of its least; ``spec`` in place of that."""
+    start = {"kernel": "/none", "append": MICRO_APPEND}
+    if image is not None:
+        start |= {"kernel": str(image.kernel), "initrd": str(image.initrd)}
+    content = {
+        "nodeName": "here",
+        "cpu": {"min": "1", "max": "4"},
+        "memory": {"min": "512Mi", "max": "2Gi"},
+        "start": start,
+        **spec,
+    }
+    return VirtualMachine.model_validate(
+        {
+            "apiVersion": "devalloc.io/v1alpha1",
+            "kind": "VirtualMachine",
+            "metadata": {"namespace": "default", "name": name},
+            "spec": {key: value for key, value in content.items() if value is not None},
+        }
+    )
+
+
+def config(image: Image, folder: Path, **other: Any) -> MachineConfig:
+    """Everything below ``folder``, whose name must be short: sockets lie below it."""
+    settings: dict[str, Any] = {
+        "state": folder / "state",
+        "run": folder / "run",
+        "binary": str(image.qemu),
+        "folders": (image.folder,),
+        "socket_folders": (folder,),
+        "accel": "tcg",
+        "users": None,
+        "systemd": False,
+    }
+    return MachineConfig(**{**settings, **other})
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for those of sockets, and that other users can enter."""
+    with tempfile.TemporaryDirectory(prefix="dvm-") as name:
+        os.chmod(name, 0o711)
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def plugin(
+    settings: MachineConfig,
+    *,
+    changed: Callable[[str], None] = lambda key: None,
+    connect: Connect = QmpMonitor,
+    records: Callable[[Records], Records] = lambda journal: journal,
+) -> Iterator[Machines]:
+    """The part of a plugin that has to do with machines, with a journal of its own."""
+    journal = open_journal(settings.state.parent / "journal")
+    machines = Machines(settings, records(journal), changed=changed, connect=connect)
+    try:
+        machines.recover()
+        yield machines
+    finally:
+        machines.close()
+        journal.close()
+
+
+@contextlib.contextmanager
+def ended(settings: MachineConfig) -> Iterator[None]:
+    """Whatever happens, no machine of this test outlives it."""
+    try:
+        yield
+    finally:
+        for life in settings.state.glob("*.life"):
+            words = life.read_text().split()
+            if len(words) == 2:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(words[0]), signal.SIGKILL)
+
+
+def until(true: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)
