@@ -56,7 +56,7 @@ class VgpuKernel:
                 self._host.write(f"{folder}/description", kind.description)
                 self._host.write(f"{folder}/device_api", "vfio-pci")
                 (self._host.sys / folder / "create").touch(mode=0o200)
-                (self._host.sys / folder / "devices").mkdir()
+                (self._host.sys / folder / "devices").mkdir(exist_ok=True)
             self._host.link(f"class/mdev_bus/{address}", path)
         self._show(address)
 
@@ -73,6 +73,15 @@ class VgpuKernel:
         self._host.remove(f"class/mdev_bus/{address}")
         if self.current.pop(address, None):
             self._refresh(address)
+
+    def take_over(self, uuid: str, instance: Instance, group: int) -> None:
+        """An mdev that the tree has already."""
+        self.mdevs[uuid] = instance
+        self._groups[uuid] = group
+        path = self._host.path(instance.parent)
+        self._host.link(f"{path}/mdev_supported_types/{instance.type.id}/devices/{uuid}", f"{path}/{uuid}")
+        (self._host.sys / path / uuid / "remove").touch(mode=0o200)
+        self._host.vfio_group(group, present=True)
 
     def create(self, parent: str, type_id: str, uuid: str) -> None:
         """A write to mdev_supported_types/TYPE/create."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from functools import lru_cache
 from pathlib import Path
 
 from tests.support.shared import SHARED
@@ -22,11 +23,37 @@ def archive(name: str) -> Path:
     return SHARED / "sysfs" / f"{name}.tar.gz"
 
 
-def unpack(name: str, folder: Path) -> Path:
-    """The folder that holds the recording's `sys`. What discovery never looks at is left packed, for speed."""
-    with tarfile.open(archive(name)) as tar:
-        for member in tar:  # links point wherever the machine's did; discovery has to keep to its root
-            parts = Path(member.name).parts
-            if not {"..", "/"} & {*parts} and not _UNREAD & {*parts}:
-                tar.extract(member, folder, set_attrs=False)
+def unpack(name: str, folder: Path, only: tuple[str, ...] = ()) -> Path:
+    """The folder that holds the recording's `sys`. What discovery never looks at is left packed, for speed.
+
+    `only`: slots such as `0000:08:00`, when other cards are not wanted.
+    """
+    for path, content in _parts_of(name, only):
+        place = folder / path
+        if content is None:
+            place.mkdir(parents=True, exist_ok=True)
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            place.symlink_to(content)
+        else:
+            place.write_bytes(content)
     return next(path.parent for path in [folder / "sys", *folder.glob("*/sys")] if path.is_dir())
+
+
+@lru_cache
+def _parts_of(name: str, only: tuple[str, ...]) -> list[tuple[str, bytes | str | None]]:
+    """Paths with the content of a file, the target of a link, or None for a folder. Links point wherever the machine's
+    did; discovery has to keep to its root."""
+    found: list[tuple[str, bytes | str | None]] = []
+    with tarfile.open(archive(name)) as tar:
+        for member in tar:
+            parts = Path(member.name).parts
+            if {"..", "/"} & {*parts} or _UNREAD & {*parts}:
+                continue
+            if only and not any(part.startswith(slot) for part in parts for slot in only):
+                continue
+            file = tar.extractfile(member) if member.isreg() else None
+            content = member.linkname if member.issym() else file.read() if file else None
+            found.append((member.name, content))
+    return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from devalloc.inventory import nic, storage
+from devalloc.inventory import nic, storage, vgpu
 from devalloc.inventory.cards import Port, kind_of
 from devalloc.inventory.groups import Groups
 from devalloc.inventory.holders import Holders, nodes_of
@@ -87,6 +87,14 @@ def _refuse_used(port: Port, function: PciFunction, holders: Holders) -> None:
     beside = port.kind != "gpu" and kind_of(function) is None
     if beside and function.driver is not None and not function.on_vfio:
         raise _in_use(function, f"it goes with the card and has the driver {function.driver}")
+
+
+def refuse_carrier(function: PciFunction) -> None:
+    """Raises Denied ``DeviceInUse`` where vGPUs live on the function: they would go with its driver."""
+    parent = vgpu.parent(function)
+    if parent is not None and parent.live:
+        names = ", ".join(live.uuid or live.profile_id or "one" for live in parent.live[:3])
+        raise _in_use(function, f"it carries {len(parent.live)} vGPUs ({names})")
 
 
 def refuse_group(

@@ -46,9 +46,10 @@ class Sriov:
         refusals.refuse_kind(self.config, device.port, "vf")
         wanted = wanted_settings(granted)
         _refuse_settings(vf, wanted)
-        if vf.function is not None:
-            refusals.refuse_group(tree, self.config, [vf.function])
         refusals.refuse_held(tree, device.port, [vf.function] if vf.function is not None else [])
+        if vf.function is not None:
+            refusals.refuse_carrier(vf.function)
+            refusals.refuse_group(tree, self.config, [vf.function])
         yield from self._created(vf)
         tree = self.host.tree()
         function = _there(tree, vf)

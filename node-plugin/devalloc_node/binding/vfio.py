@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from devalloc.inventory import vgpu
 from devalloc.inventory.cards import Port
-from devalloc.inventory.locate import PortDevice, vfs_of
+from devalloc.inventory.locate import PortDevice
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding import refusals
@@ -45,9 +44,9 @@ class Vfio:
         tree = self.host.tree()
         port = find(tree, self.config, granted, PortDevice).port
         refusals.refuse_kind(self.config, port, port.kind)
+        refusals.refuse_held(tree, port, port.members)
         _refuse_parts(tree, port)
         refusals.refuse_group(tree, self.config, port.members)
-        refusals.refuse_held(tree, port, port.members)
         functions = [port.function, *(member for member in port.members if member is not port.function)]
         yield from handed_over(tree, functions)
         return passed_through(self.host, granted, functions)
@@ -72,7 +71,5 @@ def _refuse_parts(tree: Tree, port: Port) -> None:
             raise Denied(
                 "VfsEnabled", f"{member.address} has {len(member.virtfns)} VFs, which would go with it", retryable=True
             )
-    for function in [*port.members, *vfs_of(tree, port)]:
-        parent = vgpu.parent(function)
-        if parent is not None and parent.live:
-            raise Denied("DeviceInUse", f"{function.address} carries {len(parent.live)} vGPUs", retryable=True)
+    for member in port.members:
+        refusals.refuse_carrier(member)

@@ -1,0 +1,313 @@
+"""vGPUs in both layouts, on the recorded servers: made, told, taken back, and refused with the reason (T2, T8, I4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc_node.binding.table import step_kinds
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from tests.support import cards
+from tests.support.fakehost import FakeHost
+from tests.support.faketree import memory_folder
+from tests.support.recorded_host import (
+    A2,
+    A2_LIVE,
+    A2_VFS,
+    L40S_VF,
+    built_a2,
+    built_l40s,
+    is_recorded,
+    recorded_a2,
+    recorded_l40s,
+    recorded_types,
+)
+from tests.support.steps import Hand, config
+
+RECORDED = pytest.param("recorded", marks=pytest.mark.skipif(not is_recorded(), reason="the shared cases are not here"))
+A2_POOL = "node-a-0000-08-00"
+A2_4Q = "0000-08-00-5-nvidia-746"
+A2_4Q_VF = "0000:08:00.5"
+L40S_POOL = "node-a-0000-26-00"
+L40S_2Q = "0000-26-00-4-nvidia-1148"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with memory_folder() as name:
+        yield Path(name)
+
+
+@pytest.fixture(params=[RECORDED, "built"])
+def a2(request: pytest.FixtureRequest, folder: Path) -> FakeHost:
+    return recorded_a2(folder) if request.param == "recorded" else built_a2(folder)
+
+
+@pytest.fixture(params=[RECORDED, "built"])
+def l40s(request: pytest.FixtureRequest, folder: Path) -> FakeHost:
+    return recorded_l40s(folder) if request.param == "recorded" else built_l40s(folder)
+
+
+@pytest.fixture
+def plain(folder: Path) -> FakeHost:
+    return built_a2(folder)
+
+
+def refusal(
+    host: FakeHost, device: str, pool: str = A2_POOL, grant: dict[str, Any] | None = None, **limits: Any
+) -> Denied:
+    """Why a vGPU is refused; whatever refuses has not changed the host."""
+    before = host.snapshot()
+    with pytest.raises(Denied) as caught:
+        Hand.on(host, **limits).prepare(device, pool, **(grant or {}))
+    assert host.snapshot() == before
+    return caught.value
+
+
+class TestMediatedDevices:
+    """Must show 7, the A2: three vGPUs of 4 GiB live there without a claim, so there is room for one more."""
+
+    def test_a_4_gb_profile_is_made_told_and_taken_back(self, a2: FakeHost) -> None:
+        before = a2.snapshot()
+        hand = Hand.on(a2)
+        prepared = hand.prepare(A2_4Q, A2_POOL)
+        uuid = prepared.mdev_uuid
+        assert uuid is not None
+        assert a2.vgpu.mdevs[uuid].parent == A2_4Q_VF
+        assert a2.vgpu.mdevs[uuid].type.name == "NVIDIA A2-4Q"
+        assert prepared.functions == (A2_4Q_VF,)
+        assert prepared.sysfsdev == f"bus/mdev/devices/{uuid}"
+        group = (a2.sys / "bus/mdev/devices" / uuid / "iommu_group").resolve().name
+        assert prepared.nodes == (f"/dev/vfio/{group}",)
+        assert prepared.attributes == {"resource.kubernetes.io/pciBusID": A2_4Q_VF, "mdevUUID": uuid}
+        assert hand.keys[A2_4Q] == (f"pci/{A2_4Q_VF}", f"mdev/{uuid}")
+        assert hand.bindings.observe(prepared).state == "healthy"
+        hand.unprepare(A2_4Q)
+        assert a2.snapshot() == before
+        assert sorted(a2.vgpu.mdevs) == sorted(A2_LIVE)
+
+    def test_one_more_than_fits_is_refused_with_the_reason(self, a2: FakeHost) -> None:
+        hand = Hand.on(a2)
+        hand.prepare(A2_4Q, A2_POOL)
+        with pytest.raises(Denied) as caught:
+            hand.prepare("0000-08-00-7-nvidia-746", A2_POOL)
+        assert (caught.value.code, caught.value.retryable) == ("DeviceExhausted", True)
+        assert caught.value.message == (
+            "no nvidia-746 can be made: 0000:08:00.7 has no room for it; the driver would create nothing "
+            "(nor can 15 others of the card)"
+        )
+
+    def test_another_size_than_the_card_holds(self, plain: FakeHost) -> None:
+        refused = refusal(plain, "0000-08-00-5-nvidia-745")
+        assert refused.code == "DeviceExhausted"
+        assert "would create NVIDIA A2-4Q, NVIDIA A2-4A, NVIDIA A2-4C" in refused.message
+
+    def test_the_named_vf_is_taken_where_another_lives_elsewhere(self, plain: FakeHost) -> None:
+        hand = Hand.on(plain)
+        prepared = hand.prepare("0000-08-00-4-nvidia-746", A2_POOL)  # 08:00.4 carries one already
+        assert prepared.functions == (A2_4Q_VF,)
+        assert prepared.attributes["resource.kubernetes.io/pciBusID"] == A2_4Q_VF
+
+    def test_what_another_claim_holds_is_passed_over(self, plain: FakeHost) -> None:
+        hand = Hand.on(plain)
+        hand.keys["another"] = (f"pci/{A2_4Q_VF}",)
+        assert hand.prepare(A2_4Q, A2_POOL).functions == ("0000:08:00.7",)
+
+    @pytest.mark.skipif(not is_recorded(), reason="the shared cases are not here")
+    def test_the_completed_tree_says_what_was_recorded(self, folder: Path) -> None:
+        host = recorded_a2(folder)
+        mine = "class/mdev_bus/0000:08:01.7/mdev_supported_types"
+        for name in ("name", "description", "available_instances", "device_api"):
+            recorded = recorded_types(folder, name)
+            assert len(recorded) == 15
+            assert {kind: host.read(f"{mine}/{kind}/{name}") for kind in recorded} == recorded
+
+    def test_the_same_claim_gets_the_same_uuid_and_another_claim_another(self, plain: FakeHost) -> None:
+        hand = Hand.on(plain)
+        first = hand.prepare(A2_4Q, A2_POOL, owner="uid-1").mdev_uuid
+        hand.unprepare(A2_4Q)
+        assert hand.prepare(A2_4Q, A2_POOL, owner="uid-1").mdev_uuid == first
+        hand.unprepare(A2_4Q)
+        assert hand.prepare(A2_4Q, A2_POOL, owner="uid-2").mdev_uuid != first
+
+    def test_a_card_without_vfs_carries_many(self, folder: Path) -> None:
+        host = FakeHost(folder)
+        card = host.add(cards.t4_vgpu_card())
+        before = host.snapshot()
+        hand = Hand.on(host)
+        names = ["0000-3b-00-0-nvidia-226", *(f"0000-3b-00-0-nvidia-226-{n}" for n in (1, 2, 3))]
+        found = [hand.prepare(name) for name in names]
+        assert len({device.mdev_uuid for device in found}) == 4
+        assert [hand.keys[name][0] for name in names] == [f"part/{card}/{n}" for n in range(4)]
+        with pytest.raises(Denied, match="has no room") as caught:
+            hand.prepare("0000-3b-00-0-nvidia-226-4")
+        assert caught.value.code == "DeviceExhausted"
+        for name in names:
+            hand.unprepare(name)
+        assert host.snapshot() == before
+
+    def test_one_that_was_there_before_is_used_and_left(self, plain: FakeHost) -> None:
+        (uuid, (vf, _)), *_ = A2_LIVE.items()
+        before = plain.snapshot()
+        hand = Hand.on(plain)
+        prepared = hand.prepare(f"mdev-{uuid}", A2_POOL)
+        assert (prepared.mdev_uuid, prepared.functions) == (uuid, (vf,))
+        assert hand.keys[f"mdev-{uuid}"] == (f"mdev/{uuid}",)
+        hand.unprepare(f"mdev-{uuid}")
+        assert plain.snapshot() == before
+
+    def test_one_of_another_card_is_not_in_this_pool(self, plain: FakeHost) -> None:
+        plain.add(cards.l40s_vgpu_card(vfs=1))
+        uuid = next(iter(A2_LIVE))
+        with pytest.raises(Denied) as caught:
+            Hand.on(plain).prepare(f"mdev-{uuid}", L40S_POOL)
+        assert caught.value.code == "DeviceUnknown"
+
+
+class TestVendorLayout:
+    """Must show 7, the L40S."""
+
+    def test_a_2q_profile_is_made_told_and_taken_back(self, l40s: FakeHost) -> None:
+        before = l40s.snapshot()
+        hand = Hand.on(l40s)
+        prepared = hand.prepare(L40S_2Q, L40S_POOL)
+        assert l40s.read(f"bus/pci/devices/{L40S_VF}/nvidia/current_vgpu_type") == "1148"
+        assert (prepared.binding, prepared.functions, prepared.mdev_uuid) == ("vgpu", (L40S_VF,), None)
+        assert prepared.sysfsdev == f"bus/pci/devices/{L40S_VF}"
+        assert prepared.nodes == (f"/dev/vfio/{l40s.functions[L40S_VF].group}",)
+        assert prepared.attributes == {"resource.kubernetes.io/pciBusID": L40S_VF}
+        assert hand.bindings.observe(prepared).state == "healthy"
+        hand.unprepare(L40S_2Q)
+        after = l40s.snapshot()
+        words = {path: (before[path].split(), after[path].split()) for path in before if before[path] != after[path]}
+        assert all(one == other for one, other in words.values())  # the recorded list has other blanks
+        assert after.keys() == before.keys()
+
+    def test_as_many_as_the_framebuffer_holds_and_no_more(self, l40s: FakeHost) -> None:
+        hand = Hand.on(l40s)
+        for vf in range(2):
+            hand.prepare(f"0000-26-00-{4 + vf}-nvidia-1155", L40S_POOL)  # 24Q: half of the card
+        with pytest.raises(Denied) as caught:
+            hand.prepare("0000-26-00-6-nvidia-1148", L40S_POOL)
+        assert caught.value.code == "DeviceExhausted"
+        assert "has no room for it; the driver would create nothing" in caught.value.message
+
+    def test_a_vf_that_carries_one_is_not_taken(self, l40s: FakeHost) -> None:
+        l40s.vgpu.set_type(L40S_VF, "1147")
+        assert Hand.on(l40s).prepare(L40S_2Q, L40S_POOL).functions == ("0000:26:00.5",)
+
+    def test_somebody_takes_the_room_at_the_last_moment(self, l40s: FakeHost) -> None:
+        """Between the look and the write: refused by the driver's list, not by a write that fails."""
+        hand = Hand.on(l40s)
+        granted_vf = hand.prepare(L40S_2Q, L40S_POOL)
+        hand.unprepare(L40S_2Q)
+        l40s.vgpu.set_type("0000:26:00.5", "1156")  # the whole card
+        with pytest.raises(Denied, match="has no room for vGPU type 1148") as caught:
+            step_kinds(hand.host)["vgpu"].apply(granted_vf.functions[0], 1148, Deadline.after(5))
+        assert caught.value.code == "DeviceExhausted"
+
+
+class TestTakingBack:
+    """A machine that loses its vGPU is lost (T8)."""
+
+    @pytest.mark.parametrize(("device", "pool"), [(A2_4Q, A2_POOL), (L40S_2Q, L40S_POOL)])
+    def test_not_while_a_machine_has_it(self, plain: FakeHost, device: str, pool: str) -> None:
+        plain.add(cards.l40s_vgpu_card(vfs=2))
+        hand = Hand.on(plain)
+        plain.process(4711, opens=hand.prepare(device, pool).nodes)
+        before = plain.snapshot()
+        with pytest.raises(Denied, match="qemu-system-x86 4711") as caught:
+            hand.unprepare(device)
+        assert (caught.value.code, plain.snapshot() == before) == ("DeviceInUse", True)
+        plain.end_process(4711)
+        hand.unprepare(device)
+
+    @pytest.mark.parametrize(("device", "pool"), [(A2_4Q, A2_POOL), (L40S_2Q, L40S_POOL)])
+    def test_nor_where_nobody_can_tell(self, plain: FakeHost, device: str, pool: str) -> None:
+        plain.add(cards.l40s_vgpu_card(vfs=2))
+        hand = Hand.on(plain)
+        hand.prepare(device, pool)
+        plain.blind()
+        before = plain.snapshot()
+        with pytest.raises(Denied, match="only the processes of this container") as caught:
+            hand.unprepare(device)
+        assert (caught.value.code, plain.snapshot() == before) == ("InUseUnknown", True)
+
+    def test_one_that_went_with_its_card_is_gone(self, plain: FakeHost) -> None:
+        hand = Hand.on(plain)
+        plain.add(cards.l40s_vgpu_card(vfs=2))
+        hand.prepare(L40S_2Q, L40S_POOL)
+        plain.unbind("nvidia", L40S_VF)
+        with pytest.raises(Denied) as caught:
+            hand.unprepare(L40S_2Q)
+        assert caught.value.code == "DeviceGone"
+
+
+class TestRefusals:
+    def test_vgpus_may_be_kept(self, plain: FakeHost) -> None:
+        assert refusal(plain, A2_4Q, allowed=frozenset({"gpu"})).code == "KindNotAllowed"
+
+    def test_a_vf_that_is_open(self, plain: FakeHost) -> None:
+        plain.write(f"{plain.path(A2_4Q_VF)}/drm/renderD130/dev", "226:130")
+        plain.process(812, "python3", opens=("/dev/dri/renderD130",))
+        assert refusal(plain, A2_4Q).code == "DeviceInUse"
+
+    @pytest.mark.parametrize("device", [A2_4Q, "0000-08-00-0", "0000-08-00-5", "0000-08-00-0-nvidia-746"])
+    def test_the_console_in_every_way_that_it_can_be_asked_for(self, plain: FakeHost, device: str) -> None:
+        plain.write(f"{plain.path(A2)}/boot_vga", "1")
+        assert refusal(plain, device).code in ("DeviceReserved", "DeviceGone")
+        assert len(plain.vgpu.mdevs) == 3
+
+    def test_a_config_that_asks_for_another_profile(self, plain: FakeHost) -> None:
+        grant = {"class_configs": (config("VgpuConfig", profile="NVIDIA A2-8Q"),)}
+        assert refusal(plain, A2_4Q, grant=grant).code == "ConfigInvalid"
+        for same in ("NVIDIA A2-4Q", "nvidia-746"):
+            hand = Hand.on(plain)
+            hand.prepare(A2_4Q, A2_POOL, class_configs=(config("VgpuConfig", profile=same),))
+            hand.unprepare(A2_4Q)
+
+    def test_a_vf_itself_while_a_vgpu_lives_on_it(self, plain: FakeHost) -> None:
+        assert refusal(plain, "0000-08-00-4").code == "DeviceInUse"
+
+    @pytest.mark.skipif(not is_recorded(), reason="the shared cases are not here")
+    def test_the_recorded_servers_own_uplink_and_console(self, folder: Path) -> None:
+        host = recorded_a2(folder)
+        everything = frozenset({"gpu", "vgpu", "vf", "nic", "storage", "accelerator"})
+        for device, pool in (("0000-04-00-1", "node-a-0000-04-00"), ("0000-01-00-1", "node-a-0000-01-00")):
+            assert refusal(host, device, pool, allowed=everything, erase_policy=True).code == "DeviceReserved"
+
+
+class TestHealth:
+    def test_vgpus_that_vanish(self, plain: FakeHost) -> None:
+        plain.add(cards.l40s_vgpu_card(vfs=2))
+        hand = Hand.on(plain)
+        mdev, vendor = hand.prepare(A2_4Q, A2_POOL), hand.prepare(L40S_2Q, L40S_POOL)
+        plain.vgpu.remove(mdev.mdev_uuid or "")
+        plain.vgpu.set_type(L40S_VF, "0")
+        assert hand.bindings.observe(mdev).message == f"the mediated device {mdev.mdev_uuid} is not there any more"
+        assert hand.bindings.observe(vendor).message == f"{L40S_VF} carries no vGPU any more"
+        plain.unbind("nvidia", L40S_VF)
+        assert hand.bindings.observe(vendor).message == f"{L40S_VF} has the driver none, which makes no vGPUs"
+
+    def test_a_type_that_does_not_stick(self, plain: FakeHost) -> None:
+        plain.add(cards.l40s_vgpu_card(vfs=2))
+        plain.vgpu.set_type = lambda vf, kind: None  # type: ignore[method-assign]
+        with pytest.raises(Failed, match="carries the vGPU type 0 after 1148 was written") as caught:
+            Hand.on(plain).prepare(L40S_2Q, L40S_POOL)
+        assert caught.value.code == "VgpuMissing"
+
+
+def test_every_vf_of_the_card_can_be_asked_for(plain: FakeHost) -> None:
+    """Whatever VF the solver named: exactly one 4 GiB profile fits, and it is made somewhere."""
+    for vf in A2_VFS:
+        hand = Hand.on(plain)
+        name = f"{vf.replace(':', '-').replace('.', '-')}-nvidia-746"
+        try:
+            hand.prepare(name, A2_POOL)
+        except NodeError as error:
+            raise AssertionError(f"{name}: {error}") from error
+        hand.unprepare(name)
