@@ -76,7 +76,7 @@ def _of(have: str, want: str) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes as people write them: exact where it is a whole number of a unit, else rounded to a tenth."""
+    """Bytes as people write them: 512Mi, 1.5Gi; what is no whole number of the unit is rounded to a tenth."""
     for factor, unit in _UNITS:
         if number >= factor:
             return f"{number // factor}{unit}" if number % factor == 0 else f"{number / factor:.1f}{unit}"

@@ -17,11 +17,13 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import os
 import socket
 import socketserver
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -212,7 +214,9 @@ class _UnixServer(_Threads, WSGIServer):
 
     def server_bind(self) -> None:
         path = str(self.server_address[0])
-        if os.path.exists(path):
+        if os.path.lexists(path):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise FileExistsError(errno.EEXIST, "is there and is no socket; choose another path", path)
             os.unlink(path)
         os.fchmod(self.socket.fileno(), 0o600)
         self.socket.bind(path)

@@ -1,0 +1,294 @@
+"""`devalloc vm` and `devalloc top` against a node plugin on a real socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+
+from devalloc.cli.machines import bounds_of, bytes_of, milli_of, size
+from devalloc.cli.machinespecs import request_of
+from devalloc.cli.nodesocket import connected
+from devalloc.cli.top import sample, used
+from devalloc.cli.verb import Failed
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.service import fields
+from tests.support.nodeservice import Served, served
+from tests.support.toymachines import machine_of, vm
+from tests.unit.cli.conftest import Result, Shell, text
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path / "node") as found:
+        yield found
+
+
+class Vm:
+    """`devalloc vm …` against that plugin."""
+
+    def __init__(self, devalloc: Shell, plugin: Served) -> None:
+        self.devalloc, self.plugin = devalloc, plugin
+
+    def __call__(self, *args: str, stdin: str | None = None) -> Result:
+        return self.devalloc("vm", *args, "--socket", self.plugin.socket, stdin=stdin)
+
+    def create(self, name: str = "web", *claims: str) -> Result:
+        return self("create", "-f", "-", stdin=text(vm(name, *claims)))
+
+
+@pytest.fixture
+def devalloc_vm(devalloc: Shell, plugin: Served) -> Vm:
+    return Vm(devalloc, plugin)
+
+
+class TestMachines:
+    def test_a_machine_from_its_start_to_its_end(self, devalloc_vm: Vm, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        created = devalloc_vm.create("web", "claim-uid-0")
+        assert (created.code, created.out) == (0, "default/web created\n")
+        listed = devalloc_vm("list")
+        assert listed.out.splitlines() == [
+            "NAME   PHASE     VCPUS   MEMORY   DEVICES   CLAIMS        REASON",
+            "web    Running   2       1Gi      1         claim-uid-0",
+        ]
+        assert devalloc_vm("scale", "web", "--vcpus", "4", "--memory", "2Gi").out == (
+            "web has 4 vCPUs and 2Gi of memory\n"
+        )
+        assert "4 of 2" in devalloc_vm("get", "web").out
+        assert devalloc_vm("detach", "web", "claim-uid-0").out == "claim-uid-0 detached from web\n"
+        assert devalloc_vm("attach", "web", "claim-uid-0").out == "claim-uid-0 attached to web: a/slot-0\n"
+        assert devalloc_vm("stop", "web").out == "web stopped\n"
+        assert "Stopped" in devalloc_vm("list").out
+        assert devalloc_vm("delete", "web").out == "web deleted\n"
+        assert plugin.bench.is_initial()
+        empty = devalloc_vm("list")
+        assert (empty.out, empty.err) == ("", "no machines in namespace default (-A shows all)\n")
+
+    def test_json_holds_numbers_and_names(self, devalloc_vm: Vm, plugin: Served) -> None:
+        devalloc_vm.create()
+        (machine,) = devalloc_vm("list", "-A", "-o", "json").json["items"]
+        assert machine["machine"] == {"namespace": "default", "name": "web"}
+        assert machine["phase"] == "Running"
+        assert machine["observed"] == {"cpuMilli": 2000, "vcpus": 2, "memoryBytes": 1 << 30}
+        assert devalloc_vm("list", "-o", "name").out == "default/web\n"
+        assert "phase: Running" in devalloc_vm("get", "web", "-o", "yaml").out
+
+    def test_namespaces(self, devalloc_vm: Vm) -> None:
+        devalloc_vm("create", "-f", "-", stdin=text(vm("web", namespace="team-a")))
+        assert devalloc_vm("list").out == ""
+        assert "web" in devalloc_vm("list", "-n", "team-a").out
+        assert "team-a/web" in devalloc_vm("list", "-A", "-o", "wide").out
+        assert devalloc_vm("get", "team-a/web").code == 0
+
+    def test_adopts_by_option_and_by_manifest(self, devalloc_vm: Vm, plugin: Served) -> None:
+        found = devalloc_vm("adopt", "a", "--qmp-socket", "/run/a.qmp", "--cpu", "1..4", "--memory", "512Mi..2Gi")
+        assert (found.code, found.out) == (0, "a adopted\n")
+        manifest = vm("b", adopt={"qmpSocket": "/run/b.qmp"})
+        assert devalloc_vm("create", "-f", "-", stdin=text(manifest)).out == "default/b adopted\n"
+        assert plugin.machines.told == ["adopt default/a", "adopt default/b"]
+
+    def test_watch_tells_what_is_and_what_changes(self, plugin: Served) -> None:
+        command = [sys.executable, "-u", "-m", "devalloc.cli", "vm", "watch", "--socket", str(plugin.socket)]
+        plugin.node.CreateMachine(request_of(vm()))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().split()[:2] == ["CHANGE", "NAME"]
+            assert process.stdout.readline().split()[:3] == ["Is", "web", "Running"]
+            plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=pb.MachineRef(name="web")))
+            assert any("Gone" in line for line in iter(process.stdout.readline, ""))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+
+
+class TestRefusals:
+    def test_denied_and_failed_are_told_apart_with_code_and_advice(self, devalloc_vm: Vm, plugin: Served) -> None:
+        devalloc_vm.create()
+        refused = devalloc_vm("attach", "web", "nobody")
+        assert refused.code == 1
+        assert refused.err == "error: nobody: denied: there is no claim default/nobody [ClaimNotFound]\n"
+        plugin.machines.stubborn.add("default/web")
+        failed = devalloc_vm("scale", "web", "--vcpus", "1")
+        assert failed.code == 1
+        assert "error: web: vCPUs: denied: " in failed.err
+        assert "[GuestRefused] (the same may succeed later)" in failed.err
+        assert failed.out == "web has 2 vCPUs and 1Gi of memory\n"
+        assert devalloc_vm("stop", "web").code == 1
+        assert devalloc_vm("stop", "web", "--force").code == 0
+
+    def test_a_machine_that_does_not_exist(self, devalloc_vm: Vm) -> None:
+        devalloc_vm.create()
+        found = devalloc_vm("get", "web", "nobody")
+        assert found.code == 1
+        assert "web" in found.out
+        assert "there is no machine default/nobody" in found.err
+
+    @pytest.mark.parametrize(
+        ("args", "words"),
+        [
+            (["get", "../x"], "machine.namespace: must be a DNS label"),
+            (["scale", "web"], "say what to change"),
+            (["scale", "web", "--memory", "lots"], "no amount of bytes"),
+            (["scale", "web", "--cpu", "1.0001"], "no amount of cores"),
+            (["adopt", "a", "--qmp-socket", "/x", "--cpu", "4..1", "--memory", "2Mi"], "cpu.max"),
+        ],
+    )
+    def test_bad_input_says_where(self, devalloc_vm: Vm, args: list[str], words: str) -> None:
+        found = devalloc_vm(*args)
+        assert found.code == 2
+        assert words in found.err
+
+    def test_only_machines_are_created_and_wrong_ones_are_told_with_their_path(self, devalloc_vm: Vm) -> None:
+        wrong = vm("wrong")
+        wrong["spec"]["memory"]["max"] = "1Mi"
+        claim = {
+            "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+            "kind": "DeviceClaim",
+            "metadata": {"name": "c"},
+            "spec": {"claims": [{"deviceClass": "gpu"}]},
+        }
+        found = devalloc_vm("create", "-f", "-", stdin=text(wrong, claim, vm("right")))
+        assert found.code == 2
+        assert found.out == "default/right created\n"
+        assert "spec.memory.max" in found.err
+        assert "only VirtualMachines are created here, not DeviceClaim" in found.err
+
+    def test_a_machine_for_another_node_is_refused(self, devalloc_vm: Vm) -> None:
+        found = devalloc_vm("create", "-f", "-", stdin=text(vm(nodeName="node-b")))
+        assert found.code == 2
+        assert "this node is node-a: ask that one" in found.err
+
+
+class TestSocket:
+    def test_without_a_plugin_it_says_how_to_start_one(self, devalloc: Shell, tmp_path: Path) -> None:
+        for verb in (["vm", "list"], ["top"]):
+            found = devalloc(*verb, "--socket", tmp_path / "no.sock")
+            assert found.code == 1
+            assert "there is no node plugin at" in found.err
+            assert "devalloc node" in found.err
+
+    def test_a_plugin_that_is_gone_is_told_from_one_that_never_was(self, devalloc: Shell, tmp_path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(tmp_path / "left.sock"))
+        found = devalloc("vm", "list", "--socket", tmp_path / "left.sock")
+        assert found.code == 1
+        assert "nobody answers on" in found.err
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+    def test_one_that_may_not_be_opened_says_who_may(self, plugin: Served) -> None:
+        os.seteuid(65534)
+        try:
+            with pytest.raises(Failed, match="for the node plugin's own user and root only"), connected(plugin.socket):
+                pytest.fail("it was opened")
+        finally:
+            os.seteuid(0)
+
+    def test_the_environment_names_it(self, plugin: Served, devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DEVALLOC_NODE_SOCKET", str(plugin.socket))
+        assert devalloc("vm", "list").code == 0
+
+    def test_help_does_not_pay_for_grpc(self) -> None:
+        program = (
+            "import sys; from devalloc.cli.main import run\n"
+            "for words in (['--help'], ['vm', '--help'], ['vm', 'scale', '--help'], ['top', '--help']): run(words)\n"
+            "print(sorted({'grpc', 'google.protobuf', 'pydantic', 'yaml'} & set(sys.modules)), file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.stderr.splitlines()[-1] == "[]"
+
+
+class TestTop:
+    def test_shows_what_machines_have_and_use(self, devalloc: Shell, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(request_of(vm("web", "claim-uid-0")))
+        known = plugin.machines.known
+        known["default/web"] = replace(known["default/web"], pid=os.getpid())
+        header, row = devalloc("top", "--interval", "10ms", "--socket", plugin.socket).out.splitlines()
+        assert header.split() == ["NAME", "PHASE", "VCPUS", "CPU", "MEMORY", "RSS", "DEVICES", "CLAIMS", "PID"]
+        words = row.split()
+        assert words[:3] == ["default/web", "Running", "2"]
+        assert words[3].endswith("%")
+        assert words[4] == "1Gi"
+        assert words[6:] == ["a/slot-0", "claim-uid-0", str(os.getpid())]
+        (item,) = devalloc("top", "--interval", "10ms", "-o", "json", "--socket", plugin.socket).json["items"]
+        assert item["rssBytes"] > 1 << 20
+        assert item["cores"] >= 0
+
+    def test_what_may_not_be_read_is_a_dash(self, devalloc: Shell, plugin: Served) -> None:
+        plugin.node.CreateMachine(request_of(vm("web")))
+        known = plugin.machines.known
+        known["default/web"] = replace(known["default/web"], pid=2**22 + 1)
+        assert devalloc("top", "--interval", "1ms", "--socket", plugin.socket).out.splitlines()[1].split()[3] == "-"
+
+    def test_the_name_of_a_process_may_hold_anything(self, tmp_path: Path) -> None:
+        ticks = os.sysconf("SC_CLK_TCK")
+        (tmp_path / "7").mkdir()
+        rest = ["S", *["0"] * 10, str(3 * ticks), str(ticks), *["0"] * 6, "777", "0", "256"]
+        (tmp_path / "7" / "stat").write_text(f"7 (qemu) S 1 (x) {' '.join(rest)} 0 0\n")
+        found = sample(7, tmp_path)
+        assert found is not None
+        assert (found.cpu_seconds, found.started, found.rss_bytes) == (4.0, 777, 256 * os.sysconf("SC_PAGE_SIZE"))
+
+    def test_another_process_of_the_same_number_is_not_counted(self) -> None:
+        mine = sample(os.getpid())
+        assert mine is not None
+        later = replace(mine, at=mine.at + 2, cpu_seconds=mine.cpu_seconds + 3)
+        assert used({1: mine}, {1: later})[1].cores == 1.5
+        assert used({1: mine}, {1: replace(later, started=0)}) == {}
+
+
+class TestAmounts:
+    @pytest.mark.parametrize(
+        ("number", "shown"),
+        [(0, "0"), (1023, "1023"), (1024, "1Ki"), (1536 << 20, "1.5Gi"), (1 << 30, "1Gi"), ((1 << 30) + 1, "1.0Gi")],
+    )
+    def test_bytes_as_people_write_them(self, number: int, shown: str) -> None:
+        assert size(number) == shown
+
+    def test_amounts_are_exact(self) -> None:
+        assert (bytes_of("2Gi"), milli_of("1500m"), milli_of("0.001")) == (2 << 30, 1500, 1)
+        assert bounds_of("500m..2", "cpu") == (500, 2000)
+        assert bounds_of("512Mi", "memory") == (512 << 20, 512 << 20)
+        for wrong in ("1.5", "-1", "99999Ei", ""):
+            with pytest.raises(click.BadParameter):
+                bytes_of(wrong)
+
+    @pytest.mark.parametrize(
+        "manifest",
+        [
+            vm("a", "one", "two"),
+            vm("b", memory={"min": "512Mi", "max": "1Gi", "method": "dimm", "slotSize": "128Mi"}),
+            vm("c", restartPolicy="Never", pciSlots=3, powerdownSeconds=0, cpu={"min": "500m", "max": 2}),
+            vm(
+                "d",
+                start={"disks": [{"path": "/i/a.raw", "format": "raw", "readOnly": True, "device": "nvme"}]},
+                nics=[{"model": "e1000e", "backend": "tap", "interface": "tap0", "mac": "02:00:00:00:00:01"}, {}],
+            ),
+            vm("e", adopt={"qmpSocket": "/run/e.qmp"}, powerdownSeconds=5),
+        ],
+        ids=lambda manifest: str(manifest["metadata"]["name"]),
+    )
+    def test_a_manifest_means_the_same_over_the_wire(self, manifest: object) -> None:
+        machine = machine_of(manifest)
+        request = request_of(machine.to_manifest())
+        if isinstance(request, pb.AdoptMachineRequest):
+            there = fields.adopted(request, "node-a")
+        else:
+            there = fields.started(request, "node-a")
+        assert there.spec.slots == machine.spec.slots
+        assert there.spec.cpu.wanted == machine.spec.cpu.wanted
+        assert there.spec.memory.wanted == machine.spec.memory.wanted
+        for name in ("start", "adopt", "nics", "claims", "restart_policy", "powerdown_seconds"):
+            assert getattr(there.spec, name) == getattr(machine.spec, name)
+        for bounds in ("cpu", "memory"):
+            for name in ("min", "max"):
+                assert getattr(getattr(there.spec, bounds), name) == getattr(getattr(machine.spec, bounds), name)
+        assert there.spec.memory.slots == machine.spec.memory.slots

@@ -1,0 +1,99 @@
+"""What is told to Prometheus: few values a label, gauges read when asked, nobody from elsewhere."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.metrics import Metrics, State, served
+
+
+def told(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"devalloc_node_{name}", labels)
+
+
+def test_a_request_that_breaks_off_is_an_error() -> None:
+    metrics = Metrics()
+    with metrics.timed("PrepareClaim") as timed:
+        timed.result = "done"
+    with pytest.raises(ZeroDivisionError), metrics.timed("PrepareClaim"):
+        raise ZeroDivisionError
+    assert told(metrics, "requests_total", method="PrepareClaim", result="done") == 1
+    assert told(metrics, "requests_total", method="PrepareClaim", result="error") == 1
+    assert told(metrics, "request_seconds_count", method="PrepareClaim") == 2
+
+
+def test_how_things_stand_is_read_for_each_scrape() -> None:
+    states = [
+        State({"vfio": 2}, {"prepared": 1}, {"Running": 3}, vcpus=8, memory_bytes=1 << 30, attached_devices=2),
+        State(quarantined=1),
+    ]
+    now = [states[0]]
+    metrics = Metrics(lambda: now[0])
+    assert told(metrics, "prepared_devices", binding="vfio") == 2
+    assert told(metrics, "claims", state="prepared") == 1
+    assert told(metrics, "machines", phase="Running") == 3
+    assert (told(metrics, "plugged_vcpus"), told(metrics, "plugged_memory_bytes")) == (8, 1 << 30)
+    now[0] = states[1]
+    assert told(metrics, "prepared_devices", binding="vfio") is None
+    assert told(metrics, "journal_quarantined") == 1
+
+
+def test_a_state_that_cannot_be_read_says_so_and_hides_nothing_else() -> None:
+    metrics = Metrics(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+    metrics.removed("claim", 2)
+    assert told(metrics, "state_readable") == 0
+    assert told(metrics, "reconcile_removals_total", what="claim") == 2
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "localhost:0"])
+def test_is_served_on_loopback(address: str) -> None:
+    if address.startswith("[") and not Path("/proc/net/if_inet6").exists():
+        address = "127.0.0.1:0"
+    metrics = Metrics()
+    metrics.removed("claim")
+    with served(metrics, address) as where:
+        host, _, port = where.rpartition(":")
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
+        connection.request("GET", "/metrics")
+        assert b'devalloc_node_reconcile_removals_total{what="claim"} 1.0' in connection.getresponse().read()
+
+
+def test_is_served_on_a_socket_of_its_owner_which_goes_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))  # by a plugin that was killed
+    with served(Metrics(), f"unix:{path}"), socket.socket(socket.AF_UNIX) as client:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        client.connect(str(path))
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        with client.makefile("rb") as answer:
+            assert b"devalloc_node_state_readable 1.0" in answer.read()
+    assert not path.exists()
+
+
+def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("precious")
+    with pytest.raises(FileExistsError), served(Metrics(), f"unix:{tmp_path / 'notes'}"):
+        pytest.fail("it was served")
+    assert (tmp_path / "notes").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("0.0.0.0:9180", "can be reached from elsewhere"),
+        ("192.0.2.1:9180", "can be reached from elsewhere"),
+        ("[::]:9180", "can be reached from elsewhere"),
+        ("9180", "is no address"),
+        ("127.0.0.1:99999", "is no address"),
+        ("nowhere.example:9180", "is no address"),
+    ],
+)
+def test_nobody_from_elsewhere_is_served(address: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words), served(Metrics(), address):
+        pytest.fail("it was served")
