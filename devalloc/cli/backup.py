@@ -1,4 +1,4 @@
-"""``devalloc backup``: a copy of the store."""
+"""``devalloc backup``: a copy of the store, and of the node plugin's journal."""
 
 from __future__ import annotations
 
@@ -6,23 +6,36 @@ from pathlib import Path
 
 import click
 
-from devalloc.cli.options import store_option
+from devalloc.cli.options import node_state_option, store_option
 from devalloc.cli.output import working
 from devalloc.cli.verb import verb
+
+JOURNAL_SUFFIX = ".node"
+"""What the name of a journal's copy has behind that of the store's."""
 
 
 @verb("backup")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH")
 @store_option
-def backup(path: Path, store: Path | None) -> int:
+@node_state_option
+def backup(path: Path, store: Path | None, node_state: Path) -> int:
     """Copy the store to PATH (mode 0600) as of one moment, while others use it.
 
-    To restore: stop `devalloc up`, remove the store's file with those ending in -wal and -shm, and copy PATH there.
+    Where this host's node plugin has a journal that may be read, it is copied to PATH.node. `devalloc restore` puts
+    them back.
     """
+    import os
+
     from devalloc.cli.storage import opened
 
     with opened(store) as objects, working("copying the store"):
         objects.backup(path)
         count = len(objects.list().objects)
     click.echo(f"{path}: {count} objects")
+    if os.access(node_state, os.R_OK | os.X_OK):
+        from devalloc_node.journal.copies import backup as copy
+
+        journal = path.with_name(path.name + JOURNAL_SUFFIX)
+        if copy(node_state, journal):
+            click.echo(f"{journal}: the journal of the node plugin")
     return 0

@@ -47,7 +47,8 @@ VERBS: dict[str, dict[str, str]] = {
         "uncordon": "let them be allocated again",
         "snapshot": "write all objects and the answer into one file",
         "replay": "solve a snapshot again, offline, and compare",
-        "backup": "copy the store while it is in use",
+        "backup": "copy the store while it is in use, and the node plugin's journal",
+        "restore": "put such a copy back",
         "completion": "shell completion for bash, zsh or fish",
     },
 }

@@ -45,6 +45,18 @@ def store_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def node_state_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--node-state DIR: passed as ``node_state: Path``."""
+    return click.option(
+        "--node-state",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path("/var/lib/devalloc/node"),
+        metavar="DIR",
+        envvar="DEVALLOC_NODE_STATE",
+        help="The node plugin's state folder.",
+    )(function)
+
+
 def output_option(*forms: str, default: str = "table") -> Decorator:
     """-o FORM: passed as ``output: str``."""
     return click.option(

@@ -70,6 +70,14 @@ def check_private(path: Path) -> None:
         path.chmod(0o600)
 
 
+def prepare_folder(path: Path) -> None:
+    """Make the file's folder (0700) where missing. Raises Unavailable."""
+    try:
+        _make_folder(path.parent)
+    except OSError as error:
+        raise Unavailable(f"cannot make the folder {path.parent}: {error.strerror}") from error
+
+
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)

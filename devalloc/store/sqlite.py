@@ -3,12 +3,11 @@
 Every write is on disk (WAL, synchronous=FULL) before it returns. A watch polls for commits of other connections, which
 costs microseconds, so that it needs no daemon. The file must be on a local file system.
 
-Restoring a backup: stop ``devalloc up``, remove the store with its ``-wal`` and ``-shm``, and copy the backup there.
+Restoring a backup: ``restore``.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 import time
@@ -19,10 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from devalloc.store import lifecycle, migrations
+from devalloc.store.copies import copy_out, put_back
 from devalloc.store.database import explained, open_database, open_reader, transaction
-from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, Invalid, NotFound, Unavailable
+from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, Invalid, NotFound
 from devalloc.store.key import Key, Object
-from devalloc.store.paths import FILES
+from devalloc.store.lease import hold
+from devalloc.store.paths import prepare_folder
 from devalloc.store.protocol import Change, Event, EventType, Fence, Listing
 
 POLL_SECONDS = 0.05
@@ -160,31 +161,7 @@ class SQLiteStore:
 
         What was at ``path`` is replaced only by a copy that is complete, checked and on disk.
         """
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-        try:
-            own = (self.path.with_name(self.path.name + end) for end in FILES)
-            if path.exists() and any(file.exists() and path.samefile(file) for file in own):
-                raise Invalid(f"{path} is the store itself or part of it; name another file for the backup")
-            if path.with_name(f"{path.name}-wal").exists():
-                raise Invalid(f"{path} is a store that is in use, or was when it crashed; name another file")
-            descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            os.close(descriptor)
-            try:
-                with explained(path, migrations.STORE), closing(sqlite3.connect(part)) as copy:
-                    with closing(open_reader(self.path, migrations.STORE)) as source:
-                        source.backup(copy)
-                    # Without its own log beside it, so that the one file is the whole backup.
-                    copy.execute("PRAGMA journal_mode = DELETE")
-                    problems = _Rows(copy).problems()
-                if problems:
-                    raise Unavailable(f"the backup of {self.path} came out damaged: {problems[0]}")
-                _sync(part)
-                part.replace(path)
-                _sync(path.parent)
-            finally:
-                part.unlink(missing_ok=True)
-        except OSError as error:
-            raise Unavailable(f"cannot write the backup {path}: {error.strerror}") from error
+        copy_out(self.path, path, migrations.STORE, lambda copy: _Rows(copy).problems())
 
     def check(self) -> Sequence[str]:
         """What is wrong with the file and the objects in it; nothing in a good store. Reads everything."""
@@ -386,9 +363,16 @@ def _another(key: Key, old: Object, uid: str) -> str:
     return f"{key} is another object now (uid {old['metadata']['uid']}, not {uid})"
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def restore(copy: Path, path: Path) -> Path | None:
+    """Put a backup in the place of the store at ``path``; where what was there is now, None where nothing was.
+
+    It becomes a store of its own (``identity``): whoever acted on what the other one said looks before he goes on.
+    Raises Held while a process runs the loops on it, and StoreError.
+    """
+    prepare_folder(path)
+    with hold(path):
+        return put_back(copy, path, migrations.STORE, lambda found: _Rows(found).problems(), _become_another)
+
+
+def _become_another(connection: sqlite3.Connection) -> None:
+    connection.execute("UPDATE identity SET value = lower(hex(randomblob(16)))")

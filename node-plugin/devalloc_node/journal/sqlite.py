@@ -283,14 +283,13 @@ class SQLiteJournal:
 
     def _check(self) -> None:
         """Raises Damaged where the file or a row is not what it should be."""
-        problems = [text for (text,) in self._connection.execute("PRAGMA quick_check") if text != "ok"]
-        if not problems:
-            problems = _problems(self._connection)
-        if problems:
-            raise Damaged(f"the journal {self.path} is damaged ({problems[0]}).")
+        found = [text for (text,) in self._connection.execute("PRAGMA quick_check") if text != "ok"]
+        found = found or problems(self._connection)
+        if found:
+            raise Damaged(f"the journal {self.path} is damaged ({found[0]}).")
 
 
-def _problems(sql: sqlite3.Connection) -> list[str]:
+def problems(sql: sqlite3.Connection) -> list[str]:
     """Rows that cannot be read, or speak of claims that are not there."""
     found = []
     columns = (("claims", "uid", "granted"), ("claims", "uid", "coalesce(prepared, '{}')"), ("steps", "id", "was"))

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.journal import open_journal
 from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
 
 FLEET = text(claim(), pool(), device_class())
@@ -252,11 +253,32 @@ def test_a_program_that_watches_gets_what_is_there_in_the_form_of_changes(
 def test_a_backup_is_a_store_with_the_same_objects(devalloc: Shell, tmp_path: Path) -> None:
     devalloc("apply", "-f", "-", stdin=FLEET)
 
-    assert devalloc("backup", tmp_path / "copy.db").out == f"{tmp_path / 'copy.db'}: 3 objects\n"
+    nowhere = ("--node-state", tmp_path / "no-node")
+    assert devalloc("backup", tmp_path / "copy.db", *nowhere).out == f"{tmp_path / 'copy.db'}: 3 objects\n"
 
     copy = Shell(tmp_path / "copy.db")
     names = "deviceclaim/train\n"
     assert copy("get", "claims", "-o", "name").out == names
+
+
+def test_a_backup_of_store_and_journal_is_put_back(devalloc: Shell, tmp_path: Path) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+    node, copy = tmp_path / "node", tmp_path / "copy.db"
+    open_journal(node).close()
+    where = ("--node-state", node)
+    assert devalloc("backup", copy, *where).out.splitlines()[1] == f"{copy}.node: the journal of the node plugin"
+    devalloc("delete", "dclaim/train")
+
+    running = open_journal(node)
+    refused = devalloc("restore", copy, "--journal", "also", *where)
+    assert (refused.code, "stop it first" in refused.err) == (1, True)
+    assert devalloc("get", "claims", "-o", "name").out == ""
+    running.close()
+    done = devalloc("restore", copy, "--journal", "also", *where)
+
+    assert done.out.count("is restored; what was there is") == 2
+    assert devalloc("get", "claims", "-o", "name").out == "deviceclaim/train\n"
+    assert devalloc("restore", tmp_path / "nothing").code == 2
 
 
 def test_yaml_of_one_object_is_that_object(devalloc: Shell) -> None:

@@ -19,7 +19,7 @@ import pytest
 from devalloc.store import Held, Invalid, StoreError, Unavailable, Unusable, migrations
 from devalloc.store.lease import hold
 from devalloc.store.paths import default_path
-from devalloc.store.sqlite import SQLiteStore
+from devalloc.store.sqlite import SQLiteStore, restore
 from tests.support.objects import claim
 
 
@@ -344,6 +344,88 @@ class TestBackup:
             with pytest.raises(Invalid, match="a store that is in use"):
                 store.backup(tmp_path / "other.db")
             assert other.list().objects
+
+
+class TestRestore:
+    def names(self, path: Path) -> list[str]:
+        with closing(SQLiteStore(path)) as opened:
+            assert opened.check() == []
+            return [obj["metadata"]["name"] for obj in opened.list().objects]
+
+    def test_the_backup_takes_the_place_of_what_is_there_which_is_kept(
+        self, store: SQLiteStore, path: Path, tmp_path: Path
+    ) -> None:
+        store.create(claim("kept"))
+        store.backup(tmp_path / "copy.db")
+        content = (tmp_path / "copy.db").read_bytes()
+        store.create(claim("lost"))
+        before = store.identity()
+        aside = restore(tmp_path / "copy.db", path)
+        store.close()
+        assert self.names(path) == ["kept"]
+        assert mode(path) == 0o600
+        assert aside is not None
+        assert self.names(aside) == ["kept", "lost"]
+        assert (tmp_path / "copy.db").read_bytes() == content
+        with closing(SQLiteStore(path)) as restored, closing(SQLiteStore(aside)) as old:
+            assert restored.identity() != before == old.identity(), "who acted on the old one is to notice"
+
+    def test_where_there_is_nothing_and_over_what_is_damaged(self, store: SQLiteStore, tmp_path: Path) -> None:
+        store.create(claim("kept"))
+        store.backup(tmp_path / "copy.db")
+        assert restore(tmp_path / "copy.db", tmp_path / "new" / "devalloc.db") is None
+        assert self.names(tmp_path / "new" / "devalloc.db") == ["kept"]
+        (tmp_path / "new" / "devalloc.db").write_bytes(b"garbage" * 1000)
+        aside = restore(tmp_path / "copy.db", tmp_path / "new" / "devalloc.db")
+        assert aside is not None
+        assert aside.read_bytes() == b"garbage" * 1000
+        assert self.names(tmp_path / "new" / "devalloc.db") == ["kept"]
+
+    def test_not_while_the_loops_run(self, store: SQLiteStore, path: Path, tmp_path: Path) -> None:
+        store.create(claim("kept"))
+        store.backup(tmp_path / "copy.db")
+        store.create(claim("later"))
+        with hold(path), pytest.raises(Held):
+            restore(tmp_path / "copy.db", path)
+        assert self.names(path) == ["kept", "later"]
+
+    @pytest.mark.parametrize("what", ["garbage", "other program", "newer", "damaged", "in use", "missing"])
+    def test_what_is_no_good_backup_changes_nothing(
+        self, store: SQLiteStore, path: Path, tmp_path: Path, what: str
+    ) -> None:
+        store.create(claim("there"))
+        copy = tmp_path / "copy.db"
+        store.backup(copy)
+        if what == "garbage":
+            copy.write_bytes(b"garbage" * 1000)
+        elif what == "missing":
+            copy.unlink()
+        elif what == "in use":
+            copy.with_name("copy.db-wal").touch()
+        else:
+            statement = {
+                "other program": "PRAGMA application_id = 1",
+                "newer": "PRAGMA user_version = 99",
+                "damaged": "UPDATE objects SET name = 'another'",
+            }[what]
+            with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
+                connection.execute(statement)
+        with pytest.raises(StoreError):
+            restore(copy, path)
+        assert self.names(path) == ["there"]
+        assert not [file for file in path.parent.iterdir() if "before" in file.name or "part" in file.name]
+
+    def test_a_backup_of_an_older_version_is_brought_up(self, store: SQLiteStore, path: Path, tmp_path: Path) -> None:
+        store.create(claim("old"))
+        copy = tmp_path / "copy.db"
+        store.backup(copy)
+        with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
+            connection.execute("DROP TABLE identity")
+            connection.execute("PRAGMA user_version = 1")
+        restore(copy, path)
+        assert self.names(path) == ["old"]
+        with closing(SQLiteStore(path)) as restored:
+            assert restored.identity()
 
 
 class TestLease:
