@@ -211,6 +211,7 @@ def _server(host: str) -> type[WSGIServer]:
 
 class _UnixServer(_Threads, WSGIServer):
     address_family = socket.AF_UNIX
+    _is_bound = False
 
     def server_bind(self) -> None:
         path = str(self.server_address[0])
@@ -220,6 +221,7 @@ class _UnixServer(_Threads, WSGIServer):
             os.unlink(path)
         os.fchmod(self.socket.fileno(), 0o600)
         self.socket.bind(path)
+        self._is_bound = True
         self.server_name, self.server_port = "localhost", 0
         self.setup_environ()
 
@@ -229,7 +231,8 @@ class _UnixServer(_Threads, WSGIServer):
 
     def server_close(self) -> None:
         super().server_close()
-        Path(str(self.server_address[0])).unlink(missing_ok=True)
+        if self._is_bound:  # it is closed too when it could not be bound
+            Path(str(self.server_address[0])).unlink(missing_ok=True)
 
 
 class _Handler(WSGIRequestHandler):
