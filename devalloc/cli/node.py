@@ -95,6 +95,7 @@ def node(
     client = on.connect(kubeconfig) if kubeconfig is not None or in_cluster else None
     kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if client is not None else None
     settings = node_settings(node=name, dry_run=dry_run, kubelet=kubelet, **options)
+    beside = []
     with displayed() as display, ExitStack() as stack:
         host = on.host_of(settings, dry_run=dry_run, say=display.say)
         try:
@@ -110,8 +111,9 @@ def node(
                 publishing = stack.enter_context(
                     on.store_publishing(pools, plugin, lambda done: display.say(f"pools: {done}"))
                 )
+                beside.append(on.store_machines(pools, plugin))
             with signals(plugin):
-                plugin.run(publishing, display.say)
+                plugin.run(publishing, display.say, beside=beside)
         except NodeError as error:
             wrong = error.code.endswith(("Invalid", "TooLong"))
             raise (BadInput if wrong else Failed)(error.message) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -68,6 +69,14 @@ def store_publishing(store: SQLiteStore, node: Node, on_published: Callable[[Pub
         inventory = Inventory(settings.node_name, node.discover, first=True)
         host = Host(store, inventory, events, turn, resync=settings.resync, on_published=on_published)
         yield Publishing((host.watch, host.repair), host.rescan)
+
+
+def store_machines(store: Store, node: Node) -> Callable[[threading.Event], None]:
+    """The loop that runs machines as the store's VirtualMachines say."""
+    from devalloc_node.vms import Settings, VirtualMachines
+
+    settings = Settings(resync=node.settings.resync, grace=node.settings.grace)
+    return VirtualMachines(store, node.platform, node.pulse, settings=settings, removed=node.metrics.removed).run
 
 
 def cluster_source(client: Client, driver: str, node_name: str) -> Source:

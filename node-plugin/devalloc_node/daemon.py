@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from queue import Empty, SimpleQueue
 from typing import Literal, TypeVar
@@ -44,6 +45,7 @@ from devalloc_node.service.plugin import KubeletSockets
 from devalloc_node.service.registration import kubelet_paths
 from devalloc_node.service.watching import Pulse
 from devalloc_node.settings import KubeletSettings, NodeSettings
+from devalloc_node.takeover import taken
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +136,8 @@ class Node:
 
     # What others do with it.
 
-    def run(self, publishing: Publishing | None = None, say: Say = log.info) -> None:
-        """Recover what a crash left, then serve until ``stop``.
+    def run(self, publishing: Publishing | None = None, say: Say = log.info, *, beside: Sequence[Loop] = ()) -> None:
+        """Recover what a crash left, then serve until ``stop``. ``beside``: what else is to go on meanwhile.
 
         Raises Denied and Failed where a socket cannot be served, OSError where the audit log or the metrics cannot be,
         and what ended a loop.
@@ -147,16 +149,17 @@ class Node:
             stack.callback(self.machines.close)
             self.machines.recover()
             _tell(self.reconciler.recover(), say)
-            if self.settings.socket is not None:
-                service = NodeService(self.platform, self._about(), self.metrics, self.pulse)
-                door = open_door(self.settings.socket, [service.service()])
-                stack.callback(door.stop)
-                say(f"serving devalloc.node.v1 on {door.path}")
+            rolling = self.settings.kubelet is not None and self.settings.kubelet.pod_uid is not None
+            if (path := self.settings.socket) is not None:
+                own = NodeService(self.platform, self._about(), self.metrics, self.pulse).service()
+                take = partial(open_door, path, [own])
+                stack.enter_context(taken(f"{own.name} on {path}", lambda: take().stop, wait=rolling, say=say))
             if self.settings.kubelet is not None:
                 stack.enter_context(self._serving(self.settings.kubelet, say))
-            if self.settings.metrics is not None:
-                say(f"serving metrics on {stack.enter_context(served(self.metrics, self.settings.metrics))}")
-            loops = [self.health.run, self._tell_claims, *self._publishing.loops]
+            if (address := self.settings.metrics) is not None:
+                scraped = partial(self._scraped, address)
+                stack.enter_context(taken(f"metrics on {address}", scraped, wait=rolling, say=say))
+            loops = [self.health.run, self._tell_claims, *self._publishing.loops, *beside]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:
                 thread.start()
@@ -247,6 +250,11 @@ class Node:
             health=lambda: {(each.pool, each.device): each.health for each in self.health.snapshot().devices},
             allowed_kinds=tuple(sorted(self.settings.bindings.allowed)),
         )
+
+    def _scraped(self, address: str) -> Callable[[], None]:
+        with ExitStack() as stack:
+            stack.enter_context(served(self.metrics, address))
+            return stack.pop_all().close
 
     @contextmanager
     def _serving(self, kubelet: KubeletSettings, say: Say) -> Iterator[None]:

@@ -63,7 +63,7 @@ def test_it_serves_until_it_is_told_to_stop(folder: Path, devalloc: Shell) -> No
     with running(folder, "--dry-run") as process:
         said = "".join(lines_until(process, "pools: created node-a-0000-01-00"))
         assert f"node node-a, claims of store {folder}/store.db; Ctrl-C stops" in said
-        assert f"serving devalloc.node.v1 on {folder}/node.sock" in said
+        assert f"serving devalloc.node.v1.Node on {folder}/node.sock" in said
         assert stat.S_IMODE((folder / "node.sock").stat().st_mode) == 0o600
         assert stat.S_IMODE((folder / "state").stat().st_mode) == 0o700
         with grpc.insecure_channel(f"unix:{folder}/node.sock") as channel:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 import pytest
 
 from devalloc_node.binding.config import BindingConfig
@@ -16,6 +17,8 @@ from devalloc_node.daemon import Node, Source, opened
 from devalloc_node.errors import Denied
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.settings import KubeletSettings, NodeSettings
 from tests.support import cards
 from tests.support.fakehost import FakeHost, LocalHost
@@ -90,7 +93,7 @@ class Bed:
             root=self.folder / "host",
             state=self.folder / "state",
             machines=MachineConfig(state=self.folder / "state" / "machines", run=self.folder / "run"),
-            socket=self.folder / f"node{pod_uid or ''}.sock",
+            socket=self.folder / "node.sock",
             cdi=self.folder / "cdi",
             kubelet=KubeletSettings(self.folder / "kubelet", pod_uid=pod_uid),
             grace=0,
@@ -211,6 +214,21 @@ def test_two_instances_of_a_rolling_update_share_what_is_prepared(bed: Bed) -> N
         assert {answer.error for answer in new.unprepare([first, second]).values()} == {""}
         assert old.unprepare([first])[first.uid].error == ""
     assert bed.host.snapshot() == bed.before
+
+
+def test_the_newer_instance_takes_over_what_only_one_can_serve(bed: Bed) -> None:
+    def answers() -> str:
+        with grpc.insecure_channel(f"unix:{bed.folder / 'node.sock'}") as channel:
+            return NodeStub(channel).GetNode(pb.GetNodeRequest(), timeout=10, wait_for_ready=True).node_name
+
+    with ExitStack() as old:
+        old.enter_context(bed.running("old-1"))
+        assert answers() == NODE
+        with bed.running("new-2"):
+            assert f"another instance serves devalloc.node.v1.Node on {bed.folder}/node.sock" in "".join(bed.said)
+            old.close()
+            assert answers() == NODE
+    assert not (bed.folder / "node.sock").exists()
 
 
 def test_what_is_in_use_stays_and_says_by_whom(bed: Bed) -> None:
