@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -76,9 +75,10 @@ class VirtualMachines:
         settings: Settings | None = None,
         removed: Callable[[str], None] = lambda what: None,
         clock: Callable[[], float] = time.monotonic,
+        spawn: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """``pulse`` beats when a machine changed. ``removed`` is told ``machine`` when one whose object is gone was
-        removed, for the metrics."""
+        removed, for the metrics. ``spawn`` has something done in another thread."""
         self._store = store
         self._platform = platform
         self._pulse = pulse
@@ -87,30 +87,30 @@ class VirtualMachines:
         self._clock = clock
         self._keeper = Keeper(store, platform, clock=clock)
         self._turns: dict[str, _Turn] = {}
-        self._busy: dict[str, Future[None]] = {}
+        self._busy: set[str] = set()
+        self._spawn = spawn or _in_thread
         self._gone_since: dict[str, float] = {}
         self._said: str | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop`` is set. Raises Unusable; all else is logged and tried again."""
-        with ThreadPoolExecutor(self._settings.workers, thread_name_prefix="machines") as pool:
-            watching = threading.Thread(target=self._watch, args=(stop,), name="machines-watch", daemon=True)
-            watching.start()
-            while not stop.is_set():
-                seen = self._pulse.count
-                try:
-                    self.round(pool)
-                    pause = self._pause()
-                except Unusable:
-                    raise
-                except Exception:
-                    log.exception("could not look at the machines; next try in %.0f s", self._settings.retry)
-                    pause = self._settings.retry
-                self._pulse.wait(seen, pause)
-                stop.wait(self._settings.batch)
-            watching.join()
+        """Until ``stop`` is set; what is under way goes on. Raises Unusable; all else is logged and tried again."""
+        watching = threading.Thread(target=self._watch, args=(stop,), name="machines-watch", daemon=True)
+        watching.start()
+        while not stop.is_set():
+            seen = self._pulse.count
+            try:
+                self.round()
+                pause = self._pause()
+            except Unusable:
+                raise
+            except Exception:
+                log.exception("could not look at the machines; next try in %.0f s", self._settings.retry)
+                pause = self._settings.retry
+            self._pulse.wait(seen, pause)
+            stop.wait(self._settings.batch)
+        watching.join()
 
-    def round(self, pool: ThreadPoolExecutor) -> None:
+    def round(self) -> None:
         """Begin all that is due and not under way. Raises StoreError, NodeError."""
         listing = self._store.list(KINDS)
         machines = [obj for obj in listing.objects if obj["kind"] == objects.KIND]
@@ -123,22 +123,19 @@ class VirtualMachines:
         node = self._platform.node_name
         claimed.tell_users(self._store, claims.values(), held, node)
         for one in claimed.due(claims.values(), machines, held, node):
-            self._begin(pool, f"claim {one.ref.uid}", (one.ref, one.force), partial(self._unprepare, one))
+            self._begin(f"claim {one.ref.uid}", (one.ref, one.force), partial(self._unprepare, one))
         known = {machine.key: machine for machine in self._platform.machines.list()}
         mine = [obj for obj in machines if node in (objects.node_of(obj), objects.holder_of(obj))]
         for obj in mine:
             depends = _depends(obj, claims, known.get(objects.key_of(obj)))
-            self._begin(pool, f"vm {obj['metadata']['uid']}", depends, partial(self._keeper.keep, obj, claims))
+            self._begin(f"vm {obj['metadata']['uid']}", depends, partial(self._keeper.keep, obj, claims))
         for machine in self._orphans(machines, known) if self._is_same_store() else ():
-            self._begin(pool, f"vm {machine.uid}", machine, partial(self._remove, machine))
+            self._begin(f"vm {machine.uid}", machine, partial(self._remove, machine))
         self._turns = {name: turn for name, turn in self._turns.items() if turn.at or name in self._busy}
 
-    def _begin(
-        self, pool: ThreadPoolExecutor, name: str, depends: Hashable, work: Callable[[], Outcome | None]
-    ) -> None:
-        """Have it done by a worker, unless one is at it or it is not due."""
-        running = self._busy.get(name)
-        if running is not None and not running.done():
+    def _begin(self, name: str, depends: Hashable, work: Callable[[], Outcome | None]) -> None:
+        """Have it done by a worker, unless one is at it, none is free, or it is not due."""
+        if name in self._busy or len(self._busy) >= self._settings.workers:
             return
         turn = self._turns.setdefault(name, _Turn())
         if turn.seen != depends:
@@ -146,9 +143,8 @@ class VirtualMachines:
         elif self._clock() < turn.at:
             return
         turn.seen = depends
-        self._busy[name] = pool.submit(self._work, name, turn, work)
-        # What changed meanwhile is looked at then, and how long to sleep is known.
-        self._busy[name].add_done_callback(lambda done: self._pulse.beat())
+        self._busy.add(name)
+        self._spawn(partial(self._work, name, turn, work))
 
     def _work(self, name: str, turn: _Turn, work: Callable[[], Outcome | None]) -> None:
         after: float | None = None
@@ -166,12 +162,12 @@ class VirtualMachines:
         settings = self._settings
         pause = min(settings.retry * 2 ** min(turn.failures - 1, 30), settings.most) if failed else settings.resync
         turn.at = self._clock() + (pause if after is None else after)
+        self._busy.discard(name)
+        self._pulse.beat()  # what changed meanwhile is looked at now, and how long to sleep is known
 
     def _pause(self) -> float:
         """Until the next thing is due."""
         now = self._clock()
-        running = [name for name, future in self._busy.items() if not future.done()]
-        self._busy = {name: self._busy[name] for name in running}
         due = [turn.at - now for name, turn in self._turns.items() if name not in self._busy]
         return max(0.0, min([self._settings.resync, *due]))
 
@@ -238,6 +234,11 @@ class VirtualMachines:
         self._platform.delete(machine.key, None, due, owner=machine.uid, force=not machine.adopted, caller="reconcile")
         self._removed("machine")
         return None
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """A thread that does not keep the process: what it leaves unfinished, the next start goes on with."""
+    threading.Thread(target=work, name="machine", daemon=True).start()
 
 
 def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:

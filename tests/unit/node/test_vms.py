@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,15 +27,6 @@ from tests.support.toymachines import ToyMachines, vm
 NODE = "node-a"
 
 
-class AtOnce(ThreadPoolExecutor):
-    """Does the work where it is given."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(fn(*args, **kwargs))
-        return done
-
-
 @dataclass
 class World:
     """A store, and a node's loop that is driven by hand."""
@@ -57,14 +47,18 @@ class World:
         platform = platform_of(self.bench, self.machines)
         platform.node_name = node
         return VirtualMachines(
-            self.store, platform, Pulse(), settings=Settings(resync=5, grace=300), clock=lambda: self.now
+            self.store,
+            platform,
+            Pulse(),
+            settings=Settings(resync=5, grace=300),
+            clock=lambda: self.now,
+            spawn=lambda work: work(),
         )
 
     def round(self, *, times: int = 1, pause: float = 400.0) -> None:
         for _ in range(times):
             self.now += pause
-            with AtOnce(1) as pool:
-                self.loop.round(pool)
+            self.loop.round()
 
     def apply(self, manifest: Object) -> Object:
         key = Key.of(manifest)
