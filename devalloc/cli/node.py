@@ -111,7 +111,8 @@ def node(
                 publishing = stack.enter_context(
                     on.store_publishing(pools, plugin, lambda done: display.say(f"pools: {done}"))
                 )
-                beside.append(on.store_machines(pools, plugin))
+                if not dry_run:  # nothing is started in one, and nothing ended either
+                    beside.append(on.store_machines(pools, plugin))
             with signals(plugin):
                 plugin.run(publishing, display.say, beside=beside)
         except NodeError as error:

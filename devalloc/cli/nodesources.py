@@ -57,29 +57,18 @@ def store_source(store: Store, node_name: str) -> Source:
 
 @contextmanager
 def store_publishing(store: SQLiteStore, node: Node, on_published: Callable[[Published], None]) -> Iterator[Publishing]:
-    """The node's devices as DevicePools of the store; and its machines as the store's VirtualMachines want them."""
+    """The node's devices as DevicePools of the store."""
     from devalloc.controller.host import Host, Inventory
     from devalloc.controller.turn import Turn
     from devalloc.inventory.events import UdevSource
     from devalloc_node.daemon import Publishing
-    from devalloc_node.host.dryrun import DryRun
-    from devalloc_node.vms import Settings, VirtualMachines
 
     settings = node.settings
-    machines = VirtualMachines(
-        store,
-        node.platform,
-        node.pulse,
-        settings=Settings(resync=settings.resync, grace=settings.grace),
-        removed=node.metrics.removed,
-    )
     turn = Turn(store.path, settings.node_name, first=True)
     with closing(turn), closing(UdevSource()) as events:
         inventory = Inventory(settings.node_name, node.discover, first=True)
         host = Host(store, inventory, events, turn, resync=settings.resync, on_published=on_published)
-        # In a dry run nothing is started, and nothing ended either.
-        keep = () if isinstance(node.host, DryRun) else (machines.run,)
-        yield Publishing((host.watch, host.repair, *keep), host.rescan)
+        yield Publishing((host.watch, host.repair), host.rescan)
 
 
 def store_machines(store: Store, node: Node) -> Callable[[threading.Event], None]:
