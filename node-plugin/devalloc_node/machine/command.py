@@ -92,13 +92,13 @@ def check(spec: MachineSpec) -> None:
         raise invalid("its memory above min must be a multiple of slotSize")
     if spec.dimm_bytes and spec.hot_memory // spec.dimm_bytes > 255:
         raise invalid("its memory above min must be at most 255 DIMMs")
+    if not 0 <= spec.pci_slots <= MAX_PCI_SLOTS:
+        raise invalid(f"it can have 0 to {MAX_PCI_SLOTS} PCI slots, not {spec.pci_slots}")
     if spec.adopt is None and len(spec.claims) > spec.pci_slots:
         raise Denied(
             "TooFewPciSlots",
             f"machine {spec.key} has {len(spec.claims)} claims and {spec.pci_slots} PCI slots: each device needs one",
         )
-    if not 0 <= spec.pci_slots <= MAX_PCI_SLOTS:
-        raise invalid(f"it can have 0 to {MAX_PCI_SLOTS} PCI slots, not {spec.pci_slots}")
     if spec.adopt is None and spec.kernel is None and not spec.disks:
         raise invalid("it has neither a kernel nor a disk to start from")
     if spec.kernel is None and (spec.initrd or spec.append):

@@ -106,17 +106,17 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[st
     return [*service, "--", *words]
 
 
-def life(machine_id: str, config: MachineConfig) -> Process | None:
+def life(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Process | None:
     """The process of a machine that runs; None where none does, which the lock of its life file proves.
 
-    Raises Unknown where it lives and its process cannot be told (it is only just being started).
+    Raises Unknown where it lives and its process cannot be told within ``seconds``: it is only just being started.
     """
     try:
         fd = os.open(config.life(machine_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:
-        deadline = Deadline.after(2.0)
+        deadline = Deadline.after(seconds)
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

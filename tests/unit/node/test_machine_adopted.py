@@ -1,0 +1,352 @@
+"""Machines that run already: whose they are, what is plugged into them by steps of claims, and how that is undone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.grant import ClaimRef
+from devalloc_node.machine import adopt, process
+from devalloc_node.machine.attachment import AttachmentKind
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.records import MACHINES, PLUGS
+from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.step import ForcibleKind
+from tests.support.fake_qmp import FakeQemu
+from tests.support.machines import virtual_machine
+
+KEY = "default/m"
+REF = ClaimRef("default", "c", "11111111-2222-3333-4444-555555555555")
+MIB = 1 << 20
+
+
+class MemoryRecords:
+    """The records of a journal, without the disk."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], Mapping[str, Any]] = {}
+
+    def record(self, room: str, name: str) -> Mapping[str, Any] | None:
+        return self.rows.get((room, name))
+
+    def records(self, room: str) -> Mapping[str, Mapping[str, Any]]:
+        return {name: row for (where, name), row in self.rows.items() if where == room}
+
+    def put(self, room: str, name: str, content: Mapping[str, Any]) -> None:
+        self.rows[room, name] = content
+
+    def drop(self, room: str, name: str) -> None:
+        self.rows.pop((room, name), None)
+
+
+class Owners:
+    """Who owns which node, without the rights that changing it needs."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int]] = []
+
+    def own(self, node: str, uid: int, gid: int) -> None:
+        self.told.append((node, uid, gid))
+
+
+@pytest.fixture
+def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
+    machine = FakeQemu(tmp_path / "qmp")
+    yield machine
+    machine.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> MachineConfig:
+    return MachineConfig(
+        tmp_path / "state", tmp_path / "run", socket_folders=(tmp_path,), accel="tcg", users=None, command_seconds=2.0
+    )
+
+
+@pytest.fixture
+def machines(config: MachineConfig) -> Iterator[Machines]:
+    made = Machines(config, MemoryRecords())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def kind(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> AttachmentKind:
+    """Of a plugin whose machines, which are this very process, may lock all memory they like."""
+    monkeypatch.setattr(process, "memlock", lambda pid: None)
+    monkeypatch.setattr(adopt, "memlock", lambda pid: None)
+    return AttachmentKind(machines, Owners())
+
+
+def soon(seconds: float = 5.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+def adopting(path: Path, **spec: Any) -> VirtualMachine:
+    return virtual_machine("m", start=None, adopt={"qmpSocket": str(path)}, **spec)
+
+
+def prepared(*nodes: str, functions: int = 1) -> Prepared:
+    addresses = tuple(f"0000:41:00.{n}" for n in range(functions))
+    return Prepared(REF, (PreparedDevice((), "pool", "gpu", "vfio", addresses, nodes=nodes),))
+
+
+# Whose it is.
+
+
+def test_an_adopted_machine_is_observed_and_nothing_of_it_is_touched(machines: Machines, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    machines.adopt(adopting(qemu.path), soon())  # again is success
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert (seen.phase, seen.adopted, seen.pid) == ("Running", True, os.getpid())
+    assert (seen.observed.vcpus, seen.observed.memory_bytes) == (1, 512 * MIB)
+    assert qemu.said == []
+    machines.forget(KEY, soon())
+    assert machines.get(KEY) is None
+    assert qemu.said == []
+
+
+def test_a_socket_outside_the_allowed_folders_is_refused(
+    machines: Machines, qemu: FakeQemu, tmp_path: Path, config: MachineConfig
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to(qemu.path)
+    strict = Machines(replace(config, socket_folders=(inside,)), MemoryRecords())
+    for path in (qemu.path, inside / "link"):
+        with pytest.raises(Denied) as denied:
+            strict.adopt(adopting(path), soon())
+        assert denied.value.code == "PathNotAllowed"
+    strict.close()
+    (tmp_path / "file").touch()
+    with pytest.raises(Denied, match="not a socket"):
+        machines.adopt(adopting(tmp_path / "file"), soon())
+    assert qemu.connections == 0
+
+
+def test_a_strangers_socket_is_refused_also_where_the_file_was_given_to_us(machines: Machines, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a process of another user")
+    path = Path(f"/tmp/dvm-stranger-{os.getpid()}")
+    script = (
+        "import os,socket,sys,time;os.setgid(65534);os.setuid(65534);"
+        "s=socket.socket(socket.AF_UNIX);s.bind(sys.argv[1]);s.listen();time.sleep(60)"
+    )
+    stranger = subprocess.Popen([sys.executable, "-I", "-c", script, str(path)])
+    allowed = Machines(replace(machines.config, socket_folders=(Path("/tmp"),)), MemoryRecords())
+    try:
+        deadline = time.monotonic() + 20
+        while not path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.05)
+        with pytest.raises(Denied, match="65534") as denied:
+            allowed.adopt(adopting(path), soon())
+        assert denied.value.code == "SocketNotOurs"
+        os.chown(path, 0, 0)
+        with pytest.raises(Denied, match="process of user 65534") as denied:
+            allowed.adopt(adopting(path), soon())
+        assert denied.value.code == "SocketNotOurs"
+    finally:
+        stranger.send_signal(signal.SIGKILL)
+        stranger.wait()
+        path.unlink(missing_ok=True)
+        allowed.close()
+
+
+def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touched(
+    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adopt, "memlock", lambda pid: 8 * MIB)
+    with pytest.raises(Denied, match=r"8Mi.*3072Mi") as denied:
+        machines.adopt(adopting(qemu.path, claims=["c"]), soon())
+    assert denied.value.code == "MemlockTooLow"
+    machines.adopt(adopting(qemu.path), soon())  # without devices it locks nothing
+    kind = AttachmentKind(machines, Owners())
+    with pytest.raises(Denied):
+        kind.attachments(KEY, prepared(), soon())
+    with pytest.raises(Denied):
+        kind.apply(f"{KEY}/claim-1", {"functions": ["0000:41:00.0"], "nodes": []}, soon())
+    assert qemu.said == []
+
+
+def test_a_machine_that_does_not_answer_is_not_adopted(machines: Machines, qemu: FakeQemu, tmp_path: Path) -> None:
+    qemu.trouble["greeting"] = "hang"
+    with pytest.raises(Unknown):
+        machines.adopt(adopting(qemu.path), soon(0.2))
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "dead"))
+    server.close()
+    with pytest.raises(Failed):
+        machines.adopt(adopting(tmp_path / "dead"), soon())
+    assert machines.list() == []
+
+
+def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(machines: Machines, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    for what, amount in (("vcpus", 5), ("vcpus", 0), ("memory", 3 << 30), ("memory", 1), ("cpu", 9000), ("wheels", 4)):
+        with pytest.raises(Denied):
+            machines.scale(KEY, what, amount, soon())
+    assert qemu.said == []
+    with pytest.raises(Denied) as denied:
+        machines.scale(KEY, "cpu", 1500, soon())
+    assert denied.value.code == "CgroupShared"
+    machines.scale(KEY, "vcpus", 3, soon())
+    machines.scale(KEY, "memory", 1 << 30, soon())
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert (seen.observed.vcpus, seen.observed.memory_bytes) == (3, 1 << 30)
+    assert (seen.applied.vcpus, seen.applied.memory_bytes) == (3, 1 << 30)
+
+
+def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: Machines, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    machines.records.put(MACHINES, "default/bad", {"manifest": {"kind": "Nonsense"}, "state": "running", "run": ""})
+    machines.recover()
+    phases = {machine.key: (machine.phase, machine.reason) for machine in machines.list()}
+    assert phases == {KEY: ("Running", ""), "default/bad": ("Unknown", "RecordUnreadable")}
+    assert machines.to_restart() == []
+    with pytest.raises(Failed):
+        machines.start(virtual_machine("bad"), soon())
+
+
+def test_after_a_reboot_the_number_of_a_process_means_nothing(machines: Machines, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    content = dict(machines.records.record(MACHINES, KEY) or {})
+    machines.records.put(MACHINES, KEY, {**content, "boot": "another"})
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert seen.phase == "Stopped"
+
+
+# Devices of claims.
+
+
+def test_a_claims_device_is_plugged_in_and_taken_out_by_steps(
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    ((device, step),) = kind.attachments(KEY, prepared(functions=2), soon())
+    assert (device, step.kind, step.before) == ("pool/gpu", "attachment", None)
+    assert isinstance(kind, ForcibleKind)
+    assert kind.read(step.target) is None
+    kind.apply(step.target, step.after, soon())
+    kind.apply(step.target, step.after, soon())
+    assert kind.read(step.target) == step.after
+    assert [each["host"] for each in qemu.devices.values()] == ["0000:41:00.1", "0000:41:00.0"]
+    kind.apply(step.target, None, soon())
+    kind.apply(step.target, None, soon())
+    assert (qemu.devices, kind.read(step.target)) == ({}, None)
+    assert machines.records.records(PLUGS) == {}
+
+
+def test_devices_that_do_not_fit_are_refused_before_the_first_is_plugged_in(
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    five = tuple(PreparedDevice((), "pool", f"d{n}", "vfio", (f"0000:4{n}:00.0",)) for n in range(5))
+    with pytest.raises(Denied, match=r"5 devices.*4 free") as denied:
+        kind.attachments(KEY, Prepared(REF, five), soon())
+    assert denied.value.code == "NoFreePciSlot"
+    steps = kind.attachments(KEY, Prepared(REF, five[:4]), soon())
+    for _, step in steps:
+        kind.apply(step.target, step.after, soon())
+    again = kind.attachments(KEY, Prepared(REF, five[:4]), soon())
+    assert again == steps, "what is plugged in already needs no slot"
+
+
+def test_a_device_that_the_guest_keeps_keeps_its_step(machines: Machines, kind: AttachmentKind, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    ((_, step),) = kind.attachments(KEY, prepared(), soon())
+    kind.apply(step.target, step.after, soon())
+    qemu.guest = "silent"
+    with pytest.raises(Denied, match=KEY) as denied:
+        kind.apply(step.target, None, soon(0.2))
+    assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
+    assert kind.read(step.target) == step.after
+
+
+def test_a_device_whose_node_qemu_still_holds_is_not_told_free(
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path
+) -> None:
+    """Unbinding it now would block in the kernel."""
+    node = tmp_path / "vfio-15"
+    node.touch()
+    machines.adopt(adopting(qemu.path), soon())
+    ((_, step),) = kind.attachments(KEY, prepared(str(node)), soon())
+    kind.apply(step.target, step.after, soon())
+    with node.open("rb"):  # the fake is this process
+        with pytest.raises(Unknown, match="vfio-15") as unknown:
+            kind.apply(step.target, None, soon(0.3))
+        assert unknown.value.code == "DeviceHeld"
+    kind.apply(step.target, None, soon())
+
+
+def test_a_hung_machine_is_unknown_and_one_that_is_gone_holds_nothing(
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    ((_, step),) = kind.attachments(KEY, prepared(), soon())
+    kind.apply(step.target, step.after, soon())
+    qemu.trouble["device_del"] = "hang"
+    with pytest.raises(Unknown):
+        kind.apply(step.target, None, soon(0.3))
+    assert machines.records.record(PLUGS, step.target) is not None
+    content = dict(machines.records.record(MACHINES, KEY) or {})
+    machines.records.put(MACHINES, KEY, {**content, "boot": "another"})  # as after a reboot
+    kind.apply(step.target, None, soon())
+    assert machines.records.records(PLUGS) == {}
+
+
+def test_a_vanished_node_is_said_before_qemu_is_asked(machines: Machines, kind: AttachmentKind, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    ((_, step),) = kind.attachments(KEY, prepared("/dev/vfio/no-such-group"), soon())
+    with pytest.raises(Denied) as denied:
+        kind.apply(step.target, step.after, soon())
+    assert denied.value.code == "DeviceGone"
+    assert qemu.said == []
+
+
+def test_nodes_go_to_the_machines_user_and_back_to_whose_they_were(
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path
+) -> None:
+    node = tmp_path / "vfio-15"
+    node.touch()
+    before = node.stat()
+    machines.adopt(adopting(qemu.path), soon())
+    content = dict(machines.records.record(MACHINES, KEY) or {})
+    machines.records.put(MACHINES, KEY, {**content, "user": 70001})
+    ((_, step),) = kind.attachments(KEY, prepared(str(node)), soon())
+    owners = Owners()
+    kind = AttachmentKind(machines, owners)
+    kind.apply(step.target, step.after, soon())
+    kind.apply(step.target, step.after, soon())
+    kind.apply(step.target, None, soon())
+    node_name = str(node)
+    assert owners.told == [
+        (node_name, 70001, 70001),
+        (node_name, 70001, 70001),
+        (node_name, before.st_uid, before.st_gid),
+    ]
+
+
+def test_a_step_on_a_machine_that_is_not_there(kind: AttachmentKind) -> None:
+    with pytest.raises(Denied) as denied:
+        kind.apply("default/none/claim-1", {"functions": ["0000:41:00.0"], "nodes": []}, soon())
+    assert denied.value.code == "MachineNotFound"
+    kind.apply("default/none/claim-1", None, soon())  # it holds nothing, so that undoing is done

@@ -1,0 +1,271 @@
+"""What QEMU is started with: a function of the spec, and what it may not be started with."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc_node.errors import Denied
+from devalloc_node.machine import paths
+from devalloc_node.machine.command import Start, command
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.launch import Launch, check, memlock_needed, spawn_words
+from devalloc_node.machine.spec import MIB, Bounds, Disk, MachineSpec, Nic, machine_id
+from devalloc_node.machine.translate import spec_of
+from tests.support.machines import virtual_machine
+
+GIB = 1 << 30
+SPEC = MachineSpec(
+    "default",
+    "m",
+    "uid",
+    cpus=Bounds(1000, 4000, 2500),
+    memory=Bounds(512 * MIB, 2 * GIB, GIB),
+    kernel="/k",
+    initrd="/i",
+    append="console=ttyS0",
+    pci_slots=9,
+)
+START = Start("qemu", "tcg", "00000000-0000-0000-0000-000000000001", "/k", "/i")
+
+
+def options(words: list[str], name: str) -> list[str]:
+    """The values of all options of a name."""
+    return [words[index + 1] for index, word in enumerate(words) if word == name]
+
+
+def objects(words: list[str], name: str) -> list[dict[str, Any]]:
+    return [json.loads(value) for value in options(words, name)]
+
+
+def test_a_machine_starts_paused_sandboxed_and_with_nothing_that_was_not_asked_for() -> None:
+    words = command(SPEC, START)
+    assert words[0] == "qemu"
+    for flag in ("-S", "-nodefaults", "-no-user-config"):
+        assert flag in words
+    assert options(words, "-sandbox") == ["on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
+    assert options(words, "-accel") == ["tcg,thread=multi"]
+    assert options(words, "-uuid") == [START.uuid]
+    assert not any("iommu" in word for word in words)
+
+
+def test_what_is_above_the_least_can_leave_again() -> None:
+    words = command(SPEC, START)
+    assert options(words, "-smp") == ["cpus=1,maxcpus=4,sockets=1,cores=4,threads=1"]
+    cpus = [device for device in objects(words, "-device") if device["driver"] == "max-x86_64-cpu"]
+    assert [(cpu["id"], cpu["core-id"]) for cpu in cpus] == [("cpu1", 1), ("cpu2", 2)], "2.5 CPUs need three"
+    (memory,) = (device for device in objects(words, "-device") if device["driver"] == "virtio-mem-pci")
+    assert memory["requested-size"] == GIB - 512 * MIB
+    sizes = {each["id"]: each["size"] for each in objects(words, "-object")}
+    assert sizes == {"ram0": 512 * MIB, "vmem0-ram": 2 * GIB - 512 * MIB}
+    assert options(words, "-m") == [f"size={512 * MIB}B,slots=1,maxmem={2 * GIB}B"]
+
+
+def test_memory_in_dimms_has_a_slot_for_each_and_those_in_use_from_the_start() -> None:
+    words = command(replace(SPEC, dimm_bytes=256 * MIB), START)
+    dimms = [device["id"] for device in objects(words, "-device") if device["driver"] == "pc-dimm"]
+    assert dimms == ["dimm0", "dimm1"]
+    assert "slots=6," in options(words, "-m")[0]
+
+
+def test_a_machine_whose_memory_never_changes_has_no_room_for_more() -> None:
+    words = command(replace(SPEC, memory=Bounds(GIB, GIB, GIB)), START)
+    assert options(words, "-m") == [f"size={GIB}B"]
+    assert not any("virtio-mem" in word for word in words)
+
+
+def test_every_port_has_a_place_of_its_own_eight_to_a_device() -> None:
+    nics = (Nic(), Nic("e1000e", mac="52:54:00:00:00:01"), Nic(interface="tap0"))
+    devices = objects(command(replace(SPEC, nics=nics, pci_slots=17), START), "-device")
+    ports = [device for device in devices if device["driver"] == "pcie-root-port"]
+    assert [port["id"] for port in ports] == [f"port{n}" for n in range(17)]
+    assert len({port["chassis"] for port in ports}) == 17
+    addresses = [device["addr"] for device in devices if "addr" in device]
+    assert len(addresses) == len(set(addresses)) == 21
+    firsts = [port for port in ports if port["addr"].endswith(".0")]
+    assert [port.get("multifunction", False) for port in firsts] == [True, True, False]
+
+
+def test_disks_are_what_they_were_said_to_be_and_name_no_other_file() -> None:
+    disks = (Disk("/d/a", "raw"), Disk("/d/b,c=d", "qcow2", read_only=True, device="nvme"))
+    words = command(replace(SPEC, disks=disks), replace(START, block_disks=frozenset({0})))
+    nodes = objects(words, "-blockdev")
+    assert [node["driver"] for node in nodes] == ["host_device", "raw", "file", "qcow2"]
+    assert "backing" in nodes[3]
+    assert nodes[3]["backing"] is None
+    assert [node["read-only"] for node in nodes] == [False, False, True, True]
+    assert not any("/d/" in word for word in words), "they are open when QEMU starts: it opens no path of its own"
+
+
+def test_nothing_in_a_spec_can_become_another_option() -> None:
+    hostile = replace(SPEC, append='a,b=c "quoted" -device x', nics=(Nic(mac='52:54:00:00:00:01","x":"y'),))
+    words = command(hostile, START)
+    assert options(words, "-append")[0].startswith('a,b=c "quoted" -device x ')
+    assert [each["mac"] for each in objects(words, "-device") if "mac" in each] == ['52:54:00:00:00:01","x":"y']
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"claims": ("a", "b"), "pci_slots": 1}, "TooFewPciSlots"),
+        ({"pci_slots": 65}, "MachineInvalid"),
+        ({"pci_slots": -1}, "MachineInvalid"),
+        ({"cpus": Bounds(1000, 2000, 3000)}, "MachineInvalid"),
+        ({"cpus": Bounds(0, 2000, 1000)}, "MachineInvalid"),
+        ({"memory": Bounds(MIB, GIB, GIB)}, "MachineInvalid"),
+        ({"dimm_bytes": 300 * MIB}, "MachineInvalid"),
+        ({"kernel": None, "initrd": None, "append": ""}, "MachineInvalid"),
+        ({"kernel": None, "disks": (Disk("/d", "raw"),)}, "MachineInvalid"),
+        ({"append": "a\nb"}, "MachineInvalid"),
+        ({"disks": (Disk("/d", "raw"),) * 31}, "MachineInvalid"),
+    ],
+)
+def test_what_cannot_be_is_denied_before_anything_is_started(change: dict[str, Any], code: str) -> None:
+    with pytest.raises(Denied) as denied:
+        command(replace(SPEC, **change), START)
+    assert denied.value.code == code
+
+
+def test_an_iommu_is_there_only_when_asked_for_and_then_each_device_may_lock_all_memory() -> None:
+    words = command(replace(SPEC, iommu=True), replace(START, accel="kvm"))
+    assert "kernel-irqchip=split" in options(words, "-machine")[0]
+    config = MachineConfig()
+    assert memlock_needed(SPEC, config) == 3 * GIB
+    assert memlock_needed(replace(SPEC, iommu=True), config) == 9 * 2 * GIB + GIB
+
+
+def test_the_objects_amounts_arrive_in_the_units_of_this_room() -> None:
+    machine = virtual_machine(
+        "m",
+        cpu={"min": "500m", "max": "4", "use": "1500m"},
+        memory={"min": "1Gi", "max": "3Gi", "method": "dimm", "slotSize": "1Gi"},
+        nics=[{"backend": "tap", "interface": "tap0"}],
+        claims=["a"],
+    )
+    spec = spec_of(machine)
+    assert (spec.cpus, spec.memory) == (Bounds(500, 4000, 1500), Bounds(GIB, 3 * GIB, GIB))
+    assert (spec.dimm_bytes, spec.nics, spec.claims, spec.pci_slots) == (GIB, (Nic(interface="tap0"),), ("a",), 5)
+    assert spec.key == "default/m"
+
+
+def test_names_of_machines_become_short_names_of_files_no_two_alike() -> None:
+    keys = ["a/b", "a/b-", "a-b/c", "a/" + "x" * 253, "a/" + "x" * 252 + "y", "a/../../etc"]
+    ids = [machine_id(key) for key in keys]
+    assert len(set(ids)) == len(keys)
+    assert all(len(name) <= 40 and not set(name) & set("/.\0") for name in ids)
+
+
+def test_with_systemd_a_machine_is_a_service_of_its_own_and_else_it_detaches(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    with_systemd = spawn_words(SPEC, MachineConfig(systemd=True), plan)
+    assert with_systemd[0] == "systemd-run"
+    assert f"--unit=devalloc-{SPEC.id}.service" in with_systemd
+    assert "--detach" not in with_systemd
+    assert "--scope" not in with_systemd
+    assert spawn_words(SPEC, MachineConfig(systemd=False), plan)[-2:] == [str(plan), "--detach"]
+
+
+# Which files it may name (T13).
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """An allowed folder with a disk in it, beside a secret."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "disk").write_bytes(b"\0" * 512)
+    (tmp_path / "secret").write_bytes(b"secret")
+    return folder
+
+
+def test_only_files_below_the_allowed_folders_are_used_and_by_their_true_path(images: Path) -> None:
+    (images / "link").symlink_to("disk")
+    assert paths.image(str(images / "link"), [images], "kernel") == images / "disk"
+
+
+@pytest.mark.parametrize("name", ["../secret", "out", "dir/../../secret", "deep/out", "x\0y", "a\nb", "", "relative"])
+def test_a_path_that_leads_out_is_refused(images: Path, name: str) -> None:
+    (images / "out").symlink_to("../secret")
+    (images / "deep").symlink_to("..")
+    (images / "dir").mkdir()
+    path = name if name in ("", "relative") else f"{images}/{name}"
+    with pytest.raises(Denied) as denied:
+        paths.image(path, [images], "kernel")
+    assert denied.value.code in ("PathNotAllowed", "PathMissing")
+    assert denied.value.code == "PathNotAllowed" or name == "deep/out"
+
+
+def test_without_allowed_folders_nothing_can_be_named(images: Path) -> None:
+    with pytest.raises(Denied, match="none") as denied:
+        paths.image(str(images / "disk"), [], "kernel")
+    assert denied.value.code == "PathNotAllowed"
+    sibling = images.parent / "images-of-others"
+    sibling.mkdir()
+    (sibling / "disk").touch()
+    with pytest.raises(Denied):
+        paths.image(str(sibling / "disk"), [images], "kernel")
+
+
+def test_only_files_are_kernels_and_only_files_and_block_devices_are_disks(images: Path) -> None:
+    os.mkfifo(images / "pipe")
+    for path in (images, images / "pipe"):
+        with pytest.raises(Denied, match="is not a file"):
+            paths.image(str(path), [images], "kernel")
+        with pytest.raises(Denied, match="neither"):
+            paths.disk_image(Disk(str(path), "raw"), [images])
+
+
+def qcow2(backing: int = 0, incompatible: int = 0, version: int = 3) -> bytes:
+    return b"QFI\xfb" + struct.pack(">IQ", version, backing) + b"\0" * 56 + struct.pack(">Q", incompatible)
+
+
+@pytest.mark.parametrize(
+    ("content", "format", "code"),
+    [
+        (b"\0" * 512, "qcow2", "DiskFormat"),
+        (b"", "qcow2", "DiskFormat"),
+        (qcow2(backing=112), "qcow2", "DiskNamesOthers"),
+        (qcow2(incompatible=4), "qcow2", "DiskNamesOthers"),
+        (qcow2(backing=112, version=2), "qcow2", "DiskNamesOthers"),
+        (qcow2(), "vmdk", "DiskFormat"),
+        (qcow2(), "", "DiskFormat"),
+    ],
+)
+def test_a_disk_of_another_format_or_that_names_another_file_is_refused(
+    images: Path, content: bytes, format: Any, code: str
+) -> None:
+    (images / "disk").write_bytes(content)
+    with pytest.raises(Denied) as denied:
+        paths.disk_image(Disk(str(images / "disk"), format), [images])
+    assert denied.value.code == code
+
+
+def test_an_image_that_stands_alone_is_fine_and_a_raw_one_is_never_looked_into(images: Path) -> None:
+    for content, format in ((qcow2(), "qcow2"), (qcow2(incompatible=1), "qcow2"), (qcow2(backing=112), "raw")):
+        (images / "disk").write_bytes(content)
+        assert paths.disk_image(Disk(str(images / "disk"), format), [images]) == images / "disk"  # type: ignore[arg-type]
+
+
+def test_what_a_start_needs_is_checked_before_anything_is_made(images: Path, tmp_path: Path) -> None:
+    spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
+    given = Launch("u", None, "tcg")
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", binary="/bin/true", folders=(images,))
+    check(spec, config, given)
+    for broken, code in (
+        (replace(config, binary="no-such-qemu"), "QemuMissing"),
+        (replace(config, run=tmp_path / ("x" * 100)), "PathTooLong"),
+        (replace(config, folders=()), "PathNotAllowed"),
+    ):
+        with pytest.raises(Denied) as denied:
+            check(spec, broken, given)
+        assert denied.value.code == code
+    with pytest.raises(Denied) as denied:
+        check(replace(spec, nics=(Nic(interface="no-such-tap"),)), config, given)
+    assert denied.value.code == "TapMissing"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "secret"]

@@ -1,0 +1,328 @@
+"""What machines need of this host: processes that are what they were, locks that tell life, shares of CPU time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.machine import accel, cgroup, launch, spawn
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.deaths import Deaths
+from devalloc_node.machine.lock import MachineLocks
+from devalloc_node.machine.process import Process, alive, holds, kill, memlock_of, pidfd, process, wait
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(["sleep", "60"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+# Processes.
+
+
+def test_a_process_is_its_number_and_its_start(sleeper: subprocess.Popen[bytes]) -> None:
+    known = process(sleeper.pid)
+    assert known is not None
+    assert alive(known)
+    other = Process(known.pid, known.started + 1)
+    assert not alive(other), "another process that got the same number"
+    assert pidfd(other) is None
+    kill(other, signal.SIGKILL)
+    assert alive(known)
+    assert not wait(known, 0.01)
+    kill(known, signal.SIGKILL)
+    assert wait(known, 10)
+    assert process(sleeper.pid) is None, "ended, though nobody has collected it"
+    assert wait(known, 0)
+
+
+def test_deaths_are_told_once_and_of_the_dead_at_once(sleeper: subprocess.Popen[bytes]) -> None:
+    told: list[str] = []
+    heard = threading.Event()
+
+    def ended(name: str) -> None:
+        told.append(name)
+        heard.set()
+        raise RuntimeError("who is told may fail")
+
+    deaths = Deaths(ended)
+    known = process(sleeper.pid)
+    assert known is not None
+    deaths.watch("a", known)
+    deaths.watch("a", known)
+    deaths.watch("left", known)
+    deaths.leave("left")
+    assert told == []
+    sleeper.kill()
+    assert heard.wait(10)
+    deaths.watch("late", known)
+    deaths.close()
+    assert told == ["a", "late"]
+
+
+def test_what_a_process_has_open_is_seen(tmp_path: Path) -> None:
+    node = tmp_path / "vfio"
+    node.touch()
+    assert holds(os.getpid(), [str(node)]) == []
+    with node.open("rb"):
+        assert holds(os.getpid(), [str(node), "/dev/vfio/1"]) == [str(node)]
+        node.unlink()
+        assert holds(os.getpid(), [str(node)]) == [str(node)], "also when it is gone from its folder"
+    assert holds(2**22 + 1, [str(node)]) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "limit"),
+    [
+        ("Max locked memory         8388608              8388608              bytes     ", 8388608),
+        ("Max locked memory         unlimited            unlimited            bytes     ", None),
+        ("Max cpu time              unlimited            unlimited            seconds   ", 0),
+    ],
+)
+def test_the_limit_of_locked_memory(line: str, limit: int | None) -> None:
+    assert memlock_of(f"Limit Soft Hard Units\n{line}\n") == limit
+
+
+# Life.
+
+
+def plan(config: MachineConfig, argv: list[str], **other: object) -> Path:
+    config.state.mkdir(parents=True, exist_ok=True)
+    folder = config.run / "m"
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "argv": argv,
+        "life": str(config.life("m")),
+        "folder": str(folder),
+        "uid": None,
+        "groups": [],
+        "memlock": 1 << 30,
+        "cgroups": [],
+        "files": {},
+        "taps": {},
+        **other,
+    }
+    file = config.state / "m.start"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def spawned(file: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-I", str(Path(spawn.__file__)), str(file), "--detach"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    disk = tmp_path / "disk"
+    disk.write_text("content of the disk")
+    script = "cat /dev/fd/100; echo $PWD; ulimit -c; exec sleep 60"
+    file = plan(config, ["/bin/sh", "-c", script], files={"100": [str(disk), False]})
+    assert launch.life("m", config) is None
+    assert spawned(file).returncode == 0
+    found = launch.life("m", config)
+    assert found is not None
+    try:
+        stat = Path(f"/proc/{found.pid}/stat").read_text().rpartition(")")[2].split()
+        assert int(stat[1]) != os.getpid()
+        assert int(stat[3]) == found.pid, "it leads a session of its own"
+        deadline = time.monotonic() + 20
+        log = config.run / "m" / "qemu.log"
+        while log.read_text() != f"content of the disk{config.run}/m\n0\n":
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.02)
+        assert spawned(file).returncode == spawn.LIVES, "there is never a second one"
+        assert launch.life("m", config) == found
+    finally:
+        kill(found, signal.SIGKILL)
+    assert wait(found, 10)
+    assert launch.life("m", config) is None
+    assert launch.last_words(config, "m").startswith("content of the disk")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"argv": ["/no/such/qemu"]},
+        {"folder": "/no/such/folder"},
+        {"files": {"100": ["/no/such/disk", True]}},
+        {"cgroups": ["/no/such/cgroup.procs"]},
+    ],
+)
+def test_what_keeps_a_machine_from_starting_is_said_and_nothing_lives(
+    tmp_path: Path, broken: dict[str, object]
+) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    done = spawned(plan(config, **{"argv": ["/bin/true"], **broken}))  # type: ignore[arg-type]
+    assert done.returncode == spawn.FAILED
+    assert "/no/such" in done.stderr
+    assert launch.life("m", config) is None
+
+
+def test_a_machine_that_lives_and_whose_process_nobody_knows_is_unknown(tmp_path: Path) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config.state.mkdir()
+    with config.life("m").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(Unknown):
+            launch.life("m", config, 0.1)
+
+
+def test_last_words_are_one_bounded_line_and_no_link_is_followed(tmp_path: Path) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", log_bytes=1000)
+    folder = config.run / "m"
+    folder.mkdir(parents=True)
+    log = folder / "qemu.log"
+    log.write_bytes(b"x" * 10_000 + b"\nfirst\x1b[31m\x00\nlast\n")
+    words = launch.last_words(config, "m")
+    assert words.endswith("first / [31m / last")
+    assert len(words) < 2100
+    launch.trim_logs(config, "m")
+    assert log.stat().st_size == 0
+    log.unlink()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret" * 1000)
+    log.symlink_to(secret)
+    assert launch.last_words(config, "m") == ""
+    launch.trim_logs(config, "m")
+    assert secret.stat().st_size == 6000
+    log.unlink()
+    os.mkfifo(log)
+    assert launch.last_words(config, "m") == ""
+
+
+def test_one_change_of_a_machine_at_a_time_between_threads_and_instances(tmp_path: Path) -> None:
+    one, other = MachineLocks(tmp_path), MachineLocks(tmp_path)
+    with one.held("m", Deadline.after(5)):
+        with one.held("m", Deadline.after(5)):
+            pass
+        with pytest.raises(Failed) as failed, other.held("m", Deadline.after(0.05)):
+            pass
+        assert (failed.value.code, failed.value.retryable) == ("MachineBusy", True)
+        with other.held("another", Deadline.after(5)):
+            pass
+        refused: list[BaseException] = []
+
+        def try_it() -> None:
+            try:
+                with one.held("m", Deadline.after(0.05)):
+                    pass
+            except Failed as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=try_it)
+        thread.start()
+        thread.join()
+        assert len(refused) == 1
+    with other.held("m", Deadline.after(5)):
+        pass
+
+
+# Shares of CPU time (T19).
+
+
+def fake_group(root: Path, version: int) -> cgroup.CpuGroup:
+    """The files that the kernel would make in a new cgroup."""
+    top = root if version == 2 else root / "cpu"
+    folder = top / "devalloc" / "m"
+    folder.mkdir(parents=True)
+    for parent in (top, top / "devalloc"):
+        (parent / "cgroup.procs").touch()
+        (parent / "cgroup.subtree_control").write_text("cpu memory\n" if version == 2 else "")
+    if version == 2:
+        (root / "cgroup.controllers").write_text("cpu memory\n")
+        (folder / "cpu.max").write_text("max 100000\n")
+    else:
+        (folder / "cpu.cfs_period_us").write_text("50000\n")
+        (folder / "cpu.cfs_quota_us").write_text("-1\n")
+    return cgroup.group(root, "m")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_part_of_a_cpu_is_written_and_read_back_in_both_versions(tmp_path: Path, version: int) -> None:
+    group = fake_group(tmp_path, version)
+    assert group.version == version
+    assert cgroup.limit_of(group) is None
+    for share in (1500, 250, 12_000, None, 1, 999):
+        cgroup.limit(group, share)
+        assert cgroup.limit_of(group) == (None if share is None else max(share, cgroup.LEAST))
+    file = "cpu.max" if version == 2 else "cpu.cfs_quota_us"
+    assert (group.folder / file).read_text() == ("99900 100000" if version == 2 else "99900")
+
+
+def test_a_host_without_the_controller_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Failed) as failed:
+        cgroup.group(tmp_path, "m")
+    assert failed.value.code == "CgroupUnavailable"
+    with pytest.raises(Failed):
+        cgroup.limit(cgroup.CpuGroup(2, tmp_path), 500)
+    assert list(tmp_path.iterdir()) == [], "the kernel makes these files, not we"
+
+
+@pytest.mark.parametrize(
+    ("text", "folder"),
+    [
+        ("9:name=systemd:/x\n1:cpu:/devalloc/m\n0::/\n", "cpu/devalloc/m"),
+        ("4:cpu,cpuacct:/devalloc/m\n", "cpu,cpuacct/devalloc/m"),
+        ("0::/devalloc/m\n", "devalloc/m"),
+        ("1:cpu:/\n0::/\n", None),
+        ("0::/../outside\n", None),
+        ("", None),
+    ],
+)
+def test_the_cgroup_of_a_process_is_found_unless_it_is_everybodys(
+    tmp_path: Path, text: str, folder: str | None
+) -> None:
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    for name in ("cpu/devalloc/m", "cpu,cpuacct/devalloc/m", "devalloc/m"):
+        (root / name).mkdir(parents=True)
+    (root / "devalloc/m/cpu.max").touch()
+    (proc / "7").mkdir(parents=True)
+    (proc / "7/cgroup").write_text(text)
+    found = cgroup.group_of(root, 7, proc)
+    assert (found and found.folder) == (folder and root / folder)
+    assert cgroup.group_of(root, 8, proc) is None
+
+
+# KVM.
+
+
+def test_kvm_is_what_boots_a_guest_and_the_verdict_is_kept(tmp_path: Path) -> None:
+    tried = tmp_path / "tried"
+    qemu = tmp_path / "qemu"
+    device = tmp_path / "kvm"
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", binary=str(qemu))
+
+    def is_a(status: int) -> None:
+        qemu.write_text(f"#!/bin/sh\necho x >> {tried}\nexit {status}\n")
+        qemu.chmod(0o755)
+
+    is_a(33)
+    assert accel.chosen(config, device) == "tcg", "no device, no test"
+    assert not tried.exists()
+    device.touch()
+    assert [accel.chosen(config, device) for _ in range(3)] == ["kvm"] * 3
+    assert tried.read_text() == "x\n"
+    is_a(1)  # another QEMU is tried anew
+    assert accel.chosen(config, device) == "tcg"
+    demanded = MachineConfig(tmp_path / "state", tmp_path / "run", binary=str(qemu), accel="kvm")
+    with pytest.raises(Denied) as denied:
+        accel.chosen(demanded, device)
+    assert denied.value.code == "KvmUnusable"
+    assert tried.read_text() == "x\nx\n"
+    assert accel.boots(str(tmp_path / "none"), "kvm") is False
