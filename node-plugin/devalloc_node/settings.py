@@ -8,7 +8,9 @@ from pathlib import Path
 from devalloc.inventory import InventoryConfig
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.service.plugin import VERSIONS
+
+VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+"""What the kubelet can be served, as the registration calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class KubeletSettings:
     pod_uid: str | None = None
     """Of the pod that this instance runs in. With it the old and the new pod of a rolling update serve side by side."""
     versions: tuple[str, ...] = VERSIONS
-    """What is served, as the registration calls it."""
+    """What of that is served."""
 
 
 @dataclass(frozen=True, slots=True)

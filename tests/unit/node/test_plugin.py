@@ -17,6 +17,7 @@ from devalloc_node.grant import ClaimRef
 from devalloc_node.prepared import Prepared
 from devalloc_node.service.plugin import VERSIONS, KubeletSockets
 from devalloc_node.service.registration import kubelet_paths
+from devalloc_node.settings import KubeletSettings
 from tests.support.kubelet_client import kubelet_client
 
 REF = ClaimRef("default", "c", "u-1")
@@ -70,6 +71,7 @@ def test_the_kubelet_is_sent_to_what_is_served(folder: Path) -> None:
         with kubelet_client(registrar) as kubelet:
             info = kubelet.info()
             assert tuple(info.supported_versions) == VERSIONS
+            assert KubeletSettings().versions == VERSIONS
             assert VERSIONS[:2] == ("v1.DRAPlugin", "v1beta1.DRAPlugin")
             kubelet.notify(registered=True)
         assert sockets.status == (True, "")
