@@ -49,7 +49,14 @@ class FakeTree:
         """Make the file what the kernel would show; this is no user's write (see `store`)."""
         file = self.sys / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n" if text and not text.endswith("\n") else text)
+        content = (text + "\n" if text and not text.endswith("\n") else text).encode()
+        # Over the old content, not after emptying it: who reads sysfs meanwhile never finds nothing.
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(descriptor, content, 0)
+            os.ftruncate(descriptor, len(content))
+        finally:
+            os.close(descriptor)
 
     def read(self, path: str) -> str:
         return (self.sys / path).read_text().strip()

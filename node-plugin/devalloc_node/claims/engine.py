@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ Render = Callable[[Grant, Sequence[PreparedDevice]], Rendered]
 """Files that go with a prepared claim (UTF-8), and what its devices are called in them."""
 InUse = Callable[[PreparedDevice], str | None]
 """Who has a device open, such as ``qemu (1234)``; None where nobody is seen. Raises NodeError when it cannot tell."""
+
+
+_UNSTEADY = frozenset({"DeviceGone", "DeviceUnknown", "SharedDiffers"})
+"""What is said of a device that is just being made, or whose card is."""
+_LOOK_SECONDS = 0.005
 
 
 class Claims:
@@ -84,7 +90,7 @@ class Claims:
                 grant = grants.get(ref)
                 if grant.ref != ref:
                     raise Failed("ClaimUidMismatch", f"asked for claim {ref} ({ref.uid}), got {grant.ref.uid}")
-                prepared = self._prepare(grant, grants.identity(), due, caller)
+                prepared = self._steadily(grant, grants.identity(), due, caller)
             except NodeError as error:
                 self._give_up(ref, grants)
                 audit("failed", claim=ref.uid, name=str(ref), caller=caller, code=error.code, message=error.message)
@@ -183,6 +189,22 @@ class Claims:
         return described(self.journal)
 
     # Preparing.
+
+    def _steadily(self, grant: Grant, source: str, due: Deadline, caller: str) -> Prepared:
+        """As ``_prepare``, again where the host was looked at while another claim changed what they share: while a
+        card's VFs are made or removed, some of them seem not to exist."""
+        quiet = 0
+        while True:
+            quiet = 0 if self.locks.sharing() else quiet + 1
+            try:
+                return self._prepare(grant, source, due, caller)
+            except Denied as error:
+                if error.code not in _UNSTEADY or due.passed or self.journal.claim(grant.ref.uid) is not None:
+                    raise
+                if quiet > 1 and not self.locks.sharing():
+                    raise
+            while self.locks.sharing() and not due.passed:
+                time.sleep(_LOOK_SECONDS)
 
     def _prepare(self, grant: Grant, source: str, due: Deadline, caller: str) -> Prepared:
         bindings = [self._binding(device) for device in grant.devices]

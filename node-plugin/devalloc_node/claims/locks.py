@@ -43,6 +43,21 @@ class Locks:
         with self._held(f"shared-{_hashed(name)}", deadline, busy):
             yield
 
+    def sharing(self) -> bool:
+        """Whether somebody changes something shared at this moment."""
+        for path in self._folder.glob("shared-*"):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(descriptor)
+        return False
+
     @contextmanager
     def _held(self, name: str, deadline: Deadline, busy: Failed) -> Iterator[None]:
         with self._mutex:

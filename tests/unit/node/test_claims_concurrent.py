@@ -1,0 +1,93 @@
+"""64 requests at once for overlapping devices: none is owned twice, none is forgotten, nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed, NodeError
+from tests.support.faketree import memory_folder
+from tests.support.toyhost import Bench
+
+THREADS = 64
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with memory_folder() as folder:
+        yield Bench(Path(folder) / "node", slots=24)
+
+
+def test_overlapping_claims_never_own_a_device_twice(bench: Bench) -> None:
+    owned: set[str] = set()
+    mutex = threading.Lock()
+    outcomes: Counter[str] = Counter()
+    choice = random.Random(1)
+    devices = [f"{card}/{name}" for card in "ab" for name in ("any-1", "any-2", "slot-0", "slot-1", "slot-2")]
+    refs = [bench.add(*choice.sample(devices, choice.choice([1, 1, 2, 3]))) for _ in range(THREADS)]
+    start = threading.Barrier(THREADS)
+
+    def user(number: int) -> None:
+        ref = refs[number]
+        start.wait()
+        for _ in range(2):
+            try:
+                answer = bench.claims.prepare(ref)
+            except NodeError as error:
+                outcomes[error.code] += 1
+                continue
+            slots = {function for device in answer.devices for function in device.functions}
+            with mutex:
+                assert not slots & owned, f"owned twice: {slots & owned}"
+                owned.update(slots)
+            outcomes["prepared"] += 1
+            with mutex:
+                owned.difference_update(slots)
+            bench.claims.unprepare(ref)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(user, range(THREADS)))
+    assert bench.is_initial()
+    assert set(outcomes) <= {"prepared", "DeviceInUse", "DeviceExhausted"}
+    assert outcomes["prepared"] >= THREADS / 4
+    assert outcomes["DeviceInUse"] > 0
+
+
+def test_the_same_claim_asked_for_by_many_is_prepared_once(bench: Bench) -> None:
+    ref = bench.add("a/any", "b/slot-1")
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: bench.claims.prepare(ref), range(16)))
+    assert len(set(map(repr, answers))) == 1
+    assert [value for target, value in bench.host.log if target == "a/0/driver"] == ["vfio"]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: bench.claims.unprepare(ref), range(16)))
+    assert bench.is_initial()
+
+
+def test_a_request_does_not_wait_for_ever_for_another_of_the_same_claim(bench: Bench) -> None:
+    ref = bench.add("a/slot-0")
+    with bench.claims.locks.claim(ref.uid, Deadline.after(10)):
+        for act in (bench.claims.prepare, bench.claims.unprepare):
+            with pytest.raises(Failed) as busy:
+                act(ref, Deadline.after(0.02))
+            assert (busy.value.code, busy.value.retryable) == ("ClaimBusy", True)
+    assert bench.claims.prepare(ref)
+
+
+def test_claims_of_one_card_wait_for_each_other_and_others_do_not(bench: Bench) -> None:
+    with bench.claims.locks.shared("card/a", Deadline.after(10)):
+        with pytest.raises(Failed) as busy:
+            bench.claims.prepare(bench.add("a/slot-0"), Deadline.after(0.05))
+        assert busy.value.code in ("SharedBusy", "DeadlinePassed")
+        other = bench.add("b/slot-0")
+        bench.claims.prepare(other)
+    bench.claims.unprepare(other)
+    bench.reconciler.reconcile()
+    assert bench.is_initial()
