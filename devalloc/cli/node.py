@@ -96,7 +96,7 @@ def node(
     kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if client is not None else None
     settings = node_settings(node=name, dry_run=dry_run, kubelet=kubelet, **options)
     beside = []
-    with displayed() as display, ExitStack() as stack:
+    with displayed() as display, on.cutting_off(display.say), ExitStack() as stack:
         host = on.host_of(settings, dry_run=dry_run, say=display.say)
         try:
             if client is not None:

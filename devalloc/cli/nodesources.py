@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,6 +21,24 @@ if TYPE_CHECKING:
     from devalloc_node.settings import NodeSettings
 
 Say = Callable[[str], None]
+
+
+@contextmanager
+def cutting_off(say: Say) -> Iterator[None]:
+    """At the end, leave threads that began inside and hang (a guest that does not power down, a kernel that does not
+    answer) a second, then end the process without them: the journal has what they did, and the next start finishes it.
+    """
+    before = set(threading.enumerate())
+    yield
+    until = time.monotonic() + 1.0
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                say("cut off what was under way; the next start finishes it")
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
 
 
 def host_of(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:

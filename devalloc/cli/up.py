@@ -64,13 +64,14 @@ def up(
     from importlib.util import find_spec
 
     from devalloc.cli.nodeoptions import node_settings
+    from devalloc.cli.nodesources import cutting_off
     from devalloc.cli.storage import store_path
     from devalloc.controller.allocate import AllocateSettings
     from devalloc.controller.up import Up, signals
 
     path = store_path(store)
     settings = node_settings(node=node_name or socket.gethostname().lower(), dry_run=dry_run, **options)
-    with displayed() as display, ExitStack() as stack:
+    with displayed() as display, cutting_off(display.say), ExitStack() as stack:
         display.say(f"node {settings.node_name}, store {path}; Ctrl-C stops")
         plugin = None
         if find_spec("grpc") is None and not no_node:

@@ -28,6 +28,8 @@ from grpc_reflection.v1alpha import reflection
 from devalloc_node.errors import Denied, Failed
 
 log = logging.getLogger(__name__)
+# Whoever sends what cannot be parsed is told so; a traceback for each would only fill the log.
+logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 
 MAX_PATH_BYTES = 107
 """What the kernel takes of a socket's path (108 bytes with the zero at its end)."""

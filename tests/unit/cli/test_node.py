@@ -91,3 +91,19 @@ def test_it_serves_until_it_is_told_to_stop(folder: Path, devalloc: Shell) -> No
 def test_bad_options_are_told(folder: Path, devalloc: Shell, options: list[str], message: str) -> None:
     result = devalloc(*arguments(folder, *options))
     assert (result.code, message in result.err) == (2, True), result.err
+
+
+HANGING = """
+import threading, time
+from devalloc.cli.nodesources import cutting_off
+with cutting_off(print):
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    threading.Thread(target=time.sleep, args=(0.1,)).start()
+print("not reached")
+"""
+
+
+def test_what_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, env=env, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "cut off what was under way; the next start finishes it\n")
