@@ -101,12 +101,17 @@ def _refusal(old: Object, wanted: Object) -> str:
 
 def _merged(old: Object, wanted: Object) -> Object:
     """What to write: the manifest, the state it is based on, and what the manifest has no say in."""
+    from devalloc.api.meta import CORDONED, CORDONED_NODE, PREPARED_ON, RELEASE
     from devalloc.controller.claims import OF_ALLOCATION
 
     metadata = dict(wanted["metadata"])
-    theirs = {name: text for name, text in metadata.get("annotations", {}).items() if name not in OF_ALLOCATION}
-    kept = {name: text for name, text in old["metadata"].get("annotations", {}).items() if name in OF_ALLOCATION}
-    metadata["annotations"] = {**theirs, **kept}
+    ours = {*OF_ALLOCATION, PREPARED_ON, RELEASE}
+    theirs = {name: text for name, text in metadata.get("annotations", {}).items() if name not in ours}
+    before = old["metadata"].get("annotations", {})
+    kept = {name: text for name, text in before.items() if name in ours}
+    # A pool that is applied again stays cordoned.
+    cordons = {name: text for name, text in before.items() if name in (CORDONED, CORDONED_NODE)}
+    metadata["annotations"] = {**cordons, **theirs, **kept}
     metadata.setdefault("finalizers", old["metadata"].get("finalizers", []))
     metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
     metadata.pop("uid", None)

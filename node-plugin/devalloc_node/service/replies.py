@@ -108,7 +108,10 @@ def plug(one: Plug) -> pb.MachineDevice:
     return pb.MachineDevice(id=one.id, claim=ref(one.ref), pool=pool, device=device, host=one.host)
 
 
-def amounts(of: Amounts) -> pb.Amounts:
+def amounts(of: Amounts) -> pb.Amounts | None:
+    """None where nothing is known."""
+    if of == Amounts():
+        return None
     return pb.Amounts(cpu_milli=of.cpu_milli, vcpus=of.vcpus, memory_bytes=of.memory_bytes)
 
 

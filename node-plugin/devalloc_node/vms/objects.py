@@ -40,12 +40,11 @@ def node_of(obj: Object) -> str | None:
 
 
 def holder_of(obj: Object) -> str | None:
-    """The node that holds it; None where none does."""
+    """The node that holds it; None where none does. Where somebody took the name off, that of its spec."""
     metadata = obj["metadata"]
     if meta.NODE_FINALIZER not in metadata.get("finalizers", []):
         return None
-    found: str | None = metadata.get("annotations", {}).get(meta.PREPARED_ON, "")
-    return found
+    return metadata.get("annotations", {}).get(meta.PREPARED_ON) or node_of(obj)
 
 
 def claim_names(obj: Object) -> list[str]:
@@ -63,14 +62,14 @@ def hold(store: Store, obj: Object, node_name: str) -> Object | None:
     """Make the object this node's; None where it is gone, another's, or being deleted. Raises Failed."""
 
     def held(now: Object) -> Object | None:
-        holder = holder_of(now)
-        if holder == node_name:
+        metadata, holder = now["metadata"], holder_of(now)
+        if holder == node_name == metadata.get("annotations", {}).get(meta.PREPARED_ON):
             return now
-        if holder is not None or is_deleting(now) or node_of(now) != node_name:
+        if holder not in (None, node_name) or is_deleting(now) or node_of(now) != node_name:
             return None
-        metadata = now["metadata"]
         annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}
-        finalizers = [*metadata.get("finalizers", []), meta.NODE_FINALIZER]
+        others = [name for name in metadata.get("finalizers", []) if name != meta.NODE_FINALIZER]
+        finalizers = [*others, meta.NODE_FINALIZER]
         return {**now, "metadata": {**metadata, "annotations": annotations, "finalizers": finalizers}}
 
     return _written(store, obj, held, store.replace)

@@ -64,6 +64,24 @@ def test_an_allocated_claims_spec_is_fixed_until_it_is_released(devalloc: Shell)
     assert devalloc("apply", "-f", "-", stdin=text(claim(count=2))).out == "deviceclaim/train configured\n"
 
 
+def test_applying_a_manifest_again_keeps_the_marks_of_nodes_and_admins(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=FLEET)
+    marks = {"devalloc.io/prepared-on": "node-a", "devalloc.io/release": "true", "devalloc.io/cordoned": '{"*":"x"}'}
+    with closing(SQLiteStore(devalloc.store)) as store:
+        for kind, namespace, name in (("DeviceClaim", "default", "train"), ("DevicePool", None, "gpus")):
+            obj = store.get(kind, namespace, name)
+            store.replace({**obj, "metadata": {**obj["metadata"], "annotations": marks, "finalizers": ["a.b/c"]}})
+
+    changed = pool()
+    changed["metadata"]["labels"] = {"rack": "7"}
+    assert devalloc("apply", "-f", "-", stdin=text(changed, claim())).code == 0
+
+    with closing(SQLiteStore(devalloc.store)) as store:
+        for kind, namespace, name in (("DeviceClaim", "default", "train"), ("DevicePool", None, "gpus")):
+            metadata = store.get(kind, namespace, name)["metadata"]
+            assert (metadata["annotations"], metadata["finalizers"]) == (marks, ["a.b/c"])
+
+
 def test_applying_a_manifest_again_keeps_what_the_allocator_wrote(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=FLEET)
     devalloc.allocate()

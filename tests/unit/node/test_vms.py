@@ -352,6 +352,19 @@ class TestEnd:
         world.round(times=2)
         assert world.status()["phase"] == "Running"
 
+    def test_it_is_undone_though_somebody_took_the_name_of_its_node_off(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round()
+        for last in (False, True):
+            obj = world.store.get("VirtualMachine", "default", "web")
+            world.store.replace({**obj, "metadata": {**obj["metadata"], "annotations": {}}})
+            if last:
+                world.store.delete("VirtualMachine", "default", "web")
+            world.round()
+        assert not world.exists("VirtualMachine", "web")
+        assert world.bench.host.state == {}
+
     def test_ended_by_itself_it_is_started_again_with_its_devices(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
