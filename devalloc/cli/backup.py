@@ -18,7 +18,7 @@ JOURNAL_SUFFIX = ".node"
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH")
 @store_option
 @node_state_option
-def backup(path: Path, store: Path | None, node_state: Path) -> int:
+def backup(path: Path, store: Path | None, node_state: Path | None) -> int:
     """Copy the store to PATH (mode 0600) as of one moment, while others use it.
 
     Where this host's node plugin has a journal that may be read, it is copied to PATH.node. `devalloc restore` puts
@@ -26,16 +26,17 @@ def backup(path: Path, store: Path | None, node_state: Path) -> int:
     """
     import os
 
-    from devalloc.cli.storage import opened
+    from devalloc.cli import storage
 
-    with opened(store) as objects, working("copying the store"):
+    folder = storage.node_state(node_state, storage.store_path(store))
+    with storage.opened(store) as objects, working("copying the store"):
         objects.backup(path)
         count = len(objects.list().objects)
     click.echo(f"{path}: {count} objects")
-    if os.access(node_state, os.R_OK | os.X_OK):
+    if os.access(folder, os.R_OK | os.X_OK):
         from devalloc_node.journal.copies import backup as copy
 
         journal = path.with_name(path.name + JOURNAL_SUFFIX)
-        if copy(node_state, journal):
+        if copy(folder, journal):
             click.echo(f"{journal}: the journal of the node plugin")
     return 0

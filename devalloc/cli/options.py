@@ -46,14 +46,13 @@ def store_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def node_state_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--node-state DIR: passed as ``node_state: Path``."""
+    """--node-state DIR: passed as ``node_state: Path | None``."""
     return click.option(
         "--node-state",
         type=click.Path(file_okay=False, path_type=Path),
-        default=Path("/var/lib/devalloc/node"),
         metavar="DIR",
         envvar="DEVALLOC_NODE_STATE",
-        help="The node plugin's state folder.",
+        help="The node plugin's state folder [env: DEVALLOC_NODE_STATE; default: node beside the store].",
     )(function)
 
 

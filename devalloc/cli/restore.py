@@ -22,14 +22,16 @@ from devalloc.cli.verb import BadInput, verb
 )
 @store_option
 @node_state_option
-def restore(path: Path, journal: str, store: Path | None, node_state: Path) -> int:
+def restore(path: Path, journal: str, store: Path | None, node_state: Path | None) -> int:
     """Put a backup in the place of the store. `devalloc up` must not run, nor the node plugin for its journal.
 
     What was there is kept beside it, under another name. The node plugin takes nothing away on the word of a restored
     store alone: of claims that were prepared before, it says so and leaves them.
     """
-    from devalloc.cli.storage import store_path
+    from devalloc.cli import storage
 
+    place = storage.store_path(store)
+    folder = storage.node_state(node_state, place)
     copy = path.with_name(path.name + JOURNAL_SUFFIX)
     for file in ([path] if journal != "only" else []) + ([copy] if journal != "no" else []):
         if not file.is_file():
@@ -37,11 +39,10 @@ def restore(path: Path, journal: str, store: Path | None, node_state: Path) -> i
     if journal != "no":  # first: it is refused while the plugin runs
         from devalloc_node.journal.copies import restore as put_journal
 
-        _say("the journal in", node_state, put_journal(copy, node_state))
+        _say("the journal in", folder, put_journal(copy, folder))
     if journal != "only":
         from devalloc.store.sqlite import restore as put_store
 
-        place = store_path(store)
         _say("the store", place, put_store(path, place))
     return 0
 

@@ -22,6 +22,20 @@ def store_path(path: Path | None) -> Path:
     return path if path is not None else default_path()
 
 
+def is_default(store: Path) -> bool:
+    """Whether it is this user's usual store, whatever the environment says now."""
+    import os
+
+    from devalloc.store.paths import ENVIRONMENT, default_path
+
+    return store == default_path({name: value for name, value in os.environ.items() if name != ENVIRONMENT})
+
+
+def node_state(path: Path | None, store: Path) -> Path:
+    """The given state folder of the node plugin, or the one beside the store."""
+    return (path if path is not None else store.parent / "node").absolute()
+
+
 @contextmanager
 def opened(path: Path | None, *, create: bool = False) -> Iterator[SQLiteStore]:
     """The store, closed at the end. Raises Failed when there is none and it is not to be made."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +10,18 @@ import click
 from devalloc.cli.display import Display, displayed
 from devalloc.cli.nodeoptions import node_options
 from devalloc.cli.options import duration, inventory_options, placement_option, store_option
-from devalloc.cli.verb import Failed, verb
+from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
     from devalloc.controller.allocate import Round
     from devalloc.controller.publish import Published
-    from devalloc.controller.up import Inventory, Up
-    from devalloc_node.daemon import Node
-    from devalloc_node.settings import NodeSettings
+    from devalloc.inventory import Discovery, Known
 
 
 @verb("up")
 @store_option
 @inventory_options
-@node_options
-@click.option("--no-inventory", is_flag=True, help="Answer claims only; publish and bind nothing of this host.")
-@click.option("--no-node", is_flag=True, help="Without the node plugin: publish and answer claims, bind nothing.")
+@click.option("--no-inventory", is_flag=True, help="Answer claims only; publish nothing of this host.")
 @click.option(
     "--resync",
     type=duration,
@@ -45,123 +37,99 @@ if TYPE_CHECKING:
     metavar="DURATION",
     help="How long the solver may think about one batch of claims; then the best answer so far counts.",
 )
+@click.option(
+    "--node/--no-node",
+    "with_node",
+    default=None,
+    help="Run the node plugin too, which binds devices and runs machines; by default where it can (as root, with its "
+    "packages, on this machine's own devices).",
+)
+@node_options
 def up(
     store: Path | None,
+    sysfs_root: Path,
     node_name: str | None,
     no_inventory: bool,
-    no_node: bool,
+    resync: float,
     placement: str,
     deadline: float,
-    dry_run: bool,
+    with_node: bool | None,
     **options: Any,
 ) -> int:
-    """Publish this host's devices, answer claims, and bind what they got, until Ctrl-C (SIGTERM does the same).
+    """Publish this host's devices, answer claims, and run the node plugin, until Ctrl-C (SIGTERM does the same).
 
-    Only one `devalloc up` runs on a store. It may be killed at any moment and started again; what is prepared, and
-    machines, stay as they are. SIGHUP makes it look at devices and claims now. Exit code 0 after a clean stop.
+    Only one `devalloc up` runs on a store. It may be killed at any moment and started again; machines go on meanwhile.
+    SIGHUP makes it look at the devices now. Exit code 0 after a clean stop.
     """
     import socket
-    from importlib.util import find_spec
+    from dataclasses import replace
 
-    from devalloc.cli.nodeoptions import node_settings
     from devalloc.cli.nodesources import cutting_off
-    from devalloc.cli.storage import store_path
+    from devalloc.cli.storage import is_default, node_state, store_path
+    from devalloc.cli.upnode import Both, UpNode
     from devalloc.controller.allocate import AllocateSettings
-    from devalloc.controller.up import Up, signals
+    from devalloc.controller.up import Inventory, Up, signals
 
+    name = node_name or socket.gethostname().lower()
     path = store_path(store)
-    settings = node_settings(node=node_name or socket.gethostname().lower(), dry_run=dry_run, **options)
-    with displayed() as display, cutting_off(display.say), ExitStack() as stack:
-        display.say(f"node {settings.node_name}, store {path}; Ctrl-C stops")
-        plugin = None
-        if find_spec("grpc") is None and not no_node:
-            display.say("without the node plugin, which is not installed: pip install 'devalloc[node]'")
-            no_node = True
-        if not (no_inventory or no_node):
-            plugin = stack.enter_context(_plugin(settings, path, dry_run, display))
+    state = node_state(options["state"], path)
+    # Beside another store another plugin may run, at the usual place.
+    door = options["socket"] or (None if is_default(path) else state / "node.sock")
+
+    def look(known: Known) -> Discovery:
+        from devalloc.cli.inventory import settings
+        from devalloc.inventory import discover
+
+        if plugin is not None and plugin.node is not None:
+            return plugin.node.discover(known)
+        more = known if plugin is None else replace(plugin.first_look(), held=known.held)
+        config = settings(options["kinds"], options["max_vfs"], options["allow_shared_groups"]).knowing(more)
+        return discover(sysfs_root, node_name=name, config=config)
+
+    with displayed() as display, cutting_off(display.say):
+        display.say(f"node {name}, store {path}; Ctrl-C stops")
         loops = Up(
             path,
-            None if no_inventory else _inventory(settings, plugin),
-            settings=AllocateSettings(placement=placement, deadline=deadline, resync=settings.resync),
-            resync=settings.resync,
+            None if no_inventory else Inventory(name, look),
+            settings=AllocateSettings(placement=placement, deadline=deadline, resync=resync),
+            resync=resync,
             on_round=lambda done: _answered(display, done),
             on_published=lambda done: _published(display, done),
         )
-        with _beside(plugin, loops, path, display.say), signals(_Both(loops, plugin)):
-            loops.run()
+        plugin = None
+        if _wants_node(with_node, no_inventory, sysfs_root, display):
+            options |= {"node": name, "sysfs_root": sysfs_root, "state": state, "socket": door, "resync": resync}
+            plugin = UpNode(path, state, options, rescan=loops.rescan, say=display.say, failed=loops.fail)
+        with signals(loops if plugin is None else Both(loops, plugin)):
+            try:
+                loops.run()
+            finally:
+                if plugin is not None:
+                    plugin.stop()
         display.say("stopped" if plugin is None else "stopped; what is prepared stays so")
     return 0
 
 
-@dataclass(frozen=True)
-class _Both:
-    """The loops and the plugin, for signals."""
+def _wants_node(asked: bool | None, no_inventory: bool, sysfs_root: Path, display: Display) -> bool:
+    """Whether the node plugin is to run here; says why not where somebody may wonder."""
+    import os
 
-    loops: Up
-    plugin: Node | None
+    from devalloc.cli.upnode import missing
 
-    def stop(self) -> None:
-        self.loops.stop()
-
-    def rescan(self) -> None:
-        (self.plugin or self.loops).rescan()
-
-
-@contextmanager
-def _plugin(settings: NodeSettings, path: Path, dry_run: bool, display: Display) -> Iterator[Node]:
-    from devalloc.cli.nodesources import host_of, store_source
-    from devalloc.store.sqlite import SQLiteStore
-    from devalloc_node.daemon import opened
-
-    host = host_of(settings, dry_run=dry_run, say=display.say)
-    with closing(SQLiteStore(path)) as store, opened(settings, host, store_source(store, settings.node_name)) as node:
-        yield node
-
-
-def _inventory(settings: NodeSettings, plugin: Node | None) -> Inventory:
-    from devalloc.controller.up import Inventory
-    from devalloc.inventory import Discovery, Known, discover
-
-    if plugin is not None:
-        return Inventory(settings.node_name, plugin.discover, first=True)
-
-    def look(known: Known) -> Discovery:
-        return discover(settings.root, node_name=settings.node_name, config=settings.inventory.knowing(known))
-
-    return Inventory(settings.node_name, look)
-
-
-@contextmanager
-def _beside(plugin: Node | None, loops: Up, path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """While inside, the plugin runs in a thread of its own. When one of the two ends, so does the other."""
-    if plugin is None:
-        yield
-        return
-    from devalloc.cli.nodesources import store_machines
-    from devalloc.store.sqlite import SQLiteStore
-    from devalloc_node.daemon import Publishing
-    from devalloc_node.errors import NodeError
-
-    failures: list[BaseException] = []
-
-    def run(store: SQLiteStore) -> None:
-        try:
-            plugin.run(Publishing((), loops.rescan), say, beside=[store_machines(store, plugin)])
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            loops.stop()
-
-    with closing(SQLiteStore(path)) as store:
-        thread = threading.Thread(target=run, args=(store,), name="node")
-        thread.start()
-        try:
-            yield
-        finally:
-            plugin.stop()
-            thread.join()
-    for error in failures:
-        raise Failed(error.message) if isinstance(error, NodeError) else error
+    if asked is False or (asked is None and (no_inventory or sysfs_root != Path("/"))):
+        return False
+    if asked and no_inventory:
+        raise BadInput("--node needs the inventory; leave --no-inventory out, or run `devalloc node` beside it")
+    why = missing()
+    if asked:
+        if why is not None:
+            raise Failed(f"the node plugin cannot run here: {why}")
+        return True
+    if why is None and os.geteuid() != 0:
+        why = "it needs root"
+    if why is not None:
+        display.say(f"without the node plugin, so that devices are allocated and not bound: {why}")
+    return why is None
 
 
 def _published(display: Display, done: Published) -> None:

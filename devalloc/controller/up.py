@@ -67,6 +67,11 @@ class Up:
         """End ``run`` soon. From any thread or signal handler."""
         self._messages.put("stop")
 
+    def fail(self, error: BaseException) -> None:
+        """End ``run`` soon, with this error. From any thread."""
+        self._failure = error
+        self.stop()
+
     def rescan(self) -> None:
         """Look at the host's devices now and publish them. From any thread or signal handler."""
         self._messages.put("rescan")
@@ -114,8 +119,7 @@ class Up:
         try:
             loop(stop)
         except BaseException as error:
-            self._failure = error
-            self.stop()
+            self.fail(error)
 
 
 def _after(ready: threading.Event, loop: Loop) -> Loop:

@@ -1,0 +1,153 @@
+"""The node plugin beside the loops of ``devalloc up``: in the same process, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from devalloc.cli.verb import Failed
+
+if TYPE_CHECKING:
+    from devalloc.controller.up import Up
+    from devalloc.inventory import Known
+    from devalloc_node.daemon import Node
+
+NEEDED = ("grpc", "qemu.qmp", "pyroute2", "prometheus_client")
+"""Packages that the node plugin needs and the rest of ``devalloc up`` does not."""
+STOP_SECONDS = 5.0
+"""How long a stop waits for it. What it leaves unfinished is in its journal."""
+
+
+def missing() -> str | None:
+    """Why it cannot run in this process; None when it can."""
+    absent = [name for name in NEEDED if not _is_there(name)]
+    return f"there is no {', '.join(absent)}; pip install 'devalloc[node]'" if absent else None
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package above it is missing
+        return False
+
+
+class UpNode:
+    """Starts with the first look at the devices, for only then it is sure that no other ``devalloc up`` runs."""
+
+    def __init__(
+        self,
+        store: Path,
+        state: Path,
+        options: dict[str, Any],
+        *,
+        rescan: Callable[[], None],
+        say: Callable[[str], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """``options``: the arguments of ``node_settings``. ``failed``: told of what ends it once it has served."""
+        self._store = store
+        self._state = state
+        self._options = options
+        self._rescan = rescan
+        self._say = say
+        self._failed = failed
+        self._serving = threading.Event()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._node: Node | None = None
+
+    @property
+    def node(self) -> Node | None:
+        """The plugin; None while it is not there (yet)."""
+        return self._node
+
+    def first_look(self) -> Known:
+        """What its journal says of the devices, before it runs: loading it takes longer than looking there."""
+        from devalloc.inventory import Known
+        from devalloc.store import StoreError
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="node-plugin", daemon=True)
+            self._thread.start()
+        try:
+            return _recorded(self._state)
+        except StoreError as error:  # the plugin says what is wrong with it, and may begin a new one
+            self._say(f"the journal of the node plugin cannot be read yet: {error}")
+            return Known()
+
+    def stop(self) -> None:
+        """End it, and wait a little."""
+        self._stopped.set()
+        if (node := self._node) is not None:
+            node.stop()
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            self._node = None
+            if self._serving.is_set():
+                ended = Failed(f"the node plugin ended: {error}")
+                ended.__cause__ = error
+                self._failed(ended)
+            else:
+                self._say(f"no node plugin: {error}")
+                self._rescan()
+
+    def _serve(self) -> None:
+        from devalloc.cli import nodesources as on
+        from devalloc.cli.nodeoptions import node_settings
+        from devalloc.store.sqlite import SQLiteStore
+        from devalloc_node.daemon import Publishing, opened
+
+        settings = node_settings(**self._options)
+        with ExitStack() as stack:
+            host = on.host_of(settings, dry_run=self._options["dry_run"], say=self._say)
+            store = stack.enter_context(closing(SQLiteStore(self._store)))
+            node = stack.enter_context(opened(settings, host, on.store_source(store, settings.node_name)))
+            self._node = node
+            if self._stopped.is_set():
+                return
+            self._rescan()
+            beside = (self._has_begun, on.store_machines(store, node))
+            node.run(Publishing((), self._rescan), self._say, beside=beside)
+
+    def _has_begun(self, stop: threading.Event) -> None:
+        self._serving.set()
+
+
+@dataclass(frozen=True)
+class Both:
+    """The loops and the plugin, for signals."""
+
+    loops: Up
+    plugin: UpNode
+
+    def stop(self) -> None:
+        self.loops.stop()
+
+    def rescan(self) -> None:
+        node = self.plugin.node  # it looks at its claims as well
+        (self.loops if node is None else node).rescan()
+
+
+def _recorded(state: Path) -> Known:
+    from devalloc.inventory import Known
+    from devalloc_node.claims.content import prepared_of
+    from devalloc_node.health import backing
+    from devalloc_node.journal import open_journal
+    from devalloc_node.journal.sqlite import FILE
+
+    if not (state / FILE).exists():
+        return Known()
+    with closing(open_journal(state)) as journal:
+        prepared = [prepared_of(each.ref, each.prepared) for each in journal.claims() if each.prepared is not None]
+        withheld = {each.device.partition("/")[2]: each.reason for each in journal.withheld()}
+    return Known(prepared=backing(prepared), withheld=withheld)
