@@ -14,7 +14,7 @@ from devalloc_node.machine.pci import PERIPHERAL, Backend, PciDevice, Port, func
 LOG = logging.getLogger(__name__)
 _ANSWER_SECONDS = 5.0
 """For one question while waiting: at the deadline it is still to be told how far it came."""
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 0.25
 """Between looks whether a device is gone: its event may have come while the line was broken."""
 
 

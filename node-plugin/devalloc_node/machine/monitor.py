@@ -14,6 +14,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ MAX_MESSAGE = 4 << 20
 MAX_EVENTS = 1000
 """Events that wait to be read; a guest can cause some of them as often as it likes."""
 GREETING_SECONDS = 5.0
+_QUEUE_SECONDS = 0.02
+"""Between tries to get into the queue of those who wait for the monitor."""
 
 LOG = logging.getLogger(__name__)
 logging.getLogger("qemu.qmp").setLevel(logging.CRITICAL)  # it logs as errors what is raised as well
@@ -242,19 +245,23 @@ class QmpMonitor:
 
 def _connected(machine: str, path: str, deadline: Deadline) -> socket.socket:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    line.settimeout(max(0.01, deadline.seconds))
-    try:
-        line.connect(path)
-    except TimeoutError:
-        line.close()
-        raise Unknown("MonitorSilent", f"QEMU of machine {machine} takes no connection on {path}: it hangs") from None
-    except OSError as error:
-        line.close()
-        raise Failed(
-            "MonitorUnreachable", f"no QEMU of machine {machine} listens on {path}: {error.strerror or error}"
-        ) from None
     line.setblocking(False)
-    return line
+    while True:
+        try:
+            line.connect(path)
+            return line
+        except BlockingIOError:  # others wait in front of us
+            if deadline.passed:
+                line.close()
+                raise Unknown(
+                    "MonitorSilent", f"QEMU of machine {machine} takes no connection on {path}: it hangs"
+                ) from None
+            time.sleep(_QUEUE_SECONDS)
+        except OSError as error:
+            line.close()
+            raise Failed(
+                "MonitorUnreachable", f"no QEMU of machine {machine} listens on {path}: {error.strerror or error}"
+            ) from None
 
 
 async def _greeted(machine: str, line: socket.socket, listeners: list[_Listener], seconds: float) -> Any:

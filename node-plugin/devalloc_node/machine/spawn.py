@@ -63,7 +63,7 @@ def _prepare(plan: dict, life: int) -> None:  # type: ignore[type-arg]
     _limit(resource.RLIMIT_MEMLOCK, plan["memlock"])
     _limit(resource.RLIMIT_NOFILE, 65536)
     _limit(resource.RLIMIT_CORE, 0)
-    os.umask(0o077)
+    os.umask(0o177)
     complain = os.dup(2)
     os.set_inheritable(complain, False)
     plan["complain"] = complain

@@ -292,7 +292,7 @@ def test_a_device_whose_node_qemu_still_holds_is_not_told_free(
     kind.apply(step.target, step.after, soon())
     with node.open("rb"):  # the fake is this process
         with pytest.raises(Unknown, match="vfio-15") as unknown:
-            kind.apply(step.target, None, soon(0.3))
+            kind.apply(step.target, None, soon(0.15))
         assert unknown.value.code == "DeviceHeld"
     kind.apply(step.target, None, soon())
 
@@ -305,7 +305,7 @@ def test_a_hung_machine_is_unknown_and_one_that_is_gone_holds_nothing(
     kind.apply(step.target, step.after, soon())
     qemu.trouble["device_del"] = "hang"
     with pytest.raises(Unknown):
-        kind.apply(step.target, None, soon(0.3))
+        kind.apply(step.target, None, soon(0.15))
     assert machines.records.record(PLUGS, step.target) is not None
     content = dict(machines.records.record(MACHINES, KEY) or {})
     machines.records.put(MACHINES, KEY, {**content, "boot": "another"})  # as after a reboot

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -82,6 +84,21 @@ def test_a_qemu_that_hangs_before_its_greeting_costs_no_longer_than_the_deadline
         line.execute("cont", deadline=soon(0.2))
     assert unknown.value.code == "MonitorSilent"
     assert "another client" in str(unknown.value)
+
+
+def test_a_qemu_whose_queue_is_full_is_waited_for_and_then_unknown(tmp_path: Path) -> None:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "full"))
+    server.listen(0)
+    waiting = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for client in waiting:
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            client.connect(str(tmp_path / "full"))
+    with pytest.raises(Unknown, match="takes no connection"):
+        QmpMonitor("default/m", str(tmp_path / "full")).execute("cont", deadline=soon(0.1))
+    for each in (server, *waiting):
+        each.close()
 
 
 def test_nobody_listening_is_failed(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_events_of_other_devices_and_of_children_are_not_taken_for_the_devices_o
     devices.plug(line, KEY, card("b"), soon())
     threading.Timer(0.05, qemu.let_go, ["b.f0"]).start()
     with pytest.raises(Denied):
-        devices.unplug(line, KEY, "a", soon(0.3))
+        devices.unplug(line, KEY, "a", soon(0.15))
     assert set(qemu.devices) == {"a.f0"}
 
 
@@ -166,11 +166,11 @@ def test_a_device_whose_event_was_lost_is_seen_to_be_gone(qemu: FakeQemu, line: 
 def test_a_qemu_that_hangs_is_unknown_whichever_way_it_goes(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["device_add"] = "hang"
     with pytest.raises(Unknown):
-        devices.plug(line, KEY, card(), soon(0.3))
+        devices.plug(line, KEY, card(), soon(0.15))
     qemu.trouble = {"device_del": "hang"}
     devices.plug(line, KEY, card(), soon())
     with pytest.raises(Unknown):
-        devices.unplug(line, KEY, "card", soon(0.3))
+        devices.unplug(line, KEY, "card", soon(0.15))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "a,b=c", "1a", "a" * 70, "ä"])
@@ -222,7 +222,7 @@ def test_a_cpu_that_was_built_in_cannot_leave(tmp_path: Path) -> None:
     qemu.close()
 
 
-@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.3)])
+@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.1)])
 def test_a_guest_that_keeps_a_cpu_is_told_with_how_many_there_are(
     qemu: FakeQemu, line: QmpMonitor, guest: str, seconds: float
 ) -> None:
@@ -296,7 +296,7 @@ def test_a_dimm_that_was_cut_off_half_way_is_taken_up_again(qemu: FakeQemu, line
     assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=512 * MIB) == GIB
 
 
-@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.3)])
+@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.1)])
 def test_a_guest_that_keeps_a_dimm_is_told_with_what_there_is(
     qemu: FakeQemu, line: QmpMonitor, guest: str, seconds: float
 ) -> None:
@@ -319,12 +319,12 @@ def test_whichever_command_fails_the_answer_is_no_success_and_a_second_try_ends_
     """All that a machine's life has, once; then again with each of its commands going wrong, and tried again."""
 
     def life(line: QmpMonitor) -> None:
-        devices.plug(line, KEY, card(functions=2), soon(0.3))
-        cpu.scale(line, KEY, 2, soon(0.3))
-        memory.scale(line, KEY, GIB, soon(0.3), dimm_bytes=None)
-        memory.scale(line, KEY, 512 * MIB, soon(0.3), dimm_bytes=None)
-        cpu.scale(line, KEY, 1, soon(0.3))
-        devices.unplug(line, KEY, "card", soon(0.3))
+        devices.plug(line, KEY, card(functions=2), soon(0.15))
+        cpu.scale(line, KEY, 2, soon(0.15))
+        memory.scale(line, KEY, GIB, soon(0.15), dimm_bytes=None)
+        memory.scale(line, KEY, 512 * MIB, soon(0.15), dimm_bytes=None)
+        cpu.scale(line, KEY, 1, soon(0.15))
+        devices.unplug(line, KEY, "card", soon(0.15))
 
     qemu = FakeQemu(tmp_path / "first")
     line = QmpMonitor(KEY, str(qemu.path))

@@ -1,0 +1,244 @@
+"""Must show: a machine is of a user of its own, uses only what it was given, and a stranger's is not touched."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine import accel, devices, pci
+from devalloc_node.machine.attachment import AttachmentKind
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.process import process
+from devalloc_node.machine.spec import Disk
+from tests.support.guest import Guest
+from tests.support.images import Image
+from tests.support.machines import MIB, config, ended, plugin, short_folder, soon, virtual_machine
+from tests.support.qemu import TCG, Machine, Monitor
+
+KEY = "default/m"
+
+
+class NoNodes:
+    """No device of the host is given to anybody here."""
+
+    def own(self, node: str, uid: int, gid: int) -> None:
+        raise AssertionError(f"{node} was given to {uid}:{gid}")
+
+
+@pytest.fixture
+def open_image(micro: Image) -> Iterator[Image]:
+    """The image where every user can read it; its own folder is its user's."""
+    with tempfile.TemporaryDirectory(prefix="dvm-image-") as name:
+        os.chmod(name, 0o755)
+        folder = Path(name) / "image"
+        subprocess.run(["cp", "-al", str(micro.folder), str(folder)], check=True)
+        launcher = (folder / "qemu").read_text().replace(str(micro.folder), str(folder))
+        (folder / "qemu").unlink()
+        (folder / "qemu").write_text(launcher)
+        (folder / "qemu").chmod(0o755)
+        (folder / "disk").write_bytes(b"\0" * (8 * MIB))
+        (folder / "disk").chmod(0o600)
+        (folder / "read-only").write_bytes(b"not to be changed".ljust(MIB))
+        (folder / "outside").symlink_to("/etc/passwd")
+        yield Image(folder)
+
+
+def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image: Image) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give machines users of their own")
+    folder = open_image.folder
+    disks = [
+        {"path": str(folder / "disk"), "format": "raw"},
+        {"path": str(folder / "read-only"), "format": "raw", "readOnly": True, "device": "nvme"},
+    ]
+    start = {"kernel": str(open_image.kernel), "initrd": str(open_image.initrd), "append": "quiet console=ttyS0"}
+    machine = virtual_machine("m", start={**start, "disks": disks}, nics=[{}], memory={"min": "256Mi", "max": "256Mi"})
+    with short_folder() as place:
+        settings = config(open_image, place, users=range(70000, 70010))
+        with ended(settings), plugin(settings) as machines:
+            machines.start(machine, soon())
+            machines.resume(KEY, soon())
+            seen = machines.get(KEY)
+            assert seen is not None
+            status = dict(
+                line.split(":\t", 1)
+                for line in Path(f"/proc/{seen.pid}/status").read_text().splitlines()
+                if ":\t" in line
+            )
+            assert (status["Uid"], status["Gid"]) == ("\t".join(["70000"] * 4), "\t".join(["70000"] * 4))
+            assert (status["Groups"].strip(), int(status["CapEff"], 16)) == ("", 0)
+            assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+            home = settings.folder(machines.known(KEY).spec.id)
+            assert stat.S_IMODE(home.stat().st_mode) == 0o700
+            assert {stat.S_IMODE((home / name).stat().st_mode) for name in ("qmp", "agent", "console")} == {0o600}
+
+            guest = Guest(home / "agent")
+            guest.check("echo written by the guest | dd of=/dev/vda conv=notrunc,fsync 2>&1")
+            assert (folder / "disk").read_bytes().startswith(b"written by the guest")
+            assert guest.check("head -c 17 /dev/nvme0n1") == "not to be changed"
+            assert guest.run("echo x | dd of=/dev/nvme0n1 conv=fsync").status != 0
+            assert (folder / "read-only").read_bytes().startswith(b"not to be changed")
+            assert guest.check("cat /proc/cmdline").startswith("quiet console=ttyS0")
+
+            # Its guest powers down while it is waited for.
+            timer = threading.Timer(0.3, lambda: guest._socket.sendall(b"x cG93ZXJvZmYgLWY=\n"))
+            timer.start()
+            machines.stop(KEY, 60, False, soon(60))
+            after = machines.get(KEY)
+            assert after is not None
+            assert (after.phase, after.reason) == ("Stopped", "StoppedOnRequest")
+            guest.close()
+            machines.start(machine, soon())
+            assert machines.known(KEY).user == 70000, "its files are this user's"
+            other = virtual_machine("other", start=start, memory={"min": "256Mi", "max": "256Mi"})
+            machines.start(other, soon())
+            assert machines.known("default/other").user == 70001
+            for key in (KEY, "default/other"):
+                machines.stop(key, None, False, soon())  # nothing ran in it yet, so that nobody is asked
+                machines.forget(key, soon())
+
+
+@pytest.mark.parametrize(
+    ("start", "code"),
+    [
+        ({"kernel": "/etc/passwd"}, "PathNotAllowed"),
+        ({"kernel": "FOLDER/outside"}, "PathNotAllowed"),
+        ({"kernel": "FOLDER/no-such-kernel"}, "PathMissing"),
+        ({"kernel": "KERNEL", "initrd": "/etc/shadow"}, "PathNotAllowed"),
+        ({"disks": [{"path": "/dev/vda", "format": "raw"}]}, "PathNotAllowed"),
+        ({"disks": [{"path": "FOLDER/outside", "format": "raw"}]}, "PathNotAllowed"),
+        ({"disks": [{"path": "FOLDER/disk", "format": "qcow2"}]}, "DiskFormat"),
+    ],
+)
+def test_what_a_machine_may_not_name_is_refused_and_nothing_is_left(
+    open_image: Image, start: dict[str, Any], code: str
+) -> None:
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: named(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [named(each) for each in value]
+        return value.replace("FOLDER", str(open_image.folder)).replace("KERNEL", str(open_image.kernel))
+
+    with short_folder() as place:
+        settings = config(open_image, place)
+        with ended(settings), plugin(settings) as machines:
+            with pytest.raises((Denied, Failed)) as error:
+                machines.start(virtual_machine("m", start=named(start)), soon())
+            assert error.value.code == code
+            assert machines.list() == []
+            assert not settings.run.exists()
+
+
+def test_why_qemu_did_not_start_is_told_in_its_own_words_and_nothing_is_left(micro: Image) -> None:
+    with short_folder() as place:
+        settings = config(micro, place)
+        with ended(settings), plugin(settings) as machines:
+            with pytest.raises(Failed, match="CPUs") as failed:
+                machines.start(virtual_machine("m", micro, cpu={"min": "1", "max": "1000"}), soon())
+            assert failed.value.code == "MachineDidNotStart"
+            seen = machines.get(KEY)
+            assert seen is not None
+            assert (seen.phase, seen.reason, seen.pid) == ("Failed", "MachineDidNotStart", 0)
+            assert machines.to_restart() == [], "it would fail again"
+            machines.forget(KEY, soon())
+            assert list(settings.run.iterdir()) == []
+
+
+def test_an_unprobed_disk_cannot_even_be_written_down() -> None:
+    with pytest.raises(ValueError, match="format"):
+        virtual_machine("m", start={"disks": [{"path": "/d"}]})
+
+
+def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine, micro: Image, tmp_path: Path) -> None:
+    adopted = virtual_machine("m", start=None, adopt={"qmpSocket": str(machine.plugin_monitor)})
+    with short_folder() as place:
+        strict = config(micro, place, socket_folders=(place,))
+        with plugin(strict) as machines:
+            with pytest.raises(Denied) as denied:
+                machines.adopt(adopted, soon())
+            assert denied.value.code == "PathNotAllowed"
+        settings = replace(strict, socket_folders=(tmp_path,))
+        guest = machine.guest
+        with plugin(settings) as machines:
+            machines.adopt(adopted, soon())
+            seen = machines.get(KEY)
+            assert seen is not None
+            assert (seen.pid, seen.adopted, seen.phase) == (machine.process.pid, True, "Running")
+            machines.scale(KEY, "vcpus", 2, soon())
+            guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-1 ]")
+            machines.scale(KEY, "memory", 768 * MIB, soon())
+            guest.until("[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 600000 ]")
+            disk = pci.plain_disk("d", Disk(str(tmp_path / "image"), "raw", device="nvme"), str(tmp_path / "image"))
+            (tmp_path / "image").write_bytes(b"a disk that came later".ljust(MIB))
+            with machines.line(machines.known(KEY)) as line:
+                devices.plug(line, KEY, disk, soon())
+                guest.until("[ -e /dev/nvme0n1 ]")
+                assert guest.check("head -c 22 /dev/nvme0n1") == "a disk that came later"
+                devices.unplug(line, KEY, "d", soon())
+                devices.remove_backends(line, disk, soon())
+            guest.until("[ ! -e /dev/nvme0n1 ]")
+        with plugin(settings) as machines:  # restarted
+            again = machines.get(KEY)
+            assert again is not None
+            assert (again.pid, again.observed.vcpus) == (machine.process.pid, 2)
+            machines.forget(KEY, soon())
+            assert machines.list() == []
+        assert guest.check("echo it goes on") == "it goes on"
+
+        # By force: a guest that keeps a device loses its machine.
+        with plugin(settings) as machines:
+            machines.adopt(adopted, soon())
+            kind = AttachmentKind(machines, NoNodes())
+            with machines.line(machines.known(KEY)) as line:
+                devices.plug(line, KEY, pci.PciDevice("claim-1", ({"driver": "virtio-rng-pci"},)), soon())
+            guest.run("true")
+            machine.monitor.execute("stop")  # nobody is there to let go
+            with pytest.raises(Denied) as denied:
+                kind.apply(f"{KEY}/claim-1", None, soon(0.5))
+            assert denied.value.code == "GuestRefused"
+            assert process(machine.process.pid) is not None
+            kind.force(f"{KEY}/claim-1", None, soon(10))
+            assert process(machine.process.pid) is None
+
+
+def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touched(micro: Image) -> None:
+    """As root QEMU may lock what it likes, unless it has not got the capability."""
+    with short_folder() as place:
+        words = [str(micro.qemu), *TCG, "-display", "none", "-nodefaults", "-S", "-m", "64"]
+        words += ["-qmp", f"unix:{place}/qmp,server=on,wait=off", "-qmp", f"unix:{place}/own,server=on,wait=off"]
+        script = (
+            "import ctypes,os,resource,sys;resource.setrlimit(resource.RLIMIT_MEMLOCK,(65536,65536));"
+            "ctypes.CDLL(None).prctl(24,14,0,0,0);os.execv(sys.argv[1],sys.argv[1:])"
+        )
+        assert resource.RLIMIT_MEMLOCK
+        qemu = subprocess.Popen([sys.executable, "-I", "-c", script, *words])
+        try:
+            Monitor(place / "own").close()
+            settings: MachineConfig = config(micro, place)
+            with plugin(settings) as machines:
+                machine = virtual_machine("m", start=None, adopt={"qmpSocket": str(place / "qmp")}, claims=["gpu"])
+                with pytest.raises(Denied, match="lock 0Mi") as denied:
+                    machines.adopt(machine, soon())
+                assert denied.value.code == "MemlockTooLow"
+                assert machines.list() == []
+        finally:
+            qemu.kill()
+            qemu.wait()
+
+
+def test_a_guest_boots_with_emulation_and_the_test_of_kvm_can_tell(micro: Image) -> None:
+    assert accel.boots(str(micro.qemu), "tcg", 60.0)
+    assert not accel.boots(str(micro.qemu), "no-such-accelerator", 60.0)
