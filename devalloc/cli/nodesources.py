@@ -122,19 +122,13 @@ def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publ
     """The node's devices as ResourceSlices of the cluster."""
     from devalloc.inventory import Known
     from devalloc.inventory.events import UdevSource
-    from devalloc.inventory.watch import InventoryWatcher, WatchSettings
     from devalloc_node.daemon import Publishing
-    from devalloc_node.kube.publisher import SlicePublisher
+    from devalloc_node.kube.node_slices import NodeSlices
 
-    publisher = SlicePublisher(client, driver, node.settings.node_name)
+    name, resync = node.settings.node_name, node.settings.resync
     with closing(UdevSource()) as events:
-        watcher = InventoryWatcher(
-            lambda: node.discover(Known()),
-            lambda found: publisher.set(found.pools),
-            source=events,
-            settings=WatchSettings(resync=node.settings.resync),
-        )
-        yield Publishing((watcher.run, *publisher.loops), lambda: watcher.rescan(republish=True))
+        slices = NodeSlices(client, driver, name, lambda: node.discover(Known()), events, resync=resync)
+        yield Publishing(slices.loops, slices.rescan)
 
 
 def connect(kubeconfig: Path | None) -> Client:

@@ -17,7 +17,7 @@ from devalloc_node.kube.client import ApiError, Client
 from devalloc_node.kube.features import SLICES, probed
 from devalloc_node.kube.publisher import SlicePublisher
 from devalloc_node.kube.slices import Features
-from tests.support import cards, kube_build
+from tests.support import cards, kube_build, kube_rights
 from tests.support.cards import Sriov
 from tests.support.discovered import Found
 from tests.support.fakesysfs import FakeSysfs
@@ -273,6 +273,37 @@ def test_the_token_of_another_node_writes_nothing_here(api: Cluster, tmp_path: P
         stolen.publish([])
     assert refused.value.status == 403
     assert slices(api) == before
+
+
+def test_the_plugins_own_account_writes_the_slices_of_its_node_only(api: Cluster, tmp_path: Path) -> None:
+    """With the rights that are installed (T30), also when the token of another node is stolen."""
+    kube_rights.install(api)
+    own = SlicePublisher(Client.connect(kube_rights.kubeconfig(api, "node-a")), DRIVER, "node-a")
+    pools = nic(tmp_path / "a")
+    assert own.publish(pools).error is None
+    before = slices(api)
+
+    stolen = SlicePublisher(Client.connect(kube_rights.kubeconfig(api, "node-b")), DRIVER, "node-a")
+
+    def refused() -> str:
+        # a policy counts a moment after it is created
+        try:
+            stolen.publish(vgpu(tmp_path / "b"))
+        except ApiError as error:
+            return str(error)
+        own.publish(pools)
+        return ""
+
+    assert "the token of node node-b writes no slices of node node-a" in eventually(refused, "the policy counts")
+    for content in before:
+        path, pool = f"{SLICES}/{content['metadata']['name']}", content["spec"]["pool"]
+        client = Client.connect(kube_rights.kubeconfig(api, "node-b"))
+        with pytest.raises(ApiError, match="writes no slices"):
+            client.delete(path, content["metadata"]["uid"], content["metadata"]["resourceVersion"])
+        with pytest.raises(ApiError, match="writes no slices"):
+            client.replace(path, {**content, "spec": {**content["spec"], "pool": {**pool, "generation": 9}}})
+    assert own.publish(pools).error is None
+    assert [content["spec"]["pool"]["name"] for content in slices(api)] == [c["spec"]["pool"]["name"] for c in before]
 
 
 # -- features ----------------------------------------------------------------------------------------------------------

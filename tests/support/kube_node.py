@@ -25,6 +25,8 @@ from tests.support.kube import CONTROLLERS, SCHEDULER, START_SECONDS, Cluster, P
 from tests.support.kube_images import IMAGE
 
 NODE = "node-a"
+VFIO_GROUPS = 64
+"""How many /dev/vfio/N the node has."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 _NETWORK = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "loopback"}]}
@@ -64,7 +66,7 @@ class Node:
         return self.folder / "cdi"
 
     def start_kubelet(self) -> None:
-        kubelet = [
+        kubelet: list[str | Path] = [
             self.programs.node / "kubelet",
             f"--config={self.folder / 'kubelet.json'}",
             f"--kubeconfig={self.cluster.kubeconfig(f'system:node:{NODE}')}",
@@ -78,14 +80,15 @@ class Node:
         self._processes.stop_one("kubelet")
 
     def wait_until(self, what: str, found: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
-        """The first true answer. Fails with what the kubelet said last."""
+        """The first true answer. Fails with the latest events of the cluster and the kubelet's last words."""
         deadline = time.monotonic() + seconds
         while not (answer := found()):
             self._processes.check()
             if time.monotonic() > deadline:
-                raise AssertionError(
-                    f"{what}: not after {seconds:.0f} s. kubelet: {last_lines(self.folder, 'kubelet')}"
-                )
+                items = self.cluster.get("/api/v1/events").content.get("items", [])
+                events = "\n".join(f"{item['reason']}: {item['message']}" for item in items[-8:])
+                kubelet = last_lines(self.folder, "kubelet")
+                raise AssertionError(f"{what}: not after {seconds:.0f} s\n{events}\nkubelet: {kubelet}")
             time.sleep(0.1)
         return answer
 
@@ -98,8 +101,10 @@ class Node:
         return ready == ["True"] and self.cluster.get("/api/v1/namespaces/default/serviceaccounts/default").ok
 
     def output(self, pod: str, namespace: str = "default") -> list[str]:
-        """The lines that the pod's container has written so far."""
-        logs = sorted((self.folder / "logs").glob(f"{namespace}_{pod}_*/*/*.log"))
+        """The lines that the pod's container has written so far; of this pod, not of one that had its name before."""
+        found = self.cluster.get(f"/api/v1/namespaces/{namespace}/pods/{pod}")
+        uid = found.content["metadata"].get("uid")
+        logs = sorted((self.folder / "logs" / f"{namespace}_{pod}_{uid}").glob("*/*.log"))
         if not logs:
             return []
         return [line.split(" ", 3)[3] for line in logs[-1].read_text().splitlines()]
@@ -130,7 +135,7 @@ def node_running(programs: Programs) -> Iterator[Node]:
             (hierarchy / cgroup).mkdir()
         _write_settings(folder, programs, cgroup)
         init = _namespaces(folder)
-        containerd = [programs.runtime / "containerd", f"--config={folder / 'containerd.json'}"]
+        containerd: list[str | Path] = [programs.runtime / "containerd", f"--config={folder / 'containerd.json'}"]
         path = os.pathsep.join([str(programs.runtime), os.environ.get("PATH", "")])
         settings = {"PATH": path}
         if programs.library_path:
@@ -170,7 +175,7 @@ def _start_control_plane(node: Node, processes: Processes) -> None:
         ("kube-scheduler", SCHEDULER, []),
     ):
         config = node.cluster.kubeconfig(user)
-        command = [
+        command: list[str | Path] = [
             node.programs.node / name,
             f"--kubeconfig={config}",
             f"--authentication-kubeconfig={config}",
@@ -187,10 +192,19 @@ def _import(node: Node) -> None:
     """Wait for containerd, and give it the image."""
     socket = node.folder / "containerd.sock"
     node.wait_until("containerd listens", socket.exists)
-    ctr = [node.programs.runtime / "ctr", "--address", socket, "-n", "k8s.io", "images", "import", node.programs.image]
+    ctr: list[str | Path] = [
+        node.programs.runtime / "ctr",
+        "--address",
+        socket,
+        "-n",
+        "k8s.io",
+        "images",
+        "import",
+        node.programs.image,
+    ]
     deadline = time.monotonic() + START_SECONDS
     while True:
-        done = subprocess.run([*_inside(node._init), *map(str, ctr)], capture_output=True, text=True, check=False)
+        done = subprocess.run([*_inside(node._init), *ctr], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return
         if time.monotonic() > deadline:
@@ -204,11 +218,24 @@ def _import(node: Node) -> None:
 def _namespaces(folder: Path) -> subprocess.Popen[bytes]:
     """A process that holds the node's namespaces: when it is killed everything in them is gone.
 
-    /run and /var/log are its own, for containerd and the kubelet write to places below them that no setting moves.
+    /run and /var/log are its own, for containerd and the kubelet write to places below them that no setting moves. So
+    is /dev, where nodes of VFIO groups stand for those of a fake host; they are what /dev/null is.
     """
     ready = folder / "ready"
-    mounts = "mount -t tmpfs run /run && mount -t tmpfs log /var/log"
-    script = f"{mounts} && touch {ready} && trap '' CHLD && exec sleep infinity"
+    for name in ("dev", "dev-work"):
+        (folder / name).mkdir()
+    steps = [
+        "mount -t tmpfs run /run",
+        "mount -t tmpfs log /var/log",
+        f"mount -t overlay dev -o lowerdir=/dev,upperdir={folder}/dev,workdir={folder}/dev-work /dev",
+        "rm -rf /dev/vfio",
+        "mkdir /dev/vfio",
+        f"for name in vfio $(seq 0 {VFIO_GROUPS - 1}); do mknod -m 600 /dev/vfio/$name c 1 3 || exit 1; done",
+        f"touch {ready}",
+        "trap '' CHLD",
+        "exec sleep infinity",
+    ]
+    script = " && ".join(steps)
     command = ["unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc"]
     holder = subprocess.Popen([*command, "sh", "-c", script], stdin=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 10
@@ -220,7 +247,7 @@ def _namespaces(folder: Path) -> subprocess.Popen[bytes]:
     return holder
 
 
-def _inside(holder: int) -> list[str]:
+def _inside(holder: int) -> list[str | Path]:
     """The beginning of a command that runs in the node's namespaces."""
     children = Path(f"/proc/{holder}/task/{holder}/children").read_text().split()
     return ["nsenter", f"--target={children[0]}", "--mount", "--pid", "--"]

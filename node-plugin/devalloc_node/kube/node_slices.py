@@ -1,0 +1,45 @@
+"""This host's devices, kept true in ResourceSlices: the inventory is watched, and so is what becomes of the slices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from devalloc.inventory import Discovery
+from devalloc.inventory.events import EventSource
+from devalloc.inventory.watch import InventoryWatcher, WatchSettings
+from devalloc_node.kube.client import Client
+from devalloc_node.kube.publisher import SlicePublisher
+
+
+class NodeSlices:
+    """Loops to be run in threads of their own, and a rescan."""
+
+    def __init__(
+        self,
+        client: Client,
+        driver: str,
+        node: str,
+        discover: Callable[[], Discovery],
+        events: EventSource,
+        *,
+        resync: float = 60.0,
+    ) -> None:
+        """``resync``: seconds between looks at the devices without any event."""
+        self.publisher = SlicePublisher(client, driver, node)
+        self._watcher = InventoryWatcher(discover, self._publish, source=events, settings=WatchSettings(resync=resync))
+
+    @property
+    def loops(self) -> tuple[Callable[[threading.Event], None], ...]:
+        return self._watcher.run, *self.publisher.loops
+
+    def rescan(self) -> None:
+        """Look at the devices now and publish them. From any thread or signal handler."""
+        self._watcher.rescan(republish=True)
+
+    def _publish(self, found: Discovery) -> None:
+        errors = [problem for problem in found.problems if problem.is_error]
+        if errors and not found.pools:
+            # A host that cannot be read is not a host without devices.
+            raise RuntimeError(f"found no devices, and left the published slices as they are: {errors[0]}")
+        self.publisher.set(found.pools)

@@ -1,0 +1,153 @@
+"""`devalloc node` as a process of its own, with the kernel of a `FakeHost` that the tests' process plays; all else, the
+command line, the sockets, the journal, the API server's client and the files, is real.
+
+A process can be told to die between what it did and its reply (`die_before_reply`): it kills itself with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from devalloc_node.binding.config import OFFERS
+from tests.support.fakehost import FakeHost, RemoteHost, serving
+
+DRIVER = "devalloc.io"
+BOOT = "8a5f3a7e-0000-4000-8000-00000000b007"
+
+
+@dataclass
+class Bed:
+    """A host, and the folders in which its plugin works."""
+
+    host: FakeHost
+    address: str
+    """Where the host's kernel answers."""
+    node: str
+    state: Path
+    cdi: Path
+    kubelet: Path
+    kubeconfig: Path
+    running: list[Plugin] = field(default_factory=list)
+
+    def start(self, *options: str, die_before_reply: bool = False) -> Plugin:
+        """Start an instance, and wait until it serves. ``options``: more for the command line."""
+        command = [
+            "node",
+            f"--sysfs-root={self.host.root}",
+            f"--node-name={self.node}",
+            *(f"--allow={kind}" for kind in sorted(OFFERS)),
+            f"--state={self.state}",
+            f"--socket={self.state / 'node.sock'}",
+            f"--cdi-dir={self.cdi}",
+            f"--kubelet-dir={self.kubelet}",
+            f"--kubeconfig={self.kubeconfig}",
+            "--resync=2s",
+            "--grace=1s",
+            "--log-level=info",
+            *options,
+        ]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.kube_plugin", self.address, str(die_before_reply), *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONUNBUFFERED": "1"},
+        )
+        plugin = Plugin(process)
+        self.running.append(plugin)
+        plugin.wait_for("serving the kubelet")
+        return plugin
+
+
+class Plugin:
+    """A running instance."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.said: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.said.append(line.rstrip())
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    def wait_for(self, words: str, seconds: float = 60.0) -> None:
+        """Wait until it says so."""
+
+        def heard() -> bool:
+            return any(words in line for line in self.said)
+
+        with self._news:
+            self._news.wait_for(lambda: heard() or self.process.poll() is not None, seconds)
+        assert heard(), "\n".join(self.said)
+
+    def stop(self) -> None:
+        """As a service manager does."""
+        self.process.terminate()
+        assert self.process.wait(30) == 0, "\n".join(self.said)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def died(self, seconds: float = 60.0) -> bool:
+        """Wait until it was killed."""
+        return self.process.wait(seconds) == -signal.SIGKILL
+
+
+@contextmanager
+def plugin_bed(host: FakeHost, node: str, folder: Path, cdi: Path, kubelet: Path, kubeconfig: Path) -> Iterator[Bed]:
+    """The bed, and no process of it left in the end."""
+    host.proc("sys/kernel/random/boot_id", f"{BOOT}\n")
+    with serving(host) as address:
+        bed = Bed(host, address, node, folder / "state", cdi, kubelet, kubeconfig)
+        try:
+            yield bed
+        finally:
+            for plugin in bed.running:
+                plugin.kill()
+
+
+def _run(address: str, die_before_reply: bool, command: list[str]) -> None:
+    """The command, with another host than this machine."""
+    from devalloc.cli import main, nodesources
+    from devalloc_node.daemon import Node
+    from devalloc_node.deadline import Deadline
+    from devalloc_node.grant import ClaimRef
+    from devalloc_node.prepared import Prepared
+    from devalloc_node.settings import NodeSettings
+
+    def host_of(settings: NodeSettings, *, dry_run: bool, say: Callable[[str], None]) -> RemoteHost:
+        return RemoteHost(settings.root, address)
+
+    nodesources.host_of = host_of
+    if die_before_reply:
+        prepare = Node.prepare
+
+        def killed(self: Node, ref: ClaimRef, deadline: Deadline) -> Prepared:
+            prepare(self, ref, deadline)
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError("killed")
+
+        Node.prepare = killed  # type: ignore[method-assign]
+    main.main(command)
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1], sys.argv[2] == "True", sys.argv[3:])
