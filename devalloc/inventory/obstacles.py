@@ -54,6 +54,7 @@ class Obstacles:
     def against_vf(self, port: Port, vf: VirtualFunction) -> Iterator[str]:
         """Why a VF is not offered, uses aside. One that does not exist yet will have a group if its PF has one."""
         yield from self._policy(port)
+        yield from self._needed_below(port)
         if vf.function is not None:
             yield from self.groups.objections([vf.function])
         elif vf.pf.iommu_group is None:
@@ -67,12 +68,13 @@ class Obstacles:
             yield f"reserved: {need}"
         yield from self._users(vf.function)
 
-    def against_vgpu(self, parent: Parent) -> Iterator[str]:
+    def against_vgpu(self, port: Port, parent: Parent) -> Iterator[str]:
         """Why no vGPU on a function is offered.
 
         A card that makes many itself gives each an IOMMU group of its own, and its users are no obstacle: its driver
         stays.
         """
+        yield from self._needed_below(port)
         if parent.holds_one:
             yield from self.groups.objections([parent.function])
             if not self._is_held(parent.address):
@@ -83,6 +85,12 @@ class Obstacles:
         for each in dict.fromkeys((name, port.function.address.device_name)):
             if each in self.known.withheld:
                 yield self.known.withheld[each]
+
+    def _needed_below(self, port: Port) -> Iterator[str]:
+        """What the host needs of the card under a part of it. The VFs of a network card stay usable (T4)."""
+        for member in port.members if port.kind != "nic" else ():
+            if (need := self.holders.reserved(member)) is not None:
+                yield f"reserved: {need}"
 
     def _policy(self, port: Port) -> Iterator[str]:
         if port.kind == "storage" and not self.erase_policy:

@@ -143,7 +143,7 @@ def _offer(port: Port, offer: Offer, obstacles: Obstacles, models: Models) -> _D
     draft = _Draft(offer.name, attributes, {PARTS: 1, **offer.requests})
     if function.physfn is not None:
         draft.requests[_slot(function.address)] = 1
-    _refuse(draft, [*filter(None, [offer.obstacle]), *obstacles.against_vgpu(offer.parent)])
+    _refuse(draft, [*filter(None, [offer.obstacle]), *obstacles.against_vgpu(port, offer.parent)])
     return draft
 
 

@@ -1,0 +1,158 @@
+"""From a device's name to the thing itself, by reading its card and no other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devalloc.inventory.locate import (
+    DeviceGone,
+    InstanceDevice,
+    PortDevice,
+    ProfileDevice,
+    VfDevice,
+    group_members,
+    locate,
+)
+from devalloc.inventory.sight import blind_spot
+from devalloc.inventory.sysfs import Tree
+from tests.support import cards
+from tests.support.fakehost import FakeHost
+from tests.support.faketree import memory_folder
+
+UUID = "6d2f8f4e-0000-4000-8000-000000000001"
+
+
+@pytest.fixture
+def host() -> Iterator[FakeHost]:
+    with memory_folder() as folder:
+        yield server(Path(folder))
+
+
+def server(folder: Path) -> FakeHost:
+    host = FakeHost(folder)
+    for card in (
+        cards.gpu(iommu_group=7),
+        cards.gpu_audio(iommu_group=7),
+        cards.nic(),
+        cards.connectx(vfs=7),
+        cards.connectx("0000:61:00.1", netdev="ens1f1np1", infiniband="mlx5_1", sriov=None),
+        cards.a2_vgpu_card(vfs=16),
+        cards.t4_vgpu_card(),
+        cards.l40s_vgpu_card(vfs=2),
+    ):
+        host.add(card)
+    host.vgpu.create("0000:08:00.6", "nvidia-746", UUID)
+    return host
+
+
+def at(host: FakeHost, device: str, slot: str) -> object:
+    return locate(Tree(host.root), "node-a", f"node-a-{slot}", device)
+
+
+def test_a_card_and_its_functions(host: FakeHost) -> None:
+    found = at(host, "0000-01-00-0", "0000-01-00")
+    assert isinstance(found, PortDevice)
+    assert [str(member.address) for member in found.port.members] == ["0000:01:00.0", "0000:01:00.1"]
+    assert [str(member.address) for member in group_members(Tree(host.root), found.port.function)] == [
+        "0000:01:00.0", "0000:01:00.1",
+    ]  # fmt: skip
+
+
+def test_one_of_several_ports(host: FakeHost) -> None:
+    found = at(host, "0000-61-00-1", "0000-61-00")
+    assert isinstance(found, PortDevice)
+    assert [str(member.address) for member in found.port.members] == ["0000:61:00.1"]
+
+
+def test_a_vf_that_is_to_be_created(host: FakeHost) -> None:
+    found = at(host, "0000-41-10-4", "0000-41-00")
+    assert isinstance(found, VfDevice)
+    assert (str(found.vf.pf.address), found.vf.index, found.vf.function) == ("0000:41:00.0", 2, None)
+
+
+def test_a_vf_that_exists(host: FakeHost) -> None:
+    found = at(host, "0000-61-01-0", "0000-61-00")
+    assert isinstance(found, VfDevice)
+    assert found.vf.function is not None
+    assert (found.vf.index, found.vf.function.driver) == (6, "mlx5_core")
+
+
+@pytest.mark.parametrize(
+    ("device", "slot", "parent", "profile"),
+    [
+        ("0000-08-00-4-nvidia-746", "0000-08-00", "0000:08:00.4", "nvidia-746"),
+        ("0000-08-01-7-nvidia-742", "0000-08-00", "0000:08:01.7", "nvidia-742"),
+        ("0000-3b-00-0-nvidia-226", "0000-3b-00", "0000:3b:00.0", "nvidia-226"),
+        ("0000-3b-00-0-nvidia-226-3", "0000-3b-00", "0000:3b:00.0", "nvidia-226"),
+        ("0000-26-00-4-nvidia-1148", "0000-26-00", "0000:26:00.4", "nvidia-1148"),
+        ("0000-26-00-4-nvidia-4711", "0000-26-00", "0000:26:00.4", "nvidia-4711"),  # not in the list at the moment
+    ],
+)
+def test_a_profile_on_a_function(host: FakeHost, device: str, slot: str, parent: str, profile: str) -> None:
+    found = at(host, device, slot)
+    assert isinstance(found, ProfileDevice)
+    assert (str(found.parent.address), found.profile_id) == (parent, profile)
+
+
+def test_a_mediated_device(host: FakeHost) -> None:
+    found = at(host, f"mdev-{UUID}", "0000-08-00")
+    assert isinstance(found, InstanceDevice)
+    assert (str(found.parent.address), found.profile_id) == ("0000:08:00.6", "nvidia-746")
+    host.vgpu.remove(UUID)
+    with pytest.raises(DeviceGone):
+        at(host, f"mdev-{UUID}", "0000-08-00")
+
+
+def test_what_is_gone_says_why(host: FakeHost) -> None:
+    host.set_numvfs("0000:41:00.0", 1)
+    with pytest.raises(DeviceGone, match=r"0000:41:00\.0 has 1 VFs now"):
+        at(host, "0000-41-10-4", "0000-41-00")
+    host.unbind("nvidia", "0000:08:00.4")
+    with pytest.raises(DeviceGone, match="offers no vGPUs at present"):
+        at(host, "0000-08-00-4-nvidia-746", "0000-08-00")
+    with pytest.raises(DeviceGone, match="no card in slot"):
+        at(host, "0000-99-00-0", "0000-99-00")
+
+
+def test_no_other_card_is_read_nor_a_vf_that_was_not_asked_for(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: set[str] = set()
+    really = os.open
+
+    def recorded(path: str, flags: int, *rest: int) -> int:
+        if not flags & os.O_PATH:
+            read.update(part for part in str(path).split("/") if part.count(":") == 2)
+        return really(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", recorded)
+    at(host, "0000-61-01-0", "0000-61-00")
+    in_slot = {f"0000:61:00.{number}" for number in range(8)}
+    bridge = {"0000:00:0c.1"}
+    assert read - bridge <= in_slot | {"0000:61:01.0"}
+
+
+class TestSight:
+    """Whether others' descriptors can be seen is proven, not hoped (T8)."""
+
+    def test_on_a_host_they_can(self, host: FakeHost) -> None:
+        assert blind_spot(Tree(host.root)) is None
+
+    def test_in_a_container_they_cannot(self, host: FakeHost) -> None:
+        host.blind()
+        assert "only the processes of this container" in (blind_spot(Tree(host.root)) or "")
+
+    def test_nor_without_process_1(self, host: FakeHost) -> None:
+        host.end_process(1)
+        assert "process 1 cannot be seen" in (blind_spot(Tree(host.root)) or "")
+
+    def test_nor_without_the_right_to_look(self, host: FakeHost) -> None:
+        for descriptor in (host.root / "proc/1/fd").iterdir():
+            descriptor.unlink()
+        assert "cannot be read" in (blind_spot(Tree(host.root)) or "")
+
+    def test_nor_in_a_recording(self, tmp_path: Path) -> None:
+        (tmp_path / "only/sys").mkdir(parents=True)
+        assert blind_spot(Tree(tmp_path / "only")) == "there is no /proc"
