@@ -72,7 +72,8 @@ def store_source(store: Store, node_name: str) -> Source:
         except StoreError as error:
             raise Failed("StoreUnavailable", f"claim {namespace}/{name} cannot be looked up: {error}") from error
 
-    return Source(KIND, StoreGrants(store, node_name), uid_of, ClaimStatuses(store).update)
+    grants = StoreGrants(store, node_name)
+    return Source(KIND, grants, uid_of, ClaimStatuses(store).update, grants.look)
 
 
 @contextmanager

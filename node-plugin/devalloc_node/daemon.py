@@ -29,7 +29,7 @@ from devalloc_node.claims.reconcile import Reconciler, Report
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.feed import Checkup, DeviceHealth
-from devalloc_node.grant import ClaimRef, Grants
+from devalloc_node.grant import ClaimRef, Grant, Grants
 from devalloc_node.health import HealthWatch, LinkErrors
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import SQLiteJournal, open_journal
@@ -74,6 +74,8 @@ class Source:
     """Of the claim that has a namespace and name now; None where there is none. Raises Failed."""
     tell: Callable[[Iterable[Prepared], Checkup], None] = lambda prepared, checkup: None
     """Says on claims how their devices are; called again and again, from one thread."""
+    look: Callable[[ClaimRef], Grant] | None = None
+    """What a claim holds, without its counting as held; None where ``grants`` keep no count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Node:
             node_name=settings.node_name,
             uid_of=source.uid_of,
             exclusive=self.claims.locks.shared,
-            plan=lambda ref, due: planned(source.grants, self.bindings.choose, journal, ref, due),
+            plan=lambda ref, due: planned(source.look or source.grants.get, self.bindings.choose, journal, ref, due),
             kind=source.kind,
             changed=self._claims_changed,
         )

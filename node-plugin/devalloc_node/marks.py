@@ -43,23 +43,38 @@ def mark(store: Store, node_name: str, ref: ClaimRef) -> Object:
     """
 
     def marked(claim: Object) -> Object:
-        metadata = claim["metadata"]
-        if is_marked(claim) and prepared_on(claim) != node_name:
-            raise Denied("ClaimElsewhere", f"claim {ref} is prepared on {prepared_on(claim)}, and this is {node_name}")
-        if not claim.get("status", {}).get("allocations"):
-            raise Denied("ClaimNotAllocated", f"claim {ref} holds no devices (yet)", retryable=True)
-        node = metadata.get("annotations", {}).get(meta.ALLOCATED_NODE)
-        if node is not None and node != node_name:
-            raise Denied("ClaimElsewhere", f"claim {ref} holds devices of node {node}, and this is {node_name}")
+        _check(claim, node_name, ref)
         if is_marked(claim):
             return claim
-        if "deletionTimestamp" in metadata:
-            raise Denied("ClaimBeingDeleted", f"claim {ref} is being deleted, and is not prepared any more")
+        metadata = claim["metadata"]
         annotations = {**metadata.get("annotations", {}), meta.PREPARED_ON: node_name}
         mine = {"finalizers": [*finalizers(claim), meta.NODE_FINALIZER], "annotations": annotations}
         return {**claim, "metadata": {**metadata, **mine}}
 
     return _written(store, ref, marked, store.replace)
+
+
+def look(store: Store, node_name: str, ref: ClaimRef) -> Object:
+    """The claim as it is, where it could be marked. Writes nothing, promises nothing. Raises as ``mark``."""
+
+    def checked(claim: Object) -> Object:
+        _check(claim, node_name, ref)
+        return claim
+
+    return _written(store, ref, checked, store.replace)
+
+
+def _check(claim: Object, node_name: str, ref: ClaimRef) -> None:
+    metadata = claim["metadata"]
+    if is_marked(claim) and prepared_on(claim) != node_name:
+        raise Denied("ClaimElsewhere", f"claim {ref} is prepared on {prepared_on(claim)}, and this is {node_name}")
+    if not claim.get("status", {}).get("allocations"):
+        raise Denied("ClaimNotAllocated", f"claim {ref} holds no devices (yet)", retryable=True)
+    node = metadata.get("annotations", {}).get(meta.ALLOCATED_NODE)
+    if node is not None and node != node_name:
+        raise Denied("ClaimElsewhere", f"claim {ref} holds devices of node {node}, and this is {node_name}")
+    if not is_marked(claim) and "deletionTimestamp" in metadata:
+        raise Denied("ClaimBeingDeleted", f"claim {ref} is being deleted, and is not prepared any more")
 
 
 def unmark(store: Store, node_name: str, ref: ClaimRef) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from devalloc_node.binding.binding import Binding
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.grant import ClaimRef, GrantedDevice, Grants
+from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.journal import Journal
 from devalloc_node.step import Step
 
 
 def planned(
-    grants: Grants,
+    look: Callable[[ClaimRef], Grant],
     choose: Callable[[GrantedDevice], Binding],
     journal: Journal,
     ref: ClaimRef,
@@ -22,14 +22,15 @@ def planned(
     """The steps of preparing a claim, as far as they can be told without taking them: a binding looks at the host
     between steps, and where it needs to see what an earlier step does, its plan ends there. Writes nothing.
 
-    For a claim that is prepared: the steps that it has. Raises NodeError where preparing would be refused.
+    ``look``: what a claim holds, without counting it as held. For a claim that is prepared: the steps that it has.
+    Raises NodeError where preparing would be refused.
     """
     recorded = [record.step for record in journal.steps(ref.uid)]
     if recorded:
         return recorded
     steps: list[Step] = []
     held = list(journal.held())
-    for granted in grants.get(ref).devices:
+    for granted in look(ref).devices:
         if granted.admin:
             continue
         binding = choose(granted)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.claims.audit import audit
 from devalloc_node.claims.content import prepared_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
@@ -186,6 +187,7 @@ class Platform:
                     self._plug(one, key, due, caller)
                 if begins and not is_adopted:
                     self.machines.resume(key, due)
+                _note("adopted" if is_adopted else "started", key, caller, claims=[str(ref) for ref in refs])
             except NodeError as error:
                 new = [ref for ref in refs if ref.uid not in before]
                 problems = self._undo_create(key, new, begins, is_adopted, caller)
@@ -194,7 +196,16 @@ class Platform:
                 raise Failed(error.code, f"{error.message}. Undoing it: {'; '.join(problems)}") from error
         return self.machine(key)
 
-    def stop(self, key: str, seconds: float | None, due: Deadline, *, owner: str = "", force: bool = False) -> Machine:
+    def stop(
+        self,
+        key: str,
+        seconds: float | None,
+        due: Deadline,
+        *,
+        owner: str = "",
+        force: bool = False,
+        caller: str = "",
+    ) -> Machine:
         """Power a machine down; ``force``: end it after ``seconds``. Raises NodeError."""
         with self._telling(), self._exclusive(_lock(key), due):
             machine = self._owned(key, owner)
@@ -205,6 +216,7 @@ class Platform:
                 )
             if machine.runs:
                 self.machines.stop(key, seconds, force, due)
+                _note("stopped", key, caller, forced=force or None)
         return self.machine(key)
 
     def delete(
@@ -229,6 +241,7 @@ class Platform:
                 self.machines.stop(key, 0 if machine.is_paused else seconds, force or machine.is_paused, due)
             self._give_back(key, due, force, caller)
             self.machines.forget(key, due)
+            _note("deleted", key, caller, forced=force or None)
 
     def give_back(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Unprepare the claims of a machine that does not run; it stays known. Raises NodeError."""
@@ -237,7 +250,7 @@ class Platform:
                 raise Denied("MachineRuns", f"machine {key} runs; stop it first")
             self._give_back(key, due, False, caller)
 
-    def scale(self, key: str, what: str, amount: int, due: Deadline, *, owner: str = "") -> None:
+    def scale(self, key: str, what: str, amount: int, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Change one amount: ``vcpus``, ``cpu`` (thousandths of a core, 0: no bound) or ``memory`` (bytes)."""
         with self._telling(), self._exclusive(_lock(key), due):
             machine = self._owned(key, owner)
@@ -246,6 +259,7 @@ class Platform:
                     "MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first", retryable=True
                 )
             self.machines.scale(key, what, amount, due)
+            _note("scaled", key, caller, **{what: amount})
 
     # Within.
 
@@ -354,6 +368,11 @@ class Platform:
             yield
         finally:
             self._changed()
+
+
+def _note(what: str, key: str, caller: str, **more: object) -> None:
+    """For the audit log: what was done to a machine, for whom."""
+    audit("machine", machine=key, done=what, caller=caller, **more)
 
 
 def _lock(key: str) -> str:

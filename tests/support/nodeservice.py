@@ -56,7 +56,7 @@ def platform_of(bench: Bench, machines: ToyMachines, pulse: Pulse | None = None)
         node_name="node-a",
         uid_of=uid_of,
         exclusive=bench.claims.locks.shared,
-        plan=lambda ref, due: planned(bench.grants, lambda granted: bench.binding, bench.journal, ref, due),
+        plan=lambda ref, due: planned(bench.grants.get, lambda granted: bench.binding, bench.journal, ref, due),
         changed=pulse.beat if pulse is not None else lambda: None,
     )
 

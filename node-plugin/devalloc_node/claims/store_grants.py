@@ -24,7 +24,13 @@ class StoreGrants:
         self._node_name = node_name
 
     def get(self, ref: ClaimRef) -> Grant:
-        claim = marks.mark(self._store, self._node_name, ref)
+        return self._granted(marks.mark(self._store, self._node_name, ref), ref)
+
+    def look(self, ref: ClaimRef) -> Grant:
+        """As ``get``, but the claim is not marked, and may hold something else a moment later."""
+        return self._granted(marks.look(self._store, self._node_name, ref), ref)
+
+    def _granted(self, claim: Object, ref: ClaimRef) -> Grant:
         return Grant(ref, KIND, self._devices(claim, ref), tuple(_texts(claim.get("status", {}).get("podNames"))))
 
     def is_gone(self, ref: ClaimRef) -> bool:

@@ -160,7 +160,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def StopMachine(self, request: pb.StopMachineRequest, context: grpc.ServicerContext) -> pb.StopMachineReply:
         def work(due: Deadline, caller: str) -> pb.StopMachineReply:
             key = fields.machine_key(request.machine)
-            self._platform.stop(key, _seconds(request.grace_ms), due, force=request.force)
+            self._platform.stop(key, _seconds(request.grace_ms), due, force=request.force, caller=caller)
             return pb.StopMachineReply(machine=self._told(key))
 
         about = _machine(request.machine) | _forced(request.force)
@@ -185,7 +185,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
             results = {}
             for what, amount in wanted.items():
                 try:
-                    self._platform.scale(key, what, amount, due)
+                    self._platform.scale(key, what, amount, due, caller=caller)
                     results[what] = replies.done()
                 except NodeError as error:
                     results[what] = replies.result(error)

@@ -126,7 +126,7 @@ class Keeper:
             return Outcome()
         due = Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
         if machine.runs:
-            self._platform.stop(key, None, due, owner=uid, force=not machine.adopted)
+            self._platform.stop(key, None, due, owner=uid, force=not machine.adopted, caller=CALLER)
         self._platform.give_back(key, due, owner=uid, caller=CALLER)
         return Outcome()
 
@@ -259,7 +259,7 @@ class Keeper:
         ):
             if have is not None and have != wanted:
                 try:
-                    self._platform.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid)
+                    self._platform.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
                 except NodeError as error:
                     problems.append(Outcome(error.code, error.message))
         return problems
