@@ -24,9 +24,11 @@ def located(tree: Tree, config: BindingConfig, granted: GrantedDevice) -> Locate
         raise Denied("DeviceGone", str(error), retryable=True) from error
 
 
-def find(tree: Tree, config: BindingConfig, granted: GrantedDevice, wanted: type[Wanted]) -> Wanted:
-    """As ``located``, for a binding that knows one form of devices."""
-    found = located(tree, config, granted)
+def find(
+    tree: Tree, config: BindingConfig, granted: GrantedDevice, wanted: type[Wanted], seen: Located | None = None
+) -> Wanted:
+    """As ``located``, for a binding that knows one form of devices. ``seen``: it was found already."""
+    found = seen or located(tree, config, granted)
     if not isinstance(found, wanted):
         raise Denied("DeviceUnknown", f"{granted.device!r} is no longer the kind of device that it was")
     return found

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from devalloc.inventory.locate import InstanceDevice, ProfileDevice, mdev_folder
+from devalloc.inventory.locate import InstanceDevice, Located, ProfileDevice, mdev_folder
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import change, refusals
@@ -39,10 +39,12 @@ class Mdev:
     config: BindingConfig
     name: str = "mdev"
     shares: bool = False
+    seen: Located | None = None
+    """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        device = located(tree, self.config, granted)
+        device = self.seen or located(tree, self.config, granted)
         if isinstance(device, InstanceDevice):
             return (f"{_PREFIX}{device.uuid}",)
         if not isinstance(device, ProfileDevice):

@@ -16,6 +16,7 @@ from devalloc.inventory.pci import BRIDGE, Address, PciFunction
 from devalloc.inventory.sight import blind_spot
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.use import refuse_open, vfio_nodes
 from devalloc_node.errors import Denied
 
 
@@ -106,6 +107,10 @@ def refuse_group(
     for objection in groups.objections(functions, frozenset(together)):
         code = "NoIommuGroup" if objection.startswith("no IOMMU group") else "GroupShared"
         raise Denied(code, f"{min(function.address for function in functions)} cannot be taken: {objection}")
+    # Peers that VFIO has already may be a machine's, and with them the group.
+    own = {function.address for function in functions}
+    peers = [member for member in members.values() if member.address not in own]
+    refuse_open(tree, vfio_nodes(peers), ", ".join(str(peer.address) for peer in peers), certain=True)
 
 
 def _in_use(function: PciFunction, why: str) -> Denied:

@@ -49,16 +49,17 @@ class Bindings:
         """The binding for a device as it is now. Raises Denied ``DeviceUnknown`` or ``DeviceGone``."""
         if granted.admin:
             return Unbound(self.host, self.config)
-        match located(self.host.tree(), self.config, granted):
+        seen = located(self.host.tree(), self.config, granted)
+        match seen:
             case PortDevice():
-                return Vfio(self.host, self.config)
+                return Vfio(self.host, self.config, seen=seen)
             case VfDevice():
-                return Sriov(self.host, self.config)
+                return Sriov(self.host, self.config, seen=seen)
             case InstanceDevice():
-                return Mdev(self.host, self.config)
+                return Mdev(self.host, self.config, seen=seen)
             case ProfileDevice(parent=parent):
                 vendor_layout = parent.folder.folder("nvidia") and not parent.folder.folder("mdev_supported_types")
-                return Vgpu(self.host, self.config) if vendor_layout else Mdev(self.host, self.config)
+                return (Vgpu if vendor_layout else Mdev)(self.host, self.config, seen=seen)
 
     def observe(self, device: PreparedDevice) -> Health:
         """How a prepared device is. Reads only; never raises for the state of the device."""

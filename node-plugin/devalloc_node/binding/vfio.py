@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from devalloc.inventory.cards import Port
-from devalloc.inventory.locate import PortDevice
+from devalloc.inventory.locate import Located, PortDevice
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding import refusals
@@ -31,10 +31,12 @@ class Vfio:
     config: BindingConfig
     name: str = "vfio"
     shares: bool = False
+    seen: Located | None = None
+    """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        port = find(tree, self.config, granted, PortDevice).port
+        port = find(tree, self.config, granted, PortDevice, self.seen).port
         found = keys_of(tree, port.members)
         found += [key(address) for address in _vf_addresses(port)]
         found += [part for member in port.members for part in part_keys(member)]

@@ -55,7 +55,10 @@ class SettingsKind:
 
     def _place(self, target: str) -> tuple[str, int]:
         address, _, index = target.partition("/")
-        return interface_of(change.function(self.host.tree(), address)), int(index)
+        pf = change.function(self.host.tree(), address)
+        if int(index) not in {number for number, _ in pf.virtfns}:
+            raise Denied("DeviceGone", f"VF {index} of {address} is not there any more")
+        return interface_of(pf), int(index)
 
 
 def interface_of(pf: PciFunction) -> str:

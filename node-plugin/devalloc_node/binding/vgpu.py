@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from devalloc.inventory.holders import nodes_of
-from devalloc.inventory.locate import ProfileDevice
+from devalloc.inventory.locate import Located, ProfileDevice
 from devalloc.inventory.pci import PciFunction
 from devalloc_node.binding import change, refusals
 from devalloc_node.binding.binding import Health, Steps
@@ -36,10 +36,12 @@ class Vgpu:
     config: BindingConfig
     name: str = "vgpu"
     shares: bool = False
+    seen: Located | None = None
+    """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        device = find(tree, self.config, granted, ProfileDevice)
+        device = find(tree, self.config, granted, ProfileDevice, self.seen)
         return (choose_parent(tree, device, held)[1],)
 
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:

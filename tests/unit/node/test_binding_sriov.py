@@ -275,9 +275,18 @@ class TestExclusion:
         assert caught.value.code == "DeviceGone"
 
 
-def test_a_prepared_vf_goes_bad_with_its_pf(host: FakeHost) -> None:
+def test_a_prepared_vf_goes_bad_with_its_pf_and_leaves_nothing_to_undo(host: FakeHost) -> None:
     hand = Hand.on(host)
     prepared = hand.prepare(VF0, POOL)
     assert hand.bindings.observe(prepared).state == "healthy"
     host.unbind("igb", PF)
     assert hand.bindings.observe(prepared).message == f"{VF0_ADDRESS} is not there any more"
+    kinds = step_kinds(LocalHost(host))
+    for step in reversed(hand.done[VF0]):
+        if step.shared is None:
+            with pytest.raises(Denied) as caught:
+                kinds[step.kind].apply(step.target, step.before, Deadline.after(5))
+            assert caught.value.code == "DeviceGone", step
+        else:
+            kinds[step.kind].apply(step.target, step.before, Deadline.after(5))
+    assert host.read(host.path(PF, "sriov_drivers_autoprobe")) == "1"

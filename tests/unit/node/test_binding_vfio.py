@@ -238,6 +238,16 @@ class TestGroups:
         assert host.driver_of("0000:02:00.0") is None
         assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}", "pci/0000:02:00.0")  # it goes to nobody else meanwhile
 
+    def test_a_peer_that_a_machine_has_keeps_the_group(self, host: FakeHost) -> None:
+        host.add(cards.gpu(iommu_group=7))
+        host.add(cards.accelerator("0000:02:00.0", iommu_group=7, driver=None))
+        host.set_override("0000:02:00.0", "vfio-pci")
+        host.probe("0000:02:00.0")
+        host.process(4711, opens=("/dev/vfio/7",))
+        assert refusal(host, GPU_DEVICE, allow_shared_groups=True) == "DeviceInUse"
+        host.end_process(4711)
+        Hand.on(host, allow_shared_groups=True).prepare(GPU_DEVICE)
+
     def test_the_bridge_above_may_be_in_the_group(self, host: FakeHost) -> None:
         host.add(cards.bridge("0000:00:00.1", iommu_group=7))
         host.add(cards.gpu(iommu_group=7, ports=("0000:00:00.1",)))
