@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 
 from devalloc.api.pool import DevicePool
 from devalloc.inventory import Discovery, Known, discover
-from devalloc.inventory.sysfs import openers
+from devalloc.inventory.sysfs import Tree, openers
 from devalloc_node import audit, health, tally
 from devalloc_node.binding.table import Bindings, step_kinds
 from devalloc_node.claimfiles import ClaimFiles
@@ -329,12 +329,7 @@ class Node:
 
     def boot_id(self) -> str:
         """The kernel's: another one after each boot. Raises Failed."""
-        proc = self.host.tree().proc
-        folder = proc.folder("sys", "kernel", "random") if proc is not None else None
-        text = folder.text("boot_id") if folder is not None else None
-        if text is None:
-            raise Failed("HostUnreadable", "cannot read /proc/sys/kernel/random/boot_id")
-        return text
+        return boot_id(self.host.tree())
 
     def _subjects(self) -> Iterator[health.Subject]:
         return health.subjects(
@@ -354,6 +349,15 @@ class Node:
         return next(iter(openers(proc, set(device.nodes), ()).values()), None)
 
 
+def boot_id(tree: Tree) -> str:
+    """The kernel's: another one after each boot. Raises Failed where the tree is not that of a running host."""
+    folder = tree.proc.folder("sys", "kernel", "random") if tree.proc is not None else None
+    text = folder.text("boot_id") if folder is not None else None
+    if text is None:
+        raise Failed("HostUnreadable", f"cannot read proc/sys/kernel/random/boot_id below {tree.root}: no running host")
+    return text
+
+
 @contextmanager
 def opened(settings: NodeSettings, host: Host, source: Source) -> Iterator[Node]:
     """The plugin with its state folder open. Raises StoreError where that cannot be used."""
@@ -362,5 +366,6 @@ def opened(settings: NodeSettings, host: Host, source: Source) -> Iterator[Node]
 
 
 def _tell(report: Report, say: Say) -> None:
-    for text in (*report.finished, *report.removed, *report.stuck, *report.doubts):
+    """What was done. What could not be is in the log."""
+    for text in (*report.finished, *report.removed):
         say(text)
