@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support import kube_build, kube_images, kube_node
+from tests.support import kube_build, kube_images, kube_node, kube_runc
 from tests.support.go_build import Progress, Unavailable
 from tests.support.kube import Cluster, running
-from tests.support.kube_node import Node, Programs, node_running
+from tests.support.kube_node import Node, Programs, leftovers, node_running
 
 
 @pytest.fixture(scope="session")
@@ -46,17 +44,11 @@ def node(progress: Progress) -> Iterator[Node]:
             control_plane=kube_build.binaries(progress),
             node=kube_build.node_binaries(progress),
             runtime=kube_build.runtime_binaries(progress),
-            runc=_runc(),
+            runc=kube_runc.runc(progress),
             image=kube_images.archive(progress),
         )
         with node_running(programs) as node:
             yield node
+        assert leftovers(node.folder) == []
     except Unavailable as reason:
         pytest.skip(f"no Kubernetes node: {reason}")
-
-
-def _runc() -> Path:
-    found = shutil.which("runc")
-    if found is None:
-        raise Unavailable("runc is not installed")
-    return Path(found)

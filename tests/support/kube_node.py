@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from tests.support.go_build import Unavailable
 from tests.support.kube import CONTROLLERS, SCHEDULER, START_SECONDS, Cluster, Processes, last_lines, running
 from tests.support.kube_images import IMAGE
+from tests.support.kube_runc import Runc
 
 NODE = "node-a"
 VFIO_GROUPS = 64
@@ -40,10 +41,8 @@ class Programs:
     control_plane: Path
     node: Path
     runtime: Path
-    runc: Path
+    runc: Runc
     image: Path
-    library_path: str = ""
-    """What runc needs in LD_LIBRARY_PATH, where it is not installed."""
 
 
 @dataclass
@@ -138,8 +137,8 @@ def node_running(programs: Programs) -> Iterator[Node]:
         containerd: list[str | Path] = [programs.runtime / "containerd", f"--config={folder / 'containerd.json'}"]
         path = os.pathsep.join([str(programs.runtime), os.environ.get("PATH", "")])
         settings = {"PATH": path}
-        if programs.library_path:
-            settings["LD_LIBRARY_PATH"] = programs.library_path
+        if programs.runc.libraries is not None:
+            settings["LD_LIBRARY_PATH"] = str(programs.runc.libraries)
         processes.start("containerd", [*_inside(init.pid), *containerd], **settings)
         with running(programs.control_plane, control) as cluster:
             node = Node(cluster, folder, programs, processes, init.pid)
@@ -210,6 +209,19 @@ def _import(node: Node) -> None:
         if time.monotonic() > deadline:
             raise Unavailable(f"containerd does not take the image: {done.stderr[-400:]}")
         time.sleep(0.2)
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What is left of a node that has ended: its folder, mounts, cgroups, processes."""
+    left = [str(folder)] if folder.exists() else []
+    left += (line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line)
+    left += (str(hierarchy / folder.name) for hierarchy in _hierarchies() if (hierarchy / folder.name).exists())
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(folder) in command:
+                left.append(f"{process.name}: {command}")
+    return left
 
 
 # -- namespaces and cgroups --------------------------------------------------------------------------------------------
@@ -311,7 +323,7 @@ state = {text(folder / "containerd-state")}
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-      BinaryName = {text(programs.runc)}
+      BinaryName = {text(programs.runc.program)}
       SystemdCgroup = false
 """
 

@@ -133,11 +133,7 @@ class Client:
             for line in _lines(raw):
                 if stop.is_set():
                     return
-                event = json.loads(line)
-                if event.get("type") == "ERROR":
-                    status = event.get("object", {})
-                    raise ApiError(int(status.get("code", 500)), status.get("reason", ""), status.get("message", ""))
-                yield event
+                yield _event(line)
         finally:
             raw.close()
 
@@ -166,11 +162,7 @@ class Client:
             raise _error(response.status, content)
         if len(content) > MAX_ANSWER:
             raise ApiError(0, "TooLarge", f"{method} {path}: the answer has more than {MAX_ANSWER >> 20} MiB")
-        try:
-            answer = json.loads(content)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
+        if (answer := _parsed(content)) is None:
             raise ApiError(0, "NoAnswer", f"{method} {path}: the answer is no JSON object")
         return answer
 
@@ -211,15 +203,38 @@ def _lines(raw: Any) -> Iterator[bytes]:
         raise ApiError(0, "NoAnswer", f"the watch broke: {error}") from None
 
 
+def _event(line: bytes) -> Object:
+    """An event whose object has metadata. Raises ApiError, also for what the server says is an error."""
+    event = _parsed(line)
+    content = event.get("object") if event else None
+    if event is None or not isinstance(content, dict):
+        raise ApiError(0, "NoAnswer", f"the watch says what is no event: {line[:80]!r}")
+    if event.get("type") == "ERROR":
+        code = content.get("code")
+        message = str(content.get("message", ""))
+        raise ApiError(code if isinstance(code, int) else 500, str(content.get("reason", "")), message)
+    if not isinstance(content.get("metadata"), dict):
+        raise ApiError(0, "NoAnswer", f"the watch tells of an object without metadata: {line[:80]!r}")
+    return event
+
+
+def _parsed(content: bytes) -> Object | None:
+    """A JSON object; None where it is something else."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _error(status: int, content: bytes) -> ApiError:
     """From a Status of the API, or from whatever text somebody in between sent."""
-    try:
-        told = json.loads(content)
-    except ValueError:
-        told = None
-    if not isinstance(told, dict) or told.get("kind") != "Status":
+    told = _parsed(content)
+    if told is None or told.get("kind") != "Status":
         return ApiError(status, "", f"HTTP {status}: {' '.join(content.decode(errors='replace').split())[:400]}")
-    return ApiError(status, str(told.get("reason", "")), str(told.get("message", "")), told.get("details"))
+    details = told.get("details")
+    message = str(told.get("message", ""))
+    return ApiError(status, str(told.get("reason", "")), message, details if isinstance(details, dict) else None)
 
 
 def segment(name: str) -> str:

@@ -243,6 +243,9 @@ class SlicePublisher:
                 published = self.publish(pools)
         except ApiError as error:
             published = replace(before, writes=self._writes, error=str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"the API server's answer cannot be read: {type(error).__name__} {error}"
+            published = replace(before, writes=self._writes, error=text)
         if published.error not in (None, before.error):
             log.error("ResourceSlices of node %s: %s", self._node, published.error)
         if published.problems != before.problems:
@@ -267,7 +270,7 @@ class SlicePublisher:
                     if self._is_foreign(event):
                         self._touch()
                 pause = 0.0
-            except ApiError as error:
+            except (ApiError, KeyError, TypeError, ValueError) as error:
                 log.debug("watching slices: %s", error)
                 version = ""
 

@@ -1,0 +1,195 @@
+"""The client of the API server against servers that misbehave."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.kube import client as kube_client
+from devalloc_node.kube.client import ApiError, Client
+
+Reply = tuple[int, bytes]
+
+
+def status(code: int, reason: str, **details: Any) -> Reply:
+    content = {"kind": "Status", "code": code, "reason": reason, "message": f"it is {reason}", "details": details}
+    return code, json.dumps(content).encode()
+
+
+class Server:
+    """Gives its replies one after the other, the last one for ever; None: hangs up."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply | None] = [(200, b"{}")]
+        self.asked: list[tuple[str, str, str | None]] = []
+
+    def next(self) -> Reply | None:
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setattr(kube_client, "PAUSE_SECONDS", 0.001)
+    return Server()
+
+
+@pytest.fixture
+def client(server: Server, tmp_path: Path) -> Iterator[Client]:
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            self.rfile.read(length)
+            server.asked.append((self.command, self.path, self.headers.get("Authorization")))
+            reply = server.next()
+            if reply is None:
+                self.close_connection = True
+                return
+            self.send_response(reply[0])
+            self.send_header("Content-Length", str(len(reply[1])))
+            self.end_headers()
+            self.wfile.write(reply[1])
+
+        do_GET = do_POST = do_PUT = do_DELETE = answer
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True).start()
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{listener.server_port}"}}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    yield Client.connect(tmp_path / "kubeconfig")
+    listener.shutdown()
+    listener.server_close()
+
+
+def test_the_token_and_the_parameters_are_sent(client: Client, server: Server) -> None:
+    assert client.get("/api/v1/nodes", {"fieldSelector": "spec.nodeName=a,spec.driver=b"}) == {}
+    assert server.asked == [("GET", "/api/v1/nodes?fieldSelector=spec.nodeName%3Da%2Cspec.driver%3Db", "Bearer secret")]
+
+
+@pytest.mark.parametrize("first", [None, (500, b"oops"), (503, b""), status(429, "TooManyRequests")])
+def test_reads_are_tried_again(client: Client, server: Server, first: Reply | None) -> None:
+    server.replies = [first, (200, b'{"a": 1}')]
+    assert client.get("/x") == {"a": 1}
+    assert len(server.asked) == 2
+
+
+def test_reads_end_after_three_tries(client: Client, server: Server) -> None:
+    server.replies = [status(503, "Unavailable")]
+    with pytest.raises(ApiError, match="it is Unavailable"):
+        client.get("/x")
+    assert len(server.asked) == 3
+
+
+def test_reads_end_with_the_deadline(client: Client, server: Server) -> None:
+    with pytest.raises(ApiError, match="no time is left"):
+        client.get("/x", deadline=Deadline.after(0))
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("reply", [None, status(500, "InternalError"), status(409, "Conflict")])
+def test_writes_are_not_tried_again(client: Client, server: Server, reply: Reply | None) -> None:
+    server.replies = [reply]
+    for write in (client.create, client.replace):
+        server.asked.clear()
+        with pytest.raises(ApiError):
+            write("/x", {})
+        assert len(server.asked) == 1
+
+
+def test_a_write_that_was_put_off_is_tried_again(client: Client, server: Server) -> None:
+    server.replies = [status(429, "TooManyRequests"), (201, b'{"made": true}')]
+    assert client.create("/x", {}) == {"made": True}
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        (status(404, "NotFound", name="c1", kind="resourceclaims"), True),
+        (status(404, "NotFound"), False),
+        ((404, b"404 page not found"), False),
+        ((404, b'{"kind": "Other"}'), False),
+        (status(403, "Forbidden", name="c1"), False),
+    ],
+)
+def test_not_found_is_only_what_the_api_says_of_an_object(
+    client: Client, server: Server, reply: Reply, found: bool
+) -> None:
+    server.replies = [reply]
+    with pytest.raises(ApiError) as error:
+        client.get("/x")
+    assert error.value.is_not_found == found
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe"])
+def test_an_answer_that_is_no_object_is_an_error(client: Client, server: Server, content: bytes) -> None:
+    server.replies = [(200, content)]
+    with pytest.raises(ApiError, match="no JSON object"):
+        client.get("/x")
+
+
+def test_answers_are_bounded(client: Client, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_client, "MAX_ANSWER", 100)
+    server.replies = [(200, json.dumps({"a": "x" * 200}).encode())]
+    with pytest.raises(ApiError) as error:
+        client.get("/x")
+    assert error.value.reason == "TooLarge"
+
+
+def test_deleting_what_is_gone_is_no_error(client: Client, server: Server) -> None:
+    server.replies = [status(404, "NotFound", name="a")]
+    client.delete("/x", "uid", "1")
+    server.replies = [status(409, "Conflict")]
+    with pytest.raises(ApiError):
+        client.delete("/x", "uid", "2")
+
+
+def lines(*events: Any) -> Reply:
+    return 200, b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
+def test_a_watch_gives_its_events(client: Client, server: Server) -> None:
+    events = [{"type": "ADDED", "object": {"metadata": {"name": f"a{number}"}}} for number in range(3)]
+    server.replies = [lines(*events)]
+    assert list(client.watch("/x", {}, "7", threading.Event())) == events
+    assert "resourceVersion=7" in server.asked[0][1]
+
+
+def test_a_watch_that_is_too_old_says_so(client: Client, server: Server) -> None:
+    for reply in (lines({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}}), status(410, "Expired")):
+        server.replies = [reply]
+        with pytest.raises(ApiError) as error:
+            list(client.watch("/x", {}, "7", threading.Event()))
+        assert error.value.is_gone
+
+
+@pytest.mark.parametrize("content", [b"nonsense\n", b"[]\n", b'{"object": 1}\n', b'{"object": {}}\n', b"x" * 200])
+def test_a_watch_of_nonsense_is_an_error(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(kube_client, "MAX_EVENT", 100)
+    server.replies = [(200, content)]
+    with pytest.raises(ApiError):
+        list(client.watch("/x", {}, "7", threading.Event()))
+
+
+def test_no_credentials_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    (tmp_path / "empty").write_text("{}")
+    for path in (tmp_path / "empty", tmp_path / "missing", None):
+        with pytest.raises(ApiError) as error:
+            Client.connect(path)
+        assert error.value.reason == "NoCredentials"
