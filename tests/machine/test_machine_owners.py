@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.process import process
 from devalloc_node.machine.spec import Disk
+from tests.support import tiny_guest
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, config, ended, plugin, short_folder, soon, virtual_machine
+from tests.support.machines import MIB, config, ended, plugin, short_folder, soon, until, virtual_machine
 from tests.support.qemu import TCG, Machine, Monitor
 
 KEY = "default/m"
@@ -157,6 +158,54 @@ def test_why_qemu_did_not_start_is_told_in_its_own_words_and_nothing_is_left(mic
             assert list(settings.run.iterdir()) == []
 
 
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[[bool], dict[str, Any]]:
+    """What to start a guest with that is up at once and lets go of devices, or does not."""
+
+    def start(ejects: bool) -> dict[str, Any]:
+        return {"kernel": str(tiny_guest.write(tmp_path / f"kernel-{ejects}", ejects=ejects))}
+
+    return start
+
+
+def test_a_guest_is_asked_to_power_down_and_what_it_holds_on_to_is_taken_by_force_only(
+    micro: Image, tmp_path: Path, tiny: Callable[[bool], dict[str, Any]]
+) -> None:
+    small = {"memory": {"min": "64Mi", "max": "64Mi"}, "pciSlots": 2}
+    with short_folder() as place:
+        settings = config(micro, place, folders=(tmp_path,))
+        with ended(settings), plugin(settings) as machines:
+            kind = AttachmentKind(machines, NoNodes())
+
+            def up(ejects: bool) -> int:
+                machines.start(virtual_machine("m", start=tiny(ejects), **small), soon())
+                with machines.line(machines.known(KEY)) as line:
+                    devices.plug(line, KEY, pci.PciDevice("claim-1", ({"driver": "virtio-rng-pci"},)), soon())
+                machines.resume(KEY, soon())
+                log = settings.folder(machines.known(KEY).spec.id) / "console.log"
+                until(lambda: log.read_bytes()[-1:] == b"K", "the guest is up")
+                log.write_bytes(b"")
+                seen = machines.get(KEY)
+                assert seen is not None
+                return seen.pid
+
+            up(True)
+            kind.apply(f"{KEY}/claim-1", None, soon())
+            machines.stop(KEY, None, False, soon(60))
+            seen = machines.get(KEY)
+            assert seen is not None
+            assert (seen.phase, seen.reason) == ("Stopped", "StoppedOnRequest")
+
+            pid = up(False)
+            with pytest.raises(Denied) as denied:
+                kind.apply(f"{KEY}/claim-1", None, soon(0.5))
+            assert denied.value.code == "GuestRefused"
+            assert process(pid) is not None
+            kind.force(f"{KEY}/claim-1", None, soon(2))
+            assert process(pid) is None
+            machines.forget(KEY, soon())
+
+
 def test_an_unprobed_disk_cannot_even_be_written_down() -> None:
     with pytest.raises(ValueError, match="format"):
         virtual_machine("m", start={"disks": [{"path": "/d"}]})
@@ -197,21 +246,6 @@ def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine,
             machines.forget(KEY, soon())
             assert machines.list() == []
         assert guest.check("echo it goes on") == "it goes on"
-
-        # By force: a guest that keeps a device loses its machine.
-        with plugin(settings) as machines:
-            machines.adopt(adopted, soon())
-            kind = AttachmentKind(machines, NoNodes())
-            with machines.line(machines.known(KEY)) as line:
-                devices.plug(line, KEY, pci.PciDevice("claim-1", ({"driver": "virtio-rng-pci"},)), soon())
-            guest.run("true")
-            machine.monitor.execute("stop")  # nobody is there to let go
-            with pytest.raises(Denied) as denied:
-                kind.apply(f"{KEY}/claim-1", None, soon(0.5))
-            assert denied.value.code == "GuestRefused"
-            assert process(machine.process.pid) is not None
-            kind.force(f"{KEY}/claim-1", None, soon(10))
-            assert process(machine.process.pid) is None
 
 
 def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touched(micro: Image) -> None:

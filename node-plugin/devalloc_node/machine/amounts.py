@@ -111,5 +111,6 @@ def _within(spec: MachineSpec, what: str, amount: int, least: int, most: int) ->
     if not least <= amount <= most:
         raise Denied(
             "OutOfBounds",
-            f"machine {spec.key} may have {least} to {most} {what}, and not {amount}; change its spec first",
+            f"machine {spec.key} was started for {least} to {most} {what}, and cannot have {amount}; "
+            "with other bounds it has to be stopped and started again",
         )

@@ -166,10 +166,11 @@ class Machines:
                 began = True
                 launch.launch(spec, self.config, given)
                 self._come_up(record, deadline)
-            except NodeError as error:
+            except (NodeError, OSError) as raised:
+                error = raised if isinstance(raised, NodeError) else _refused_by_host(spec.key, raised)
                 if began and error.code != "MachineRuns":
                     self._take_back(record, error)
-                raise
+                raise error from None
 
     def resume(self, key: str, deadline: Deadline) -> None:
         """Let its CPUs run. Nothing to do where they do."""
@@ -422,6 +423,11 @@ class Machines:
             adopted=spec.adopt is not None,
             is_paused=process is not None and record.state == "starting",
         )
+
+
+def _refused_by_host(key: str, error: OSError) -> Failed:
+    """A full disk, a folder that is not writable, a file that went away between two looks."""
+    return Failed("MachineDidNotStart", f"machine {key} did not start: {error}")
 
 
 @contextmanager
