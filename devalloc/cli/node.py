@@ -85,7 +85,7 @@ def node(
 
     from devalloc.cli import nodesources as on
     from devalloc.cli.nodeoptions import node_settings
-    from devalloc.cli.storage import store_path
+    from devalloc.cli.storage import is_default, node_state, store_path
     from devalloc.controller.up import signals
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import opened
@@ -94,6 +94,11 @@ def node(
     name = node_name or socket.gethostname().lower()
     client = on.connect(kubeconfig) if kubeconfig is not None or in_cluster else None
     kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if client is not None else None
+    path = store_path(store)
+    if client is None:
+        options["state"] = node_state(options["state"], path)
+        if options["socket"] is None and not is_default(path):
+            options["socket"] = options["state"] / "node.sock"  # as `devalloc up` has it
     settings = node_settings(node=name, dry_run=dry_run, kubelet=kubelet, **options)
     beside = []
     with displayed() as display, on.cutting_off(display.say), ExitStack() as stack:
@@ -104,7 +109,6 @@ def node(
                 plugin = stack.enter_context(opened(settings, host, on.cluster_source(client, driver_name, name)))
                 publishing = stack.enter_context(on.cluster_publishing(client, driver_name, plugin))
             else:
-                path = store_path(store)
                 display.say(f"node {name}, claims of store {path}; Ctrl-C stops")
                 pools = stack.enter_context(closing(SQLiteStore(path)))
                 plugin = stack.enter_context(opened(settings, host, on.store_source(pools, name)))

@@ -73,15 +73,15 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="PATH",
             envvar="DEVALLOC_NODE_SOCKET",
             help="Serve devalloc.node.v1 there, for this user and root only [env: DEVALLOC_NODE_SOCKET; default: "
-            f"{SOCKET} for root, else node.sock in --state].",
+            f"{SOCKET} for root and the usual store, else node.sock in --state].",
         ),
         click.option(
             "--state",
             type=_FOLDER,
             metavar="DIR",
             envvar="DEVALLOC_NODE_STATE",
-            help="Journal, locks and audit log of what was done to the host [env: DEVALLOC_NODE_STATE; default: "
-            "/var/lib/devalloc/node for root, else ~/.local/state/devalloc/node].",
+            help="Journal, locks and audit log of what is done to the host [env: DEVALLOC_NODE_STATE; default: node "
+            "beside the store; for the claims of a cluster /var/lib/devalloc/node].",
         ),
         click.option(
             "--allow",
