@@ -92,7 +92,7 @@ def _there(tree: Tree, vf: VirtualFunction) -> PciFunction:
 
 
 def _has_settings(pf: PciFunction) -> bool:
-    return nic.is_nic(pf) and bool(nic.interfaces(pf))
+    return nic.is_nic(pf) and bool(pf.folder.names("net"))
 
 
 def _refuse_settings(vf: VirtualFunction, wanted: dict[str, object]) -> None:

@@ -56,7 +56,10 @@ class CountKind:
     host: Host
 
     def read(self, target: str) -> Value:
-        return _count(change.function(self.host.tree(), target))
+        count = change.folder(self.host.tree(), target).number("sriov_numvfs")
+        if count is None:
+            raise Denied("DeviceGone", f"{target} has no VFs to switch any more")
+        return count
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         tree = self.host.tree()

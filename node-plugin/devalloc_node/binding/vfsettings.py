@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from devalloc.api.configs import VfConfig
 from devalloc.api.decode import decode
-from devalloc.inventory import nic
 from devalloc.inventory.cards import VirtualFunction
-from devalloc.inventory.pci import PciFunction
 from devalloc_node.binding import change
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -55,18 +53,13 @@ class SettingsKind:
 
     def _place(self, target: str) -> tuple[str, int]:
         address, _, index = target.partition("/")
-        pf = change.function(self.host.tree(), address)
-        if int(index) not in {number for number, _ in pf.virtfns}:
+        pf = change.folder(self.host.tree(), address)
+        if pf.link(f"virtfn{int(index)}") is None:
             raise Denied("DeviceGone", f"VF {index} of {address} is not there any more")
-        return interface_of(pf), int(index)
-
-
-def interface_of(pf: PciFunction) -> str:
-    """The PF's network interface. Raises Failed where there is none here."""
-    found = nic.interfaces(pf)
-    if not found:
-        raise Failed("NoInterface", f"{pf.address} has no network interface in this namespace to set up its VFs by")
-    return found[0].name
+        interfaces = pf.names("net")
+        if not interfaces:
+            raise Failed("NoInterface", f"{address} has no network interface in this namespace to set up its VFs by")
+        return interfaces[0], int(index)
 
 
 def settings_step(host: Host, vf: VirtualFunction, wanted: Mapping[str, Value]) -> Step:
