@@ -184,6 +184,20 @@ def test_each_bad_claim_has_its_error_and_the_good_one_its_device(bed: Bed) -> N
     assert bed.host.snapshot() == bed.before
 
 
+def test_a_card_that_is_pulled_is_an_error_before_and_no_obstacle_afterwards(bed: Bed) -> None:
+    first, second = bed.grants.add("first", GPU), bed.grants.add("second", VF)
+    with bed.running() as (node, kubelet):
+        assert kubelet.prepare([first])[first.uid].error == ""
+        for address in GPU_FUNCTIONS:
+            bed.host.remove_function(address)
+        assert kubelet.unprepare([first])[first.uid].error == ""
+        assert kubelet.prepare([first])[first.uid].error.startswith("Device")
+        assert kubelet.prepare([second])[second.uid].error == "", "the others go on"
+        assert [claim.ref for claim in node.claims.prepared()] == [second]
+        assert kubelet.unprepare([second])[second.uid].error == ""
+    assert bed.files() == []
+
+
 def test_prepared_claims_outlive_the_plugin(bed: Bed) -> None:
     ref = bed.grants.add("training", GPU, VF)
     with bed.running() as (_, kubelet):
