@@ -53,7 +53,7 @@ class Tree:
     _known: set[Fault] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        top = os.path.realpath(self.root)
+        top = _real(os.fspath(self.root))
         if not os.path.isdir(f"{top}/sys") and any(
             os.path.isdir(f"{top}/{name}") for name in ("bus", "devices", "class")
         ):

@@ -219,7 +219,7 @@ class Claims:
             for path, content in sorted((path, text) for each in rendered for path, text in each.files.items()):
                 self.steps.perform(work, "", Step("file", path, None, content.decode()), due)
             prepared = Prepared(grant.ref, tuple(devices), _ids(rendered))
-            self.journal.finish(grant.ref.uid, prepared_content(prepared))
+            self.journal.finish(grant.ref.uid, prepared_content(prepared), work.take())
         except Exception as error:
             raise self._rolled_back(grant.ref, _as_node_error(grant.ref, error), caller) from error
         return prepared

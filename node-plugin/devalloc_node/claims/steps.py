@@ -69,9 +69,9 @@ class Steps:
         if step.shared is not None:
             self._join(work, device, step, step.shared, deadline)
             return
-        number = self._journal.intend(work.uid, device, step, work.take())
+        begun = self._journal.intend([(work.uid, device, step)], work.take())
         self._apply(step, deadline)
-        work.performed.append(number)
+        work.performed += begun
         _audit("step", step, work.uid, device, work.caller)
 
     def undo(self, uid: str, deadline: Deadline, guard: Guard, *, force: bool = False, caller: str = "") -> Undone:
@@ -153,31 +153,36 @@ class Steps:
     def _join(self, work: Work, device: str, step: Step, name: str, deadline: Deadline) -> None:
         with self._locks.shared(name, deadline):
             users = self._journal.users(name)
-            if not any(user.owner == work.uid and user.device == device for user in users):
-                work.performed.append(self._journal.intend(work.uid, device, Step(USE, name, None, None), work.take()))
             found = self._recorded(name, step)
             if found is not None and found.step.after != step.after:
-                others = sorted({user.owner for user in users} - {work.uid})
-                if others:
-                    raise Denied(
-                        "SharedDiffers",
-                        f"{_what(step)} is needed, and {found.step.after!r} was set for claims {', '.join(others[:3])}"
-                        f"{' and others' if others[3:] else ''}; unprepare those first",
-                        retryable=True,
-                    )
+                self._refuse_other(step, found, {user.owner for user in users} - {work.uid})
                 if (problem := self.undo_shared(name, deadline, work.caller)) is not None:
                     raise problem
                 found = None
+            begun = []
+            if not any(user.owner == work.uid and user.device == device for user in users):
+                begun.append((work.uid, device, Step(USE, name, None, None)))
             if found is None:
                 # What the binding read may be older than the last change of another claim.
-                before = self._read(step)
-                number = self._journal.intend(name, "", Step(step.kind, step.target, before, step.after))
-            else:
-                number = found.id
+                begun.append((name, "", Step(step.kind, step.target, self._read(step), step.after)))
+            numbers = self._journal.intend(begun, work.take()) if begun else ()
             self._apply(step, deadline)
-            if found is None or found.state != "done":
-                self._journal.done([number])
+            work.performed += numbers
+            if found is None:
                 _audit("step", step, name, "", work.caller)
+            elif found.state != "done":
+                work.performed.append(found.id)
+
+    def _refuse_other(self, step: Step, found: StepRecord, others: set[str]) -> None:
+        """Raises Denied where others rely on another value."""
+        if others:
+            first = ", ".join(sorted(others)[:3])
+            raise Denied(
+                "SharedDiffers",
+                f"{_what(step)} is needed, and {found.step.after!r} was set for claims {first}"
+                f"{' and others' if others - set(sorted(others)[:3]) else ''}; unprepare those first",
+                retryable=True,
+            )
 
     def _recorded(self, name: str, step: Step) -> StepRecord | None:
         for record in self._journal.steps(name):

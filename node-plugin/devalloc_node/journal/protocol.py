@@ -49,13 +49,14 @@ class Journal(Reader, Protocol):
         Raises Taken where another claim has one of them, or it is withheld.
         """
 
-    def intend(self, owner: str, device: str, step: Step, done: Collection[int] = ()) -> int:
-        """A step is about to be performed; its id. ``done``: earlier steps that are, so that each costs one write."""
+    def intend(self, begun: Sequence[tuple[str, str, Step]], done: Collection[int] = ()) -> Sequence[int]:
+        """Steps (owner, device, step) are about to be performed; their ids. ``done``: earlier steps that are, so that
+        each step costs one write."""
 
     def done(self, steps: Collection[int]) -> None: ...
 
-    def finish(self, uid: str, prepared: Mapping[str, Value]) -> None:
-        """The claim is prepared, all its steps are done."""
+    def finish(self, uid: str, prepared: Mapping[str, Value], done: Collection[int] = ()) -> None:
+        """The claim is prepared, all its steps are done, and so are ``done``."""
 
     def release(self, uid: str) -> None:
         """The claim is being unprepared from now on."""

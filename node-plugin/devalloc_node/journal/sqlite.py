@@ -163,22 +163,26 @@ class SQLiteJournal:
                 "INSERT INTO holdings VALUES (?, ?, ?)", [(key, ref.uid, device) for key, device in holdings.items()]
             )
 
-    def intend(self, owner: str, device: str, step: Step, done: Collection[int] = ()) -> int:
+    def intend(self, begun: Sequence[tuple[str, str, Step]], done: Collection[int] = ()) -> Sequence[int]:
         with self._transaction() as sql:
             _mark_done(sql, done)
-            cursor = sql.execute(
-                "INSERT INTO steps (owner, device, kind, target, was, becomes, state)"
-                " VALUES (?, ?, ?, ?, ?, ?, 'intent')",
-                (owner, device, step.kind, step.target, _text(step.before), _text(step.after)),
-            )
-            return int(cursor.lastrowid or 0)
+            numbers = []
+            for owner, device, step in begun:
+                cursor = sql.execute(
+                    "INSERT INTO steps (owner, device, kind, target, was, becomes, state)"
+                    " VALUES (?, ?, ?, ?, ?, ?, 'intent')",
+                    (owner, device, step.kind, step.target, _text(step.before), _text(step.after)),
+                )
+                numbers.append(int(cursor.lastrowid or 0))
+            return numbers
 
     def done(self, steps: Collection[int]) -> None:
         with self._transaction() as sql:
             _mark_done(sql, steps)
 
-    def finish(self, uid: str, prepared: Mapping[str, Value]) -> None:
+    def finish(self, uid: str, prepared: Mapping[str, Value], done: Collection[int] = ()) -> None:
         with self._transaction() as sql:
+            _mark_done(sql, done)
             sql.execute("UPDATE steps SET state = 'done' WHERE owner = ? AND state = 'intent'", (uid,))
             sql.execute(
                 "UPDATE claims SET state = ?, prepared = ?, changed = ? WHERE uid = ?",
