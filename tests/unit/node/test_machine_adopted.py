@@ -188,7 +188,7 @@ def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touche
 def test_a_machine_that_does_not_answer_is_not_adopted(machines: Machines, qemu: FakeQemu, tmp_path: Path) -> None:
     qemu.trouble["greeting"] = "hang"
     with pytest.raises(Unknown):
-        machines.adopt(adopting(qemu.path), soon(0.2))
+        machines.adopt(adopting(qemu.path), soon(0.4))
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(tmp_path / "dead"))
     server.close()
@@ -276,7 +276,7 @@ def test_a_device_that_the_guest_keeps_keeps_its_step(machines: Machines, kind: 
     kind.apply(step.target, step.after, soon())
     qemu.guest = "silent"
     with pytest.raises(Denied, match=KEY) as denied:
-        kind.apply(step.target, None, soon(0.2))
+        kind.apply(step.target, None, soon(0.4))
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert kind.read(step.target) == step.after
 
@@ -292,7 +292,7 @@ def test_a_device_whose_node_qemu_still_holds_is_not_told_free(
     kind.apply(step.target, step.after, soon())
     with node.open("rb"):  # the fake is this process
         with pytest.raises(Unknown, match="vfio-15") as unknown:
-            kind.apply(step.target, None, soon(0.15))
+            kind.apply(step.target, None, soon(0.4))
         assert unknown.value.code == "DeviceHeld"
     kind.apply(step.target, None, soon())
 
@@ -305,7 +305,7 @@ def test_a_hung_machine_is_unknown_and_one_that_is_gone_holds_nothing(
     kind.apply(step.target, step.after, soon())
     qemu.trouble["device_del"] = "hang"
     with pytest.raises(Unknown):
-        kind.apply(step.target, None, soon(0.15))
+        kind.apply(step.target, None, soon(0.4))
     assert machines.records.record(PLUGS, step.target) is not None
     content = dict(machines.records.record(MACHINES, KEY) or {})
     machines.records.put(MACHINES, KEY, {**content, "boot": "another"})  # as after a reboot

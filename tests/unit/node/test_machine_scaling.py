@@ -126,7 +126,7 @@ def test_a_guest_that_says_nothing_keeps_the_device_and_a_second_try_may_succeed
     qemu.native, qemu.guest = native, "silent"
     devices.plug(line, KEY, card(), soon())
     with pytest.raises(Denied) as denied:
-        devices.unplug(line, KEY, "card", soon(0.1))
+        devices.unplug(line, KEY, "card", soon(0.4))
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert KEY in str(denied.value)
     assert "card.f0" in qemu.devices
@@ -152,7 +152,7 @@ def test_events_of_other_devices_and_of_children_are_not_taken_for_the_devices_o
     devices.plug(line, KEY, card("b"), soon())
     threading.Timer(0.05, qemu.let_go, ["b.f0"]).start()
     with pytest.raises(Denied):
-        devices.unplug(line, KEY, "a", soon(0.15))
+        devices.unplug(line, KEY, "a", soon(0.4))
     assert set(qemu.devices) == {"a.f0"}
 
 
@@ -166,11 +166,11 @@ def test_a_device_whose_event_was_lost_is_seen_to_be_gone(qemu: FakeQemu, line: 
 def test_a_qemu_that_hangs_is_unknown_whichever_way_it_goes(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["device_add"] = "hang"
     with pytest.raises(Unknown):
-        devices.plug(line, KEY, card(), soon(0.15))
+        devices.plug(line, KEY, card(), soon(0.4))
     qemu.trouble = {"device_del": "hang"}
     devices.plug(line, KEY, card(), soon())
     with pytest.raises(Unknown):
-        devices.unplug(line, KEY, "card", soon(0.15))
+        devices.unplug(line, KEY, "card", soon(0.4))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "a,b=c", "1a", "a" * 70, "ä"])
@@ -222,7 +222,7 @@ def test_a_cpu_that_was_built_in_cannot_leave(tmp_path: Path) -> None:
     qemu.close()
 
 
-@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.1)])
+@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.4)])
 def test_a_guest_that_keeps_a_cpu_is_told_with_how_many_there_are(
     qemu: FakeQemu, line: QmpMonitor, guest: str, seconds: float
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_qemu_that_hangs_while_cpus_come_is_unknown_and_the_next_try_goes_on(
 ) -> None:
     qemu.trouble["device_add"] = "hang"
     with pytest.raises(Unknown):
-        cpu.scale(line, KEY, 4, soon(0.2))
+        cpu.scale(line, KEY, 4, soon(0.4))
     qemu.trouble.clear()
     assert cpu.scale(line, KEY, 4, soon()) == 4
 
@@ -275,7 +275,7 @@ def test_a_guest_that_is_stuck_is_denied_at_the_size_that_it_has_and_asked_for_n
     memory.scale(line, KEY, start, soon(), dimm_bytes=None)
     qemu.stuck_at = stuck
     with pytest.raises(Denied, match=f"{stuck // MIB}Mi") as denied:
-        memory.scale(line, KEY, goal, soon(0.2), dimm_bytes=None)
+        memory.scale(line, KEY, goal, soon(0.4), dimm_bytes=None)
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert qemu.requested == qemu.size == stuck
     qemu.stuck_at = None
@@ -296,7 +296,7 @@ def test_a_dimm_that_was_cut_off_half_way_is_taken_up_again(qemu: FakeQemu, line
     assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=512 * MIB) == GIB
 
 
-@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.1)])
+@pytest.mark.parametrize(("guest", "seconds"), [("refuses", 60.0), ("silent", 0.4)])
 def test_a_guest_that_keeps_a_dimm_is_told_with_what_there_is(
     qemu: FakeQemu, line: QmpMonitor, guest: str, seconds: float
 ) -> None:
@@ -318,13 +318,13 @@ def test_whichever_command_fails_the_answer_is_no_success_and_a_second_try_ends_
 ) -> None:
     """All that a machine's life has, once; then again with each of its commands going wrong, and tried again."""
 
-    def life(line: QmpMonitor) -> None:
-        devices.plug(line, KEY, card(functions=2), soon(0.15))
-        cpu.scale(line, KEY, 2, soon(0.15))
-        memory.scale(line, KEY, GIB, soon(0.15), dimm_bytes=None)
-        memory.scale(line, KEY, 512 * MIB, soon(0.15), dimm_bytes=None)
-        cpu.scale(line, KEY, 1, soon(0.15))
-        devices.unplug(line, KEY, "card", soon(0.15))
+    def life(line: QmpMonitor, seconds: float = 20.0) -> None:
+        devices.plug(line, KEY, card(functions=2), soon(seconds))
+        cpu.scale(line, KEY, 2, soon(seconds))
+        memory.scale(line, KEY, GIB, soon(seconds), dimm_bytes=None)
+        memory.scale(line, KEY, 512 * MIB, soon(seconds), dimm_bytes=None)
+        cpu.scale(line, KEY, 1, soon(seconds))
+        devices.unplug(line, KEY, "card", soon(seconds))
 
     qemu = FakeQemu(tmp_path / "first")
     line = QmpMonitor(KEY, str(qemu.path))
@@ -338,7 +338,7 @@ def test_whichever_command_fails_the_answer_is_no_success_and_a_second_try_ends_
         line = QmpMonitor(KEY, str(qemu.path))
         qemu.trouble[command] = trouble  # type: ignore[assignment]
         with pytest.raises(NodeError) as error:
-            life(line)
+            life(line, 0.3 if trouble == "hang" else 20.0)
         assert error.value.retryable
         if trouble != "die":
             qemu.trouble.clear()
