@@ -241,7 +241,7 @@ class TestTop:
         mine = sample(os.getpid())
         assert mine is not None
         later = replace(mine, at=mine.at + 2, cpu_seconds=mine.cpu_seconds + 3)
-        assert used({1: mine}, {1: later})[1].cores == 1.5
+        assert used({1: mine}, {1: later})[1].cores == pytest.approx(1.5)
         assert used({1: mine}, {1: replace(later, started=0)}) == {}
 
 
