@@ -20,6 +20,7 @@ def discover(
     kinds: tuple[str, ...],
     max_vfs: int | None,
     allow_shared_groups: bool,
+    adopted: tuple[str, ...],
     output: str,
 ) -> int:
     """List the devices of this host as DevicePools: GPUs, NICs, accelerators, NVMe, their functions and profiles.
@@ -34,7 +35,7 @@ def discover(
     from devalloc.cli.output import dump_objects, note
     from devalloc.inventory import discover as look
 
-    config = settings(kinds, max_vfs, allow_shared_groups)
+    config = settings(kinds, max_vfs, allow_shared_groups, adopted)
     found = look(sysfs_root, node_name=node_name or socket.gethostname().lower(), config=config)
     for problem in found.problems:
         note(f"error: {problem}" if problem.is_error else str(problem))

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 
-def settings(kinds: Sequence[str], max_vfs: int | None, allow_shared_groups: bool) -> InventoryConfig:
+def settings(
+    kinds: Sequence[str], max_vfs: int | None, allow_shared_groups: bool, adopted: Sequence[str]
+) -> InventoryConfig:
     """The inventory's settings for the options of ``inventory_options``."""
     from devalloc.inventory import InventoryConfig
 
-    plain = InventoryConfig(max_vfs=max_vfs, allow_shared_groups=allow_shared_groups)
+    plain = InventoryConfig(max_vfs=max_vfs, allow_shared_groups=allow_shared_groups, adopt=frozenset(adopted))
     return replace(plain, kinds=frozenset(kinds)) if kinds else plain
 
 

@@ -105,6 +105,7 @@ def node_settings(
     kinds: Sequence[str],
     max_vfs: int | None,
     allow_shared_groups: bool,
+    adopted: Sequence[str],
     allowed: Sequence[str],
     state: Path | None,
     socket: Path | None,
@@ -136,7 +137,7 @@ def node_settings(
     return NodeSettings(
         node,
         own if not allowed else BindingConfig(node, frozenset(allowed), allow_shared_groups, max_vfs),
-        inventory=settings(kinds, max_vfs, allow_shared_groups),
+        inventory=settings(kinds, max_vfs, allow_shared_groups, adopted),
         root=sysfs_root,
         state=home,
         socket=door,

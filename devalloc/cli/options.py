@@ -118,7 +118,7 @@ def deadline_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inventory_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--sysfs-root, --node-name, --kind, --max-vfs, --allow-shared-groups: passed by those names."""
+    """--sysfs-root, --node-name, --adopt, --kind, --max-vfs, --allow-shared-groups: passed by those names."""
     for option in (
         click.option(
             "--allow-shared-groups",
@@ -137,6 +137,13 @@ def inventory_options(function: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             type=click.Choice(["gpu", "nic", "accelerator", "storage", "display"]),
             help="Only devices of this kind; may be given several times. All kinds by default.",
+        ),
+        click.option(
+            "--adopt",
+            "adopted",
+            multiple=True,
+            metavar="mdev-UUID",
+            help="Offer this vGPU, which somebody else made, while nobody uses it; may be given several times.",
         ),
         click.option("--node-name", metavar="NAME", help="The node of the pools; the host name by default."),
         click.option(

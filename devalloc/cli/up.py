@@ -83,7 +83,9 @@ def up(
         if plugin is not None and plugin.node is not None:
             return plugin.node.discover(known)
         more = known if plugin is None else replace(plugin.first_look(), held=known.held)
-        config = settings(options["kinds"], options["max_vfs"], options["allow_shared_groups"]).knowing(more)
+        config = settings(
+            options["kinds"], options["max_vfs"], options["allow_shared_groups"], options["adopted"]
+        ).knowing(more)
         return discover(sysfs_root, node_name=name, config=config)
 
     with displayed() as display, cutting_off(display.say):

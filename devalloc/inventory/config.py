@@ -48,6 +48,9 @@ class InventoryConfig:
     a group is offered, and none while a host driver has one of the others. Default: not offered."""
     max_vfs: int | None = None
     """Most VFs to offer per port where none exist yet, and so to create. Default: as many as the port can have."""
+    adopt: frozenset[str] = frozenset()
+    """Names of vGPUs (``mdev-<uuid>``) that somebody else made, and that are offered as they are while nobody uses them
+    (T8). Default: none is."""
     erase_policy: bool = False
     """A policy is set by which storage is erased between its owners. Default: none is, so storage is never offered."""
     held: frozenset[str] = frozenset()

@@ -52,9 +52,10 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
     ]
     obstacles = Obstacles(
         groups=Groups.of(functions.values(), config.allow_shared_groups),
-        holders=Holders.read(tree, _functions(found)),
+        holders=Holders.read(tree, _functions(found), mdevs=bool(config.adopt)),
         known=config.known,
         erase_policy=config.erase_policy,
+        adopt=config.adopt,
     )
     models = model_names(_ids(found))
     pools = []

@@ -8,13 +8,14 @@ again and refuses when in doubt.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from devalloc.inventory.nic import interfaces
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.storage import blocks, controllers
 from devalloc.inventory.sysfs import Folder, Tree, ipv4_interfaces, openers
+from devalloc.inventory.vgpu import mdev_groups
 
 _NETWORK_FILES = frozenset({"route", "ipv6_route", "if_inet6"})
 _STORAGE_FILES = frozenset({"mountinfo", "mounts", "swaps"})
@@ -38,16 +39,28 @@ class Holders:
     """Block devices that are swapped to, by name."""
     opened: Mapping[Address, str]
     """Functions that a process has open, and which process."""
+    open_groups: Mapping[int, str]
+    """IOMMU groups of mediated devices that a process has open, and which process."""
     unread: frozenset[str]
     """What could not be read of these: names of files such as ``mountinfo``."""
 
     @classmethod
-    def read(cls, tree: Tree, functions: Iterable[PciFunction], passed_over: Collection[str] = MONITORS) -> Holders:
-        """What is spoken for of the functions. ``passed_over``: names of processes that do not count as users."""
+    def read(
+        cls,
+        tree: Tree,
+        functions: Collection[PciFunction],
+        passed_over: Collection[str] = MONITORS,
+        *,
+        mdevs: bool = False,
+    ) -> Holders:
+        """What is spoken for of the functions. ``passed_over``: names of processes that do not count as users.
+        ``mdevs``: look for the users of mediated devices, too."""
         default_route, addressed = _routes(tree)
         # One node may stand for several functions: those of an IOMMU group.
         nodes = sorted((node, function.address) for function in functions for node in nodes_of(function))
-        users = openers(tree.proc, {node for node, _ in nodes}, passed_over) if nodes and tree.proc else {}
+        groups = {f"/dev/vfio/{group}": group for function in functions if mdevs for group in mdev_groups(function)}
+        wanted = {node for node, _ in nodes} | groups.keys()
+        users = openers(tree.proc, wanted, passed_over) if wanted and tree.proc else {}
         addressed |= _ipv6(tree) | ipv4_interfaces(tree)
         mounted = frozenset(_mounted(tree))
         swap = frozenset(row[0].rpartition("/")[2] for row in _rows(tree, "swaps")[1:])
@@ -58,6 +71,7 @@ class Holders:
             mounted=mounted,
             swap=swap,
             opened={address: users[node] for node, address in nodes if node in users},
+            open_groups={group: users[node] for node, group in groups.items() if node in users},
             unread=frozenset(unread),
         )
 
@@ -72,6 +86,10 @@ class Holders:
     def user(self, function: PciFunction) -> str | None:
         """The process that has the function open; None where none is seen."""
         return self.opened.get(function.address)
+
+    def user_of_group(self, group: int | None) -> str | None:
+        """The process that has the group of a mediated device open; None where none is seen."""
+        return None if group is None else self.open_groups.get(group)
 
     def _network_use(self, function: PciFunction) -> str | None:
         found = interfaces(function)

@@ -28,6 +28,8 @@ class Obstacles:
     holders: Holders
     known: Known
     erase_policy: bool
+    adopt: frozenset[str]
+    """Names of vGPUs of others that may be given away."""
 
     def against_port(self, port: Port) -> Iterator[str]:
         """Why the port as a whole is not offered, uses aside."""
@@ -79,6 +81,16 @@ class Obstacles:
             yield from self.groups.objections([parent.function])
             if not self._is_held(parent.address):
                 yield from self._users(parent.function)
+
+    def against_live(self, name: str, group: int | None) -> Iterator[str]:
+        """Why a vGPU that devalloc did not make is not offered. ``group``: its IOMMU group."""
+        if name in self.known.held or name in self.known.prepared:
+            return
+        user = self.holders.user_of_group(group)
+        if name not in self.adopt or group is None:
+            yield "in use: a vGPU that no claim holds"
+        elif user is not None:
+            yield f"in use: {user}"
 
     def against_name(self, name: str, port: Port) -> Iterator[str]:
         """Why a device is withheld: it, or the port that it is on."""

@@ -115,7 +115,7 @@ def _devices(port: Port, obstacles: Obstacles, models: Models) -> tuple[list[_Dr
     if parts and not in_use:
         whole.requests = {PARTS: parts}
 
-    devices = [whole, *vfs, *offers, *_live(port, goods, parents, models)]
+    devices = [whole, *vfs, *offers, *_live(port, goods, parents, models, obstacles)]
     for draft in devices:
         _refuse(draft, [*_told(draft), *obstacles.against_name(draft.name, port)])
 
@@ -147,8 +147,10 @@ def _offer(port: Port, offer: Offer, obstacles: Obstacles, models: Models) -> _D
     return draft
 
 
-def _live(port: Port, goods: Stock, parents: Iterable[vgpu.Parent], models: Models) -> Iterator[_Draft]:
-    """The vGPUs that live without a claim."""
+def _live(
+    port: Port, goods: Stock, parents: Iterable[vgpu.Parent], models: Models, obstacles: Obstacles
+) -> Iterator[_Draft]:
+    """The vGPUs that live without a claim, or that a claim has adopted: what they cost is not on offer any more."""
     by_address = {parent.address: parent for parent in parents}
     for instance in goods.foreign:
         function = by_address[instance.parent].function
@@ -161,7 +163,7 @@ def _live(port: Port, goods: Stock, parents: Iterable[vgpu.Parent], models: Mode
             attributes |= _of_profile(profile) if profile else {"profileID": instance.profile_id}
             name = f"{name}-{instance.profile_id}"
         draft = _Draft(f"mdev-{instance.uuid}" if instance.uuid else name, attributes)
-        _refuse(draft, ["in use: a vGPU that no claim holds"])
+        _refuse(draft, obstacles.against_live(draft.name, instance.iommu_group if instance.uuid else None))
         yield draft
 
 

@@ -103,8 +103,12 @@ class _Card:
 
 def _foreign(parent: Parent, about: Known) -> Iterator[Instance]:
     """The live instances that stand behind no device, when each claimed one of their profile has been given one."""
+    adopted = about.held | about.prepared.keys()
     left = {i.profile_id: len(_held_copies(parent, i.profile_id, about.claimed)) for i in parent.live}
     for instance in sorted(parent.live, key=lambda instance: instance.uuid or ""):
+        if instance.uuid and f"mdev-{instance.uuid}" in adopted:
+            yield instance
+            continue
         if (f"mdev-{instance.uuid}" if instance.uuid else instance.parent.device_name) in about.backing:
             continue
         if left[instance.profile_id] > 0:

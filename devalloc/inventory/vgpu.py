@@ -93,6 +93,11 @@ def parent(function: PciFunction) -> Parent | None:
     return Parent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live), holds_one=True)
 
 
+def mdev_groups(function: PciFunction) -> list[int]:
+    """IOMMU groups of the mediated devices that live on a function."""
+    return [group for mdev in _mdevs(function.folder) if (group := _group(mdev)) is not None]
+
+
 def _listed_types(function: PciFunction) -> Folder | None:
     """The profiles below class/mdev_bus: the same folder on a live system, in a recording perhaps the only one."""
     system = function.folder.tree.sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -365,3 +366,44 @@ class TestWithheld:
     def test_names_that_are_not_there_withhold_nothing(self, host: FakeSysfs) -> None:
         a2(host)
         assert Found.on(host.root, withheld={"0000-99-00-0": "unhealthy"}).bytes == Found.on(host.root).bytes
+
+
+class TestAdoptedVgpus:
+    """A vGPU that somebody else made is offered on request, as it is, while nobody uses it (T8)."""
+
+    MDEV = f"mdev-{UUIDS[0]}"
+
+    @pytest.fixture
+    def host(self, host: FakeSysfs) -> FakeSysfs:
+        a2(host)
+        host.vgpu.create(VFS[0], "nvidia-747", UUIDS[0])
+        host.vgpu.create(VFS[1], "nvidia-747", UUIDS[1])
+        return host
+
+    def group(self, host: FakeSysfs) -> str:
+        return os.readlink(host.sys / host.path(VFS[0]) / UUIDS[0] / "iommu_group").rpartition("/")[2]
+
+    def test_only_the_one_that_is_named_is_offered_and_costs_nothing_more(self, host: FakeSysfs) -> None:
+        before, found = Found.on(host.root), Found.on(host.root, adopt=frozenset({self.MDEV}))
+        assert found.unavailable(self.MDEV) is None
+        assert found.fits(self.MDEV)
+        assert found.unavailable(f"mdev-{UUIDS[1]}") == "in use: a vGPU that no claim holds"
+        others = [name for name in found.devices if name != self.MDEV]
+        assert {name: found.unavailable(name) for name in others} == {name: before.unavailable(name) for name in others}
+
+    def test_not_while_a_process_has_it_open(self, host: FakeSysfs) -> None:
+        host.proc("4711/comm", "qemu-system-x86\n")
+        (host.root / "proc/4711/fd").mkdir()
+        os.symlink(f"/dev/vfio/{self.group(host)}", host.root / "proc/4711/fd/11")
+        found = Found.on(host.root, adopt=frozenset({self.MDEV}))
+        assert found.unavailable(self.MDEV) == "in use: qemu-system-x86 4711"
+        mine = Found.on(host.root, held=frozenset({self.MDEV}))
+        assert mine.unavailable(self.MDEV) is None, "the claim's own machine"
+
+    def test_a_claim_keeps_it_whether_it_is_still_named_or_not(self, host: FakeSysfs) -> None:
+        before = Found.on(host.root, adopt=frozenset({self.MDEV}))
+        for prepared in ({}, {self.MDEV: frozenset({self.MDEV, "0000-08-00-4"})}):
+            found = Found.on(host.root, held=frozenset({self.MDEV}), prepared=prepared)
+            assert found.unavailable(self.MDEV) is None
+            assert list(found.devices) == list(before.devices)
+            assert found.homes[self.MDEV].spec.resources == before.homes[self.MDEV].spec.resources
