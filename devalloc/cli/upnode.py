@@ -141,7 +141,7 @@ class Both:
 def _recorded(state: Path) -> Known:
     from devalloc.inventory import Known
     from devalloc_node.claims.content import prepared_of
-    from devalloc_node.health import backing
+    from devalloc_node.health import backing, uncleaned
     from devalloc_node.journal import open_journal
     from devalloc_node.journal.sqlite import FILE
 
@@ -149,5 +149,5 @@ def _recorded(state: Path) -> Known:
         return Known()
     with closing(open_journal(state)) as journal:
         prepared = [prepared_of(each.ref, each.prepared) for each in journal.claims() if each.prepared is not None]
-        withheld = {each.device.partition("/")[2]: each.reason for each in journal.withheld()}
-    return Known(prepared=backing(prepared), withheld=withheld)
+        withheld = {each.device: each.reason for each in journal.withheld()}
+    return Known(prepared=backing(prepared), withheld=uncleaned(withheld))

@@ -186,7 +186,7 @@ class Node:
         with self._looked:
             self._begun += 1
             number = self._begun
-        withheld = {name.partition("/")[2]: why for name, why in self.claims.withheld().items()}
+        withheld = health.uncleaned(self.claims.withheld())
         withheld |= self.health.unhealthy()
         withheld |= known.withheld
         more = Known(known.held, health.backing(self.claims.prepared()), withheld)

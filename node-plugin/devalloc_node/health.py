@@ -232,6 +232,14 @@ def _address(device: Device, common: Mapping[str, AttributeValue]) -> str | None
     return found if isinstance(found, str) else None
 
 
+def uncleaned(withheld: Mapping[str, str]) -> dict[str, str]:
+    """Why devices that could not be cleaned after their last owner are withheld, by name (``Known.withheld``).
+
+    ``withheld``: reasons by ``pool/device``, as the journal has them.
+    """
+    return {name.partition("/")[2]: f"reset failed: {why}" for name, why in withheld.items()}
+
+
 def backing(prepared: Iterable[Prepared]) -> dict[str, frozenset[str]]:
     """What stands behind prepared devices, by their names, as the inventory calls it (``Known.prepared``)."""
     found: dict[str, frozenset[str]] = {}

@@ -118,6 +118,18 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("VfConfig", "spec.minTxRate", 2000, "must not be above maxTxRate"),
     ("VfConfig", "spec.linkState", "up", "Unsupported value"),
     ("VgpuConfig", "spec.profile", None, "spec.profile: Required"),
+    ("VirtualMachine", "spec.cpu.use", "4001m", "use must be between min and max"),
+    ("VirtualMachine", "spec.cpu.max", 1025, "max must not be above 1024"),
+    ("VirtualMachine", "spec.memory.use", "768Mi", "use must be min and a multiple of slotSize more"),
+    ("VirtualMachine", "spec.memory.min", "513M", "min must be a multiple of 2Mi"),
+    ("VirtualMachine", "spec.memory.method", "virtio-mem", "slotSize is required with method dimm"),
+    ("VirtualMachine", "spec.start", {}, "a kernel is required where there are no disks"),
+    ("VirtualMachine", "spec.start.kernel", "/var/../etc/shadow", "should match"),
+    ("VirtualMachine", "spec.start.disks.0.format", None, "format: Required"),
+    ("VirtualMachine", "spec.adopt", {"qmpSocket": "/run/a.qmp"}, "exactly one of both"),
+    ("VirtualMachine", "spec.nics.0.interface", None, "interface is required with backend tap"),
+    ("VirtualMachine", "spec.claims.1", "train", "a claim can be named once"),
+    ("VirtualMachine", "spec.pciSlots", 1, "at least one for each claim"),
 ]
 
 
