@@ -294,7 +294,24 @@ class SQLiteJournal:
 
 
 def problems(sql: sqlite3.Connection) -> list[str]:
-    """Rows that cannot be read, or speak of claims that are not there."""
+    """Tables that are not there, rows that cannot be read or speak of claims that are not there."""
+    try:
+        for columns, table in (
+            (_CLAIM, "claims"),
+            (_STEP, "steps"),
+            ("key, uid, device", "holdings"),
+            ("key, device, reason, since", "withheld"),
+            ("name, value", "settings"),
+        ):
+            sql.execute(f"SELECT {columns} FROM {table} LIMIT 0")
+        return _senseless(sql)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        return [str(error)]
+
+
+def _senseless(sql: sqlite3.Connection) -> list[str]:
     found = []
     columns = (("claims", "uid", "granted"), ("claims", "uid", "coalesce(prepared, '{}')"), ("steps", "id", "was"))
     for table, key, column in (*columns, ("steps", "id", "becomes"), ("records", "room || '/' || name", "content")):
