@@ -26,6 +26,7 @@ from devalloc_node.claimfiles import ClaimFiles
 from devalloc_node.claims import Claims, Locks, Options
 from devalloc_node.claims.files import FileKind
 from devalloc_node.claims.reconcile import Reconciler, Report
+from devalloc_node.claims.strays import strays
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.feed import Checkup, DeviceHealth
@@ -110,7 +111,9 @@ class Node:
             in_use=self._in_use,
             remains=files.remains,
         )
-        self.reconciler = Reconciler(self.claims, boot_id=self.boot_id)
+        self.reconciler = Reconciler(
+            self.claims, boot_id=self.boot_id, doubts=lambda held: strays(self.host.tree(), held)
+        )
         self.health = HealthWatch(self._subjects, on_change=self._health_changed)
         self.metrics = Metrics(lambda: tally.state(journal, self.machines.list()))
         self.platform = Platform(

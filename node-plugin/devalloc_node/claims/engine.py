@@ -15,6 +15,7 @@ from devalloc_node.claims.describe import described
 from devalloc_node.claims.locks import Locks
 from devalloc_node.claims.names import device_name, identities
 from devalloc_node.claims.options import Options
+from devalloc_node.claims.problems import as_node_error, joined
 from devalloc_node.claims.steps import Steps, Undone, Work
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
@@ -221,7 +222,7 @@ class Claims:
             prepared = Prepared(grant.ref, tuple(devices), _ids(rendered))
             self.journal.finish(grant.ref.uid, prepared_content(prepared), work.take())
         except Exception as error:
-            raise self._rolled_back(grant.ref, _as_node_error(grant.ref, error), caller) from error
+            raise self._rolled_back(grant.ref, as_node_error(grant.ref, error), caller) from error
         return prepared
 
     def _binding(self, granted: GrantedDevice) -> Binding:
@@ -305,7 +306,7 @@ class Claims:
             return error
         return Failed(
             error.code,
-            f"{error.message}. What was done before could not all be undone, and is tried again: {_joined(problems)}",
+            f"{error.message}. What was done before could not all be undone, and is tried again: {joined(problems)}",
         )
 
     def _give_up(self, ref: ClaimRef, grants: Grants) -> None:
@@ -344,7 +345,7 @@ class Claims:
             LOG.warning("claim %s is undone but for what it shared, which is tried again: %s", record.ref, problem)
         if undone.left:
             code = undone.left[0].code
-            raise Failed(code, f"claim {record.ref} is not all undone: {_joined(undone.left)}") from undone.left[0]
+            raise Failed(code, f"claim {record.ref} is not all undone: {joined(undone.left)}") from undone.left[0]
         self.journal.forget(uid)
         audit("unprepared", claim=uid, name=str(record.ref), caller=caller, forced=force or None)
         if record.kind in self.grants:
@@ -402,14 +403,3 @@ def _ids(rendered: Iterable[Rendered]) -> dict[str, tuple[str, ...]]:
         for device, ids in each.ids.items():
             found[device] = (*found.get(device, ()), *ids)
     return found
-
-
-def _as_node_error(ref: ClaimRef, error: Exception) -> NodeError:
-    if isinstance(error, NodeError):
-        return error
-    LOG.error("preparing claim %s", ref, exc_info=error)
-    return Failed("InternalError", f"preparing claim {ref} failed: {error!r}; the log has more")
-
-
-def _joined(errors: Iterable[NodeError]) -> str:
-    return "; ".join(f"{error.code}: {error.message}" for error in errors)

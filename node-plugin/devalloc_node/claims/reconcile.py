@@ -52,7 +52,8 @@ class Reconciler:
         doubts: Callable[[frozenset[str]], Sequence[str]] = lambda held: (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``doubts``: given all keys that are held, what the host has of the kind that devalloc makes, in words."""
+        """``doubts``: given all keys that are held, what the host has of the kind that devalloc makes, in words. Asked
+        after a journal was lost, for as long as that one lies beside the new one."""
         self._claims = claims
         self._boot_id = boot_id
         self._doubts = doubts
@@ -65,13 +66,6 @@ class Reconciler:
         for record in journal.boot(self._boot_id(), self._claims.options.lasting):
             report.finished.append(
                 f"claim {record.ref} was prepared before the host rebooted, which undid it: it is to be prepared again"
-            )
-        if (aside := journal.setting(QUARANTINED)) is not None:
-            report.doubts.append(
-                f"the journal could not be read and was moved to {aside}: what had been prepared is unknown and left "
-                "as it is. Look at the devices below, free them by hand, then remove that file"
-                if Path(aside).exists()
-                else f"the journal before this one could not be read, and is gone from {aside}"
             )
         self._finish(report)
         self._report_doubts(report)
@@ -118,6 +112,8 @@ class Reconciler:
 
     def let_go(self, report: Report) -> None:
         """Claims that count as held in the store, and of which nothing is here: a crash came in between."""
+        if self._lost_journal() is not None:
+            return  # it may have held them
         for kind, grants in self._claims.grants.items():
             try:
                 for ref in grants.held():
@@ -201,10 +197,22 @@ class Reconciler:
         done.append(f"claim {record.ref} ({record.state}) is undone")
 
     def _report_doubts(self, report: Report) -> None:
+        aside = self._lost_journal()
+        if aside is None:
+            return
+        report.doubts.append(
+            f"the journal could not be read and was moved to {aside}: what had been prepared is unknown, and left as "
+            "it is. Free by hand what of the following is not needed, then remove that file"
+        )
         try:
             report.doubts += self._doubts(frozenset(self._claims.journal.held()))
         except NodeError as error:
             report.doubts.append(f"the host could not be looked at: {error}")
+
+    def _lost_journal(self) -> str | None:
+        """The path of a journal that could not be read, until an admin has looked at it and removed it."""
+        aside = self._claims.journal.setting(QUARANTINED)
+        return aside if aside is not None and Path(aside).exists() else None
 
     def _due(self) -> Deadline:
         return Deadline.after(self._claims.options.prepare_seconds)

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.cdi import Rendered
 from devalloc_node.claims import Options
 from devalloc_node.claims.files import FileKind
 from devalloc_node.claims.reconcile import Reconciler
+from devalloc_node.claims.strays import strays
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.host.files import Files
 from devalloc_node.step import Step
+from tests.support import cards
+from tests.support.fakesysfs import FakeSysfs
 from tests.support.faketree import memory_folder
 from tests.support.toyhost import BOOT, SLOTS, Bench
 
@@ -226,33 +230,60 @@ class TestReboot:
 
 
 class TestDoubts:
-    def test_a_journal_that_cannot_be_read_is_moved_aside_and_nothing_is_touched(self, bench: Bench) -> None:
+    def lose_the_journal(self, bench: Bench) -> Path:
+        bench.journal.close()  # type: ignore[attr-defined]
+        (bench.folder / "journal.db").write_bytes(b"garbage" * 1000)
+        bench.start()
+        (aside,) = bench.folder.glob("journal.db.damaged-*[0-9Z]")
+        assert aside.read_bytes().startswith(b"garbage")
+        return aside
+
+    def test_after_a_journal_was_lost_nothing_is_touched_and_what_may_be_ours_is_told(self, bench: Bench) -> None:
         ref = bench.add("a/slot-0")
         bench.claims.prepare(ref)
         host = dict(bench.host.state)
-        bench.journal.close()  # type: ignore[attr-defined]
-        path = bench.folder / "journal.db"
-        path.write_bytes(b"garbage" * 1000)
-        bench.start()
-        bench.reconciler = Reconciler(
-            bench.claims, boot_id=lambda: BOOT, doubts=lambda held: ["a/0 has the driver vfio and no claim"]
-        )
+        aside = self.lose_the_journal(bench)
+        bench.reconciler = Reconciler(bench.claims, boot_id=lambda: BOOT, doubts=lambda held: ["a/0 has a driver"])
         for report in (bench.reconciler.recover(), bench.reconciler.reconcile()):
-            assert "a/0 has the driver vfio and no claim" in report.doubts
-            assert report.removed == []
-        assert "the journal could not be read and was moved to" in bench.reconciler.recover().doubts[0]
-        (aside,) = bench.folder.glob("journal.db.damaged-*[0-9Z]")
-        assert aside.read_bytes().startswith(b"garbage")
+            assert "what had been prepared is unknown" in report.doubts[0]
+            assert report.doubts[1:] == ["a/0 has a driver"]
+            assert report.removed == report.finished == []
         assert bench.host.state == host
-        # The pods and machines that have it go on; who asks anew is told.
         assert bench.claims.prepared() == []
+        assert bench.grants.marked == {ref.uid: ref}, "its devices go to nobody else"
+        aside.unlink()
+        assert bench.reconciler.reconcile().doubts == []
 
     def test_a_host_that_cannot_be_looked_at_is_a_doubt(self, bench: Bench) -> None:
         def fail(held: frozenset[str]) -> list[str]:
             raise Failed("HostUnreadable", "no /sys")
 
+        self.lose_the_journal(bench)
         bench.reconciler = Reconciler(bench.claims, boot_id=lambda: BOOT, doubts=fail)
-        assert bench.reconciler.reconcile().doubts == ["the host could not be looked at: no /sys"]
+        assert bench.reconciler.reconcile().doubts[1:] == ["the host could not be looked at: no /sys"]
+
+    def test_what_vfio_has_and_vgpus_that_no_claim_holds_are_strays(self, tmp_path: Path) -> None:
+        host = FakeSysfs(tmp_path, drivers=("vfio-pci",))
+        for card in (
+            cards.gpu(driver="vfio-pci"),
+            cards.nic(driver="vfio-pci"),
+            cards.plain_nic(),
+            cards.t4_vgpu_card(),
+            cards.l40s_vgpu_card(vfs=1),
+        ):
+            host.add(card)
+        uuid = "0a0b0c0d-0000-4000-8000-000000000001"
+        host.vgpu.create("0000:3b:00.0", "nvidia-222", uuid)
+        host.vgpu.set_type("0000:26:00.4", "1148")
+        told = strays(Tree(tmp_path), ["pci/0000:01:00.0"])
+        assert told == [
+            "0000:26:00.4 carries a vGPU of type 1148, and no claim that is known",
+            "0000:41:00.0 has the driver vfio-pci, and no claim that is known",
+            f"there is a mediated device {uuid}, and no claim that is known",
+        ]
+        assert (
+            strays(Tree(tmp_path), ["pci/0000:26:00.4", "pci/0000:41:00.0", "pci/0000:01:00.0", f"mdev/{uuid}"]) == []
+        )
 
 
 def test_two_plugins_on_one_state_folder_see_each_others_claims(bench: Bench) -> None:
