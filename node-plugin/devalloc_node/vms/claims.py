@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from devalloc.api import meta
-from devalloc.store import Object, Store
+from devalloc.store import NotFound, Object, Store
 from devalloc_node import marks
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
@@ -30,13 +30,16 @@ class Due:
     force: bool
     """Whoever uses it: machines that do not let go are ended."""
     why: str
+    unless_allocated: bool = False
+    """Not if it holds devices by now: it was prepared after the claims were listed."""
 
 
 def due(claims: Iterable[Object], machines: Iterable[Object], held: Sequence[Held], node_name: str) -> list[Due]:
     """The claims of this node that are to be unprepared now.
 
     Those that are wanted back; those that are being deleted and in no machine; and those that were in a machine, are in
-    none, and that no VirtualMachine of this node names any more: the plugin was killed before it gave them back.
+    none, and that no VirtualMachine of this node names any more: the plugin was killed before it gave them back. So are
+    those in no machine that hold nothing any more: somebody took their devices from them without asking this node.
     """
     here = {one.record.ref.uid: one for one in held}
     wanted = {
@@ -45,7 +48,11 @@ def due(claims: Iterable[Object], machines: Iterable[Object], held: Sequence[Hel
         if objects.node_of(vm) == node_name and not objects.is_deleting(vm)
         for name in objects.claim_names(vm)
     }
-    found = []
+    claims, found = list(claims), []
+    for claim in claims:
+        ref = claim_ref(claim)
+        if ref.uid in here and not here[ref.uid].plugs and not claim.get("status", {}).get("allocations"):
+            found.append(Due(ref, False, "it holds nothing any more", unless_allocated=True))
     for claim in marks.marked(claims, node_name):
         ref = claim_ref(claim)
         inside = ref.uid in here and bool(here[ref.uid].plugs)
@@ -59,8 +66,10 @@ def due(claims: Iterable[Object], machines: Iterable[Object], held: Sequence[Hel
     return found
 
 
-def unprepare(platform: Platform, one: Due) -> bool:
-    """Do it; False where it is to be tried again."""
+def unprepare(store: Store, platform: Platform, one: Due) -> bool:
+    """Do it; False where it is to be tried again. Raises StoreError."""
+    if one.unless_allocated and _is_allocated(store, one.ref):
+        return True
     try:
         ended = platform.unprepare(one.ref, Deadline.after(WORK_SECONDS), force=one.force, caller=CALLER)
     except NodeError as error:
@@ -70,6 +79,14 @@ def unprepare(platform: Platform, one: Due) -> bool:
         log.warning("machine %s was ended, for its guest did not let the devices of claim %s go", key, one.ref)
     log.info("claim %s is unprepared: %s", one.ref, one.why)
     return True
+
+
+def _is_allocated(store: Store, ref: ClaimRef) -> bool:
+    try:
+        claim = store.get("DeviceClaim", ref.namespace, ref.name)
+    except NotFound:
+        return False
+    return bool(claim["metadata"]["uid"] == ref.uid and claim.get("status", {}).get("allocations"))
 
 
 def tell_users(store: Store, claims: Iterable[Object], held: Iterable[Held], node_name: str) -> None:

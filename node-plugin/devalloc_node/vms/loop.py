@@ -193,7 +193,7 @@ class VirtualMachines:
         self._pulse.beat()
 
     def _unprepare(self, one: claimed.Due) -> Outcome | None:
-        return None if claimed.unprepare(self._platform, one) else Outcome("ClaimHeld", one.why)
+        return None if claimed.unprepare(self._store, self._platform, one) else Outcome("ClaimHeld", one.why)
 
     # Machines whose objects are gone.
 

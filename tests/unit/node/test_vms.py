@@ -14,11 +14,13 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.virtualmachine import VirtualMachineStatus
+from devalloc.controller.release import release
 from devalloc.store import Key, NotFound, Object
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import Settings, VirtualMachines
+from devalloc_node.vms.claims import due, unprepare
 from tests.support.faketree import memory_folder
 from tests.support.nodeservice import platform_of, toy_bench
 from tests.support.toyhost import Bench
@@ -443,6 +445,28 @@ class TestClaims:
         assert not world.is_free("gpu")
         world.round(times=2)
         assert world.is_free("gpu")
+
+    @pytest.mark.parametrize("marked", [True, False])
+    def test_a_claim_whose_devices_were_given_away_is_unprepared(self, world: World, marked: bool) -> None:
+        claim = world.claim("gpu", "a/slot-0")
+        world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due())
+        if marked:
+            world.store.replace_status({**world.store.get("DeviceClaim", "default", "gpu"), "status": {}})
+        else:
+            release(world.store, "default", "gpu", abandon=True)
+        world.round()
+        assert world.bench.claims.prepared() == []
+        assert world.bench.host.state == {}
+        assert "finalizers" not in world.store.get("DeviceClaim", "default", "gpu")["metadata"]
+
+    def test_but_not_one_that_was_prepared_anew_meanwhile(self, world: World) -> None:
+        claim = world.claim("gpu", "a/slot-0")
+        world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due())
+        (held,) = world.loop._platform.held()
+        stale = {**world.store.get("DeviceClaim", "default", "gpu"), "status": {}}
+        (one,) = due([stale], [], [held], NODE)
+        assert unprepare(world.store, world.loop._platform, one)
+        assert len(world.bench.claims.prepared()) == 1
 
     def test_what_somebody_prepared_by_hand_stays(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
