@@ -85,7 +85,7 @@ def test_what_is_offered_can_be_had_and_nothing_else(host: FakeHost, server: obj
         # card removes them: devalloc does not remove what it did not make (T8).
         has_vfs = refused is not None and refused.startswith("VfsEnabled")
         assert not (offered and refused) or has_vfs, f"{device} is offered, but {refused}"
-        assert host.snapshot() == before, device
+    assert host.snapshot() == before
 
 
 def attempt(host: FakeHost, device: str, pool: str) -> str | None:
