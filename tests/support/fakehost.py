@@ -130,6 +130,7 @@ class FakeHost(FakeSysfs):
         """The answer to a call of a method of `Host`, other than `tree`."""
         calls = {
             "write": self._write,
+            "unanswered": self._unanswered,
             "vf_settings": self._vf_settings,
             "set_vf": self._set_vf,
             "own": self._own,
@@ -152,6 +153,11 @@ class FakeHost(FakeSysfs):
                     self._waiting.append((path, text))
                     raise Unknown("HostNotAnswering", f"the kernel does not answer a write to /sys/{path}")
             time.sleep(0.002)
+
+    def _unanswered(self, device: str) -> bool:
+        with self._kernel:
+            places = ((str((self.sys / path).resolve()), text) for path, text in self._waiting)
+            return any(device == text.strip() or device in place.split("/") for place, text in places)
 
     def _refuse_running(self, vf: str) -> None:
         if any(self._node_of(vf) in nodes for nodes in self._open.values()):
@@ -227,6 +233,9 @@ class Boundary:
 
     def write(self, path: str, text: str, deadline: Deadline) -> None:
         self.call("write", path, text, deadline)
+
+    def unanswered(self, device: str) -> bool:
+        return bool(self.call("unanswered", device))
 
     def vf_settings(self, interface: str, index: int) -> VfSettings:
         settings: VfSettings = self.call("vf_settings", interface, index)

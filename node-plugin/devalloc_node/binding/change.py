@@ -9,7 +9,7 @@ from devalloc.inventory.locate import function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed
+from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.host.boundary import Host
 
 
@@ -19,6 +19,12 @@ def write(host: Host, path: str, text: str, deadline: Deadline) -> None:
         host.write(path, text, deadline)
     except OSError as error:
         raise refused(f"writing {text.strip() or 'nothing'!r} to /sys/{path}", error) from error
+
+
+def refuse_unanswered(host: Host, device: str) -> None:
+    """Raises Unknown while a write that concerns the device may still happen: what is read now may not last."""
+    if host.unanswered(device):
+        raise Unknown("HostNotAnswering", f"the kernel has not answered an earlier write for {device} yet")
 
 
 def refused(what: str, error: OSError) -> Failed:

@@ -35,6 +35,7 @@ class DriverKind:
         return state(change.folder(self.host.tree(), target))
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        change.refuse_unanswered(self.host, target)
         now, wanted = self.read(target), value["driver"]
         if now["driver"] not in (None, wanted):
             self._unbind(target, now["driver"], deadline)

@@ -117,6 +117,7 @@ class MdevKind:
         return {"parent": _parent(folder), "type": folder.link("mdev_type")} if folder else None
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        change.refuse_unanswered(self.host, target)
         now = self.read(target)
         if now == value:
             return

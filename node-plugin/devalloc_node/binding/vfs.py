@@ -62,6 +62,7 @@ class CountKind:
         return count
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        change.refuse_unanswered(self.host, target)
         tree = self.host.tree()
         pf = change.function(tree, target)
         now = _count(pf)

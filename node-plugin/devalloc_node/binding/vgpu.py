@@ -97,6 +97,7 @@ class VgpuKind:
         return self._read(target)[1]
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+        change.refuse_unanswered(self.host, target)
         function, now = self._read(target)
         if now == value:
             return

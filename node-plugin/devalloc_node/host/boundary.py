@@ -23,6 +23,10 @@ class Host(Protocol):
     def write(self, path: str, text: str, deadline: Deadline) -> None:
         """Write to a file below /sys, such as ``bus/pci/drivers_probe``; components of the path are checked."""
 
+    def unanswered(self, device: str) -> bool:
+        """Whether the kernel still owes the answer to a write that concerns a device (its address or UUID): what was
+        written may yet happen."""
+
     def vf_settings(self, interface: str, index: int) -> VfSettings:
         """What the PF's network interface says of its VF number ``index``. Reads only."""
 

@@ -28,6 +28,9 @@ class DryRun:
     def write(self, path: str, text: str, deadline: Deadline) -> None:
         self._refuse(f"would write {text.strip()!r} to /sys/{path}")
 
+    def unanswered(self, device: str) -> bool:
+        return self.host.unanswered(device)
+
     def vf_settings(self, interface: str, index: int) -> VfSettings:
         return self.host.vf_settings(interface, index)
 

@@ -58,6 +58,10 @@ class LinuxHost:
         if error is not None:
             raise error
 
+    def unanswered(self, device: str) -> bool:
+        with self._lock:
+            return any(device == text.strip() or device in place.split("/") for place, text in self._waiting)
+
     def _written(self, job: tuple[str, str], answer: queue.SimpleQueue[OSError | None]) -> None:
         place, text = job
         outcome: OSError | None = None

@@ -94,10 +94,13 @@ class TestAKernelThatDoesNotAnswer:
         with pytest.raises(Unknown, match="earlier write"):
             host.write(unbind, NIC, soon())
         host.write("bus/pci/drivers_probe", NIC, soon())  # others are not held up
+        assert host.unanswered(NIC)
+        assert not host.unanswered("0000:41:00.1")
         (writer,) = [thread for thread in threading.enumerate() if thread.name == f"write {unbind}"]
         assert writer.daemon  # nor is the end of the plugin
         stuck.set()
         writer.join()
+        assert not host.unanswered(NIC)
         host.write(unbind, NIC, soon())
         assert (host.root / "sys" / unbind).read_text() == NIC
 
