@@ -24,3 +24,11 @@ def test_whatever_fails_or_dies_all_of_it_is_done_or_nothing(name: str) -> None:
         assert len(points) > 15 * len(HOWS)
         for point in points:
             faults.check(point)
+
+
+@pytest.mark.parametrize("name", ["vfio-with-audio", "vf-to-be-created"])
+def test_killed_again_while_it_recovers_it_recovers_all_the_same(name: str) -> None:
+    with memory_folder() as folder:
+        faults = Faults(SCENARIOS[name], Path(folder))
+        points = [point for point in faults.points() if point.how == "after"]
+        assert sum(faults.check_twice(point) for point in points[::4]) > 50

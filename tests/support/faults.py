@@ -286,24 +286,44 @@ class Faults:
 
     def check(self, point: Point) -> None:
         """Let it happen, recover, ask again."""
+        self._happen(point)
+        self._recover(point, str(point))
+
+    def check_twice(self, point: Point) -> int:
+        """Let it happen, then kill the recovery at each of its calls, one life after the other, each time from the
+        same start. How many calls there were."""
+        number = 0
+        while True:
+            number += 1
+            self._happen(point)
+            how = HOWS[1 + number % 2]
+            calls, error = self._run("recover", Gate(number, how))
+            assert error is None, f"{point}, then recovering: {error}"
+            self._recover(point, f"{point}, then recovering, call {number}, {how}")
+            if calls is not None:
+                return number - 1
+
+    def _happen(self, point: Point) -> None:
         self._start(point.act)
         calls, error = self._run(point.act, Gate(point.number, point.how))
         assert (calls is None) == (point.how != "fail"), f"{point}: was not reached ({error})"
+
+    def _recover(self, point: Point, when: str) -> None:
         with self.life() as plugin:
             report = plugin.reconciler.recover()
             plugin.reconciler.let_go(report)
-        assert not report.stuck, f"{point}: {report.stuck}"
+        assert not report.stuck, f"{when}: {report.stuck}"
         state = self.state()
         if self.scenario.attach:
             state = self._attached(state)
-        assert_same(state, self.prepared if is_prepared(state, self.uid) else self.initial, f"{point}: recovered")
+        assert_same(state, self.prepared if is_prepared(state, self.uid) else self.initial, f"{when}: recovered")
         if point.act == "prepare":
             with self.life() as plugin:
-                assert plugin.prepare(self.uid) == self.answer, f"{point}: another answer"
-            assert_same(self.state(), self.prepared, f"{point}: asked again")
+                assert plugin.prepare(self.uid) == self.answer, f"{when}: another answer"
+            assert_same(self.state(), self.prepared, f"{when}: asked again")
         with self.life() as plugin:
             plugin.unprepare(self.uid)
-        assert_same(self.state(), self.initial, f"{point}: unprepared")
+        assert_same(self.state(), self.initial, f"{when}: unprepared")
 
     def _attached(self, state: dict[str, Any]) -> dict[str, Any]:
         """Prepared and not (known to be) attached is no state to stay in: the platform asks again."""
@@ -377,7 +397,13 @@ class Faults:
         try:
             with self.life(ask, gate) as plugin:
                 try:
-                    (plugin.prepare if act == "prepare" else plugin.unprepare)(self.uid)
+                    match act:
+                        case "prepare":
+                            plugin.prepare(self.uid)
+                        case "unprepare":
+                            plugin.unprepare(self.uid)
+                        case _:
+                            plugin.reconciler.recover()
                     end = ("end", gate.calls, None)
                 except NodeError as error:
                     end = ("end", gate.calls, f"{error.code}: {error}")
