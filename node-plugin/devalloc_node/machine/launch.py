@@ -119,7 +119,7 @@ def life(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Proces
         deadline = Deadline.after(seconds)
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return None
             except BlockingIOError:
                 words = os.pread(fd, 64, 0).split()

@@ -12,10 +12,12 @@ import os
 import resource
 import struct
 import sys
+import time
 
 LIVES = 75
 """Exit status: the machine runs already."""
 FAILED = 70
+_TRIES, _PAUSE = 100, 0.005
 _TUNSETIFF = 0x400454CA
 _TAP = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
 
@@ -24,9 +26,7 @@ def main(plan_path: str, detach: bool) -> int:
     with open(plan_path, encoding="utf-8") as file:
         plan = json.load(file)
     life = os.open(plan["life"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _locked(life):
         return LIVES
     os.ftruncate(life, 0)
     if not detach:
@@ -42,6 +42,17 @@ def main(plan_path: str, detach: bool) -> int:
     os.setsid()
     os.dup2(told, 2)
     return _become(plan, life)
+
+
+def _locked(life: int) -> bool:
+    """Whether no QEMU holds it. Whoever asks whether the machine lives holds it too, for a moment."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(_PAUSE)
+    return False
 
 
 def _become(plan: dict, life: int) -> int:  # type: ignore[type-arg]

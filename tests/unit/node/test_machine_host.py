@@ -155,6 +155,18 @@ def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) 
     assert launch.last_words(config, "m").startswith("content of the disk")
 
 
+def test_asking_whether_a_machine_lives_does_not_keep_it_from_starting(tmp_path: Path) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    file = plan(config, ["/bin/sleep", "60"])
+    with config.life("m").open("w") as asked:
+        fcntl.flock(asked, fcntl.LOCK_SH)
+        threading.Timer(0.3, fcntl.flock, [asked, fcntl.LOCK_UN]).start()
+        assert spawned(file).returncode == 0
+        found = launch.life("m", config)
+    assert found is not None
+    kill(found, signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
