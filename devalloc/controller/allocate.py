@@ -1,6 +1,6 @@
 """The loop that answers claims: read everything, solve, write the answers, wait for a change.
 
-A round writes all it decided in one commit. The commit is fenced: when another claim's status, a pool or a class has
+A round writes all it decided in one commit. The commit is fenced: when what another claim holds, a pool or a class has
 changed since the round read them, nothing is written, so that two allocators, or one and a concurrent release, never
 give one device to two claims. A claim that itself changed or went meanwhile costs only its own group. What a round
 could not write the next one does, for whatever stood in the way is a change that the loop wakes up for.
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from devalloc.api.claim import DeviceClaim
 from devalloc.api.cordon import with_cordons
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS
 from devalloc.api.pool import DevicePool
 from devalloc.controller.availability import available_devices, uses
 from devalloc.controller.claims import allocations, as_allocated, claims_among, is_deleting
@@ -42,6 +43,10 @@ log = logging.getLogger(__name__)
 EXCLUSIVE_SPECS = frozenset({"DevicePool", "DeviceClass"})
 EXCLUSIVE_STATUSES = frozenset({"DeviceClaim"})
 """What a decision depends on so that no device is given twice."""
+_OF_HOLDING = (ALLOCATED_NODE, ALLOCATION_DETAILS, ALLOCATED_SPEC, ADMIN_CLASSES)
+"""Annotations that say what an allocated claim holds."""
+_RENEWALS = 5
+"""How often a commit is tried again because of writes that do not matter to it."""
 
 
 class Solve(Protocol):
@@ -145,7 +150,7 @@ class Allocator:
         )
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = decide(documents, answer, now)
-        written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES))
+        written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), _basis(documents))
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         state = [written.get(Key.of(obj), obj) for obj in documents]
@@ -168,14 +173,26 @@ class Allocator:
             seconds=answer["seconds"],
         )
 
-    def _commit(self, units: Sequence[Unit], fence: Fence | None) -> dict[Key, Object]:
-        """Write the units whose objects are still as they were; none when the fence is broken, or after a stop."""
+    def _commit(
+        self, units: Sequence[Unit], fence: Fence | None, basis: Mapping[Key, Any] | None = None
+    ) -> dict[Key, Object]:
+        """Write the units whose objects are still as they were; none when the fence is broken, or after a stop.
+
+        ``basis``: what the decision rests on. A node that only says how its devices are breaks the fence as well; while
+        nothing of this changed the decision holds, and long ones would otherwise never be written on a busy host.
+        """
         left = [] if self._stop.is_set() else list(units)
+        renewals = _RENEWALS
         while left:
             changes = [change for unit in left for change in unit.changes]
             try:
                 done = self._store.commit(changes, fence)
             except FenceBroken as broken:
+                if fence is not None and renewals:
+                    now = self._store.list(EXCLUSIVE_SPECS | EXCLUSIVE_STATUSES)
+                    if _basis(now.objects) == basis:
+                        fence, renewals = replace(fence, resource_version=now.resource_version), renewals - 1
+                        continue
                 log.info("decided on a state that is over, deciding again: %s", broken)
                 return {}
             except Conflict as conflict:
@@ -224,6 +241,20 @@ class Allocator:
             if problem not in self._problems:
                 log.warning("%s", problem)
         self._problems = frozenset(problems)
+
+
+def _basis(documents: Iterable[Object]) -> dict[Key, Any]:
+    """What of the documents a decision rests on, so that no device is given twice."""
+    found: dict[Key, Any] = {}
+    for doc in documents:
+        metadata = doc["metadata"]
+        if doc["kind"] in EXCLUSIVE_SPECS:
+            found[Key.of(doc)] = (metadata["uid"], metadata["generation"])
+        elif doc["kind"] in EXCLUSIVE_STATUSES and allocations(doc):
+            noted = metadata.get("annotations", {})
+            told = [noted.get(name) for name in _OF_HOLDING]
+            found[Key.of(doc)] = (metadata["uid"], metadata["generation"], allocations(doc), told)
+    return found
 
 
 def _sentence(problem: dict[str, Any]) -> str:

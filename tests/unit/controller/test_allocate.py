@@ -231,6 +231,38 @@ class TestExclusivity:
         Allocator(store, solve=meanwhile(change)).round()
         assert held(store, "a") == []
 
+    def test_what_nodes_say_of_their_devices_costs_no_decision(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=3), gpu_class(), gpu_claim("a"))
+        Allocator(store).round()
+        fill(store, gpu_claim("b"), gpu_claim("c"))
+
+        def said() -> None:
+            claim = store.get("DeviceClaim", "default", "a")
+            store.replace_status({**claim, "status": {**claim["status"], "podNames": ["vm-1"]}})
+
+        done = Allocator(store, solve=meanwhile(said)).round()
+        assert sorted(key.name for key in done.granted) == ["b", "c"]
+        assert (owners(store), done.stale) == ({"p/d0": 1, "p/d1": 1, "p/d2": 1}, [])
+
+    def test_nor_does_a_decision_wait_for_ever_while_they_do(self, store: SQLiteStore) -> None:
+        fill(store, gpu_pool(devices=2), gpu_class(), gpu_claim("a"))
+        Allocator(store).round()
+        store.create(gpu_claim("b"))
+        said = iter(range(1000))
+
+        class Busy:
+            """A store in which a node says something before every commit."""
+
+            def __getattr__(self, name: str) -> Any:
+                if name == "commit":
+                    claim = store.get("DeviceClaim", "default", "a")
+                    names = [str(next(said))]
+                    store.replace_status({**claim, "status": {**claim["status"], "podNames": names}})
+                return getattr(store, name)
+
+        assert Allocator(Busy()).round().granted == []  # type: ignore[arg-type]
+        assert next(said) < 20
+
     def test_many_allocators_at_once(self, store: SQLiteStore) -> None:
         fill(store, gpu_pool(devices=6), gpu_class(), *(gpu_claim(f"c{n}") for n in range(9)))
 
