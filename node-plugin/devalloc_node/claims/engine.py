@@ -18,7 +18,7 @@ from devalloc_node.claims.options import Options
 from devalloc_node.claims.problems import as_node_error, joined
 from devalloc_node.claims.steps import Steps, Undone, Work
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice, Grants
 from devalloc_node.journal import ClaimRecord, ClaimState, Holding, Journal, Taken
 from devalloc_node.names import check_ref
@@ -303,6 +303,8 @@ class Claims:
             undone = Undone(left=(more,))
         problems = [*undone.left, *undone.shared]
         if not problems:
+            if isinstance(error, Unknown):  # what nobody knew does not matter any more
+                return Failed(error.code, f"{error.message}. It was undone")
             return error
         return Failed(
             error.code,

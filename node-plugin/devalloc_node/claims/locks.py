@@ -45,9 +45,11 @@ class Locks:
 
     def sharing(self) -> bool:
         """Whether somebody changes something shared at this moment."""
-        for path in self._folder.glob("shared-*"):
+        for name in os.listdir(self._folder):
+            if not name.startswith("shared-"):
+                continue
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                descriptor = os.open(self._folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue
             try:

@@ -14,7 +14,7 @@ from devalloc_node.cdi import Rendered
 from devalloc_node.claims import Options
 from devalloc_node.claims.files import FileKind
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.host.files import Files
 from devalloc_node.step import Step, Value
@@ -276,6 +276,35 @@ class TestFailure:
         assert bench.reconciler.reconcile().finished == ["device a/slot-0 was reset and is offered again"]
         assert bench.claims.withheld() == {}
         assert bench.is_initial()
+
+    def test_what_nobody_knows_is_undone_and_then_it_is_known(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+
+        def silent(target: str, value: Value) -> None:
+            if target == "a/0/driver" and value is not None:
+                raise Unknown("HostNotAnswering", "the kernel does not answer")
+
+        bench.host.refuse = silent
+        with pytest.raises(Failed, match=r"does not answer\. It was undone") as failed:
+            bench.claims.prepare(ref)
+        assert failed.value.code == "HostNotAnswering"
+        assert bench.is_initial()
+
+    def test_what_cannot_be_undone_either_stays_until_it_is_known(self, bench: Bench) -> None:
+        ref = bench.add("a/slot-0")
+
+        def silent(target: str, value: Value) -> None:
+            if target == "a/0/driver":
+                bench.host.state[target] = "half"
+                raise Unknown("HostNotAnswering", "the kernel does not answer")
+
+        bench.host.refuse = silent
+        with pytest.raises(Failed, match="is tried again"):
+            bench.claims.prepare(ref)
+        assert bench.host.state["a/count"] == SLOTS
+        assert "slot/a/0" in bench.journal.held()
+        bench.host.refuse = refusing()
+        assert bench.claims.prepare(ref)
 
     def test_a_bug_in_a_binding_is_an_error_of_that_claim(self, bench: Bench) -> None:
         ref = bench.add("a/slot-0")
