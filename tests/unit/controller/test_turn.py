@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from devalloc.controller import host
 from devalloc.controller.turn import Turn
+from devalloc.inventory import watch
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import gpu_pool
 from tests.unit.controller.test_up import Host, pools, running, until
@@ -59,6 +61,7 @@ def test_the_loops_stop_publishing_for_a_node_plugin_and_go_on_after_it(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "_TURN_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "WatchSettings", partial(watch.WatchSettings, quiet=0.01, min_interval=0.05))
     found = Host(gpu_pool("p"))
     with running(store, found) as up:
         until(lambda: pools(store) == {"p"})
