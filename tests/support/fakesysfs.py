@@ -162,6 +162,8 @@ class FakeSysfs(FakeTree):
     def config(self, path: str, spec: Function, *, gone: bool = False) -> None:
         """The first 64 bytes of the configuration space; of a device that fell off the bus all bits are ones."""
         head = spec.vendor.to_bytes(2, "little") + spec.device.to_bytes(2, "little")
+        if spec.address in self.functions and self.functions[spec.address].pf:
+            head = b"\xff\xff\xff\xff"  # a VF has no IDs of its own there
         (self.sys / path / "config").write_bytes(b"\xff" * 64 if gone else head.ljust(64, b"\0"))
 
     def _uevent_file(self, function: Plugged) -> None:

@@ -22,6 +22,16 @@ from devalloc_node.step import Step, Value
 ONLY_ADMIN = ("vlan", "vlanQos", "trust", "spoofCheck")
 """What a claim never sets (T6): it would leave the network that it is confined to."""
 
+_TOGETHER = (
+    ("mac",),
+    ("vlan", "vlanQos"),
+    ("minTxRate", "maxTxRate"),
+    ("trust",),
+    ("spoofCheck",),
+    ("linkState",),
+)
+"""What the kernel takes in one message, in the order in which it is set."""
+
 
 @dataclass(frozen=True, slots=True)
 class SettingsKind:
@@ -42,10 +52,14 @@ class SettingsKind:
         if not wanted:
             return
         interface, index = self._place(target)
-        try:
-            self.host.set_vf(interface, index, wanted)
-        except OSError as error:
-            raise change.refused(f"setting {_said(wanted)} of VF {index} of {interface}", error) from error
+        # One message each, so that a refusal says of what: the kernel stops at the first that it does not like.
+        for names in _TOGETHER:
+            some = {name: setting for name, setting in wanted.items() if name in names}
+            try:
+                if some:
+                    self.host.set_vf(interface, index, some)
+            except OSError as error:
+                raise change.refused(f"setting {_said(some)} of VF {index} of {interface}", error) from error
         after = self.read(target)
         missing = {name: setting for name, setting in wanted.items() if after.get(name) != setting}
         if missing:

@@ -195,8 +195,16 @@ class TestSettings:
         assert refusal(host, grant=grant) == "ConfigInvalid"
 
     def test_what_the_kernel_refuses_is_told_and_all_is_taken_back(self, host: FakeHost) -> None:
-        grant = {"class_configs": (config("VfConfig", maxTxRate=5000),)}  # of 1000
-        assert refusal(host, grant=grant) == "HostRefused"
+        host.set_numvfs(PF, 2)
+        before = host.snapshot()
+        spec = config("VfConfig", mac=MAC, vlan=7, maxTxRate=5000, trust=True)  # of 1000 Mbit/s
+        with pytest.raises(Failed) as caught:
+            Hand.on(host).prepare(VF0, POOL, class_configs=(spec,))
+        assert (caught.value.code, caught.value.message) == (
+            "HostRefused",
+            "setting maxTxRate to 5000 of VF 0 of eth0 was refused: Invalid argument (EINVAL)",
+        )
+        assert host.snapshot() == before
 
     def test_a_setting_that_does_not_stick(self, host: FakeHost) -> None:
         class Forgetful(LocalHost):
