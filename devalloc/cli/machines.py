@@ -59,7 +59,7 @@ def claims(machine: Machine) -> Sequence[str]:
 
 def vcpus(wanted: Amounts, observed: Amounts) -> str:
     """``2``, or ``2 of 4`` where it has not what is wanted."""
-    want = str(-(-wanted.cpu_milli // 1000)) if wanted.HasField("cpu_milli") else ""
+    want = str(wanted.vcpus) if wanted.HasField("vcpus") else ""
     return _of(str(observed.vcpus) if observed.HasField("vcpus") else "", want)
 
 

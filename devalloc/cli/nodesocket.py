@@ -29,9 +29,24 @@ def socket_option(function: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Path(path_type=Path),
         metavar="PATH",
         envvar="DEVALLOC_NODE_SOCKET",
-        default=DEFAULT,
-        help="The node plugin's socket [env: DEVALLOC_NODE_SOCKET].",
+        callback=lambda ctx, param, path: path or _default(),
+        help=f"The node plugin's socket [env: DEVALLOC_NODE_SOCKET; default: {DEFAULT}, or where there is none that of "
+        "this user's own plugin].",
     )(function)
+
+
+def _default() -> Path:
+    """As ``devalloc node`` chooses it: of root and of a user, who may also ask root's plugin for what it is."""
+    import os
+
+    from devalloc.store.paths import default_path
+
+    if os.geteuid() == 0 or DEFAULT.exists():
+        return DEFAULT
+    # Where the store is said to be has no part in it.
+    here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
+    own = default_path(here).parent / "node" / DEFAULT.name
+    return own if own.exists() else DEFAULT
 
 
 @contextmanager

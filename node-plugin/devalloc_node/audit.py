@@ -25,13 +25,15 @@ def to_file(path: Path) -> Iterator[None]:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(_Lines())
-    before = LOGGER.level
+    before = LOGGER.level, LOGGER.propagate
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False  # it is no part of what the plugin says to people
     try:
         yield
     finally:
-        LOGGER.setLevel(before)
+        LOGGER.setLevel(before[0])
+        LOGGER.propagate = before[1]
         LOGGER.removeHandler(handler)
         handler.close()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.claims.audit import audit
@@ -19,7 +19,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import ClaimRecord, ClaimState, StepRecord
-from devalloc_node.machine.view import Machine, Plug
+from devalloc_node.machine.view import UNKNOWN, Amounts, Machine, Plug
 from devalloc_node.parts import Attachments, Claims, Machines
 from devalloc_node.prepared import Prepared
 from devalloc_node.step import Step
@@ -77,6 +77,8 @@ class Platform:
         self._exclusive = exclusive
         self._kind = kind
         self.plan = plan
+        self._wanted: dict[str, Amounts] = {}
+        """What was last asked of a machine that runs, by its key and run."""
         self._changed = changed
 
     # Claims.
@@ -157,7 +159,15 @@ class Platform:
         found = self.machines.get(key)
         if found is None:
             raise Denied("MachineNotFound", f"there is no machine {key} on node {self.node_name}")
-        return found
+        return self._asked(found)
+
+    def all_machines(self) -> list[Machine]:
+        """All machines in care."""
+        return [self._asked(machine) for machine in self.machines.list()]
+
+    def want(self, key: str, amounts: Amounts) -> None:
+        """Say what somebody asks of a machine, before it is known whether it can be had."""
+        self._wanted[key] = amounts
 
     def create(self, machine: VirtualMachine, refs: Sequence[ClaimRef], due: Deadline, *, caller: str = "") -> Machine:
         """Start a machine (or adopt it) with all devices of its claims, or leave nothing of it.
@@ -241,6 +251,7 @@ class Platform:
                 self.machines.stop(key, 0 if machine.is_paused else seconds, force or machine.is_paused, due)
             self._give_back(key, due, force, caller)
             self.machines.forget(key, due)
+            self._wanted.pop(key, None)
             _note("deleted", key, caller, forced=force or None)
 
     def give_back(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
@@ -258,10 +269,17 @@ class Platform:
                 raise Denied(
                     "MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first", retryable=True
                 )
+            name = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}[what]
+            self.want(key, replace(self._asked(machine).wanted, **{name: amount}))
             self.machines.scale(key, what, amount, due)
             _note("scaled", key, caller, **{what: amount})
 
     # Within.
+
+    def _asked(self, machine: Machine) -> Machine:
+        """With what is wanted of it now, and not when it was started; what it was last told, where nobody remembers."""
+        told = machine.applied if machine.applied != UNKNOWN else machine.wanted
+        return replace(machine, wanted=self._wanted.get(machine.key, told)) if machine.runs else machine
 
     def _held(self, record: ClaimRecord) -> Held:
         steps = tuple(self.claims.journal.steps(record.ref.uid))

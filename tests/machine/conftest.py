@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from tests.support import micro_image
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
+from tests.support.machines import MIB
 from tests.support.qemu import Machine, micro_arguments
 
 
@@ -38,3 +42,21 @@ def machine(micro: Image, tmp_path: Path) -> Iterator[Machine]:
     """A running machine of the micro image; ``machine.guest.run(command)`` runs a command in it."""
     with Machine(micro, tmp_path, micro_arguments(micro)) as machine:
         yield machine
+
+
+@pytest.fixture
+def open_image(micro: Image) -> Iterator[Image]:
+    """The image where every user can read it; its own folder is its user's."""
+    with tempfile.TemporaryDirectory(prefix="dvm-image-") as name:
+        os.chmod(name, 0o755)
+        folder = Path(name) / "image"
+        subprocess.run(["cp", "-al", str(micro.folder), str(folder)], check=True)
+        launcher = (folder / "qemu").read_text().replace(str(micro.folder), str(folder))
+        (folder / "qemu").unlink()
+        (folder / "qemu").write_text(launcher)
+        (folder / "qemu").chmod(0o755)
+        (folder / "disk").write_bytes(b"\0" * (8 * MIB))
+        (folder / "disk").chmod(0o600)
+        (folder / "read-only").write_bytes(b"not to be changed".ljust(MIB))
+        (folder / "outside").symlink_to("/etc/passwd")
+        yield Image(folder)

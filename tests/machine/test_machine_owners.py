@@ -7,9 +7,8 @@ import resource
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,24 +35,6 @@ class NoNodes:
 
     def own(self, node: str, uid: int, gid: int) -> None:
         raise AssertionError(f"{node} was given to {uid}:{gid}")
-
-
-@pytest.fixture
-def open_image(micro: Image) -> Iterator[Image]:
-    """The image where every user can read it; its own folder is its user's."""
-    with tempfile.TemporaryDirectory(prefix="dvm-image-") as name:
-        os.chmod(name, 0o755)
-        folder = Path(name) / "image"
-        subprocess.run(["cp", "-al", str(micro.folder), str(folder)], check=True)
-        launcher = (folder / "qemu").read_text().replace(str(micro.folder), str(folder))
-        (folder / "qemu").unlink()
-        (folder / "qemu").write_text(launcher)
-        (folder / "qemu").chmod(0o755)
-        (folder / "disk").write_bytes(b"\0" * (8 * MIB))
-        (folder / "disk").chmod(0o600)
-        (folder / "read-only").write_bytes(b"not to be changed".ljust(MIB))
-        (folder / "outside").symlink_to("/etc/passwd")
-        yield Image(folder)
 
 
 def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image: Image) -> None:

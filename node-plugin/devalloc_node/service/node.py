@@ -291,7 +291,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
         plugs = [plug for held in self._platform.held() for plug in held.plugs]
         return {
             machine.key: replies.machine(machine, [plug for plug in plugs if plug.machine == machine.key])
-            for machine in self._platform.machines.list()
+            for machine in self._platform.all_machines()
             if namespace in ("", machine.key.partition("/")[0])
         }
 

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
-from devalloc.api.quantity import NANO
-from devalloc.api.virtualmachine import VirtualMachine, cpus_for
+from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.store import Object, Store
 from devalloc_node import marks
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import ClaimRef
+from devalloc_node.machine.amounts import asked_of
+from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Machine
 from devalloc_node.platform import Platform
 from devalloc_node.vms import objects
@@ -108,6 +109,7 @@ class Keeper:
                 quick = self._runs[key].quick if key in self._runs else 0
                 self._runs[key] = _Run(self._clock(), None, quick)
             machine = self._platform.machine(key)
+        self._platform.want(key, asked_of(spec_of(vm)))
         problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
         problems += self._scale(vm, key, uid, self._platform.machine(key))
         if machine.phase == "Unknown" and machine.reason:
@@ -249,14 +251,12 @@ class Keeper:
         """Each amount on its own; what did not work."""
         if machine.phase != "Running":
             return []
-        milli = -(-vm.spec.cpu.wanted.nano // (NANO // 1000))
-        there = machine.observed
         problems = []
-        for what, wanted, have in (
-            ("vcpus", cpus_for(vm.spec.cpu.wanted), there.vcpus),
-            ("cpu", milli, there.cpu_milli),
-            ("memory", vm.spec.memory.wanted.nano // NANO, there.memory_bytes),
-        ):
+        asked = asked_of(spec_of(vm))
+        for what, name in (("vcpus", "vcpus"), ("cpu", "cpu_milli"), ("memory", "memory_bytes")):
+            wanted = getattr(asked, name)
+            # As it is now: with the number of vCPUs changes what they may use together.
+            have = getattr(self._platform.machine(key).observed, name)
             if have is not None and have != wanted:
                 try:
                     self._platform.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)

@@ -63,7 +63,10 @@ class TestMachines:
         assert devalloc_vm("scale", "web", "--vcpus", "4", "--memory", "2Gi").out == (
             "web has 4 vCPUs and 2Gi of memory\n"
         )
-        assert "4 of 2" in devalloc_vm("get", "web").out
+        plugin.machines.stubborn.add("default/web")
+        assert devalloc_vm("scale", "web", "--vcpus", "1").code == 1
+        assert devalloc_vm("get", "web").out.splitlines()[1].split()[2:6] == ["4", "of", "1", "2Gi"]
+        plugin.machines.stubborn.clear()
         assert devalloc_vm("detach", "web", "claim-uid-0").out == "claim-uid-0 detached from web\n"
         assert devalloc_vm("attach", "web", "claim-uid-0").out == "claim-uid-0 attached to web: a/slot-0\n"
         assert devalloc_vm("stop", "web").out == "web stopped\n"
