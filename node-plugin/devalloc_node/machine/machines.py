@@ -363,6 +363,8 @@ class Machines:
             record = record_of(key, content)
             process = self.process_of(record)
             if process is not None:
+                if record.state == "stopping":  # whoever was stopping it is no more, and its guest goes on
+                    self._put(record.become("running"))
                 self._deaths.watch(key, process)
             elif record.state not in ("stopped", "failed"):
                 words = launch.last_words(self.config, record.spec.id)

@@ -225,6 +225,16 @@ def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: Machines,
         machines.start(virtual_machine("bad"), soon())
 
 
+def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: Machines, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    content = dict(machines.records.record(MACHINES, KEY) or {})
+    machines.records.put(MACHINES, KEY, {**content, "state": "stopping"})
+    machines.recover()
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert seen.phase == "Running"
+
+
 def test_after_a_reboot_the_number_of_a_process_means_nothing(machines: Machines, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     content = dict(machines.records.record(MACHINES, KEY) or {})
