@@ -53,6 +53,8 @@ class InventoryConfig:
     (T8). Default: none is."""
     erase_policy: bool = False
     """A policy is set by which storage is erased between its owners. Default: none is, so storage is never offered."""
+    allowed: frozenset[str] | None = None
+    """What may be taken from the host: kinds of whole cards, ``vf``, ``vgpu`` (T4). None: no node plugin has said."""
     held: frozenset[str] = frozenset()
     """See Known."""
     prepared: Mapping[str, frozenset[str]] = field(default_factory=dict)

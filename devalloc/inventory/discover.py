@@ -56,6 +56,7 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
         known=config.known,
         erase_policy=config.erase_policy,
         adopt=config.adopt,
+        allowed=config.allowed,
     )
     models = model_names(_ids(found))
     pools = []

@@ -6,7 +6,7 @@ a claim is also taken off the pool's capacities.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from devalloc.inventory import nic
@@ -30,11 +30,15 @@ class Obstacles:
     erase_policy: bool
     adopt: frozenset[str]
     """Names of vGPUs of others that may be given away."""
+    allowed: Collection[str] | None = None
+    """See InventoryConfig."""
 
     def against_port(self, port: Port) -> Iterator[str]:
         """Why the port as a whole is not offered, uses aside."""
         if port.kind == "display":
             yield "reserved: display of the host"
+        else:
+            yield from self._allowance(port.kind)
         for member in port.members:
             if member.base_class == BRIDGE:
                 yield f"reserved: the bridge {member.address} is in the same slot"
@@ -55,6 +59,7 @@ class Obstacles:
 
     def against_vf(self, port: Port, vf: VirtualFunction) -> Iterator[str]:
         """Why a VF is not offered, uses aside. One that does not exist yet will have a group if its PF has one."""
+        yield from self._allowance("vf")
         yield from self._policy(port)
         yield from self._needed_below(port)
         if vf.function is not None:
@@ -76,6 +81,7 @@ class Obstacles:
         A card that makes many itself gives each an IOMMU group of its own, and its users are no obstacle: its driver
         stays.
         """
+        yield from self._allowance("vgpu")
         yield from self._needed_below(port)
         if parent.holds_one:
             yield from self.groups.objections([parent.function])
@@ -103,6 +109,10 @@ class Obstacles:
         for member in port.members if port.kind != "nic" else ():
             if (need := self.holders.reserved(member)) is not None:
                 yield f"reserved: {need}"
+
+    def _allowance(self, offer: str) -> Iterator[str]:
+        if self.allowed is not None and offer not in self.allowed:
+            yield f"withheld: {offer} is not allowed on this node ({', '.join(sorted(self.allowed)) or 'nothing'} is)"
 
     def _policy(self, port: Port) -> Iterator[str]:
         if port.kind == "storage" and not self.erase_policy:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from queue import Empty, SimpleQueue
@@ -193,9 +193,8 @@ class Node:
         withheld |= self.health.unhealthy()
         withheld |= known.withheld
         more = Known(known.held, health.backing(self.claims.prepared()), withheld)
-        found = discover(
-            self.settings.root, node_name=self.settings.node_name, config=self.settings.inventory.knowing(more)
-        )
+        config = replace(self.settings.inventory.knowing(more), allowed=self.settings.bindings.allowed)
+        found = discover(self.settings.root, node_name=self.settings.node_name, config=config)
         with self._looked:
             if found.pools or not any(problem.is_error for problem in found.problems):
                 self._pools = found.pools

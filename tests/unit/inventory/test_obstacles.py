@@ -298,6 +298,18 @@ def test_storage_is_withheld_until_an_erase_policy_is_set(host: FakeSysfs) -> No
     assert reason(host, DISK_DEVICE) == "withheld: no erase policy for storage is set"
 
 
+def test_what_the_node_plugin_may_not_take_is_withheld(host: FakeSysfs) -> None:
+    host.add(cards.nic(vfs=2))
+    host.add(cards.a2_vgpu_card("0000:08:00.0", vfs=2))
+    found = Found.on(host.root, allowed=frozenset({"vf"}))
+    assert found.unavailable("0000-41-00-0") == "withheld: nic is not allowed on this node (vf is)"
+    assert all(found.unavailable(vf) is None for vf in found.names(function="vf", kind="nic"))
+    assert found.unavailable("0000-08-00-0") == "withheld: gpu is not allowed on this node (vf is)"
+    profiles = found.names(function="mdev")
+    assert {found.unavailable(name) for name in profiles} == {"withheld: vgpu is not allowed on this node (vf is)"}
+    assert found.fits(*found.names(function="vf", kind="nic")), "what is withheld takes nothing from the others"
+
+
 def test_all_reasons_are_told(host: FakeSysfs) -> None:
     host.add(cards.plain_nic(iommu_group=None))
     host.default_route("eth9")
