@@ -122,7 +122,7 @@ class Node:
             attachments,
             node_name=settings.node_name,
             uid_of=source.uid_of,
-            exclusive=self.claims.locks.shared,
+            exclusive=self.claims.locks.named,
             plan=lambda ref, due: planned(source.look or source.grants.get, self.bindings.choose, journal, ref, due),
             kind=source.kind,
             changed=self._claims_changed,

@@ -55,7 +55,7 @@ def platform_of(bench: Bench, machines: ToyMachines, pulse: Pulse | None = None)
         machines,
         node_name="node-a",
         uid_of=uid_of,
-        exclusive=bench.claims.locks.shared,
+        exclusive=bench.claims.locks.named,
         plan=lambda ref, due: planned(bench.grants.get, lambda granted: bench.binding, bench.journal, ref, due),
         changed=pulse.beat if pulse is not None else lambda: None,
     )

@@ -20,7 +20,7 @@ _POLL_SECONDS = (0.001, 0.05)
 
 
 class Locks:
-    """Named locks below a folder. A thread may hold a claim's lock and then a shared one, never the other way."""
+    """Locks below a folder. A thread may hold one of each kind, in this order: ``named``, ``claim``, ``shared``."""
 
     def __init__(self, folder: Path) -> None:
         make_private(folder)
@@ -41,6 +41,14 @@ class Locks:
         """Be the only one who changes what is shared. Raises Failed (``SharedBusy``) at the deadline."""
         busy = Failed("SharedBusy", f"another request changes {name}; try again")
         with self._held(f"shared-{_hashed(name)}", deadline, busy):
+            yield
+
+    @contextmanager
+    def named(self, name: str, deadline: Deadline) -> Iterator[None]:
+        """A lock for who works with several claims, such as on a machine. Raises Failed (``Busy``) at the deadline."""
+        with self._held(
+            f"named-{_hashed(name)}", deadline, Failed("Busy", f"another request works on {name}; try again")
+        ):
             yield
 
     def sharing(self) -> bool:

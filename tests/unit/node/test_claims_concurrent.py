@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed, NodeError
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.step import Value
 from tests.support.faketree import memory_folder
 from tests.support.toyhost import Bench
 
@@ -79,6 +80,21 @@ def test_a_request_does_not_wait_for_ever_for_another_of_the_same_claim(bench: B
                 act(ref, Deadline.after(0.02))
             assert (busy.value.code, busy.value.retryable) == ("ClaimBusy", True)
     assert bench.claims.prepare(ref)
+
+
+def test_a_device_that_is_gone_is_told_at_once_to_who_works_on_a_machine(bench: Bench) -> None:
+    """Somebody else's lock, and one's own around it, does not look like a card that is being changed."""
+
+    def gone(target: str, value: Value) -> None:
+        looks.append(target)
+        raise Denied("DeviceGone", f"{target} is not there")
+
+    looks: list[str] = []
+    bench.host.refuse = gone
+    with bench.claims.locks.named("machine/vm", Deadline.after(10)), pytest.raises(Denied) as told:
+        bench.claims.prepare(bench.add("a/slot-0"))
+    assert told.value.code == "DeviceGone"
+    assert looks == ["a/count", "a/count"], "looked again once, and waited for nobody"
 
 
 def test_claims_of_one_card_wait_for_each_other_and_others_do_not(bench: Bench) -> None:
