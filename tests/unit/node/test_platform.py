@@ -1,0 +1,69 @@
+"""Claims and machines together, by many at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed, NodeError
+from tests.support.faketree import memory_folder
+from tests.support.nodeservice import platform_of, toy_bench
+from tests.support.toymachines import ToyMachines, machine_of, vm
+
+THREADS, STEPS = 64, 6
+MACHINES = [f"m{number}" for number in range(4)]
+
+
+def test_64_at_once_never_have_a_device_in_two_machines_and_never_wait_for_each_other_for_ever() -> None:
+    with memory_folder() as name:
+        machines = ToyMachines(slots=64)
+        bench = toy_bench(Path(name), machines)
+        platform = platform_of(bench, machines)
+        for machine in MACHINES:
+            platform.create(machine_of(vm(machine)), (), Deadline.after(30))
+        # Overlapping claims: each device is wanted by three of them.
+        refs = [bench.add(f"{card}/slot-{slot}") for card in "ab" for slot in range(4) for _ in range(3)]
+        doubles: list[str] = []
+        bugs: list[BaseException] = []
+
+        def look() -> None:
+            with machines.mutex:
+                inside = [value["device"] for value in machines.devices.values()]
+            doubles.extend(device for device in set(inside) if inside.count(device) > 1)
+
+        def work(number: int) -> None:
+            draw = random.Random(number)
+            for _ in range(STEPS):
+                ref, key, due = draw.choice(refs), f"default/{draw.choice(MACHINES)}", Deadline.after(30)
+                try:
+                    match draw.randrange(4):
+                        case 0 | 1:
+                            platform.attach(ref, key, due)
+                        case 2:
+                            platform.detach(ref, key, due)
+                        case _:
+                            platform.unprepare(ref, due)
+                except NodeError as error:
+                    if error.code in ("SharedBusy", "ClaimBusy") or (isinstance(error, Failed) and not error.retryable):
+                        bugs.append(error)
+                except BaseException as error:
+                    bugs.append(error)
+                look()
+
+        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not [thread for thread in threads if thread.is_alive()]
+        assert (bugs, doubles) == ([], [])
+        plugs = [plug for held in platform.held() for plug in held.plugs]
+        assert sorted(plug.step.target for plug in plugs) == sorted(machines.devices)
+        for machine in MACHINES:
+            platform.delete(f"default/{machine}", None, Deadline.after(30))
+        for ref in refs:
+            platform.unprepare(ref, Deadline.after(30))
+        assert bench.is_initial()
+        assert (machines.known, machines.devices) == ({}, {})
