@@ -47,6 +47,7 @@ from devalloc_node.service.registration import kubelet_paths
 from devalloc_node.service.watching import Pulse
 from devalloc_node.settings import KubeletSettings, NodeSettings
 from devalloc_node.takeover import taken
+from devalloc_node.vms.restarts import Restarts
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,8 @@ class Node:
             if (address := self.settings.metrics) is not None:
                 scraped = partial(self._scraped, address)
                 stack.enter_context(taken(f"metrics on {address}", scraped, wait=rolling, say=say))
-            loops = [self.health.run, self._tell_claims, *self._publishing.loops, *beside]
+            restarts = Restarts(self.platform, self.pulse, self.machines.to_restart)
+            loops = [self.health.run, self._tell_claims, restarts.run, *self._publishing.loops, *beside]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:
                 thread.start()

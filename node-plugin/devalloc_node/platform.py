@@ -200,7 +200,7 @@ class Platform:
                 _note("adopted" if is_adopted else "started", key, caller, claims=[str(ref) for ref in refs])
             except NodeError as error:
                 new = [ref for ref in refs if ref.uid not in before]
-                problems = self._undo_create(key, new, begins, is_adopted, caller)
+                problems = self._undo_create(key, new, begins, is_adopted, caller, keep=there is not None)
                 if not problems:
                     raise
                 raise Failed(error.code, f"{error.message}. Undoing it: {'; '.join(problems)}") from error
@@ -360,8 +360,10 @@ class Platform:
         for plug in reversed(list(plugs)):
             self.claims.remove(plug.ref, ATTACHMENT, plug.step.target, due, force=force, caller=caller)
 
-    def _undo_create(self, key: str, refs: Sequence[ClaimRef], began: bool, adopted: bool, caller: str) -> list[str]:
-        """Take back a start that failed; what could not be."""
+    def _undo_create(
+        self, key: str, refs: Sequence[ClaimRef], began: bool, adopted: bool, caller: str, *, keep: bool
+    ) -> list[str]:
+        """Take back a start that failed; what could not be. ``keep``: it was known before and stays so."""
         due = Deadline.after(UNDO_SECONDS)
         problems = []
 
@@ -377,7 +379,8 @@ class Platform:
             tried(lambda ref=ref: self.claims.unprepare(ref, due, caller=caller))  # type: ignore[misc]
         if began and not problems and self.machines.get(key) is not None:
             tried(lambda: self._detach(self.plugs(key), due, False, caller))
-            tried(lambda: self.machines.forget(key, due))
+            if not keep:
+                tried(lambda: self.machines.forget(key, due))
         return problems
 
     @contextmanager

@@ -1,0 +1,98 @@
+"""Machines made through the service come back by their policy, with their claims, and not in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.deadline import Deadline
+from devalloc_node.service.watching import Pulse
+from devalloc_node.vms.restarts import Restarts
+from tests.support.faketree import memory_folder
+from tests.support.nodeservice import platform_of, toy_bench
+from tests.support.toymachines import ToyMachines, machine_of, vm
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.machines = ToyMachines()
+        self.bench = toy_bench(folder, self.machines)
+        self.platform = platform_of(self.bench, self.machines)
+        self.now = 0.0
+        self.made: list[VirtualMachine] = []
+        self.restarts = Restarts(self.platform, Pulse(), self.ended, clock=lambda: self.now)
+
+    def ended(self) -> list[VirtualMachine]:
+        known = self.machines.known
+        return [made for made in self.made if (key := "/".join(made.key)) not in known or not known[key].runs]
+
+    def create(self, machine: VirtualMachine, *claims: str) -> None:
+        refs = [self.platform.named(_ref(name), prepared=False) for name in claims]
+        self.platform.create(machine, refs, Deadline.after(10))
+        self.made.append(machine)
+
+
+def _ref(name: str):  # type: ignore[no-untyped-def]
+    from devalloc_node.grant import ClaimRef
+
+    return ClaimRef("default", name, "")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with memory_folder() as folder:
+        yield World(Path(folder))
+
+
+def test_it_comes_back_with_its_devices(world: World) -> None:
+    world.bench.add("a/slot-0")
+    world.create(machine_of(vm("web", "claim-uid-0")), "claim-uid-0")
+    world.machines.end("default/web")
+    assert world.machines.devices == {}
+    world.now = 100
+    world.restarts.round()
+    assert world.machines.known["default/web"].runs
+    assert len(world.machines.devices) == 1
+
+
+def test_those_of_the_store_are_left_to_its_loop(world: World) -> None:
+    world.create(machine_of(vm("web", uid="vm-1")))
+    world.machines.end("default/web")
+    world.restarts.round()
+    assert not world.machines.known["default/web"].runs
+
+
+def test_one_that_ends_again_and_again_is_started_ever_more_rarely(world: World) -> None:
+    world.create(machine_of(vm("web")))
+    starts = []
+    for _ in range(3000):
+        world.machines.end("default/web")
+        world.now += 1
+        world.restarts.round()
+        if world.machines.known["default/web"].runs:
+            starts.append(world.now)
+    pauses = [later - earlier for earlier, later in pairwise(starts)]
+    assert pauses[0] <= 2
+    assert max(pauses) == 300
+    assert len(starts) < 25
+
+
+def test_one_that_cannot_be_started_does_not_keep_the_others(world: World) -> None:
+    world.bench.add("a/slot-0")
+    world.create(machine_of(vm("web", "claim-uid-0")), "claim-uid-0")
+    world.create(machine_of(vm("db")))
+    for name in ("web", "db"):
+        world.machines.end(f"default/{name}")
+    world.machines.fail.add("a/slot-0")
+    world.restarts.round()
+    assert world.machines.known["default/db"].runs
+    assert world.machines.devices == {}
+    assert not world.machines.known["default/web"].runs, "it is not forgotten"
+    world.machines.fail.clear()
+    world.now = 100
+    world.restarts.round()
+    assert world.machines.known["default/web"].runs
