@@ -58,7 +58,7 @@ def claims(machine: Machine) -> Sequence[str]:
 
 
 def vcpus(wanted: Amounts, observed: Amounts) -> str:
-    """``2``, or ``2 of 4`` where it has not what is wanted."""
+    """``2``, or ``2 of 4`` where it has not what is wanted; ``(4)`` where it has nothing, or nobody knows."""
     want = str(wanted.vcpus) if wanted.HasField("vcpus") else ""
     return _of(str(observed.vcpus) if observed.HasField("vcpus") else "", want)
 
@@ -71,7 +71,7 @@ def memory(wanted: Amounts, observed: Amounts) -> str:
 
 def _of(have: str, want: str) -> str:
     if not have:
-        return f"? of {want}" if want else ""
+        return f"({want})" if want else ""
     return f"{have} of {want}" if want and want != have else have
 
 
