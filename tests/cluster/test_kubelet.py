@@ -315,7 +315,7 @@ def test_slices_that_the_kubelet_wipes_come_back(bed: Bed, ready: Node, pods: Po
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_vanishes_is_told_to_the_pod_and_tainted(bed: Bed, ready: Node, pods: Pods) -> None:
+def test_a_device_that_vanishes_is_told_to_the_pod_and_offered_no_more(bed: Bed, ready: Node, pods: Pods) -> None:
     serve(bed, ready)
     pods.start("p1", "gpu")
     pods.told("p1")
@@ -326,7 +326,14 @@ def test_a_device_that_vanishes_is_told_to_the_pod_and_tainted(bed: Bed, ready: 
         resources = [r for s in statuses for a in s.get("allocatedResourcesStatus", []) for r in a["resources"]]
         return any(resource["health"] == "Unhealthy" for resource in resources)
 
-    ready.wait_until("the pod's status says that its device is unhealthy", told)
+    def offered() -> list[str]:
+        items = ready.cluster.get(SLICES).content["items"]
+        devices = [device for item in items for device in item["spec"].get("devices", [])]
+        return [device["name"] for device in devices if "taints" not in device]
+
+    assert "0000-41-00-0" in offered()
+    ready.wait_until("it is not offered any more", lambda: "0000-01-00-0" not in offered(), SECONDS)
+    ready.wait_until("the pod's status says that its device is unhealthy", told, SECONDS)
     pods.end("p1")
 
 

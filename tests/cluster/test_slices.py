@@ -226,7 +226,7 @@ def test_two_instances_side_by_side_do_not_write_in_turns(api: Cluster, tmp_path
             one.set(pools)
         for one in (old, new):
             assert one.wait(lambda published: published.slices > 0 and published.error is None, SECONDS)
-        time.sleep(1.5)
+        time.sleep(0.5)
         before = slices(api)
         assert old.published.slices == len(before)
         time.sleep(1.5)
