@@ -1,8 +1,8 @@
-"""Whole devices to VFIO: groups taken whole, variants, what is never taken, all put back (T4, T5, T7, T8)."""
+"""Whole devices to VFIO: groups taken whole, the right driver, resets, everything put back (T5, T7, T8)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,6 @@ from tests.support.steps import Hand
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
 GPU_DEVICE = "0000-01-00-0"
-NIC_DEVICE = "0000-05-00-0"
-DISK = "0000:42:00.0"
-DISK_DEVICE = "0000-42-00-0"
-ALL = frozenset({"gpu", "vgpu", "vf", "nic", "storage", "accelerator"})
 
 
 @pytest.fixture
@@ -256,184 +252,6 @@ class TestGroups:
         hand.prepare(GPU_DEVICE)
         assert host.driver_of("0000:00:00.1") == "pcieport"
         assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}",)
-
-
-class TestWhatTheAdminAllows:
-    @pytest.mark.parametrize(
-        ("card", "device", "kind"),
-        [
-            (cards.plain_nic(), NIC_DEVICE, "nic"),
-            (cards.accelerator(), "0000-71-00-0", "accelerator"),
-            (cards.nvme(), DISK_DEVICE, "storage"),
-        ],
-    )
-    def test_whole_cards_other_than_gpus_must_be_named(
-        self, host: FakeHost, card: cards.Function, device: str, kind: str
-    ) -> None:
-        host.add(card)
-        assert refusal(host, device) == "KindNotAllowed"
-        allowed = frozenset({"gpu", kind})
-        if kind == "storage":
-            assert refusal(host, device, allowed=allowed) == "ErasePolicyMissing"
-        hand = Hand.on(host, allowed=allowed, erase_policy=True)
-        hand.prepare(device)
-        assert host.driver_of(card.address) == "vfio-pci"
-
-    def test_even_gpus_may_be_kept(self, host: FakeHost) -> None:
-        host.add(cards.gpu())
-        assert refusal(host, GPU_DEVICE, allowed=frozenset({"vf"})) == "KindNotAllowed"
-
-
-def root_disk(host: FakeHost) -> str:
-    host.add(cards.nvme())
-    host.mount("nvme0n1", "/")
-    return DISK_DEVICE
-
-
-def swap(host: FakeHost) -> str:
-    host.add(cards.nvme())
-    host.swap("nvme0n1")
-    return DISK_DEVICE
-
-
-def in_lvm(host: FakeHost) -> str:
-    host.add(cards.nvme())
-    host.hold("nvme0n1")
-    return DISK_DEVICE
-
-
-def uplink(host: FakeHost) -> str:
-    host.add(cards.plain_nic())
-    host.default_route("eth9")
-    return NIC_DEVICE
-
-
-def bridged(host: FakeHost) -> str:
-    host.add(cards.plain_nic())
-    host.enslave("eth9")
-    return NIC_DEVICE
-
-
-def addressed(host: FakeHost) -> str:
-    host.add(cards.plain_nic())
-    host.proc("net/if_inet6", "fd00000000000000fc0000fffe000001 04 40 00 80     eth9\n")
-    return NIC_DEVICE
-
-
-def boot_vga(host: FakeHost) -> str:
-    host.add(cards.gpu(boot_vga=True))
-    return GPU_DEVICE
-
-
-def console(host: FakeHost) -> str:
-    host.add(cards.gpu())
-    host.write(f"{host.path(GPU)}/graphics/fb0/name", "nvidiadrmfb")
-    return GPU_DEVICE
-
-
-def bmc(host: FakeHost) -> str:
-    host.add(cards.bmc_vga())
-    return "0000-04-00-0"
-
-
-class TestWhatTheHostNeeds:
-    """Must show 8: refused whatever the admin allows beyond it (T4)."""
-
-    @pytest.mark.parametrize(
-        "need", [root_disk, swap, in_lvm, uplink, bridged, addressed, boot_vga, console, bmc], ids=lambda f: f.__name__
-    )
-    def test_reserved(self, host: FakeHost, need: Callable[[FakeHost], str]) -> None:
-        device = need(host)
-        settings = {"allowed": ALL, "erase_policy": True, "allow_shared_groups": True}
-        assert refusal(host, device, **settings) == "DeviceReserved"
-
-    def test_not_by_its_neighbour_in_the_slot_either(self, host: FakeHost) -> None:
-        host.add(cards.gpu(boot_vga=True, iommu_group=7))
-        host.add(cards.gpu_audio(iommu_group=7))
-        assert refusal(host, "0000-01-00-1", allowed=ALL) == "DeviceUnknown"
-
-    def test_nor_by_a_peer_of_a_shared_group(self, host: FakeHost) -> None:
-        host.add(cards.accelerator("0000:00:02.0", iommu_group=7, driver=None))
-        uplink_nic = cards.plain_nic(iommu_group=7)
-        host.add(uplink_nic)
-        host.default_route("eth9")
-        assert refusal(host, "0000-00-02-0", allowed=ALL, allow_shared_groups=True) == "GroupShared"
-
-    def test_what_cannot_be_told_is_not_taken(self, host: FakeHost) -> None:
-        host.add(cards.plain_nic())
-        host.add(cards.nvme())
-        settings = {"allowed": ALL, "erase_policy": True}
-        (host.root / "proc/net/route").unlink()
-        assert refusal(host, NIC_DEVICE, **settings) == "InUseUnknown"
-        (host.root / "proc/mounts").unlink()
-        assert refusal(host, DISK_DEVICE, **settings) == "InUseUnknown"
-
-
-class TestWhatIsInUse:
-    def test_by_a_process(self, gpu: FakeHost) -> None:
-        gpu.process(812, "python3", opens=("/dev/dri/card0",))
-        assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
-
-    def test_monitors_count_when_their_driver_would_have_to_leave(self, gpu: FakeHost) -> None:
-        gpu.proc(f"driver/nvidia/gpus/{GPU}/information", "Device Minor: \t 0\n")
-        gpu.process(812, "nvidia-persiste", opens=("/dev/nvidia0",))
-        assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
-
-    def test_on_vfio_already_by_somebody_elses_machine(self, gpu: FakeHost) -> None:
-        hand = Hand.on(gpu)
-        gpu.process(4711, opens=hand.prepare(GPU_DEVICE).nodes)
-        assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
-
-    def test_when_nobody_can_tell_it_counts_as_in_use(self, gpu: FakeHost) -> None:
-        gpu.blind()
-        assert refusal(gpu, GPU_DEVICE) == "InUseUnknown"
-
-    def test_an_interface_in_another_namespace(self, host: FakeHost) -> None:
-        host.add(cards.plain_nic(netdev=None))
-        (host.sys / host.path("0000:05:00.0", "net")).mkdir()
-        assert refusal(host, NIC_DEVICE, allowed=ALL) == "DeviceInUse"
-
-    def test_a_function_beside_the_nic_that_runs_something_else(self, host: FakeHost) -> None:
-        host.add(cards.plain_nic(iommu_group=7))
-        host.add(replace(cards.gpu_audio("0000:05:00.1", iommu_group=7), class_code=0x0C0330, native="xhci_hcd"))
-        assert refusal(host, NIC_DEVICE, allowed=ALL) == "DeviceInUse"
-
-    def test_a_card_with_vfs(self, host: FakeHost) -> None:
-        host.add(cards.amd_gpu(vfs=2))
-        assert refusal(host, "0000-03-00-0") == "VfsEnabled"
-
-    def test_a_card_with_a_vgpu(self, host: FakeHost) -> None:
-        card = host.add(cards.t4_vgpu_card())
-        host.vgpu.create(card, "nvidia-226", "6d2f8f4e-0000-4000-8000-000000000001")
-        assert refusal(host, "0000-3b-00-0") == "DeviceInUse"
-
-
-class TestNames:
-    def test_hostile_or_wrong_ones_are_no_devices(self, gpu: FakeHost) -> None:
-        for device in (
-            "", ".", "../../etc", "0000-01-00-9", "0000-01-00-0\0", "0000-01-00", "x" * 10_000, "0000-1-00-0",
-            "mdev-..", "0000-01-00-0-nvidia-../..", "0000-01-20-0", "0000-01-00-0-", "0000-01-00-0\n",
-        ):  # fmt: skip
-            with pytest.raises(Denied) as caught:
-                Hand.on(gpu).prepare(device, "node-a-0000-01-00")
-            assert caught.value.code in ("DeviceUnknown", "DeviceGone")
-            assert len(caught.value.message) < 400
-
-    def test_the_pool_is_the_cards_own(self, gpu: FakeHost) -> None:
-        gpu.add(cards.plain_nic())
-        for pool in (
-            "node-b-0000-01-00", "node-a-0000-05-00", "0000-01-00", "", "node-a", "../node-a", "node-a-0000-01-00-0",
-            "node-a-0000-01-00\n", "x" * 10_000,
-        ):  # fmt: skip
-            with pytest.raises(Denied) as caught:
-                Hand.on(gpu).prepare(GPU_DEVICE, pool)
-            assert caught.value.code == "DeviceUnknown"
-        assert gpu.driver_of(GPU) == "nvidia"
-
-    def test_a_device_that_was_pulled_out(self, gpu: FakeHost) -> None:
-        for address in (GPU, AUDIO):
-            gpu.remove_function(address)
-        assert refusal(gpu, GPU_DEVICE) == "DeviceGone"
 
 
 class TestHealth:
