@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import micro_image
+from tests.support import micro_image, sriov_host, sriov_image
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
 from tests.support.machines import MIB
@@ -60,3 +60,24 @@ def open_image(micro: Image) -> Iterator[Image]:
         (folder / "read-only").write_bytes(b"not to be changed".ljust(MIB))
         (folder / "outside").symlink_to("/etc/passwd")
         yield Image(folder)
+
+
+@pytest.fixture(scope="session")
+def sriov(request: pytest.FixtureRequest) -> Image:
+    """QEMU 10 and a Linux 6.12 with Python, udev and a QEMU of its own."""
+    return built(request, sriov_image.image)
+
+
+@pytest.fixture(scope="session")
+def project(sriov: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A disk with this checkout of the project."""
+    return sriov_host.project_disk(sriov, tmp_path_factory.mktemp("project") / "disk")
+
+
+@pytest.fixture(scope="module")
+def host(sriov: Image, project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A running host with an IOMMU, two NUMA nodes and SR-IOV; the tests of a module share it."""
+    folder = tmp_path_factory.mktemp("host")
+    state = sriov_host.state_disk(sriov, folder / "state")
+    with Machine(sriov, folder, sriov_host.arguments(sriov, project, state)) as host:
+        yield host

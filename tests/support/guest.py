@@ -25,8 +25,8 @@ while :; do
   if [ -n "$text" ]; then
     echo "$mark begin" >&3
     echo "$text" | base64 -d > /tmp/command.$1
-    sh /tmp/command.$1 < /dev/null >&3 2>&1
-    printf '\\n%s end %s\\n' "$mark" $? >&3
+    # Through a pipe, so that programs do not take the port for somebody's terminal.
+    { sh /tmp/command.$1; printf '\\n%s end %s\\n' "$mark" $?; } < /dev/null 2>&1 | cat >&3
   fi
   read -r mark text <&3 || exit
 done

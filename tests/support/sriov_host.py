@@ -1,0 +1,126 @@
+"""A host with an IOMMU, two NUMA nodes and SR-IOV, as a machine for tests, with this checkout of the project in it.
+
+What it has: network cards (igb, 7 virtual functions each) at 41:00.0 near node 0 and at 81:00.0 near node 1, an NVMe
+with four virtual functions at 42:00.0, a GPU (ATI, not the console) at 82:00.0, a plain virtio network card at 83:00.0,
+and free hot-plug ports ``hot0`` near node 0 and ``hot1`` near node 1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.support import debs, sriov_image
+from tests.support.go_build import cache_folder, locked
+from tests.support.images import Image
+
+CARDS = ("0000:41:00.0", "0000:81:00.0")
+"""The physical functions of the network cards, near node 0 and near node 1."""
+NVME, GPU, PLAIN_NIC = "0000:42:00.0", "0000:82:00.0", "0000:83:00.0"
+APPEND = "console=ttyS0 quiet intel_iommu=on net.ifnames=0 tsc=reliable lpj=4000000 mitigations=off nokaslr audit=0"
+PACKAGES = ("devalloc", "solver/devalloc_solver", "node-plugin/devalloc_node", "tests/machine/inside")
+REPOSITORY = Path(__file__).parents[2]
+
+
+def arguments(image: Image, project: Path, state: Path) -> list[str]:
+    """Of QEMU. ``project``: a disk of ``project_disk``. ``state``: a disk of ``state_disk``, which stays after the
+    machine has ended; of the root disk nothing does."""
+    near, far = ("bus=pxb0", "bus=pxb1")
+    ports = (
+        (("rpa", near, 0), ("rpb", near, 1), ("rpv", near, 2), ("hot0", near, 3)),
+        (("rpc", far, 0), ("rpd", far, 1), ("rpe", far, 2), ("hot1", far, 3)),
+    )
+    return [
+        *(
+            "-accel",
+            "tcg,thread=multi,tb-size=512",
+            "-cpu",
+            "max,avx=off,avx2=off",
+            "-machine",
+            "q35",
+            "-smp",
+            "1",
+            "-m",
+            "2G",
+        ),
+        *("-object", "memory-backend-ram,id=m0,size=1G", "-object", "memory-backend-ram,id=m1,size=1G"),
+        *("-numa", "node,nodeid=0,memdev=m0,cpus=0", "-numa", "node,nodeid=1,memdev=m1"),
+        *("-device", "intel-iommu,intremap=on,caching-mode=on,device-iotlb=on"),
+        *("-drive", f"if=none,id=root,file={image.folder / 'root.ext4'},format=raw,snapshot=on"),
+        *("-device", "virtio-blk-pci,drive=root"),
+        *("-drive", f"if=none,id=project,file={project},format=raw,readonly=on"),
+        *("-device", "virtio-blk-pci,drive=project"),
+        *("-drive", f"if=none,id=state,file={state},format=raw,cache=writeback"),
+        *("-device", "virtio-blk-pci,drive=state"),
+        *("-device", "pxb-pcie,id=pxb0,bus=pcie.0,bus_nr=64,numa_node=0"),
+        *("-device", "pxb-pcie,id=pxb1,bus=pcie.0,bus_nr=128,numa_node=1"),
+        *(
+            word
+            for group, side in enumerate(ports)
+            for name, bus, address in side
+            for word in (
+                "-device",
+                f"pcie-root-port,id={name},{bus},chassis={group + 1},slot={address + 1},addr={address}",
+            )
+        ),
+        *(
+            "-netdev",
+            "user,id=n0,restrict=on",
+            "-netdev",
+            "user,id=n1,restrict=on",
+            "-netdev",
+            "user,id=n2,restrict=on",
+        ),
+        *("-device", "igb,bus=rpa,netdev=n0,mac=52:54:00:00:00:01"),
+        *("-device", "igb,bus=rpc,netdev=n1,mac=52:54:00:00:00:02"),
+        *("-device", "nvme-subsys,id=ss0"),
+        *(
+            "-device",
+            "nvme,bus=rpb,serial=nvmepf,subsys=ss0,sriov_max_vfs=4,sriov_vq_flexible=8,sriov_vi_flexible=4,"
+            "max_ioqpairs=10,msix_qsize=10",
+        ),
+        *("-device", "ati-vga,bus=rpv,romfile="),  # the console's
+        *("-device", "ati-vga,bus=rpd,romfile="),
+        *("-device", "virtio-net-pci,bus=rpe,netdev=n2,disable-legacy=on,iommu_platform=on"),
+        *("-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append", APPEND),
+    ]
+
+
+def state_disk(image: Image, disk: Path) -> Path:
+    """An empty file system with a journal, for what must outlive a power cut."""
+    sriov_image.make_disk(image.folder / "root", None, disk, "state", mebibytes=64, journal=True)
+    return disk
+
+
+def project_disk(image: Image, disk: Path) -> Path:
+    """A file system with this checkout, compiled for the guest's Python."""
+    with locked(cache_folder() / "images" / "project") as _:
+        folder = cache_folder() / "images" / "project" / "tree"
+        _mirror(folder)
+        python = debs.program(image.folder / "root", "usr/bin/python3.13")
+        subprocess.run([*python, "-I", "-m", "compileall", "-q", str(folder)], check=False, capture_output=True)
+        sriov_image.make_disk(image.folder / "root", folder, disk, "project", mebibytes=64, journal=False)
+    return disk
+
+
+def _mirror(folder: Path) -> None:
+    """Bring a copy of the packages up to date; what has not changed keeps its compiled form."""
+    wanted: set[Path] = set()
+    for package in PACKAGES:
+        for source in (REPOSITORY / package).rglob("*"):
+            if not source.is_file() or "__pycache__" in source.parts:
+                continue
+            relative = source.relative_to(REPOSITORY)
+            wanted.add(relative)
+            target = folder / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists() or target.read_bytes() != source.read_bytes():
+                shutil.copyfile(source, target)
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        relative = path.relative_to(folder)
+        if path.suffix == ".pyc":
+            relative = relative.parent.parent / f"{path.name.split('.')[0]}.py"
+        if relative not in wanted:
+            os.unlink(path)
