@@ -98,5 +98,6 @@ def test_the_host_in_a_machine_has_an_iommu_two_nodes_and_virtual_functions(host
     devices = (*sriov_host.CARDS, sriov_host.NVME, sriov_host.GPU, sriov_host.PLAIN_NIC)
     groups = [host.guest.check(f"readlink /sys/bus/pci/devices/{device}/iommu_group") for device in devices]
     assert len(set(groups)) == len(devices), "each is in a group of its own"
+    assert host.guest.check("devalloc --version").startswith("devalloc")
     pools = host.guest.check("devalloc discover -o name", seconds=120).split()
     assert {f"devicepool/guest-{device[:-2].replace(':', '-')}" for device in devices} <= set(pools)
