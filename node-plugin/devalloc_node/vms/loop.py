@@ -88,6 +88,8 @@ class VirtualMachines:
         self._keeper = Keeper(store, platform, clock=clock)
         self._turns: dict[str, _Turn] = {}
         self._busy: set[str] = set()
+        self._seen: set[str] = set()
+        """What there was to look at in this round."""
         self._spawn = spawn or _in_thread
         self._gone_since: dict[str, float] = {}
         self._said: str | None = None
@@ -99,8 +101,7 @@ class VirtualMachines:
         while not stop.is_set():
             seen = self._pulse.count
             try:
-                self.round()
-                pause = self._pause()
+                pause = self.round()
             except Unusable:
                 raise
             except Exception:
@@ -110,8 +111,12 @@ class VirtualMachines:
             stop.wait(self._settings.batch)
         watching.join()
 
-    def round(self) -> None:
-        """Begin all that is due and not under way. Raises StoreError, NodeError."""
+    def round(self) -> float:
+        """Begin all that is due and not under way; seconds until something is due again, though nothing changes.
+
+        Raises StoreError, NodeError.
+        """
+        self._seen.clear()
         listing = self._store.list(KINDS)
         machines = [obj for obj in listing.objects if obj["kind"] == objects.KIND]
         claims = {
@@ -131,10 +136,13 @@ class VirtualMachines:
             self._begin(f"vm {obj['metadata']['uid']}", depends, partial(self._keeper.keep, obj, claims))
         for machine in self._orphans(machines, known) if self._is_same_store() else ():
             self._begin(f"vm {machine.uid}", machine, partial(self._remove, machine))
-        self._turns = {name: turn for name, turn in self._turns.items() if turn.at or name in self._busy}
+        # What is gone is never due again.
+        self._turns = {name: turn for name, turn in self._turns.items() if name in self._seen or name in self._busy}
+        return self._pause()
 
     def _begin(self, name: str, depends: Hashable, work: Callable[[], Outcome | None]) -> None:
         """Have it done by a worker, unless one is at it, none is free, or it is not due."""
+        self._seen.add(name)
         if name in self._busy or len(self._busy) >= self._settings.workers:
             return
         turn = self._turns.setdefault(name, _Turn())
@@ -166,8 +174,10 @@ class VirtualMachines:
         self._pulse.beat()  # what changed meanwhile is looked at now, and how long to sleep is known
 
     def _pause(self) -> float:
-        """Until the next thing is due."""
+        """Until the next thing is due. A worker that ends beats the pulse."""
         now = self._clock()
+        if len(self._busy) >= self._settings.workers:
+            return self._settings.resync
         due = [turn.at - now for name, turn in self._turns.items() if name not in self._busy]
         return max(0.0, min([self._settings.resync, *due]))
 

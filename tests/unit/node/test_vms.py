@@ -533,6 +533,31 @@ class TestCrash:
 
 
 class TestLoop:
+    def test_what_is_gone_is_never_due_again(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        world.store.delete("VirtualMachine", "default", "web")
+        world.round(times=3)
+        assert not world.exists("VirtualMachine", "web")
+        world.now += 1000
+        assert world.loop.round() == 5
+
+    def test_who_waits_for_a_worker_is_not_looked_at_until_one_is_free(self, world: World) -> None:
+        begun: list[Callable[[], None]] = []
+        platform = platform_of(world.bench, world.machines)
+        settings = Settings(resync=5, workers=1)
+        loop = VirtualMachines(
+            world.store, platform, Pulse(), settings=settings, clock=lambda: world.now, spawn=begun.append
+        )
+        for name in ("web", "db"):
+            world.apply(vm(name))
+        assert loop.round() == 5
+        assert len(begun) == 1
+        begun[0]()
+        loop.round()
+        assert len(begun) == 2
+
     def test_runs_by_itself_and_stops(self, world: World) -> None:
         pulse, stop = Pulse(), threading.Event()
         platform = platform_of(world.bench, world.machines, pulse)
