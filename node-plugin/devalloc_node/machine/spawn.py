@@ -25,10 +25,11 @@ _TAP = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
 def main(plan_path: str, detach: bool) -> int:
     with open(plan_path, encoding="utf-8") as file:
         plan = json.load(file)
-    life = os.open(plan["life"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # QEMU gets this descriptor: it must not be able to write there that it is another process, which would be ended.
+    life = os.open(plan["life"], os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if not _locked(life):
         return LIVES
-    os.ftruncate(life, 0)
+    os.truncate(plan["life"], 0)
     if not detach:
         return _become(plan, life)
     # The child says what went wrong; a pipe that just closes says that it has become QEMU.
@@ -57,6 +58,7 @@ def _locked(life: int) -> bool:
 
 def _become(plan: dict, life: int) -> int:  # type: ignore[type-arg]
     try:
+        _tell(plan["life"])
         _prepare(plan, life)
         os.execve(plan["argv"][0], plan["argv"], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"})
     except (OSError, ValueError) as error:
@@ -64,10 +66,18 @@ def _become(plan: dict, life: int) -> int:  # type: ignore[type-arg]
     os._exit(FAILED)
 
 
-def _prepare(plan: dict, life: int) -> None:  # type: ignore[type-arg]
+def _tell(life: str) -> None:
+    """Say in the life file which process it is."""
     with open(f"/proc/{os.getpid()}/stat", "rb") as file:
         started = file.read().rpartition(b")")[2].split()[19].decode()
-    os.pwrite(life, f"{os.getpid()} {started}\n".encode(), 0)
+    file_of = os.open(life, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.write(file_of, f"{os.getpid()} {started}\n".encode())
+    finally:
+        os.close(file_of)
+
+
+def _prepare(plan: dict, life: int) -> None:  # type: ignore[type-arg]
     for procs in plan["cgroups"]:
         with open(procs, "w", encoding="ascii") as file:
             file.write(str(os.getpid()))
@@ -80,7 +90,7 @@ def _prepare(plan: dict, life: int) -> None:  # type: ignore[type-arg]
     plan["complain"] = complain
     os.chdir(plan["folder"])
     for number, (path, writable) in plan["files"].items():
-        _as(os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC), int(number))
+        _as(_opened(path, writable), int(number))
     for number, interface in plan["taps"].items():
         tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TAP))
@@ -95,6 +105,15 @@ def _prepare(plan: dict, life: int) -> None:  # type: ignore[type-arg]
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.set_inheritable(life, True)
+
+
+def _opened(path: str, writable: bool) -> int:
+    """A file that was checked, unless a link has come between: root opens here what a user may have moved."""
+    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
+    there = os.readlink(f"/proc/self/fd/{fd}")
+    if there != path:
+        raise OSError(f"{path} is {there} now")
+    return fd
 
 
 def _as(fd: int, number: int) -> None:

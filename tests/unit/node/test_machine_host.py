@@ -155,6 +155,33 @@ def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) 
     assert launch.last_words(config, "m").startswith("content of the disk")
 
 
+def test_a_machine_cannot_say_that_it_is_another_process(tmp_path: Path) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    life = config.life("m")
+    assert spawned(plan(config, ["/bin/sleep", "60"])).returncode == 0
+    found = launch.life("m", config)
+    assert found is not None
+    try:
+        folder = Path(f"/proc/{found.pid}")
+        (number,) = [fd.name for fd in (folder / "fd").iterdir() if fd.readlink() == life]
+        flags = int((folder / "fdinfo" / number).read_text().split("flags:")[1].split()[0], 8)
+        assert flags & os.O_ACCMODE == os.O_RDONLY, "plugin and root trust what is written there"
+    finally:
+        kill(found, signal.SIGKILL)
+
+
+def test_a_folder_that_became_a_link_leads_nowhere(tmp_path: Path) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    images, secrets = tmp_path / "images", tmp_path / "secrets"
+    secrets.mkdir()
+    (secrets / "disk").touch()
+    images.symlink_to(secrets)  # after it was checked
+    done = spawned(plan(config, ["/bin/sleep", "60"], files={"100": [str(images / "disk"), True]}))
+    assert done.returncode == spawn.FAILED
+    assert f"{images}/disk is {secrets}/disk now" in done.stderr
+    assert launch.life("m", config) is None
+
+
 def test_asking_whether_a_machine_lives_does_not_keep_it_from_starting(tmp_path: Path) -> None:
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     file = plan(config, ["/bin/sleep", "60"])
