@@ -75,6 +75,9 @@ class Machines(Protocol):
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
         """Power it down; None: in its own time. ``force``: end it then. Raises Denied (``GuestRefused``)."""
 
+    def undo_start(self, key: str, deadline: Deadline) -> None:
+        """End one whose CPUs never ran; it has failed then, and a restart policy holds for it."""
+
     def forget(self, key: str, deadline: Deadline) -> None:
         """No longer in care: a stopped one is gone, an adopted one goes on."""
 

@@ -224,7 +224,7 @@ class Platform:
                     "MachineAdopted",
                     f"machine {key} was adopted: whoever started it stops it; --force ends it all the same",
                 )
-            if machine.runs:
+            if machine.runs or machine.phase == "Failed":  # which would be started again
                 self.machines.stop(key, seconds, force, due)
                 _note("stopped", key, caller, forced=force or None)
         return self.machine(key)
@@ -347,7 +347,7 @@ class Platform:
     def _clear(self, key: str, there: Machine | None, due: Deadline, caller: str) -> None:
         """Before a machine begins: end what a start that was cut off left, and forget the plugs of its last run."""
         if there is not None and there.is_paused:
-            self.machines.stop(key, 0, True, due)
+            self.machines.undo_start(key, due)
         self._detach(self.plugs(key), due, False, caller)
 
     def _give_back(self, key: str, due: Deadline, force: bool, caller: str) -> None:
@@ -374,7 +374,7 @@ class Platform:
                 problems.append(error.message)
 
         if began and not adopted and self.machines.get(key) is not None:
-            tried(lambda: self.machines.stop(key, 0, True, due))
+            tried(lambda: self.machines.undo_start(key, due))
         for ref in refs:
             tried(lambda ref=ref: self.claims.unprepare(ref, due, caller=caller))  # type: ignore[misc]
         if began and not problems and self.machines.get(key) is not None:

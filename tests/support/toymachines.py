@@ -62,6 +62,11 @@ class ToyMachines:
             raise Denied("GuestRefused", f"the guest of machine {key} does not power down", retryable=True)
         self.end(key)
 
+    def undo_start(self, key: str, deadline: Deadline) -> None:
+        self._check("undo_start", key)
+        self.end(key)
+        self.known[key] = replace(self.known[key], phase="Failed")
+
     def forget(self, key: str, deadline: Deadline) -> None:
         self._check("forget", key)
         del self.known[key]

@@ -141,7 +141,7 @@ class AttachmentKind:
             record, process = found
             if record.state == "starting":
                 # No guest is there that could let go, and nothing has happened in it yet.
-                self._machines.stop(key, 0.0, True, deadline)
+                self._machines.undo_start(key, deadline)
             else:
                 self._unplug(record, process, name, list(content.get("owners", {})), deadline)
         for node, (uid, gid) in content.get("owners", {}).items():

@@ -34,6 +34,10 @@ _LOOK_SECONDS = 2.0
 """What one look at a machine may take: it is answered from, and a hung QEMU must not hold up the others."""
 _SETTLE_SECONDS = 120.0
 """How long a change of a machine is waited for before it is noted that the machine ended."""
+_LOG_SECONDS = 5.0
+"""How often it is looked whether a guest has filled a log."""
+_USERS = "users"
+"""The lock under which user ids are given; those of machines end in a digest."""
 _FRESH_SECONDS, _HUNG_SECONDS = 1.0, 10.0
 """How long a look counts; longer where QEMU did not answer."""
 
@@ -87,6 +91,13 @@ class Machines:
             with suppress_and_log(key):
                 self._settle(key)
 
+    def keep_logs_short(self, stop: threading.Event) -> None:
+        """Empty what guests have filled, now and then until ``stop``: a guest writes as much as it likes."""
+        while not stop.wait(_LOG_SECONDS):
+            with suppress_and_log("of this node"):
+                for key in self.records.records(MACHINES):
+                    launch.trim_logs(self.config, machine_id(key))
+
     def list(self) -> Sequence[Machine]:
         """All machines in care."""
         return [machine for key in self.records.records(MACHINES) if (machine := self.get(key)) is not None]
@@ -113,7 +124,7 @@ class Machines:
             with suppress_and_log(key):
                 record = record_of(key, content)
                 spec = record.spec
-                if record.state in ("stopping", "failed") or spec.adopt or not spec.running or spec.restart != "Always":
+                if record.state == "stopping" or spec.adopt or not spec.running or spec.restart != "Always":
                     continue
                 if record.reason != "StoppedOnRequest" and self.process_of(record) is None:
                     found.append(record.machine)
@@ -157,12 +168,14 @@ class Machines:
                 if known.state == "starting":  # perhaps the plugin was killed in the middle of it
                     self._come_up(known, deadline)
                 return
-            given = launch.Launch(str(uuid.uuid4()), self._user(spec.key), accel.chosen(self.config))
-            record = MachineRecord(machine.to_manifest(), "starting", given.uuid, given.uid)
+            how = accel.chosen(self.config)
             began = False
             try:
-                launch.check(spec, self.config, given)
-                self._put(record)
+                with self._locks.held(_USERS, deadline):  # until it is written down, another machine would get it too
+                    given = launch.Launch(str(uuid.uuid4()), self._user(spec.key), how)
+                    launch.check(spec, self.config, given)
+                    record = MachineRecord(machine.to_manifest(), "starting", given.uuid, given.uid)
+                    self._put(record)
                 began = True
                 launch.launch(spec, self.config, given)
                 self._come_up(record, deadline)
@@ -229,6 +242,18 @@ class Machines:
             self._put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
             self._gone(record)
 
+    def undo_start(self, key: str, deadline: Deadline) -> None:
+        """End one whose CPUs never ran: its start failed, or was cut off. It has failed then, and stays wanted."""
+        with self.hold(key, deadline):
+            record = self.known(key)
+            process = self.process_of(record)
+            if process is None and record.state == "failed":
+                return  # it says why already
+            if process is not None:
+                self._end(record, process, 0.0, True, deadline)
+            self._put(record.become("failed", "StartUndone", "its start did not succeed, and was undone"))
+            self._gone(record)
+
     def forget(self, key: str, deadline: Deadline) -> None:
         """Keep it no more: a stopped one is gone then, an adopted one goes on. Raises Denied (``MachineRuns``)."""
         with self.hold(key, deadline):
@@ -264,7 +289,7 @@ class Machines:
                     key,
                     record.spec.adopt or str(self.config.folder(record.spec.id) / "qmp"),
                     command_seconds=self.config.command_seconds,
-                    check=adopt.owner_check(key, {adopt.own_user(), record.user}),
+                    check=adopt.owner_check(key, {_listener_of(record)}),
                 )
             self._lines[key] = (monitor, users + 1)
         try:
@@ -367,13 +392,17 @@ class Machines:
                     self._put(record.become("running"))
                 self._deaths.watch(key, process)
             elif record.state not in ("stopped", "failed"):
-                words = launch.last_words(self.config, record.spec.id)
-                asked = record.state == "stopping"
-                code, text = (
-                    ("StoppedOnRequest", "it was stopped on request") if asked else ("MachineEnded", "it ended")
-                )
-                self._put(record.become("stopped", code, f"{text}: {words}" if words else text))
+                self._put(self._ended(record))
                 self._gone(record)
+
+    def _ended(self, record: MachineRecord) -> MachineRecord:
+        """What is to be noted of a machine that was known to live and does not."""
+        words = launch.last_words(self.config, record.spec.id)
+        if record.state == "starting":  # its CPUs never ran, so that no policy forbids to start it again
+            return record.become("failed", "MachineDidNotStart", f"it was not started to the end: {words}".rstrip(": "))
+        asked = record.state == "stopping"
+        code, text = ("StoppedOnRequest", "it was stopped on request") if asked else ("MachineEnded", "it ended")
+        return record.become("stopped", code, f"{text}: {words}" if words else text)
 
     def _died(self, key: str) -> None:
         # A change of this machine may be under way and take its time to fail; the next death is not to wait for it.
@@ -396,13 +425,13 @@ class Machines:
                 look = _Look(now, amounts.observe(record, self.config, monitor, self.process_of(record), deadline))
         except NodeError as error:
             look = _Look(now, last.observed if last else UNKNOWN, error)
-        if record.spec.adopt is None:
-            launch.trim_logs(self.config, record.spec.id)
         with self._mutex:
             self._looks[key] = look
         return look
 
     def _view(self, record: MachineRecord, process: Process | None, look: _Look) -> Machine:
+        if process is None and look.problem is None and record.state in ("running", "stopping"):
+            record = self._ended(record)  # which is noted soon
         phases = {"starting": "Starting", "running": "Running", "stopping": "Stopping", "failed": "Failed"}
         phase, reason, message = phases.get(record.state, "Stopped"), record.reason, record.message
         if look.problem is not None:
@@ -425,6 +454,12 @@ class Machines:
             adopted=spec.adopt is not None,
             is_paused=process is not None and record.state == "starting",
         )
+
+
+def _listener_of(record: MachineRecord) -> int:
+    """Whose process listens on the machine's socket. Where that is a user of its own no other will do, for it can put
+    a link there, that leads to another QEMU of ours."""
+    return adopt.own_user() if record.user is None or record.spec.adopt is not None else record.user
 
 
 def _refused_by_host(key: str, error: OSError) -> Failed:

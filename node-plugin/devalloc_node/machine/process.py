@@ -61,7 +61,9 @@ def wait(known: Process, seconds: float) -> bool:
     if fd is None:
         return True
     try:
-        return bool(select.select([fd], [], [], max(0.0, seconds))[0])
+        ended = select.poll()  # select itself knows no descriptors above 1023
+        ended.register(fd, select.POLLIN)
+        return bool(ended.poll(max(0.0, seconds) * 1000))
     finally:
         os.close(fd)
 

@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,15 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, process
+from devalloc_node.machine import adopt, launch, process
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
-from devalloc_node.machine.records import MACHINES, PLUGS
+from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, content_of, record_of
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.step import ForcibleKind
 from tests.support.fake_qmp import FakeQemu
-from tests.support.machines import virtual_machine
+from tests.support.machines import until, virtual_machine
 
 KEY = "default/m"
 REF = ClaimRef("default", "c", "11111111-2222-3333-4444-555555555555")
@@ -242,6 +244,98 @@ def test_after_a_reboot_the_number_of_a_process_means_nothing(machines: Machines
     seen = machines.get(KEY)
     assert seen is not None
     assert seen.phase == "Stopped"
+
+
+# Machines of its own.
+
+
+def test_machines_that_are_started_at_once_have_users_of_their_own(
+    config: MachineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    def check(*_: object) -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+
+    def refuse(*_: object) -> None:
+        raise Failed("MachineDidNotStart", "there is no QEMU here")
+
+    monkeypatch.setattr(launch, "check", check)
+    monkeypatch.setattr(launch, "launch", refuse)
+    monkeypatch.setattr(adopt, "own_user", lambda: 0)
+    machines = Machines(replace(config, users=range(70000, 70010)), MemoryRecords())
+
+    def start(name: str) -> None:
+        with suppress(Failed):
+            machines.start(virtual_machine(name), soon())
+
+    threads = [threading.Thread(target=start, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(content["user"] for content in machines.records.records(MACHINES).values()) == [70000, 70001]
+    machines.close()
+
+
+def put(machines: Machines, **content: object) -> MachineRecord:
+    """A machine that was started, as the journal has it."""
+    record = MachineRecord(virtual_machine("m").to_manifest(), "running", "some-run")
+    machines.records.put(MACHINES, KEY, {**content_of(record), **content})
+    return record_of(KEY, machines.records.record(MACHINES, KEY) or {})
+
+
+def test_a_link_that_a_machine_put_in_its_place_leads_to_no_other_machine(
+    machines: Machines, config: MachineConfig, qemu: FakeQemu
+) -> None:
+    record = put(machines, user=70001)
+    folder = config.folder(record.spec.id)
+    folder.mkdir(parents=True)
+    (folder / "qmp").symlink_to(qemu.path)
+    with machines.line(record) as monitor, pytest.raises(Denied) as denied:
+        monitor.execute("quit", deadline=soon())
+    assert denied.value.code == "SocketNotOurs"
+    assert qemu.said == []
+
+
+def test_a_machine_that_ended_a_moment_ago_has_ended(machines: Machines) -> None:
+    put(machines)
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert (seen.phase, seen.reason) == ("Stopped", "MachineEnded"), "a machine that never restarts must not"
+
+
+def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: Machines) -> None:
+    put(machines, state="starting")
+    machines.recover()
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert (seen.phase, seen.reason) == ("Failed", "MachineDidNotStart")
+
+
+def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(machines: Machines) -> None:
+    put(machines, state="starting")
+    machines.undo_start(KEY, soon())
+    assert [found.metadata.name for found in machines.to_restart()] == ["m"]
+    machines.stop(KEY, None, False, soon())
+    assert machines.to_restart() == []
+
+
+def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
+    config: MachineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("devalloc_node.machine.machines._LOG_SECONDS", 0.01)
+    machines, stop = Machines(replace(config, log_bytes=10), MemoryRecords()), threading.Event()
+    log = config.folder(put(machines).spec.id) / "console.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"a guest that writes and writes")
+    thread = threading.Thread(target=machines.keep_logs_short, args=(stop,))
+    thread.start()
+    until(lambda: not log.read_bytes(), "the log is emptied", 10)
+    stop.set()
+    thread.join()
+    machines.close()
 
 
 # Devices of claims.

@@ -195,7 +195,7 @@ class TestMachines:
     def test_a_start_that_was_cut_off_goes_on(self, plugin: Served) -> None:
         """Killed after the machine was started and before it got its device: its CPUs stand still."""
         plugin.bench.add("a/slot-0")
-        plugin.machines.fail.update({"resume", "stop", "forget"})
+        plugin.machines.fail.update({"resume", "undo_start", "forget"})
         plugin.node.CreateMachine(creation("web", "claim-uid-0"))
         assert plugin.machines.known["default/web"].is_paused
         plugin.machines.fail.clear()

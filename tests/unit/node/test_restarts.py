@@ -92,6 +92,7 @@ def test_one_that_cannot_be_started_does_not_keep_the_others(world: World) -> No
     assert world.machines.known["default/db"].runs
     assert world.machines.devices == {}
     assert not world.machines.known["default/web"].runs, "it is not forgotten"
+    assert "stop default/web" not in world.machines.told, "which would be a wish that it stays so"
     world.machines.fail.clear()
     world.now = 100
     world.restarts.round()
