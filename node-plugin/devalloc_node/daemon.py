@@ -166,8 +166,8 @@ class Node:
                 scraped = partial(self._scraped, address)
                 stack.enter_context(taken(f"metrics on {address}", scraped, wait=rolling, say=say))
             restarts = Restarts(self.platform, self.pulse, self.machines.to_restart)
-            loops = [self.health.run, self._tell_claims, self.machines.keep_logs_short, restarts.run]
-            loops += [*self._publishing.loops, *beside]
+            own_loops: list[Loop] = [self.health.run, self._tell_claims, self.machines.keep_logs_short, restarts.run]
+            loops = [*own_loops, *self._publishing.loops, *beside]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:
                 thread.start()

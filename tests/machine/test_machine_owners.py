@@ -134,7 +134,8 @@ def test_why_qemu_did_not_start_is_told_in_its_own_words_and_nothing_is_left(mic
             seen = machines.get(KEY)
             assert seen is not None
             assert (seen.phase, seen.reason, seen.pid) == ("Failed", "MachineDidNotStart", 0)
-            assert machines.to_restart() == [], "it would fail again"
+            # Why it failed may pass, such as a lack of memory: a machine in care is tried again by its policy.
+            assert [again.metadata.name for again in machines.to_restart()] == ["m"]
             machines.forget(KEY, soon())
             assert list(settings.run.iterdir()) == []
 
