@@ -12,6 +12,8 @@ What undoing knows of the kinds of steps:
 * A ``reset`` step (between owners, T7) does nothing when it is done and resets when it is undone. Where that fails
   (code ``ResetFailed``) the claim is rid of the device, which is withheld with the reason and stays as it is, with the
   driver it has, until undoing the step succeeds; then the rest is undone.
+* A ``ContestedKind`` says where somebody else has changed the property meanwhile: that is theirs, so it stays
+  as it is and counts as undone.
 * ``file`` steps outlive a reboot; all others are undone by it.
 """
 
@@ -53,6 +55,17 @@ class StepKind(Protocol):
         """Make it so from *whatever* it is now (a crash may have left it half-way), and read back that it is.
 
         Nothing is written where it is so already. Raises NodeError; Unknown when it did not end before the deadline.
+        """
+
+
+@runtime_checkable
+class ContestedKind(StepKind, Protocol):
+    """A kind of property that admins and other programs set as well, while a claim relies on it."""
+
+    def taken_over(self, step: Step, *, finished: bool) -> str | None:
+        """What somebody else made of it, in words; None where it is as the step found or left it, or half-way between.
+
+        ``finished``: the step is known to have been done, so that half-way is no excuse. Raises NodeError.
         """
 
 

@@ -14,7 +14,7 @@ from devalloc_node.binding.use import refuse_open, vfio_nodes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.host.boundary import Host
-from devalloc_node.step import Value
+from devalloc_node.step import Step, Value
 
 _NONE = "(null)"
 
@@ -37,39 +37,48 @@ class DriverKind:
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         change.refuse_unanswered(self.host, target)
         now, wanted = self.read(target), value["driver"]
-        if now["driver"] not in (None, wanted):
-            self._unbind(target, now["driver"], deadline)
-        if wanted is not None and now["driver"] != wanted:
-            # Told by name, so that it is this driver again even where another would match the device too.
-            self._override(target, now["override"], wanted, deadline)
-            change.write(self.host, "bus/pci/drivers_probe", target, deadline)
-            now = self._expected(target, wanted)
+        if now["driver"] != wanted:
+            if now["driver"] is not None:
+                self._refuse_open(target)
+            # By name, so that it is this driver although another would match too; and before it is without a driver,
+            # so that none of those takes it in between (udev, or a module that is loaded just now).
+            override = wanted or value["override"]
+            self._override(target, now["override"], override, deadline)
+            if now["driver"] is not None:
+                change.write(self.host, f"bus/pci/drivers/{now['driver']}/unbind", target, deadline)
+                now = self._expected(target, None, override)
+            if wanted is not None and now["driver"] != wanted:
+                change.write(self.host, "bus/pci/drivers_probe", target, deadline)
+            now = self._expected(target, wanted, override)
         self._override(target, now["override"], value["override"], deadline)
-        after = self.read(target)
-        if after != value:
-            raise Failed("DriverNotBound", f"{target} has the driver {_said(after)}, not {_said(value)}")
+        # Whoever probes all devices at any time gives it to the driver that the override names, a step early.
+        after = self._expected(target, wanted, value["override"] if wanted is None else wanted)
+        if after["override"] != value["override"]:
+            raise Failed("DriverNotBound", f"{target} has the override {after['override']}, not {value['override']}")
 
-    def _unbind(self, target: str, driver: str, deadline: Deadline) -> None:
+    def taken_over(self, step: Step, *, finished: bool) -> str | None:
+        """A driver that the step has nothing to do with was bound by somebody else: perhaps the host has its card back,
+        and needs it."""
+        driver = self.read(step.target)["driver"]
+        if driver in (None, step.before["driver"], step.after["driver"], step.after["override"]):
+            return None
+        return f"{step.target} has the driver {driver}"
+
+    def _refuse_open(self, target: str) -> None:
         tree = self.host.tree()
         # While a machine holds it the kernel would block, and make the machine start an unplug of its own.
         refuse_open(tree, vfio_nodes([change.function(tree, target)]), target, certain=False)
-        change.write(self.host, f"bus/pci/drivers/{driver}/unbind", target, deadline)
-        self._expected(target, None)
 
     def _override(self, target: str, now: str | None, wanted: str | None, deadline: Deadline) -> None:
         if now != wanted:
             change.write(self.host, f"bus/pci/devices/{target}/driver_override", f"{wanted or ''}\n", deadline)
 
-    def _expected(self, target: str, wanted: str | None) -> dict[str, Value]:
+    def _expected(self, target: str, wanted: str | None, also: str | None) -> dict[str, Value]:
         found = state(change.folder(self.host.tree(), target))
-        if found["driver"] != wanted:
+        if found["driver"] not in (wanted, also):
             why = "; is its module loaded?" if wanted is not None and found["driver"] is None else ""
             raise Failed("DriverNotBound", f"{target} has the driver {found['driver']}, not {wanted}{why}")
         return found
-
-
-def _said(value: Value) -> str:
-    return f"{value['driver']} (override: {value['override']})"
 
 
 @dataclass(frozen=True, slots=True)

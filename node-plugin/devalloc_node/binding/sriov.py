@@ -69,7 +69,10 @@ class Sriov:
         pf = vf.pf
         if vf.function is not None:
             yield vfs.autoprobe_step(pf, None)
-            yield vfs.count_step(pf, pf.sriov.active if pf.sriov else 0)
+            # From here on this claim counts as one of the card's users, and nobody else removes its VFs; another claim,
+            # its last user, may have done so since they were seen.
+            _refuse_gone(self.host.tree(), vf)
+            yield vfs.count_step(change.function(self.host.tree(), str(pf.address)), None)
             return
         total = pf.sriov.total if pf.sriov else 0
         count = self.config.vf_count(str(pf.address), total)
@@ -82,6 +85,12 @@ class Sriov:
             )
         yield vfs.autoprobe_step(pf, 0)
         yield vfs.count_step(change.function(self.host.tree(), str(pf.address)), count)
+
+
+def _refuse_gone(tree: Tree, vf: VirtualFunction) -> None:
+    function = read_function(tree, vf.address)
+    if function is None or function.physfn != vf.pf.address:
+        raise Denied("DeviceGone", f"{vf.address} is not there any more", retryable=True)
 
 
 def _there(tree: Tree, vf: VirtualFunction) -> PciFunction:

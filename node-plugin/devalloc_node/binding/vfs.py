@@ -28,8 +28,10 @@ def autoprobe_step(pf: PciFunction, after: int | None) -> Step:
     return Step("vf-autoprobe", str(pf.address), before, before if after is None else after, shared_name(pf))
 
 
-def count_step(pf: PciFunction, after: int) -> Step:
-    return Step("vf-count", str(pf.address), _count(pf), after, shared_name(pf))
+def count_step(pf: PciFunction, after: int | None) -> Step:
+    """``after`` None: as it is."""
+    before = _count(pf)
+    return Step("vf-count", str(pf.address), before, before if after is None else after, shared_name(pf))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,12 @@ class CountKind:
         there = [address for _, address in pf.virtfns if read_function(tree, address) is not None]
         if _count(pf) != value or len(there) != value:
             raise Failed("VfsMissing", f"{target} has {len(there)} VFs after {value} were asked for")
+
+    def taken_over(self, step: Step, *, finished: bool) -> str | None:
+        """VFs that were not made by the step are not removed, nor made anew where somebody removed them (T8). While it
+        is not known to be done, fewer than were asked for are its own: drivers may make some and give up."""
+        count = self.read(step.target)
+        return f"{step.target} has {count} VFs" if finished and count not in (step.before, step.after) else None
 
 
 def _autoprobe(pf: Folder) -> int | None:

@@ -115,6 +115,11 @@ class VgpuKind:
         if after != value:
             raise Failed("VgpuMissing", f"{target} carries the vGPU type {after} after {value} was written")
 
+    def taken_over(self, step: Step, *, finished: bool) -> str | None:
+        """Another type than was asked for was put there by somebody else, perhaps just before."""
+        live = self.read(step.target)
+        return None if live in (0, step.before, step.after) else f"{step.target} carries the vGPU type {live}"
+
     def _read(self, target: str) -> tuple[PciFunction, int]:
         function = change.function(self.host.tree(), target)
         current = _current(function)

@@ -13,7 +13,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.journal import USE, Journal, StepRecord, Withheld
 from devalloc_node.journal.records import WITHHELD
-from devalloc_node.step import ForcibleKind, Step, StepKind
+from devalloc_node.step import ContestedKind, ForcibleKind, Step, StepKind
 
 LOG = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Steps:
         if step.kind == USE:
             return self._leave(record, deadline, caller)
         try:
-            self._revert(step, deadline, force=force)
+            self._revert(record, deadline, force=force)
         except NodeError as error:
             if error.code == "ResetFailed" and not record.owner.startswith(WITHHELD):
                 self._journal.withhold(record.id, error.message)
@@ -126,11 +126,14 @@ class Steps:
         _audit("undo", step, record.owner, record.device, caller)
         return []
 
-    def undo_shared(self, name: str, deadline: Deadline, caller: str = "") -> NodeError | None:
-        """What is shared under this name, where nobody uses it; why it stays. The caller holds its lock."""
+    def undo_shared(self, name: str, deadline: Deadline, caller: str = "", first: int = 0) -> NodeError | None:
+        """What is shared under this name, where nobody uses it, down to the step ``first``; why it stays. The caller
+        holds its lock."""
         for record in reversed(self._journal.steps(name)):
+            if record.id < first:
+                break
             try:
-                self._revert(record.step, deadline, force=False)
+                self._revert(record, deadline, force=False)
                 self._journal.undone(record.id)
                 _audit("undo", record.step, name, "", caller)
             except NodeError as error:
@@ -156,7 +159,8 @@ class Steps:
             found = self._recorded(name, step)
             if found is not None and found.step.after != step.after:
                 self._refuse_other(step, found, {user.owner for user in users} - {work.uid})
-                if (problem := self.undo_shared(name, deadline, work.caller)) is not None:
+                # What was begun before it stands below it, and may be this very claim's.
+                if (problem := self.undo_shared(name, deadline, work.caller, found.id)) is not None:
                     raise problem
                 found = None
             begun = []
@@ -216,10 +220,15 @@ class Steps:
         kind = self._kind(step)
         _explained(step, lambda: kind.apply(step.target, step.after, deadline))
 
-    def _revert(self, step: Step, deadline: Deadline, *, force: bool) -> None:
-        kind = self._kind(step)
+    def _revert(self, record: StepRecord, deadline: Deadline, *, force: bool) -> None:
+        step, kind = record.step, self._kind(record.step)
         change = kind.force if force and isinstance(kind, ForcibleKind) else kind.apply
         try:
+            if isinstance(kind, ContestedKind):
+                theirs = _explained(step, lambda: kind.taken_over(step, finished=record.state == "done"))
+                if theirs is not None:
+                    LOG.warning("%s is left as somebody else has made it: %s", _what(step), theirs)
+                    return
             _explained(step, lambda: change(step.target, step.before, deadline))
         except NodeError as error:
             if error.code != "DeviceGone":

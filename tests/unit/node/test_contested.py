@@ -1,0 +1,162 @@
+"""What others do to a device that a claim has: it stays as they made it, nothing of theirs is removed (T4, T8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, NodeError
+from devalloc_node.grant import GrantedDevice
+from devalloc_node.step import Step
+from tests.support.fakehost import FakeHost
+from tests.support.faketree import memory_folder
+from tests.support.fault_scenarios import SCENARIOS
+from tests.support.faults import Faults, Plugin
+from tests.support.steps import Hand
+from tests.support.toyhost import Bench
+
+PF, VF = "0000:41:00.0", "0000:41:10.0"
+L40S_VF = "0000:26:00.4"
+
+
+@contextmanager
+def on(scenario: str) -> Iterator[tuple[FakeHost, Plugin, Faults]]:
+    """A plugin with all bindings on the host of a scenario, whose claim is not prepared yet."""
+    with memory_folder() as folder:
+        faults = Faults(SCENARIOS[scenario], Path(folder))
+        with faults.life() as plugin:
+            yield faults.outside.host, plugin, faults
+
+
+def unclaimed(plugin: Plugin) -> bool:
+    return plugin.claims.describe() == {"claims": [], "shared": [], "withheld": []}
+
+
+class TestDrivers:
+    def test_a_card_that_the_host_took_back_is_not_taken_from_it_again(self) -> None:
+        with on("whole-nic") as (host, plugin, faults):
+            plugin.prepare(faults.uid)
+            host.unbind("vfio-pci", PF)
+            host.set_override(PF, "")
+            host.probe(PF)
+            host.default_route("eth0")
+            host.events.clear()
+            plugin.unprepare(faults.uid)
+            assert host.driver_of(PF) == "igb"
+            assert [event for event in host.events if event.action == "unbind"] == []
+            assert unclaimed(plugin)
+
+    def test_a_driver_that_somebody_chose_since_stays(self) -> None:
+        with on("whole-nic") as (host, plugin, faults):
+            plugin.prepare(faults.uid)
+            host.load_driver("uio_pci_generic")
+            host.unbind("vfio-pci", PF)
+            host.set_override(PF, "uio_pci_generic")
+            host.probe(PF)
+            plugin.unprepare(faults.uid)
+            assert host.driver_of(PF) == "uio_pci_generic"
+            assert unclaimed(plugin)
+
+    @pytest.mark.parametrize("scenario", ["whole-nic", "vfio-with-audio", "vf-that-was-there", "vf-to-be-created"])
+    def test_whoever_probes_all_devices_at_any_time_takes_none_in_between(
+        self, scenario: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with on(scenario) as (host, plugin, faults):
+            before, unbind = host.snapshot(), host.unbind
+
+            def and_probe(driver: str, address: str) -> None:
+                unbind(driver, address)
+                host.probe(address)
+
+            monkeypatch.setattr(host, "unbind", and_probe)
+            prepared = plugin.prepare(faults.uid)
+            assert {host.driver_of(address) for each in prepared.devices for address in each.functions} == {"vfio-pci"}
+            plugin.unprepare(faults.uid)
+            assert host.snapshot() == before
+
+
+class TestVfs:
+    def test_vfs_that_somebody_removed_are_not_made_anew(self) -> None:
+        with on("vf-that-was-there") as (host, plugin, faults):
+            plugin.prepare(faults.uid)
+            host.set_numvfs(PF, 0)
+            plugin.unprepare(faults.uid)
+            assert host.functions[PF].vfs == []
+            assert unclaimed(plugin)
+
+    def test_vfs_that_somebody_else_made_since_stay(self) -> None:
+        with on("vf-to-be-created") as (host, plugin, faults):
+            plugin.prepare(faults.uid)
+            host.set_numvfs(PF, 0)
+            host.set_numvfs(PF, 4)
+            plugin.unprepare(faults.uid)
+            assert len(host.functions[PF].vfs) == 4
+            assert unclaimed(plugin)
+
+    def test_fewer_than_were_asked_for_are_removed_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A driver that gives up half-way made those for us."""
+        with on("vf-to-be-created") as (host, plugin, faults):
+            before, make = host.snapshot(), host.set_numvfs
+            monkeypatch.setattr(host, "set_numvfs", lambda address, count: make(address, min(count, 3)))
+            with pytest.raises(NodeError, match="has 3 VFs after 7 were asked for"):
+                plugin.prepare(faults.uid)
+            assert host.snapshot() == before
+            assert unclaimed(plugin)
+
+    def test_a_pf_whose_driver_went_has_nothing_left_to_undo(self) -> None:
+        with on("vf-with-settings") as (host, plugin, faults):
+            plugin.prepare(faults.uid)
+            host.unbind("igb", PF)
+            plugin.unprepare(faults.uid)
+            assert host.driver_of(PF) is None
+            assert unclaimed(plugin)
+
+    def test_vfs_that_went_since_they_were_seen_are_not_made_as_a_side_effect(self) -> None:
+        """The last user of the card let them go, while this claim had seen them and was no user yet."""
+        with on("vf-that-was-there") as (host, _, _faults):
+            hand = Hand.on(host)
+            granted = GrantedDevice((), "node-a-0000-41-00", "0000-41-10-0")
+            binding = hand.bindings.choose(granted)
+            steps = binding.prepare(granted, binding.keys(granted, "uid", ()), Deadline.after(5))
+            assert next(steps).kind == "vf-autoprobe"
+            host.set_numvfs(PF, 0)
+            with pytest.raises(Denied) as caught:
+                steps.send(None)
+            assert (caught.value.code, caught.value.retryable) == ("DeviceGone", True)
+
+
+class TestVgpus:
+    def test_a_vgpu_that_somebody_made_just_before_is_not_removed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with on("vgpu") as (host, plugin, faults):
+            store = host.store
+            theirs: list[str] = []
+
+            def just_before(path: Any, text: str) -> None:
+                if str(path).endswith("current_vgpu_type") and not theirs:
+                    theirs.append("1150")
+                    store(path, "1150")
+                store(path, text)
+
+            monkeypatch.setattr(host, "store", just_before)
+            with pytest.raises(NodeError, match="EPERM"):
+                plugin.prepare(faults.uid)
+            assert theirs
+            assert host.vgpu.current[L40S_VF].id == "1150"
+            assert unclaimed(plugin)
+
+
+def test_a_shared_step_that_is_done_anew_leaves_those_below_it() -> None:
+    with memory_folder() as folder:
+        bench = Bench(Path(folder) / "node")
+        ref = bench.add("a/slot-0")
+        bench.claims.prepare(ref)
+        for name, value in (("low", 1), ("high", 2), ("high", 3)):
+            bench.claims.add(ref, Step("property", f"b-{name}", None, value, "card/b"))
+        assert (bench.host.get("b-low"), bench.host.get("b-high")) == (1, 3)
+        bench.claims.unprepare(ref)
+        assert bench.is_initial()
