@@ -10,10 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Literal, TypeVar
 
@@ -44,9 +45,10 @@ from devalloc_node.service.door import open_door
 from devalloc_node.service.node import About, NodeService
 from devalloc_node.service.plugin import KubeletSockets
 from devalloc_node.service.registration import kubelet_paths
+from devalloc_node.service.server import Service
 from devalloc_node.service.watching import Pulse
 from devalloc_node.settings import KubeletSettings, NodeSettings
-from devalloc_node.takeover import taken
+from devalloc_node.takeover import Place, taken
 from devalloc_node.vms.restarts import Restarts
 
 log = logging.getLogger(__name__)
@@ -158,8 +160,8 @@ class Node:
             rolling = self.settings.kubelet is not None and self.settings.kubelet.pod_uid is not None
             if (path := self.settings.socket) is not None:
                 own = NodeService(self.platform, self._about(), self.metrics, self.pulse).service()
-                take = partial(open_door, path, [own])
-                stack.enter_context(taken(f"{own.name} on {path}", lambda: take().stop, wait=rolling, say=say))
+                what = f"{own.name} on {path}"
+                stack.enter_context(taken(what, partial(_opened_door, what, path, own), wait=rolling, say=say))
             if self.settings.kubelet is not None:
                 stack.enter_context(self._serving(self.settings.kubelet, say))
             if (address := self.settings.metrics) is not None:
@@ -258,25 +260,26 @@ class Node:
             allowed_kinds=tuple(sorted(self.settings.bindings.allowed)),
         )
 
-    def _scraped(self, address: str) -> Callable[[], None]:
+    def _scraped(self, address: str) -> Place:
         with ExitStack() as stack:
-            stack.enter_context(served(self.metrics, address))
-            return stack.pop_all().close
+            place = stack.enter_context(served(self.metrics, address))
+            path = Path(place.removeprefix("unix:")) if place.startswith("unix:") else None
+            return Place(f"metrics on {place}", stack.pop_all().close, lambda: path is not None and not path.exists())
 
-    @contextmanager
-    def _serving(self, kubelet: KubeletSettings, say: Say) -> Iterator[None]:
+    def _serving(self, kubelet: KubeletSettings, say: Say) -> AbstractContextManager[None]:
         def registered(done: bool, error: str) -> None:
             say(f"the kubelet {'registered' if done else 'did not register'} {kubelet.driver}{error and ': '}{error}")
 
         paths = kubelet_paths(kubelet.folder, kubelet.driver, kubelet.pod_uid)
-        sockets = KubeletSockets(
-            paths, kubelet.driver, self, self.health, versions=kubelet.versions, on_status=registered
-        )
-        say(f"serving the kubelet on {paths.endpoint}")
-        try:
-            yield
-        finally:
-            sockets.stop()
+        what = f"the kubelet on {paths.endpoint}"
+
+        def take() -> Place:
+            sockets = KubeletSockets(
+                paths, kubelet.driver, self, self.health, versions=kubelet.versions, on_status=registered
+            )
+            return Place(what, sockets.stop, sockets.is_lost)
+
+        return taken(what, take, wait=False, say=say)
 
     def _reconcile(self, say: Say) -> None:
         """Look at the claims now and then, and when asked to, until ``stop``."""
@@ -368,6 +371,11 @@ def opened(settings: NodeSettings, host: Host, source: Source) -> Iterator[Node]
     """The plugin with its state folder open. Raises StoreError where that cannot be used."""
     with closing(open_journal(settings.state)) as journal:
         yield Node(settings, host, journal, source)
+
+
+def _opened_door(what: str, path: Path, service: Service) -> Place:
+    door = open_door(path, [service])
+    return Place(what, door.stop, door.is_lost)
 
 
 def _tell(report: Report, say: Say) -> None:

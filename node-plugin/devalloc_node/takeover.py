@@ -1,4 +1,8 @@
-"""Places that one process can have at a time, such as a socket: in a rolling update the new one waits for the old."""
+"""Places that one process can have at a time, such as a socket: in a rolling update the new one waits for the old.
+
+A place can be lost: somebody deletes the file of a socket, and nobody finds the process that listens there. It is taken
+anew then, which cuts off whoever was served.
+"""
 
 from __future__ import annotations
 
@@ -7,63 +11,80 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from devalloc_node.errors import Denied
 
 log = logging.getLogger(__name__)
 
-Give = Callable[[], None]
 _PAUSE_SECONDS = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place that is taken."""
+
+    what: str
+    """For people: ``metrics on 127.0.0.1:9180``."""
+    give: Callable[[], None]
+    """Give it back."""
+    is_lost: Callable[[], bool] = lambda: False
+    """Whether others do not find us there any more."""
+
+
 @contextmanager
-def taken(what: str, take: Callable[[], Give], *, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
-    """While inside, have a place. ``take`` takes it and returns how to give it back.
+def taken(what: str, take: Callable[[], Place], *, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
+    """While inside, have a place. ``take`` takes it.
 
     Where somebody else has it (Denied ``SocketInUse``, OSError EADDRINUSE) that is raised, or with ``wait`` it is tried
     again and again, in a thread, until the place is free.
     """
     over = threading.Event()
-    given: list[Give] = []
+    places: list[Place] = []
+    said: set[str] = set()
 
-    def attempt() -> bool:
+    def attempt() -> None:
         try:
-            given.append(take())
+            places.append(take())
         except (Denied, OSError) as error:
             if not _is_taken(error):
                 raise
-            return False
-        return True
+        else:
+            say(f"serving {places[0].what} from here on")
 
-    def go_on() -> None:
+    def give() -> None:
+        while places:
+            places.pop().give()
+
+    def keep() -> None:
         while not over.wait(_PAUSE_SECONDS):
             try:
-                if attempt():
-                    say(f"serving {what} from here on")
-                    return
-            except Exception:
-                log.exception("could not serve %s", what)
-                return
+                if places and places[0].is_lost():
+                    log.warning("somebody took away where %s was served; serving it anew", what)
+                    give()
+                if not places:
+                    attempt()
+            except Exception as error:
+                if (text := f"{type(error).__name__}: {error}") not in said:
+                    log.exception("could not serve %s; trying again", what)
+                said.add(text)
 
-    waiting: threading.Thread | None = None
     try:
-        given.append(take())
+        places.append(take())
     except (Denied, OSError) as error:
         if not (wait and _is_taken(error)):
             raise
         say(f"another instance serves {what}; this one will when that ends")
-        waiting = threading.Thread(target=go_on, name="takeover", daemon=True)
-        waiting.start()
     else:
-        say(f"serving {what}")
+        say(f"serving {places[0].what}")
+    keeping = threading.Thread(target=keep, name="takeover", daemon=True)
+    keeping.start()
     try:
         yield
     finally:
         over.set()
-        if waiting is not None:
-            waiting.join()
-        for give in given:
-            give()
+        keeping.join()
+        give()
 
 
 def _is_taken(error: Exception) -> bool:

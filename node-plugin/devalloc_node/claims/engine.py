@@ -212,6 +212,8 @@ class Claims:
         keys = self._hold(grant, source, bindings, due)
         work = Work(grant.ref.uid, caller)
         try:
+            for render in self._render.get(grant.kind, ()):
+                render(grant, ())  # a claim that can have no files is refused before anything is bound
             devices = [
                 self._device(work, granted, binding, key, due)
                 for granted, binding, key in zip(grant.devices, bindings, keys, strict=True)

@@ -71,8 +71,17 @@ def caller_of(context: grpc.ServicerContext) -> Caller:
 class Door:
     """Listens on ``path`` (0600) and leads to a gRPC server. Open from ``open_door`` until ``stop``."""
 
-    def __init__(self, path: Path, inner: SocketServer, way: int, listener: socket.socket, cleanup: ExitStack) -> None:
+    def __init__(
+        self,
+        path: Path,
+        inner: SocketServer,
+        way: int,
+        listener: socket.socket,
+        identity: server.Identity,
+        cleanup: ExitStack,
+    ) -> None:
         self.path = path
+        self._identity = identity
         self._server = inner
         self._way = way
         self._listener = listener
@@ -82,6 +91,10 @@ class Door:
         self._accepting = self._loop.create_task(self._accept())
         self._thread = threading.Thread(target=self._run, name="devalloc-door", daemon=True)
         self._thread.start()
+
+    def is_lost(self) -> bool:
+        """Whether nobody finds it by its name any more."""
+        return server.is_lost(self.path, self._identity)
 
     def stop(self, grace: float = 5.0) -> None:
         """Take the socket away (if it is still ours), let calls end for ``grace`` seconds, cut the rest off."""
@@ -161,8 +174,8 @@ def open_door(path: Path, services: Sequence[Service], limits: Limits | None = N
         way = os.open(inner.path, os.O_PATH | os.O_CLOEXEC)
         inner.path.unlink()  # /proc/self/fd is the only way to it now
         with ExitStack() as stack:
-            listener = stack.enter_context(_listening(path))
-            return Door(path, inner, way, listener, stack.pop_all())
+            listener, identity = stack.enter_context(_listening(path))
+            return Door(path, inner, way, listener, identity, stack.pop_all())
     except BaseException:
         inner.stop(0)
         if way >= 0:
@@ -171,7 +184,7 @@ def open_door(path: Path, services: Sequence[Service], limits: Limits | None = N
 
 
 @contextmanager
-def _listening(path: Path) -> Iterator[socket.socket]:
+def _listening(path: Path) -> Iterator[tuple[socket.socket, server.Identity]]:
     """A socket that listens at the path, where at no moment one is that has another mode or does not listen."""
     private = path.parent / ".d" / secrets.token_hex(4)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -185,7 +198,7 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         except OSError as error:
             raise Failed("SocketFailed", f"cannot serve on {path}: {error.strerror}", retryable=False) from error
         try:
-            yield listener
+            yield listener, identity
         finally:
             server.take_away(path, identity)
     finally:

@@ -56,6 +56,10 @@ class KubeletSockets:
         """Whether the kubelet said that it registered the plugin, and else why not."""
         return self._registration.status
 
+    def is_lost(self) -> bool:
+        """Whether the kubelet does not find one of the sockets any more."""
+        return self._registrar.is_lost() or self._endpoint.is_lost()
+
     def stop(self, grace: float = 10.0) -> None:
         """Sign off first, so that the kubelet dials nobody who is about to end; then let calls end."""
         self._registrar.stop(grace=1.0)

@@ -34,6 +34,8 @@ logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 MAX_PATH_BYTES = 107
 """What the kernel takes of a socket's path (108 bytes with the zero at its end)."""
 _PROBE_SECONDS = 1.0
+Identity = tuple[int, int]
+"""Of a file, whatever its name: device and number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,24 @@ class Limits:
 class SocketServer:
     """Services on one socket, from ``serve`` until ``stop``."""
 
-    def __init__(self, path: Path, server: grpc.Server, status: health.HealthServicer, cleanup: ExitStack) -> None:
+    def __init__(
+        self,
+        path: Path,
+        server: grpc.Server,
+        status: health.HealthServicer,
+        identity: Identity,
+        cleanup: ExitStack,
+    ) -> None:
         self.path = path
+        self._identity = identity
         self._server = server
         self._status = status
         self._cleanup = cleanup
         self._stopping = threading.Lock()
+
+    def is_lost(self) -> bool:
+        """Whether the socket's name leads to something else by now, or to nothing."""
+        return is_lost(self.path, self._identity)
 
     def stop(self, grace: float = 5.0) -> None:
         """Take the socket away (if it is still ours), let calls end for ``grace`` seconds, cancel the rest."""
@@ -101,14 +115,14 @@ def serve(path: Path, services: Sequence[Service], limits: Limits | None = None)
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     with ExitStack() as stack:
         try:
-            stack.enter_context(_bound(path, server))
+            identity = stack.enter_context(_bound(path, server))
         except OSError as error:
             raise Failed(
                 "SocketFailed", f"cannot serve on {path}: {error.strerror or error}", retryable=False
             ) from error
         for name in ("", *names):
             status.set(name, health_pb2.HealthCheckResponse.SERVING)
-        return SocketServer(path, server, status, stack.pop_all())
+        return SocketServer(path, server, status, identity, stack.pop_all())
 
 
 def check_path(path: Path) -> None:
@@ -125,7 +139,7 @@ def check_path(path: Path) -> None:
 
 
 @contextmanager
-def _bound(path: Path, server: grpc.Server) -> Iterator[None]:
+def _bound(path: Path, server: grpc.Server) -> Iterator[Identity]:
     """The server started with the socket in place; taken away at the end if it is still the same one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Names begin with a dot: the kubelet passes over these while it looks for sockets.
@@ -150,12 +164,12 @@ def _bound(path: Path, server: grpc.Server) -> Iterator[None]:
             os.close(descriptor)
         private.rmdir()
     try:
-        yield
+        yield identity
     finally:
         take_away(path, identity)
 
 
-def put_in_place(hidden: Path, path: Path, start: Callable[[], None] = lambda: None) -> tuple[int, int]:
+def put_in_place(hidden: Path, path: Path, start: Callable[[], None] = lambda: None) -> Identity:
     """Give a socket that listens, or does after ``start``, its name; what identifies it then.
 
     Raises Denied as ``serve``, OSError.
@@ -168,9 +182,17 @@ def put_in_place(hidden: Path, path: Path, start: Callable[[], None] = lambda: N
     return identity
 
 
-def take_away(path: Path, identity: tuple[int, int]) -> None:
+def is_lost(path: Path, identity: Identity) -> bool:
+    """Whether a name leads to another socket by now, or to nothing."""
+    try:
+        return _identity(os.lstat(path)) != identity
+    except FileNotFoundError:
+        return True
+
+
+def take_away(path: Path, identity: Identity) -> None:
     """Remove a socket unless another one has its name by now."""
-    with _locked(path.parent), suppress(FileNotFoundError):
+    with suppress(FileNotFoundError), _locked(path.parent):
         if _identity(os.lstat(path)) == identity:
             path.unlink()
 
@@ -218,5 +240,5 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
+def _identity(found: os.stat_result) -> Identity:
     return found.st_dev, found.st_ino

@@ -19,11 +19,13 @@ from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
+from devalloc_node.service.server import answers
 from devalloc_node.settings import KubeletSettings, NodeSettings
 from tests.support import cards
 from tests.support.fakehost import FakeHost, LocalHost
 from tests.support.faketree import memory_folder
 from tests.support.kubelet_client import KubeletClient, kubelet_client
+from tests.support.machines import until
 from tests.support.steps import pool_of
 
 NODE = "node-a"
@@ -77,6 +79,7 @@ class Bed:
     folder: Path
     grants: ListedGrants = field(default_factory=ListedGrants)
     said: list[str] = field(default_factory=list)
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
         settings = self.settings()
@@ -96,6 +99,7 @@ class Bed:
             socket=self.folder / "node.sock",
             cdi=self.folder / "cdi",
             kubelet=KubeletSettings(self.folder / "kubelet", pod_uid=pod_uid),
+            metrics=self.metrics or f"unix:{self.folder / 'metrics.sock'}",
             grace=0,
         )
 
@@ -245,6 +249,33 @@ def test_the_newer_instance_takes_over_what_only_one_can_serve(bed: Bed) -> None
     assert not (bed.folder / "node.sock").exists()
 
 
+def test_sockets_that_somebody_deleted_are_made_anew(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with bed.running():
+        until((bed.folder / "metrics.sock").exists, "all is served")
+        sockets = [path for path in bed.folder.rglob("*.sock") if path.is_socket()]
+        names = {path.name for path in sockets}
+        assert names == {"dra.sock", "devalloc.io-reg.sock", "node.sock", "metrics.sock"}
+        for path in sockets:
+            path.unlink()
+        (bed.folder / "kubelet" / "plugins_registry").rmdir()
+        for path in sockets:
+            until(lambda path=path: path.is_socket() and answers(path), f"{path.name} answers again")  # type: ignore[misc]
+        with kubelet_client(bed.settings().data / "dra.sock") as kubelet:
+            assert kubelet.prepare([ref])[ref.uid].error == ""
+            assert kubelet.unprepare([ref])[ref.uid].error == ""
+    assert not any(path.exists() for path in sockets)
+    assert bed.host.snapshot() == bed.before
+
+
+def test_where_metrics_are_served_is_said_with_the_port_that_it_is(bed: Bed) -> None:
+    bed.metrics = "127.0.0.1:0"
+    with bed.running():
+        until(lambda: "serving metrics on 127.0.0.1:" in "".join(bed.said), "they are served")
+    (port,) = [text.rpartition(":")[2] for text in bed.said if text.startswith("serving metrics on ")]
+    assert int(port) > 0
+
+
 def test_what_is_in_use_stays_and_says_by_whom(bed: Bed) -> None:
     ref = bed.grants.add("training", GPU)
     with bed.running() as (_, kubelet):
@@ -281,15 +312,20 @@ def test_claims_that_are_gone_are_taken_back_when_the_plugin_looks(bed: Bed) -> 
     assert any("default/training" in text for text in bed.said)
 
 
-def test_a_claim_waits_for_the_older_one_of_its_name(bed: Bed) -> None:
+def test_a_claim_waits_for_the_older_one_of_its_name(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The metadata files of both would be the same ones."""
     older = bed.grants.add("training", GPU, uid="uid-1")
     newer = bed.grants.add("training", VF, uid="uid-2")
     with bed.running() as (_, kubelet):
         assert kubelet.prepare([older])[older.uid].error == ""
+        asked, answer = [], bed.host.answer
+        monkeypatch.setattr(
+            bed.host, "answer", lambda method, *about: asked.append((method, *about)) or answer(method, *about)
+        )
         assert kubelet.prepare([newer])[newer.uid].error.startswith(
             "ClaimNameHeld: another claim default/training (uid uid-1)"
         )
+        assert [each for each in asked if each[0] in ("write", "set_vf")] == [], "nothing was bound for it"
         assert kubelet.unprepare([older])[older.uid].error == ""
         assert kubelet.prepare([newer])[newer.uid].error == ""
         assert kubelet.unprepare([newer])[newer.uid].error == ""
