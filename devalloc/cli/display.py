@@ -6,9 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
+
+if TYPE_CHECKING:
+    from devalloc.controller.publish import Published
 
 
 class Display(Protocol):
@@ -38,6 +41,12 @@ class Lines:
             self.say(text)
 
 
+def say_published(display: Display, done: Published) -> None:
+    """What became of the pools, where anything did: they are looked at with every claim and machine that changes."""
+    if done.changed:
+        display.say(f"pools: {done}")
+
+
 @contextmanager
 def displayed() -> Iterator[Display]:
     """Lines for files and pipes, a line of state below them on a terminal."""
@@ -47,15 +56,16 @@ def displayed() -> Iterator[Display]:
         yield Lines()
         return
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console()
 
     class Terminal:
         def say(self, text: str) -> None:
-            console.print(f"[dim]{datetime.now():%H:%M:%S}[/dim]", text, highlight=False)
+            console.print(f"[dim]{datetime.now():%H:%M:%S}[/dim]", escape(text), highlight=False)
 
         def state(self, text: str) -> None:
-            status.update(text)
+            status.update(escape(text))
 
     with console.status("starting") as status:
         yield Terminal()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.display import displayed
+from devalloc.cli.display import displayed, say_published
 from devalloc.cli.nodeoptions import node_options
 from devalloc.cli.options import duration, inventory_options, store_option
 from devalloc.cli.verb import BadInput, Failed, verb
@@ -113,7 +113,7 @@ def node(
                 pools = stack.enter_context(closing(SQLiteStore(path)))
                 plugin = stack.enter_context(opened(settings, host, on.store_source(pools, name)))
                 publishing = stack.enter_context(
-                    on.store_publishing(pools, plugin, lambda done: display.say(f"pools: {done}"))
+                    on.store_publishing(pools, plugin, lambda done: say_published(display, done))
                 )
                 if not dry_run:  # nothing is started in one, and nothing ended either
                     beside.append(on.store_machines(pools, plugin))

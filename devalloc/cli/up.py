@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.display import Display, displayed
+from devalloc.cli.display import Display, displayed, say_published
 from devalloc.cli.nodeoptions import node_options
 from devalloc.cli.options import duration, inventory_options, placement_option, store_option
 from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
     from devalloc.controller.allocate import Round
-    from devalloc.controller.publish import Published
     from devalloc.inventory import Discovery, Known
 
 
@@ -96,7 +95,7 @@ def up(
             settings=AllocateSettings(placement=placement, deadline=deadline, resync=resync),
             resync=resync,
             on_round=lambda done: _answered(display, done),
-            on_published=lambda done: _published(display, done),
+            on_published=lambda done: say_published(display, done),
         )
         plugin = None
         if _wants_node(with_node, no_inventory, sysfs_root, display):
@@ -132,11 +131,6 @@ def _wants_node(asked: bool | None, no_inventory: bool, sysfs_root: Path, displa
     if why is not None:
         display.say(f"without the node plugin, so that devices are allocated and not bound: {why}")
     return why is None
-
-
-def _published(display: Display, done: Published) -> None:
-    if done.created or done.updated or done.deleted or done.refused:
-        display.say(f"pools: {done}")
 
 
 def _answered(display: Display, done: Round) -> None:

@@ -30,6 +30,11 @@ class Published:
     refused: tuple[str, ...] = ()
     """Pools that could not be published, for somebody else's pool has the name."""
 
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to tell."""
+        return self != Published()
+
     def __str__(self) -> str:
         parts = {"created": self.created, "updated": self.updated, "deleted": self.deleted, "refused": self.refused}
         return "; ".join(f"{what} {', '.join(names)}" for what, names in parts.items() if names) or "nothing changed"

@@ -110,6 +110,11 @@ def test_nothing_in_a_spec_can_become_another_option() -> None:
     assert [each["mac"] for each in objects(words, "-device") if "mac" in each] == ['52:54:00:00:00:01","x":"y']
 
 
+def test_no_path_becomes_several() -> None:
+    with pytest.raises(Denied, match="comma"):
+        command(SPEC, replace(START, initrd="/images/a,/etc/shadow"))
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError, Unknown
 from devalloc_node.machine import cpu, devices, memory, pci
-from devalloc_node.machine.monitor import QmpMonitor, Refused
+from devalloc_node.machine.monitor import Event, QmpMonitor, Refused
 from devalloc_node.machine.spec import Disk
 from devalloc_node.prepared import PreparedDevice
 from tests.support.fake_qmp import FakeQemu
@@ -45,6 +47,32 @@ def card(name: str = "card", functions: int = 1) -> pci.PciDevice:
 
 
 # Devices.
+
+
+class Flooding:
+    """The monitor of a machine whose guest keeps its device, and causes events without end."""
+
+    def execute(self, command: str, arguments: object = None, *, deadline: Deadline) -> Any:
+        return [{"name": "card.f0", "type": "child<vfio-pci>"}] if command == "qom-list" else None
+
+    @contextmanager
+    def expect(self, *names: str) -> Iterator[Flooding]:
+        self.left = 1000
+        yield self
+
+    def next(self, deadline: Deadline) -> Event:
+        self.left -= 1
+        assert self.left, "it goes on for ever"
+        return {"event": "DEVICE_DELETED", "data": {"path": "/machine/peripheral/other"}}
+
+    def close(self) -> None:
+        pass
+
+
+def test_events_of_other_devices_do_not_put_the_deadline_off() -> None:
+    with pytest.raises(Denied) as denied:
+        devices.unplug(Flooding(), KEY, "card", Deadline.after(0))
+    assert denied.value.code == "GuestRefused"
 
 
 def test_a_device_goes_to_the_first_free_port_and_is_told_done_when_qemu_shows_it(
