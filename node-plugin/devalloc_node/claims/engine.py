@@ -10,8 +10,9 @@ from typing import Any
 from devalloc_node.binding.binding import Binding
 from devalloc_node.cdi import Rendered
 from devalloc_node.claims.audit import audit
-from devalloc_node.claims.content import grant_content, grant_of, prepared_content, prepared_of
+from devalloc_node.claims.content import grant_of, prepared_content, prepared_of
 from devalloc_node.claims.describe import described
+from devalloc_node.claims.hold import hold
 from devalloc_node.claims.locks import Locks
 from devalloc_node.claims.names import device_name, identities
 from devalloc_node.claims.options import Options
@@ -20,7 +21,7 @@ from devalloc_node.claims.steps import Steps, Undone, Work
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice, Grants
-from devalloc_node.journal import ClaimRecord, ClaimState, Holding, Journal, Taken
+from devalloc_node.journal import ClaimRecord, ClaimState, Journal
 from devalloc_node.names import check_ref
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.step import Step, StepKind
@@ -92,10 +93,13 @@ class Claims:
                 if grant.ref != ref:
                     raise Failed("ClaimUidMismatch", f"asked for claim {ref} ({ref.uid}), got {grant.ref.uid}")
                 prepared = self._steadily(grant, grants.identity(), due, caller)
-            except NodeError as error:
+            except Exception as problem:
+                error = as_node_error(ref, problem)
                 self._give_up(ref, grants)
                 audit("failed", claim=ref.uid, name=str(ref), caller=caller, code=error.code, message=error.message)
-                raise
+                if error is problem:
+                    raise
+                raise error from problem
         devices = [device_name(device) for device in prepared.devices]
         audit("prepared", claim=ref.uid, name=str(ref), devices=devices, used_by=list(grant.pods), caller=caller)
         return prepared
@@ -120,11 +124,7 @@ class Claims:
             if record is not None:
                 self.clear(record, due, caller, force=force)
                 return
-            if remains := list(self._remains(ref.uid)):
-                raise Failed(
-                    "ClaimRemains",
-                    f"claim {ref} is not in the journal, and the host still has of it: {', '.join(remains)}",
-                )
+            self.refuse_remains(ref)
             if kind is not None or len(self.grants) == 1:
                 self._grants_of(kind).let_go(ref)
 
@@ -185,6 +185,14 @@ class Claims:
         """Devices (``pool/device``) that nobody gets until they could be cleaned, and why (T7)."""
         return {withheld.device: withheld.reason for withheld in self.journal.withheld()}
 
+    def refuse_remains(self, ref: ClaimRef) -> None:
+        """Of a claim that is not in the journal. Raises Failed ``ClaimRemains`` where the host has something of it."""
+        if remains := list(self._remains(ref.uid)):
+            raise Failed(
+                "ClaimRemains",
+                f"claim {ref} is not in the journal, and the host still has of it: {', '.join(remains)}",
+            )
+
     def describe(self) -> dict[str, Any]:
         """All that the journal says, as JSON for people and programs."""
         return described(self.journal)
@@ -209,7 +217,7 @@ class Claims:
 
     def _prepare(self, grant: Grant, source: str, due: Deadline, caller: str) -> Prepared:
         bindings = [self._binding(device) for device in grant.devices]
-        keys = self._hold(grant, source, bindings, due)
+        keys = hold(self.journal, grant, source, bindings, due)
         work = Work(grant.ref.uid, caller)
         try:
             for render in self._render.get(grant.kind, ()):
@@ -236,41 +244,6 @@ class Claims:
                 "ask for it with an explicit count",
             )
         return binding
-
-    def _hold(self, grant: Grant, source: str, bindings: Sequence[Binding], due: Deadline) -> list[tuple[str, ...]]:
-        """Choose what each device holds and write it down, before anything else may."""
-        while True:
-            held = self.journal.held()
-            holdings: dict[str, str] = {}
-            chosen = []
-            for granted, binding in zip(grant.devices, bindings, strict=True):
-                # Admin access excludes nobody (S14).
-                keys = () if granted.admin else tuple(binding.keys(granted, grant.ref.uid, [*held, *holdings]))
-                for key in keys:
-                    if key in holdings:
-                        both = f"{holdings[key]} and {device_name(granted)}"
-                        raise Denied("DeviceInUse", f"devices {both} of claim {grant.ref} are both {key}")
-                    holdings[key] = device_name(granted)
-                chosen.append(keys)
-            try:
-                self.journal.begin(grant.ref, grant.kind, grant_content(grant, source), holdings)
-                return chosen
-            except Taken as error:
-                # Somebody was quicker where it was free just now: perhaps something else is free.
-                if error.holding.key in held or due.passed:
-                    raise self._taken(error.holding, holdings[error.holding.key]) from error
-
-    def _taken(self, holding: Holding, wanted: str) -> Denied:
-        if not holding.uid:
-            reason = self.withheld().get(holding.device, "it could not be reset")
-            return Denied("DeviceWithheld", f"device {wanted}: {holding.key} is withheld: {reason}", retryable=True)
-        owner = self.journal.claim(holding.uid)
-        who = "a claim" if owner is None else f"claim {owner.ref} ({owner.state})"
-        return Denied(
-            "DeviceInUse",
-            f"device {wanted}: {holding.key} is held by {who}, uid {holding.uid}; unprepare that claim first",
-            retryable=True,
-        )
 
     def _device(
         self, work: Work, granted: GrantedDevice, binding: Binding, keys: tuple[str, ...], due: Deadline

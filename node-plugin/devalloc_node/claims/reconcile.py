@@ -126,9 +126,11 @@ class Reconciler:
             return
         try:
             with self._claims.locks.claim(ref.uid, Deadline.after(_TRY_SECONDS)):
-                if self._claims.journal.claim(ref.uid) is None:
-                    grants.let_go(ref)
-                    report.finished.append(f"claim {ref} counted as held by this node, which has nothing of it")
+                if self._claims.journal.claim(ref.uid) is not None:
+                    return
+                self._claims.refuse_remains(ref)
+                grants.let_go(ref)
+                report.finished.append(f"claim {ref} counted as held by this node, which has nothing of it")
         except NodeError as error:
             if error.code != "ClaimBusy":
                 report.stuck.append(f"claim {ref}: {error}")

@@ -50,7 +50,12 @@ class LinuxHost:
                 raise Unknown("HostNotAnswering", f"the kernel has not answered an earlier write to /sys/{path} yet")
             self._waiting.add(job)
         answer: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
-        threading.Thread(target=self._written, args=(job, answer), name=f"write {path}", daemon=True).start()
+        try:
+            threading.Thread(target=self._written, args=(job, answer), name=f"write {path}", daemon=True).start()
+        except RuntimeError as refused:  # no thread can be had; nothing was written
+            with self._lock:
+                self._waiting.discard(job)
+            raise Failed("HostBusy", f"cannot write to /sys/{path} now: {refused}") from refused
         try:
             error = answer.get(timeout=deadline.seconds)
         except queue.Empty:

@@ -10,6 +10,8 @@ from pathlib import Path
 from devalloc.store.errors import Unavailable, Unusable
 from devalloc.store.paths import FILES
 
+_DAMAGED = ".damaged-"
+
 
 def make_private(folder: Path) -> None:
     """Make a folder (0700) that nobody else can enter, or close one that is there. Raises Unusable, Unavailable."""
@@ -26,11 +28,17 @@ def make_private(folder: Path) -> None:
         raise Unavailable(f"cannot make the state folder {folder}: {error.strerror}") from error
 
 
+def moved_aside(path: Path) -> list[Path]:
+    """The databases that ``move_aside`` has renamed and that are still there, the latest last."""
+    ends = tuple(end for end in FILES if end)
+    return sorted(file for file in path.parent.glob(f"{path.name}{_DAMAGED}*") if not file.name.endswith(ends))
+
+
 def move_aside(path: Path, now: datetime) -> Path:
     """Rename a database and what SQLite keeps beside it; the new path of the database."""
     stamp = f"{now:%Y%m%dT%H%M%SZ}"
     number = 0
-    while (aside := path.with_name(f"{path.name}.damaged-{stamp}" + (f"-{number}" if number else ""))).exists():
+    while (aside := path.with_name(f"{path.name}{_DAMAGED}{stamp}" + (f"-{number}" if number else ""))).exists():
         number += 1
     # The database last: where this is cut off, the damaged file is still there to be found and moved.
     for suffix in reversed([end for end in FILES if end != ".lock"]):

@@ -16,7 +16,7 @@ from devalloc.store.database import explained, open_database, transaction
 from devalloc.store.errors import Damaged, StoreError, Unusable
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
-from devalloc_node.journal.folder import make_private, move_aside
+from devalloc_node.journal.folder import make_private, move_aside, moved_aside
 from devalloc_node.journal.records import USE, WITHHELD, ClaimRecord, ClaimState, Holding, StepRecord, Taken, Withheld
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.step import Step, Value
@@ -45,7 +45,7 @@ def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
         try:
-            return SQLiteJournal(path, lock, clock)
+            return _aware(SQLiteJournal(path, lock, clock))
         except Damaged as error:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,14 +57,22 @@ def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.
         try:
             journal = SQLiteJournal(path, lock, clock)
         except Damaged:
-            aside = move_aside(path, clock())
+            move_aside(path, clock())
             journal = SQLiteJournal(path, lock, clock)
-            journal.set(QUARANTINED, str(aside))
         fcntl.flock(lock, fcntl.LOCK_SH)
-        return journal
+        return _aware(journal)
     except BaseException:
         os.close(lock)
         raise
+
+
+def _aware(journal: SQLiteJournal) -> SQLiteJournal:
+    """Have it say which one lies beside it: also where whoever moved that one aside came no further, and where an admin
+    has removed only the last of several."""
+    named = journal.setting(QUARANTINED)
+    if (named is None or not Path(named).exists()) and (aside := moved_aside(journal.path)):
+        journal.set(QUARANTINED, str(aside[-1]))
+    return journal
 
 
 class SQLiteJournal:

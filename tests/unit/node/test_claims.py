@@ -470,6 +470,16 @@ def test_a_host_that_says_yes_and_does_nothing_is_not_believed(bench: Bench) -> 
     assert bench.is_initial()
 
 
+def test_what_nobody_thought_of_is_an_error_of_that_claim_which_does_not_count_as_held(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.binding, "keys", lambda *arguments: 1 // 0)
+    with pytest.raises(Failed, match="ZeroDivisionError") as caught:
+        bench.claims.prepare(bench.add("a/slot-0"))
+    assert caught.value.code == "InternalError"
+    assert bench.is_initial()
+
+
 def test_options_stay_below_what_the_kubelet_waits() -> None:
     options = Options()
     assert options.prepare_seconds + options.undo_seconds < 45

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from devalloc_node.claims.content import grant_content, grant_of, prepared_conte
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.journal import USE, ClaimState, SQLiteJournal, Taken, open_journal
+from devalloc_node.journal.folder import move_aside
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.prepared import Prepared, PreparedDevice
@@ -317,6 +319,20 @@ class TestDamage:
         with closing(open_journal(folder)) as journal:
             assert journal.setting(QUARANTINED) == aside
         assert len(list(folder.glob("journal.db.damaged-*Z"))) == 1
+
+    def test_it_is_known_though_the_plugin_died_right_after_it_moved_it(self, folder: Path) -> None:
+        open_journal(folder).close()
+        move_aside(folder / "journal.db", datetime(2026, 11, 21, tzinfo=UTC))
+        self.assert_moved(folder)
+
+    def test_an_admin_who_removed_one_of_two_has_still_one_to_look_at(self, folder: Path) -> None:
+        for day in (20, 21):
+            open_journal(folder).close()
+            move_aside(folder / "journal.db", datetime(2026, 11, day, tzinfo=UTC))
+        with closing(open_journal(folder)) as journal:
+            last = Path(journal.setting(QUARANTINED) or "")
+        last.unlink()
+        self.assert_moved(folder)
 
     def test_one_that_another_process_has_open_is_not_moved_under_it(self, folder: Path) -> None:
         with closing(open_journal(folder)) as journal:

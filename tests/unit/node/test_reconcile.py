@@ -254,6 +254,21 @@ class TestDoubts:
         aside.unlink()
         assert bench.reconciler.reconcile().doubts == []
 
+    def test_a_claim_of_which_the_host_has_something_goes_on_counting_as_held(self, bench: Bench) -> None:
+        """Its journal was lost without a trace, and unprepare would not take it for done either (T9)."""
+        ref = bench.add("a/slot-0")
+        bench.grants.get(ref)
+        remains = [f"/var/run/cdi/d.example_claim_{ref.uid}.json"]
+        bench.extra["remains"] = lambda uid: remains if uid == ref.uid else ()
+        bench.start()
+        assert bench.reconciler.reconcile().stuck == [
+            f"claim {ref}: claim {ref} is not in the journal, and the host still has of it: {remains[0]}"
+        ]
+        assert bench.grants.marked == {ref.uid: ref}
+        remains.clear()
+        bench.reconciler.reconcile()
+        assert bench.is_initial()
+
     def test_a_host_that_cannot_be_looked_at_is_a_doubt(self, bench: Bench) -> None:
         def fail(held: frozenset[str]) -> list[str]:
             raise Failed("HostUnreadable", "no /sys")
