@@ -86,7 +86,10 @@ def _device(device: PreparedDevice, driver: str) -> Mapping[str, Any]:
         "driver": driver,
         "pool": device.pool,
         "name": device.device,
-        "attributes": {name: {"string": value} for name, value in sorted(device.attributes.items())},
+        "attributes": {
+            name: {"int" if isinstance(value, int) else "string": value}
+            for name, value in sorted(device.attributes.items())
+        },
     }
 
 

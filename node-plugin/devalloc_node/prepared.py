@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from devalloc_node.grant import ClaimRef
 
+Attribute = str | int
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
@@ -24,8 +26,8 @@ class PreparedDevice:
     """Path below sys of what ``vfio-pci,sysfsdev=`` takes where a host address does not do (mdev, vendor VFIO)."""
     nodes: tuple[str, ...] = ()
     """Device nodes that its user opens: ``/dev/vfio/15``; of the container ``/dev/vfio/vfio`` nothing is said here."""
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    """What the metadata file tells, such as ``resource.kubernetes.io/pciBusID`` and ``mdevUUID``."""
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    """What the metadata file tells, such as ``resource.kubernetes.io/pciBusID`` and ``mdevUUID``: texts and numbers."""
     admin: bool = False
     share: str | None = None
 

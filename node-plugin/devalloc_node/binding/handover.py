@@ -13,10 +13,12 @@ from devalloc_node.binding.variants import vfio_driver
 from devalloc_node.errors import Failed
 from devalloc_node.grant import GrantedDevice
 from devalloc_node.host.boundary import Host
-from devalloc_node.prepared import PreparedDevice
+from devalloc_node.prepared import Attribute, PreparedDevice
 from devalloc_node.step import Step
 
-PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+_PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+_PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+_NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
 def key(address: object) -> str:
@@ -30,6 +32,13 @@ def keys_of(tree: Tree, functions: Sequence[PciFunction]) -> list[str]:
     found += [peer.address for function in functions for peer in group_members(tree, function)
               if peer.base_class != BRIDGE]  # fmt: skip
     return [key(address) for address in dict.fromkeys(found)]
+
+
+def place(function: PciFunction) -> dict[str, Attribute]:
+    """Where a function is, as Kubernetes names that: what of it is known."""
+    found: dict[str, Attribute] = {_PCI_BUS_ID: str(function.address)}
+    found |= {} if function.numa is None else {_NUMA_NODE: function.numa}
+    return found | ({} if function.root is None else {_PCIE_ROOT: function.root})
 
 
 def handed_over(tree: Tree, functions: Sequence[PciFunction]) -> Generator[Step, None, None]:
@@ -53,7 +62,6 @@ def passed_through(host: Host, granted: GrantedDevice, functions: Sequence[PciFu
     for function in now:
         if not function.on_vfio or function.iommu_group is None:
             raise Failed("DriverNotBound", f"{function.address} has the driver {function.driver}, none of VFIO's")
-    main = str(now[0].address)
     return PreparedDevice(
         requests=granted.requests,
         pool=granted.pool,
@@ -61,6 +69,6 @@ def passed_through(host: Host, granted: GrantedDevice, functions: Sequence[PciFu
         binding="vfio",
         functions=tuple(str(function.address) for function in now),
         nodes=tuple(dict.fromkeys(f"/dev/vfio/{function.iommu_group}" for function in now)),
-        attributes={PCI_BUS_ID: main},
+        attributes=place(now[0]),
         share=granted.share,
     )

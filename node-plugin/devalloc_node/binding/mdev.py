@@ -13,7 +13,7 @@ from devalloc_node.binding import change, refusals
 from devalloc_node.binding.binding import Health, Steps
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.find import located
-from devalloc_node.binding.handover import PCI_BUS_ID
+from devalloc_node.binding.handover import place
 from devalloc_node.binding.health import HEALTHY, present
 from devalloc_node.binding.parents import choose_parent, kept_parent
 from devalloc_node.binding.profiles import refuse_other_profile
@@ -101,7 +101,7 @@ class Mdev:
             mdev_uuid=own,
             sysfsdev=f"bus/mdev/devices/{own}",
             nodes=(f"/dev/vfio/{group}",),
-            attributes={PCI_BUS_ID: parent, "mdevUUID": own},
+            attributes={**place(change.function(tree, parent)), "mdevUUID": own},
             share=granted.share,
         )
 

@@ -10,7 +10,7 @@ from devalloc_node.binding.binding import Binding, Health, Steps
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.drivers import DriverKind, ResetKind
 from devalloc_node.binding.find import located
-from devalloc_node.binding.handover import PCI_BUS_ID
+from devalloc_node.binding.handover import place
 from devalloc_node.binding.health import HEALTHY, present
 from devalloc_node.binding.mdev import Mdev, MdevKind
 from devalloc_node.binding.sriov import Sriov
@@ -102,7 +102,7 @@ class Unbound:
             binding=self.name,
             functions=(address,) if address else (),
             mdev_uuid=device.uuid if isinstance(device, InstanceDevice) else None,
-            attributes={PCI_BUS_ID: address} if address else {},
+            attributes=place(function) if function is not None else {},
             admin=True,
             share=granted.share,
         )

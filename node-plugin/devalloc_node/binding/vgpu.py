@@ -12,7 +12,7 @@ from devalloc_node.binding import change, refusals
 from devalloc_node.binding.binding import Health, Steps
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.find import find
-from devalloc_node.binding.handover import PCI_BUS_ID
+from devalloc_node.binding.handover import place
 from devalloc_node.binding.health import HEALTHY, present
 from devalloc_node.binding.parents import choose_parent, kept_parent
 from devalloc_node.binding.profiles import refuse_other_profile
@@ -68,7 +68,7 @@ class Vgpu:
             functions=(str(vf.address),),
             sysfsdev=f"bus/pci/devices/{vf.address}",
             nodes=(f"/dev/vfio/{after.iommu_group}",),
-            attributes={PCI_BUS_ID: str(vf.address)},
+            attributes=place(after),
             share=granted.share,
         )
 

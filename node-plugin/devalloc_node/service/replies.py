@@ -96,7 +96,7 @@ def _device(device: PreparedDevice, cdi_ids: Mapping[str, tuple[str, ...]]) -> p
         mdev_uuid=device.mdev_uuid or "",
         sysfsdev=device.sysfsdev or "",
         nodes=device.nodes,
-        attributes=dict(device.attributes),
+        attributes={name: str(value) for name, value in device.attributes.items()},
         admin=device.admin,
         share=device.share or "",
         cdi_ids=cdi_ids.get(name, ()),

@@ -15,7 +15,7 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from tests.support import cards
 from tests.support.fakehost import FakeHost, LocalHost
 from tests.support.faketree import memory_folder
-from tests.support.steps import Hand
+from tests.support.steps import Hand, place
 
 GPU = "0000:01:00.0"
 AUDIO = "0000:01:00.1"
@@ -53,7 +53,7 @@ class TestHandingOver:
         assert (gpu.driver_of(GPU), gpu.driver_of(AUDIO)) == ("vfio-pci", "vfio-pci")
         assert prepared.functions == (GPU, AUDIO)
         assert (prepared.binding, prepared.nodes) == ("vfio", ("/dev/vfio/7",))
-        assert prepared.attributes == {"resource.kubernetes.io/pciBusID": GPU}
+        assert prepared.attributes == place(GPU)
         assert hand.keys[GPU_DEVICE] == (f"pci/{GPU}", f"pci/{AUDIO}")
         hand.unprepare(GPU_DEVICE)
         assert (gpu.driver_of(GPU), gpu.driver_of(AUDIO)) == ("nvidia", "snd_hda_intel")

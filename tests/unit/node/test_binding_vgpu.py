@@ -26,7 +26,7 @@ from tests.support.recorded_host import (
     recorded_l40s,
     recorded_types,
 )
-from tests.support.steps import Hand, config
+from tests.support.steps import Hand, config, place
 
 RECORDED = pytest.param("recorded", marks=pytest.mark.skipif(not is_recorded(), reason="the shared cases are not here"))
 A2_POOL = "node-a-0000-08-00"
@@ -83,7 +83,7 @@ class TestMediatedDevices:
         assert prepared.sysfsdev == f"bus/mdev/devices/{uuid}"
         group = (a2.sys / "bus/mdev/devices" / uuid / "iommu_group").resolve().name
         assert prepared.nodes == (f"/dev/vfio/{group}",)
-        assert prepared.attributes == {"resource.kubernetes.io/pciBusID": A2_4Q_VF, "mdevUUID": uuid}
+        assert prepared.attributes == {**place(A2_4Q_VF), "mdevUUID": uuid}
         assert hand.keys[A2_4Q] == (f"pci/{A2_4Q_VF}", f"mdev/{uuid}")
         assert hand.bindings.observe(prepared).state == "healthy"
         hand.unprepare(A2_4Q)
@@ -179,7 +179,7 @@ class TestVendorLayout:
         assert (prepared.binding, prepared.functions, prepared.mdev_uuid) == ("vgpu", (L40S_VF,), None)
         assert prepared.sysfsdev == f"bus/pci/devices/{L40S_VF}"
         assert prepared.nodes == (f"/dev/vfio/{l40s.functions[L40S_VF].group}",)
-        assert prepared.attributes == {"resource.kubernetes.io/pciBusID": L40S_VF}
+        assert prepared.attributes == place(L40S_VF)
         assert hand.bindings.observe(prepared).state == "healthy"
         hand.unprepare(L40S_2Q)
         after = l40s.snapshot()

@@ -32,7 +32,11 @@ VGPU = PreparedDevice(
     "mdev",
     mdev_uuid="5f5c4d8e-0000-4000-8000-000000000001",
     nodes=("/dev/vfio/16",),
-    attributes={"mdevUUID": "5f5c4d8e-0000-4000-8000-000000000001", "resource.kubernetes.io/pciBusID": "0000:08:00.4"},
+    attributes={
+        "mdevUUID": "5f5c4d8e-0000-4000-8000-000000000001",
+        "resource.kubernetes.io/pciBusID": "0000:08:00.4",
+        "resource.kubernetes.io/numaNode": 0,
+    },
 )
 
 
@@ -126,6 +130,7 @@ def test_metadata_is_a_stream_with_the_newest_version_first() -> None:
                         "name": "0000-08-00-4-nvidia-746",
                         "attributes": {
                             "mdevUUID": {"string": VGPU.mdev_uuid},
+                            "resource.kubernetes.io/numaNode": {"int": 0},
                             "resource.kubernetes.io/pciBusID": {"string": "0000:08:00.4"},
                         },
                     }
