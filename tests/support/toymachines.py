@@ -12,6 +12,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import StepRecord
+from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine, Plug
 from devalloc_node.platform import ATTACHMENT
 from devalloc_node.prepared import Prepared
@@ -30,6 +31,8 @@ class ToyMachines:
     stubborn: set[str] = field(default_factory=set)
     """Machines whose guest refuses everything."""
     told: list[str] = field(default_factory=list)
+    patience: dict[str, float | None] = field(default_factory=dict)
+    """Seconds that guests were given to power down."""
     slots: int = 4
     touched: Callable[[], None] = lambda: None
     """Called before each change of QEMU, and before its answer gets back; may raise."""
@@ -58,6 +61,7 @@ class ToyMachines:
 
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
         self._check("stop", key)
+        self.patience[key] = seconds
         if key in self.stubborn and not force:
             raise Denied("GuestRefused", f"the guest of machine {key} does not power down", retryable=True)
         self.end(key)
@@ -124,6 +128,7 @@ class ToyMachines:
             pid=4242 + len(self.told),
             id=f"run-{len(self.told)}",
             is_paused=is_paused,
+            started=spec_of(machine),
         )
 
 

@@ -452,6 +452,7 @@ class Machines:
             id=record.run,
             qmp_socket=spec.adopt or str(self.config.folder(spec.id) / "qmp"),
             adopted=spec.adopt is not None,
+            started=spec,
             is_paused=process is not None and record.state == "starting",
         )
 

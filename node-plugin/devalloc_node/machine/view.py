@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from devalloc_node.grant import ClaimRef
+from devalloc_node.machine.spec import MachineSpec
 from devalloc_node.step import Step
 
 
@@ -44,6 +45,8 @@ class Machine:
     """Names this run of it."""
     qmp_socket: str = ""
     adopted: bool = False
+    started: MachineSpec | None = None
+    """What it was started as, where that can be read: amounts change while it runs, the rest with its next start."""
     is_paused: bool = False
     """It was started and its CPUs do not run yet: it waits for its devices."""
 

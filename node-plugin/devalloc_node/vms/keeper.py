@@ -116,6 +116,7 @@ class Keeper:
             problems.insert(0, Outcome(machine.reason, machine.message))
         if waits is not None:
             problems.append(waits)
+        problems += _pending(vm, machine)
         if not problems:
             return Outcome()
         return Outcome(problems[0].reason, "; ".join(one.message for one in problems), problems[0].after)
@@ -128,7 +129,8 @@ class Keeper:
             return Outcome()
         due = Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
         if machine.runs:
-            self._platform.stop(key, None, due, owner=uid, force=not machine.adopted, caller=CALLER)
+            patience = float(vm.spec.powerdown_seconds)  # as it is now, and not as it was at its start
+            self._platform.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
         self._platform.give_back(key, due, owner=uid, caller=CALLER)
         return Outcome()
 
@@ -140,7 +142,7 @@ class Keeper:
             if machine is not None:
                 patience = float(vm.spec.powerdown_seconds) if vm is not None else 30.0
                 due = Deadline.after(WORK_SECONDS + patience)
-                self._platform.delete(key, None, due, owner=uid, force=not machine.adopted, caller=CALLER)
+                self._platform.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
             self._free(obj)
         except NodeError as error:
             self._tell(obj, vm, Outcome(error.code, error.message))
@@ -274,6 +276,30 @@ class Keeper:
         if machine is not None and not reason and machine.phase != "Running":
             reason, message = machine.reason, machine.message
         objects.tell(self._store, obj, objects.status_of(vm, machine, plugs, reason, message))
+
+
+def _pending(vm: VirtualMachine, machine: Machine) -> list[Outcome]:
+    """What of the spec cannot change while the machine runs, and has."""
+    now, then = spec_of(vm), machine.started
+    if then is None or not machine.runs:
+        return []
+    pairs = {
+        "start.kernel": (now.kernel, then.kernel),
+        "start.initrd": (now.initrd, then.initrd),
+        "start.append": (now.append, then.append),
+        "start.disks": (now.disks, then.disks),
+        "adopt": (now.adopt, then.adopt),
+        "nics": (now.nics, then.nics),
+        "cpu.min and max": ((now.cpus.least, now.cpus.most), (then.cpus.least, then.cpus.most)),
+        "memory.min and max": ((now.memory.least, now.memory.most), (then.memory.least, then.memory.most)),
+        "memory.slotSize": (now.dimm_bytes, then.dimm_bytes),
+        # Where nothing is said there are spare ones, whatever claims come and go.
+        "pciSlots": (then.pci_slots if vm.spec.pci_slots is None else vm.spec.pci_slots, then.pci_slots),
+    }
+    changed = [name for name, (wanted, has) in pairs.items() if wanted != has]
+    if not changed:
+        return []
+    return [Outcome("RestartNeeded", f"what its spec says now of {', '.join(changed)} counts from its next start")]
 
 
 def _left(ref: ClaimRef, vm: VirtualMachine, claims: Claims) -> bool:

@@ -532,6 +532,37 @@ class TestCrash:
         assert world.machines.known["default/web"].runs
 
 
+class TestNextStart:
+    def test_what_counts_from_the_next_start_is_told(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        assert "reason" not in world.status()
+        start = {"kernel": "/images/vmlinuz", "append": "console=ttyS0 debug"}
+        world.apply(vm("web", start=start, nics=[{}], powerdownSeconds=7))
+        world.round(times=2)
+        status = world.status()
+        assert (status["phase"], status["reason"]) == ("Running", "RestartNeeded")
+        assert status["message"] == "what its spec says now of start.append, nics counts from its next start"
+        world.machines.end("default/web")
+        world.round(times=2)
+        assert (world.status()["phase"], "reason" in world.status()) == ("Running", False)
+
+    def test_claims_and_amounts_count_at_once(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu", cpu={"min": 1, "max": 4, "use": 4}))
+        world.round(times=2)
+        assert "reason" not in world.status()
+
+    def test_its_guest_is_given_the_time_that_the_spec_says_now(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        world.apply(vm("web", powerdownSeconds=7, running=False))
+        world.round(times=2)
+        assert world.machines.patience == {"default/web": 7}
+
+
 class TestLoop:
     def test_what_is_gone_is_never_due_again(self, world: World) -> None:
         world.claim("gpu", "a/slot-0")
