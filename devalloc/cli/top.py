@@ -79,16 +79,10 @@ class Use:
 
 def sample(pid: int, proc: Path = Path("/proc")) -> Sample | None:
     """What a process has used so far; None when it is gone or may not be read."""
-    import os
+    from devalloc_node.machine.process import usage
 
-    try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
-        # Its name is in brackets and may hold anything.
-        fields = text[text.rindex(")") + 2 :].split()
-        ticks, start, pages = int(fields[11]) + int(fields[12]), int(fields[19]), int(fields[21])
-    except (OSError, ValueError, IndexError):
-        return None
-    return Sample(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"), start)
+    found = usage(pid, proc)
+    return None if found is None else Sample(time.monotonic(), found.cpu_seconds, found.resident_bytes, found.started)
 
 
 def samples(machines: Sequence[Machine]) -> dict[int, Sample]:
@@ -131,10 +125,11 @@ def _print(machines: Sequence[Machine], uses: Mapping[int, Use], output: str) ->
                 "-" if use is None else cells.size(use.rss_bytes),
                 ", ".join(f"{device.pool}/{device.device}" for device in machine.devices),
                 ", ".join(cells.claims(machine)),
+                ", ".join(machine.taps),
                 str(machine.pid or ""),
             ]
         )
-    table(["NAME", "PHASE", "VCPUS", "CPU", "MEMORY", "RSS", "DEVICES", "CLAIMS", "PID"], rows)
+    table(["NAME", "PHASE", "VCPUS", "CPU", "MEMORY", "RSS", "DEVICES", "CLAIMS", "TAP", "PID"], rows)
 
 
 def _use(use: Use | None) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What the node plugin tells Prometheus. Labels have few values each: never a claim's, a machine's or a device's name.
+"""What the node plugin tells Prometheus. Labels have few values each: never a claim's or a device's name, and a
+machine's only in what is told of each machine that runs (T29), of which a node has some dozens.
 
 | metric | labels | what |
 |---|---|---|
@@ -10,6 +11,11 @@
 | ``devalloc_node_plugged_vcpus`` | | vCPUs of all machines that run, as QEMU reports them |
 | ``devalloc_node_plugged_memory_bytes`` | | their memory |
 | ``devalloc_node_attached_devices`` | | devices in machines |
+| ``devalloc_node_machine_info`` | machine, pid, tap | 1 for each machine that runs: its QEMU, its TAP interfaces |
+| ``devalloc_node_machine_allocated_cpus`` | machine | CPUs whose time it may use, as QEMU and its cgroup have it |
+| ``devalloc_node_machine_allocated_memory_bytes`` | machine | memory, as QEMU reports it |
+| ``devalloc_node_machine_cpu_seconds_total`` | machine | CPU time that its QEMU has used |
+| ``devalloc_node_machine_resident_memory_bytes`` | machine | memory of the host that its QEMU has |
 | ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed, for nobody owned it any more |
 | ``devalloc_node_journal_quarantined`` | | records that nobody can make sense of |
 | ``devalloc_node_state_readable`` | | 0 when the gauges above could not be read |
@@ -26,7 +32,7 @@ import socketserver
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +40,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, make_wsgi_app
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
@@ -42,6 +48,20 @@ log = logging.getLogger(__name__)
 RESULTS = ("done", "denied", "failed", "unknown", "invalid", "error")
 """``invalid``: the request made no sense. ``error``: a bug, or a call that broke off."""
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """What a machine that runs was given, and what it uses; None: not known."""
+
+    machine: str
+    """``namespace/name``"""
+    pid: int
+    taps: Sequence[str] = ()
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    cpu_seconds: float | None = None
+    resident_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +78,7 @@ class State:
     memory_bytes: int = 0
     attached_devices: int = 0
     quarantined: int = 0
+    utilisation: Sequence[Utilisation] = ()
 
 
 class Metrics:
@@ -134,6 +155,27 @@ class _StateCollector(Collector):
         yield _gauge("plugged_memory_bytes", "Memory of the machines that run.", state.memory_bytes)
         yield _gauge("attached_devices", "Devices in machines.", state.attached_devices)
         yield _gauge("journal_quarantined", "Records that nobody can make sense of.", state.quarantined)
+        yield from _of_machines(state.utilisation)
+
+
+def _of_machines(machines: Sequence[Utilisation]) -> Iterable[Metric]:
+    info = GaugeMetricFamily(
+        "devalloc_node_machine_info", "Machines that run, with their process.", labels=["machine", "pid", "tap"]
+    )
+    for each in machines:
+        info.add_metric([each.machine, str(each.pid), ",".join(each.taps)], 1)
+    yield info
+    for kind, name, what, values in (
+        (GaugeMetricFamily, "allocated_cpus", "CPUs whose time it may use.", [m.cpus for m in machines]),
+        (GaugeMetricFamily, "allocated_memory_bytes", "Memory that it has.", [m.memory_bytes for m in machines]),
+        (CounterMetricFamily, "cpu_seconds", "CPU time that its QEMU used.", [m.cpu_seconds for m in machines]),
+        (GaugeMetricFamily, "resident_memory_bytes", "Memory of its QEMU.", [m.resident_bytes for m in machines]),
+    ):
+        family = kind(f"devalloc_node_machine_{name}", what, labels=["machine"])
+        for each, value in zip(machines, values, strict=True):
+            if value is not None:
+                family.add_metric([each.machine], value)
+        yield family
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

@@ -10,8 +10,9 @@ from devalloc_node.claims.content import prepared_of
 from devalloc_node.journal import ClaimState, SQLiteJournal
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
+from devalloc_node.machine.process import usage
 from devalloc_node.machine.view import Machine
-from devalloc_node.metrics import State
+from devalloc_node.metrics import State, Utilisation
 from devalloc_node.pb import node_pb2 as pb
 
 ATTACHMENT = "attachment"
@@ -21,7 +22,8 @@ def state(journal: SQLiteJournal, machines: Sequence[Machine]) -> State:
     """In numbers. Raises Failed where the journal cannot be read."""
     records = journal.claims()
     prepared = [prepared_of(record.ref, record.prepared) for record in records if record.prepared is not None]
-    running = [machine.observed for machine in machines if machine.runs]
+    live = [machine for machine in machines if machine.runs]
+    running = [machine.observed for machine in live]
     steps = [record.step.kind for claim in records for record in journal.steps(claim.ref.uid)]
     return State(
         prepared_devices=Counter(device.binding for claim in prepared for device in claim.devices),
@@ -31,6 +33,21 @@ def state(journal: SQLiteJournal, machines: Sequence[Machine]) -> State:
         memory_bytes=sum(observed.memory_bytes or 0 for observed in running),
         attached_devices=steps.count(ATTACHMENT),
         quarantined=_quarantined(journal),
+        utilisation=[_utilisation(machine) for machine in live],
+    )
+
+
+def _utilisation(machine: Machine) -> Utilisation:
+    used = usage(machine.pid) if machine.pid else None
+    milli = machine.observed.cpu_milli
+    return Utilisation(
+        machine=machine.key,
+        pid=machine.pid,
+        taps=machine.taps,
+        cpus=None if milli is None else milli / 1000,
+        memory_bytes=machine.observed.memory_bytes,
+        cpu_seconds=None if used is None else used.cpu_seconds,
+        resident_bytes=None if used is None else used.resident_bytes,
     )
 
 

@@ -79,6 +79,26 @@ def kill(known: Process, signal: int) -> None:
             os.close(fd)
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process has used so far."""
+
+    started: int
+    """As of ``Process``."""
+    cpu_seconds: float
+    resident_bytes: int
+
+
+def usage(pid: int, proc: Path = _PROC) -> Usage | None:
+    """None when it is gone or may not be read."""
+    try:
+        words = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        ticks, started, pages = int(words[11]) + int(words[12]), int(words[19]), int(words[21])
+    except (OSError, ValueError, IndexError):
+        return None
+    return Usage(started, ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+
+
 def memlock(pid: int) -> int | None:
     """Bytes that a process may lock; None where there is no limit (or it has the capability that lifts it).
 

@@ -51,6 +51,12 @@ class Machine:
     """It was started and its CPUs do not run yet: it waits for its devices."""
 
     @property
+    def taps(self) -> tuple[str, ...]:
+        """The interfaces of the host that its network cards are on."""
+        nics = () if self.started is None else self.started.nics
+        return tuple(nic.interface for nic in nics if nic.interface is not None)
+
+    @property
     def runs(self) -> bool:
         """Whether its QEMU may hold devices."""
         return self.phase not in ("Pending", "Stopped", "Failed")

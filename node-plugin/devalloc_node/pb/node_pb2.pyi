@@ -380,7 +380,7 @@ class MachineDevice(_message.Message):
     def __init__(self, id: _Optional[str] = ..., claim: _Optional[_Union[ClaimRef, _Mapping]] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("machine", "phase", "wanted", "permitted", "applied", "observed", "reason", "message", "devices", "pid", "machine_id", "qmp_socket", "adopted")
+    __slots__ = ("machine", "phase", "wanted", "permitted", "applied", "observed", "reason", "message", "devices", "pid", "machine_id", "qmp_socket", "adopted", "taps")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[Machine.Phase]
@@ -412,6 +412,7 @@ class Machine(_message.Message):
     MACHINE_ID_FIELD_NUMBER: _ClassVar[int]
     QMP_SOCKET_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    TAPS_FIELD_NUMBER: _ClassVar[int]
     machine: MachineRef
     phase: Machine.Phase
     wanted: Amounts
@@ -425,7 +426,8 @@ class Machine(_message.Message):
     machine_id: str
     qmp_socket: str
     adopted: bool
-    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., phase: _Optional[_Union[Machine.Phase, str]] = ..., wanted: _Optional[_Union[Amounts, _Mapping]] = ..., permitted: _Optional[_Union[Amounts, _Mapping]] = ..., applied: _Optional[_Union[Amounts, _Mapping]] = ..., observed: _Optional[_Union[Amounts, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[MachineDevice, _Mapping]]] = ..., pid: _Optional[int] = ..., machine_id: _Optional[str] = ..., qmp_socket: _Optional[str] = ..., adopted: _Optional[bool] = ...) -> None: ...
+    taps: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., phase: _Optional[_Union[Machine.Phase, str]] = ..., wanted: _Optional[_Union[Amounts, _Mapping]] = ..., permitted: _Optional[_Union[Amounts, _Mapping]] = ..., applied: _Optional[_Union[Amounts, _Mapping]] = ..., observed: _Optional[_Union[Amounts, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[MachineDevice, _Mapping]]] = ..., pid: _Optional[int] = ..., machine_id: _Optional[str] = ..., qmp_socket: _Optional[str] = ..., adopted: _Optional[bool] = ..., taps: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CreateMachineRequest(_message.Message):
     __slots__ = ("machine", "spec", "claims")

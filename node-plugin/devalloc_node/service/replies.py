@@ -131,6 +131,7 @@ def machine(of: Machine, plugs: Iterable[Plug]) -> pb.Machine:
         machine_id=of.id,
         qmp_socket=of.qmp_socket,
         adopted=of.adopted,
+        taps=of.taps,
     )
 
 

@@ -211,16 +211,16 @@ class TestSocket:
 class TestTop:
     def test_shows_what_machines_have_and_use(self, devalloc: Shell, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
-        plugin.node.CreateMachine(request_of(vm("web", "claim-uid-0")))
+        plugin.node.CreateMachine(request_of(vm("web", "claim-uid-0", nics=[{"backend": "tap", "interface": "tap7"}])))
         known = plugin.machines.known
         known["default/web"] = replace(known["default/web"], pid=os.getpid())
         header, row = devalloc("top", "--interval", "10ms", "--socket", plugin.socket).out.splitlines()
-        assert header.split() == ["NAME", "PHASE", "VCPUS", "CPU", "MEMORY", "RSS", "DEVICES", "CLAIMS", "PID"]
+        assert header.split() == ["NAME", "PHASE", "VCPUS", "CPU", "MEMORY", "RSS", "DEVICES", "CLAIMS", "TAP", "PID"]
         words = row.split()
         assert words[:3] == ["default/web", "Running", "2"]
         assert words[3].endswith("%")
         assert words[4] == "1Gi"
-        assert words[6:] == ["a/slot-0", "claim-uid-0", str(os.getpid())]
+        assert words[6:] == ["a/slot-0", "claim-uid-0", "tap7", str(os.getpid())]
         (item,) = devalloc("top", "--interval", "10ms", "-o", "json", "--socket", plugin.socket).json["items"]
         assert item["rssBytes"] > 1 << 20
         assert item["cores"] >= 0

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import stat
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from devalloc_node.metrics import Metrics, State, served
+from devalloc_node import tally
+from devalloc_node.journal import open_journal
+from devalloc_node.machine.view import Amounts, Machine
+from devalloc_node.metrics import Metrics, State, Utilisation, served
 
 
 def told(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -41,6 +47,29 @@ def test_how_things_stand_is_read_for_each_scrape() -> None:
     now[0] = states[1]
     assert told(metrics, "prepared_devices", binding="vfio") is None
     assert told(metrics, "journal_quarantined") == 1
+
+
+def test_each_machine_is_told_with_its_process_what_it_was_given_and_what_it_uses() -> None:
+    web = Utilisation("default/web", 4711, ("tap0", "tap1"), 1.5, 1 << 30, 12.25, 1 << 29)
+    metrics = Metrics(lambda: State(utilisation=[web, Utilisation("default/hung", 4712)]))
+    assert told(metrics, "machine_info", machine="default/web", pid="4711", tap="tap0,tap1") == 1
+    assert told(metrics, "machine_info", machine="default/hung", pid="4712", tap="") == 1
+    of = {"machine": "default/web"}
+    assert told(metrics, "machine_allocated_cpus", **of) == 1.5
+    assert told(metrics, "machine_allocated_memory_bytes", **of) == 1 << 30
+    assert told(metrics, "machine_cpu_seconds_total", **of) == 12.25
+    assert told(metrics, "machine_resident_memory_bytes", **of) == 1 << 29
+    assert told(metrics, "machine_allocated_cpus", machine="default/hung") is None, "nobody knows"
+
+
+def test_what_a_machine_uses_is_read_off_its_process(tmp_path: Path) -> None:
+    machine = Machine("default/web", "", "Running", observed=Amounts(1500, 2, 1 << 30), pid=os.getpid())
+    stopped = Machine("default/db", "", "Stopped")
+    with closing(open_journal(tmp_path)) as journal:
+        (found,) = tally.state(journal, [machine, stopped]).utilisation
+    assert (found.machine, found.pid, found.cpus, found.memory_bytes) == ("default/web", os.getpid(), 1.5, 1 << 30)
+    assert 0 < (found.cpu_seconds or 0) <= time.process_time() + 1
+    assert (found.resident_bytes or 0) > 1 << 20
 
 
 def test_a_state_that_cannot_be_read_says_so_and_hides_nothing_else() -> None:
