@@ -1,10 +1,8 @@
-"""Where the audit log goes: a file of its own, whatever else is logged (T17).
-
-The records are those of the logger ``devalloc.audit``: one JSON object each, ``{"event": …}``, without the time.
-"""
+"""Who changed what on this host, when, and for which claim: one JSON object a line, in a file of its own (T17)."""
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.handlers
 import os
@@ -13,7 +11,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from devalloc_node.step import Value
+
 LOGGER = logging.getLogger("devalloc.audit")
+"""Its records are JSON objects, ``{"event": …}``, level INFO. The time is the handler's."""
+
+
+def audit(event: str, **fields: Value) -> None:
+    """``event``: ``step``, ``undo``, ``left`` (as somebody else has made it), ``stuck``, ``withheld``, ``offered``,
+    ``prepared``, ``unprepared``, ``failed``, ``machine``."""
+    if LOGGER.isEnabledFor(logging.INFO):
+        said = {name: value for name, value in fields.items() if value not in (None, "")}
+        LOGGER.info(json.dumps({"event": event, **said}, sort_keys=False, separators=(",", ":"), default=str))
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from devalloc.inventory import Discovery, Known, discover
 from devalloc.inventory.sysfs import Tree, openers
 from devalloc_node import audit, health, tally
 from devalloc_node.binding.table import Bindings, step_kinds
-from devalloc_node.claimfiles import ClaimFiles
+from devalloc_node.binding.use import nodes_now
 from devalloc_node.claims import Claims, Locks, Options
-from devalloc_node.claims.files import FileKind
+from devalloc_node.claims.files import ClaimFiles, FileKind
 from devalloc_node.claims.reconcile import Reconciler, Report
 from devalloc_node.claims.strays import strays
 from devalloc_node.deadline import Deadline
@@ -351,10 +351,11 @@ class Node:
 
     def _in_use(self, device: PreparedDevice) -> str | None:
         """Who has a device open. Where others' processes cannot be seen, kernel and bindings have the last word."""
-        proc = self.host.tree().proc
-        if proc is None or not device.nodes:
+        tree = self.host.tree()
+        nodes = nodes_now(tree, device)
+        if tree.proc is None or not nodes:
             return None
-        return next(iter(openers(proc, set(device.nodes), ()).values()), None)
+        return next(iter(openers(tree.proc, nodes, ()).values()), None)
 
 
 def boot_id(tree: Tree) -> str:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from devalloc.api.virtualmachine import VirtualMachine
-from devalloc_node.claims.audit import audit
+from devalloc_node.audit import audit
 from devalloc_node.claims.content import prepared_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError

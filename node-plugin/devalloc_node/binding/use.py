@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from devalloc.inventory.holders import nodes_of
-from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.locate import mdev_folder, read_function
+from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sight import blind_spot
 from devalloc.inventory.sysfs import Tree, openers
 from devalloc_node.errors import Denied
+from devalloc_node.prepared import PreparedDevice
 
 
 def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -> None:
@@ -26,6 +28,24 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
     if found:
         node, user = min(found.items())
         raise Denied("DeviceInUse", f"{what} is in use: {user} has {node} open", retryable=True)
+
+
+def nodes_now(tree: Tree, device: PreparedDevice) -> set[str]:
+    """The nodes of a prepared device that are still its own: the number of an IOMMU group that went is used again."""
+    groups = {function.iommu_group for function in _functions(tree, device.functions)}
+    if device.mdev_uuid is not None:
+        folder = mdev_folder(tree, device.mdev_uuid)
+        group = folder.link("iommu_group") if folder is not None else None
+        return set(device.nodes) & {f"/dev/vfio/{group}"}
+    return set(device.nodes) & {f"/dev/vfio/{group}" for group in groups}
+
+
+def _functions(tree: Tree, addresses: Iterable[str]) -> Iterator[PciFunction]:
+    for text in addresses:
+        address = Address.parse(text)
+        function = read_function(tree, address) if address is not None else None
+        if function is not None:
+            yield function
 
 
 def vfio_nodes(functions: Iterable[PciFunction]) -> set[str]:

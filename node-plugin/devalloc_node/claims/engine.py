@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from devalloc_node.audit import audit
 from devalloc_node.binding.binding import Binding
 from devalloc_node.cdi import Rendered
-from devalloc_node.claims.audit import audit
 from devalloc_node.claims.content import grant_of, prepared_content, prepared_of
 from devalloc_node.claims.describe import described
 from devalloc_node.claims.hold import hold

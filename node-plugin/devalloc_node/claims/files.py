@@ -1,17 +1,65 @@
-"""Steps of kind ``file``: a file of the plugin's own, such as a CDI spec. A value is its text; None means no file."""
+"""The files that go with prepared claims: which there are, where they lie, whether any is left, and how one is written.
+
+Steps of kind ``file`` put one there. A value is its text; None means no file.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from devalloc_node.cdi import Rendered, claim_spec
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.grant import Grant
 from devalloc_node.host.boundary import Host
+from devalloc_node.journal.protocol import Reader
+from devalloc_node.metadata import claim_metadata
+from devalloc_node.prepared import PreparedDevice
 from devalloc_node.step import Value
 
 MAX_BYTES = 2**20
 """Far more than any of them has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFiles:
+    """CDI specs in ``cdi``, metadata files below ``data``, both named after ``driver``."""
+
+    driver: str
+    cdi: Path
+    data: Path
+    journal: Reader
+
+    def spec(self, grant: Grant, devices: Sequence[PreparedDevice]) -> Rendered:
+        """The CDI spec. Raises Denied."""
+        return claim_spec(grant.ref, devices, driver=self.driver, folder=str(self.cdi))
+
+    def metadata(self, grant: Grant, devices: Sequence[PreparedDevice]) -> Rendered:
+        """The metadata files. Raises Denied; ``ClaimNameHeld`` while another claim of that name has its own there."""
+        # Their folder is named after the claim, not after its UID. Whoever renders has begun in the journal, so of two
+        # at once none overlooks the other.
+        for other in (record.ref for record in self.journal.claims()):
+            if other != grant.ref and str(other) == str(grant.ref):
+                raise Denied(
+                    "ClaimNameHeld",
+                    f"another claim {other} (uid {other.uid}) is not unprepared yet, and its files have the same names",
+                    retryable=True,
+                )
+        return claim_metadata(grant, devices, driver=self.driver, data=str(self.data), folder=str(self.cdi))
+
+    def remains(self, uid: str) -> Sequence[str]:
+        """CDI specs of a claim that are there, by their paths. Raises Failed."""
+        try:
+            names = sorted(path.name for path in self.cdi.iterdir())
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise Failed("HostUnreadable", f"cannot list {self.cdi}: {error.strerror}") from error
+        starts = (f"{self.driver}_claim_{uid}.", f"{self.driver}_metadata_{uid}_")
+        return [str(self.cdi / name) for name in names if name.startswith(starts)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from devalloc_node.claims.audit import audit
+from devalloc_node.audit import audit
 from devalloc_node.claims.locks import Locks
 from devalloc_node.claims.options import Options
 from devalloc_node.deadline import Deadline
@@ -112,7 +113,7 @@ class Steps:
         if step.kind == USE:
             return self._leave(record, deadline, caller)
         try:
-            self._revert(record, deadline, force=force)
+            event = self._revert(record, deadline, force=force)
         except NodeError as error:
             if error.code == "ResetFailed" and not record.owner.startswith(WITHHELD):
                 self._journal.withhold(record.id, error.message)
@@ -123,7 +124,7 @@ class Steps:
             _audit("stuck", step, record.owner, record.device, caller, error)
             raise
         self._journal.undone(record.id)
-        _audit("undo", step, record.owner, record.device, caller)
+        _audit(event, step, record.owner, record.device, caller)
         return []
 
     def undo_shared(self, name: str, deadline: Deadline, caller: str = "", first: int = 0) -> NodeError | None:
@@ -133,9 +134,9 @@ class Steps:
             if record.id < first:
                 break
             try:
-                self._revert(record, deadline, force=False)
+                event = self._revert(record, deadline, force=False)
                 self._journal.undone(record.id)
-                _audit("undo", record.step, name, "", caller)
+                _audit(event, record.step, name, "", caller)
             except NodeError as error:
                 # The earlier steps stand below this one.
                 self._journal.stuck(record.id, error.message)
@@ -220,7 +221,8 @@ class Steps:
         kind = self._kind(step)
         _explained(step, lambda: kind.apply(step.target, step.after, deadline))
 
-    def _revert(self, record: StepRecord, deadline: Deadline, *, force: bool) -> None:
+    def _revert(self, record: StepRecord, deadline: Deadline, *, force: bool) -> Literal["undo", "left"]:
+        """Put back what was there before, or (``left``) nothing, where that would take it from somebody else."""
         step, kind = record.step, self._kind(record.step)
         change = kind.force if force and isinstance(kind, ForcibleKind) else kind.apply
         try:
@@ -228,12 +230,13 @@ class Steps:
                 theirs = _explained(step, lambda: kind.taken_over(step, finished=record.state == "done"))
                 if theirs is not None:
                     LOG.warning("%s is left as somebody else has made it: %s", _what(step), theirs)
-                    return
+                    return "left"
             _explained(step, lambda: change(step.target, step.before, deadline))
         except NodeError as error:
             if error.code != "DeviceGone":
                 raise
             LOG.warning("nothing is left to undo of %s: %s", _what(step), error)
+        return "undo"
 
 
 def _explained(step: Step, act: Callable[[], object]) -> object:

@@ -28,7 +28,7 @@ class Files:
         listed, names = self._split(path)
         folder = _opened(listed, names[:-1], make=True)
         try:
-            beside = f".{names[-1][: _MAX_NAME - 30]}.{os.getpid()}.new"
+            beside = _beside(names[-1])
             with suppress(FileNotFoundError):
                 os.unlink(beside, dir_fd=folder)
             try:
@@ -43,13 +43,16 @@ class Files:
             os.close(folder)
 
     def remove(self, path: str) -> None:
-        """Remove a file that ``put`` wrote, and the folders between that are empty then. It may be gone already."""
+        """Remove a file that ``put`` wrote or began to write, and the folders between that are empty then; it may be
+        gone already."""
         listed, names = self._split(path)
         for depth in range(len(names), 0, -1):
             with suppress(FileNotFoundError):
                 folder = _opened(listed, names[: depth - 1], make=False)
                 try:
                     if depth == len(names):
+                        with suppress(FileNotFoundError):  # what a writer that was killed left
+                            os.unlink(_beside(names[-1]), dir_fd=folder)
                         os.unlink(names[-1], dir_fd=folder)
                     else:
                         os.rmdir(names[depth - 1], dir_fd=folder)
@@ -69,6 +72,12 @@ class Files:
             if names and all(map(is_name, names)):
                 return listed, names
         raise PermissionError(errno.EPERM, "is not below the folders that the plugin may write to", path)
+
+
+def _beside(name: str) -> str:
+    """What a file is called while it is written; the same each time, for one writer has it at a time."""
+    kept = os.fsencode(name)[: _MAX_NAME - len(".new.")]
+    return f".{os.fsdecode(kept)}.new"
 
 
 def is_name(name: str) -> bool:

@@ -174,6 +174,28 @@ class TestOwnFiles:
         host.remove_file(two)
         assert os.listdir(tmp_path / "own") == []
 
+    def test_what_a_writer_that_was_killed_left_goes_with_the_file(
+        self, host: LinuxHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = str(tmp_path / "own/a/b/file")
+
+        def die(*arguments: object, **options: object) -> None:
+            raise KeyboardInterrupt  # as kill -9: nothing that follows is run
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", die)
+            with pytest.raises(KeyboardInterrupt):
+                host.put_file(path, b"{}")
+        assert len(list((tmp_path / "own/a/b").iterdir())) == 1
+        host.put_file(path, b"{}")
+        assert [file.name for file in (tmp_path / "own/a/b").iterdir()] == ["file"]
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", die)
+            with pytest.raises(KeyboardInterrupt):
+                host.put_file(path, b"{}")
+        host.remove_file(path)
+        assert list((tmp_path / "own").iterdir()) == []
+
     def test_nothing_outside_the_listed_folders(self, host: LinuxHost, tmp_path: Path) -> None:
         own = f"{tmp_path}/own"
         for name in ("/../out", "/a/../../out", "//out", "/", "/a//b", "/a/", "/a\0b", "2/x", ""):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from devalloc.inventory.sysfs import Tree
+from devalloc_node.binding.use import nodes_now
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import GrantedDevice
@@ -51,7 +55,8 @@ class TestDrivers:
             assert [event for event in host.events if event.action == "unbind"] == []
             assert unclaimed(plugin)
 
-    def test_a_driver_that_somebody_chose_since_stays(self) -> None:
+    def test_a_driver_that_somebody_chose_since_stays(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "devalloc.audit")
         with on("whole-nic") as (host, plugin, faults):
             plugin.prepare(faults.uid)
             host.load_driver("uio_pci_generic")
@@ -61,6 +66,8 @@ class TestDrivers:
             plugin.unprepare(faults.uid)
             assert host.driver_of(PF) == "uio_pci_generic"
             assert unclaimed(plugin)
+            events = [json.loads(record.getMessage()) for record in caplog.records if record.name == "devalloc.audit"]
+            assert [event["kind"] for event in events if event["event"] == "left"] == ["driver", "driver"]
 
     @pytest.mark.parametrize("scenario", ["whole-nic", "vfio-with-audio", "vf-that-was-there", "vf-to-be-created"])
     def test_whoever_probes_all_devices_at_any_time_takes_none_in_between(
@@ -107,6 +114,14 @@ class TestVfs:
                 plugin.prepare(faults.uid)
             assert host.snapshot() == before
             assert unclaimed(plugin)
+
+    def test_the_number_of_a_group_that_went_is_not_the_claims_any_more(self) -> None:
+        """Another device has it now, and its machine is no user of the claim's."""
+        with on("vf-to-be-created") as (host, plugin, faults):
+            (device,) = plugin.prepare(faults.uid).devices
+            assert nodes_now(Tree(host.root), device) == set(device.nodes)
+            host.set_numvfs(PF, 0)
+            assert nodes_now(Tree(host.root), device) == set()
 
     def test_a_pf_whose_driver_went_has_nothing_left_to_undo(self) -> None:
         with on("vf-with-settings") as (host, plugin, faults):
