@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from devalloc.cli.options import duration
 from devalloc.cli.verb import BadInput
 
 if TYPE_CHECKING:
+    from devalloc_node.binding.config import BindingConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
 
 _OFFERS = ("gpu", "vgpu", "vf", "nic", "accelerator", "storage")
@@ -98,6 +100,14 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def bindings(node: str, options: Mapping[str, Any]) -> BindingConfig:
+    """What the options say about devices that go to machines."""
+    from devalloc_node.binding.config import BindingConfig
+
+    plain = BindingConfig(node, allow_shared_groups=options["allow_shared_groups"], max_vfs=options["max_vfs"])
+    return replace(plain, allowed=frozenset(options["allowed"])) if options["allowed"] else plain
+
+
 def node_settings(
     *,
     node: str,
@@ -123,7 +133,6 @@ def node_settings(
     """The settings for the options of ``node_options`` and ``inventory_options``. Raises BadInput."""
     from devalloc.cli.inventory import settings
     from devalloc.store.paths import default_path
-    from devalloc_node.binding.config import BindingConfig
     from devalloc_node.machine.config import MachineConfig
     from devalloc_node.settings import NodeSettings
 
@@ -133,10 +142,10 @@ def node_settings(
     here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
     home = (state or default_path(here).parent / "node").absolute()
     door = (socket or (SOCKET if root else home / SOCKET.name)).absolute()
-    own = BindingConfig(node, allow_shared_groups=allow_shared_groups, max_vfs=max_vfs)
+    options = {"allowed": allowed, "allow_shared_groups": allow_shared_groups, "max_vfs": max_vfs}
     return NodeSettings(
         node,
-        own if not allowed else BindingConfig(node, frozenset(allowed), allow_shared_groups, max_vfs),
+        bindings(node, options),
         inventory=settings(kinds, max_vfs, allow_shared_groups, adopted),
         root=sysfs_root,
         state=home,

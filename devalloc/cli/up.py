@@ -77,6 +77,7 @@ def up(
 
     def look(known: Known) -> Discovery:
         from devalloc.cli.inventory import settings
+        from devalloc.cli.nodeoptions import bindings
         from devalloc.inventory import discover
 
         if plugin is not None and plugin.node is not None:
@@ -85,6 +86,8 @@ def up(
         config = settings(
             options["kinds"], options["max_vfs"], options["allow_shared_groups"], options["adopted"]
         ).knowing(more)
+        if plugin is not None:  # what it will not bind is not offered while it begins either
+            config = replace(config, allowed=bindings(name, options).allowed)
         return discover(sysfs_root, node_name=name, config=config)
 
     with displayed() as display, cutting_off(display.say):
