@@ -169,15 +169,25 @@ class Platform:
         """Say what somebody asks of a machine, before it is known whether it can be had."""
         self._wanted[key] = amounts
 
-    def create(self, machine: VirtualMachine, refs: Sequence[ClaimRef], due: Deadline, *, caller: str = "") -> Machine:
+    def create(
+        self,
+        machine: VirtualMachine,
+        refs: Sequence[ClaimRef],
+        due: Deadline,
+        *,
+        caller: str = "",
+        still: Callable[[], bool] = lambda: True,
+    ) -> Machine:
         """Start a machine (or adopt it) with all devices of its claims, or leave nothing of it.
 
         It is started with its CPUs stopped and runs only once every device is in it. Called again after a crash, it
-        goes on. Raises NodeError.
+        goes on. ``still``: asked once nobody else can change the machine. Raises NodeError, ``NotWanted`` if not.
         """
         key = "/".join(machine.key)
         is_adopted = machine.spec.adopt is not None
         with self._telling(), self._exclusive(_lock(key), due):
+            if not still():
+                raise Denied("NotWanted", f"machine {key} was started, stopped or deleted meanwhile")
             there = self.machines.get(key)
             if there is not None:
                 self._owned(key, machine.metadata.uid or "")

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
@@ -70,10 +71,18 @@ class Restarts:
                     self._platform.named(ClaimRef(machine.namespace, name, ""), prepared=True)
                     for name in machine.spec.claims
                 ]
-                self._platform.create(machine, refs, Deadline.after(WORK_SECONDS), caller="restart policy")
+                due = Deadline.after(WORK_SECONDS)
+                self._platform.create(machine, refs, due, caller="restart policy", still=partial(self._is_due, key))
                 log.info("machine %s is brought back", key)
             except NodeError as error:
+                if error.code == "NotWanted":
+                    self._tries.pop(key, None)
+                    continue
                 log.warning("machine %s cannot be brought back yet: %s", key, error)
+
+    def _is_due(self, key: str) -> bool:
+        """Whether it is still to be started: it may have been deleted or stopped since, or its first start failed."""
+        return any("/".join(machine.key) == key for machine in self._to_restart())
 
     def _due(self, key: str) -> float:
         began, quick = self._tries.get(key, (float("-inf"), 0))

@@ -81,6 +81,24 @@ def test_one_that_ends_again_and_again_is_started_ever_more_rarely(world: World)
     assert len(starts) < 25
 
 
+@pytest.mark.parametrize("what", ["deleted", "stopped"])
+def test_one_that_is_taken_away_while_it_is_looked_for_stays_away(world: World, what: str) -> None:
+    world.create(machine_of(vm("web")))
+    world.machines.end("default/web")
+    due = list(world.made)
+
+    def taken_away() -> list[VirtualMachine]:
+        """Seen as ended; before it is started again somebody deletes or stops it."""
+        world.made.clear()
+        if what == "deleted":
+            world.platform.delete("default/web", None, Deadline.after(10))
+        return [due.pop()] if due else []
+
+    Restarts(world.platform, Pulse(), taken_away, clock=lambda: 100.0).round()
+    assert not due, "it was looked for"
+    assert not any(machine.runs for machine in world.machines.list())
+
+
 def test_one_that_cannot_be_started_does_not_keep_the_others(world: World) -> None:
     world.bench.add("a/slot-0")
     world.create(machine_of(vm("web", "claim-uid-0")), "claim-uid-0")
