@@ -1,15 +1,18 @@
-"""Every state-changing call of preparing and unpreparing, failed once and killed at twice (settled T18).
+"""Every state-changing call of preparing and unpreparing, failed in three ways and killed at in two (settled T18).
 
 A scenario is a fake host and a claim. The plugin runs in a forked child, the host (kernel, machine, store) lives in
 this process and is asked over a socket, so that it outlives `kill -9` of the plugin; the journal is the real file. In
-the child every call that changes something passes a `Gate`, which at one of them, once
+the child every call that changes something passes a `Gate`, which at one of them
 
 * `fail`: lets the call fail without an effect,
+* `late`: lets it have its effect, and tells of a failure,
+* `down`: lets it and every later call fail, as when a disk is full,
 * `before`: kills the process instead of the call,
 * `after`: kills the process when the call has had its effect.
 
 Then a fresh plugin recovers and is asked again. Host, journal, machine and store must be as they were before, or as
-after an undisturbed run: `Faults.check` raises AssertionError with the point where they are not.
+after an undisturbed run, and no function that somebody had goes back without a reset (T7): `Faults.check` raises
+AssertionError with the point where that is not so.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import signal
 import socket
 import struct
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +44,9 @@ from devalloc_node.prepared import Prepared
 from devalloc_node.step import Step, Value
 from tests.support.fakehost import Boundary, FakeHost
 
-HOWS = ("fail", "before", "after")
+FAILS = ("fail", "late", "down")
+KILLS = ("before", "after")
+HOWS = FAILS + KILLS
 BOOT = "boot-1"
 KIND = "DeviceClaim"
 NODE = "n"
@@ -91,12 +96,12 @@ class Gate:
 
     def __call__(self, call: str, act: Callable[[], Any], failure: Exception) -> Any:
         self.calls.append(call)
-        if len(self.calls) != self._number:
+        if len(self.calls) != self._number and not (self._how == "down" and len(self.calls) > self._number):
             return act()
-        if self._how == "fail":
-            raise failure
-        if self._how == "after":
+        if self._how in ("late", "after"):
             act()
+        if self._how in FAILS:
+            raise failure
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -268,11 +273,14 @@ class Faults:
             self.answer = plugin.prepare(self.uid)
         self.prepared = self.state()
         assert self.prepared["host"] != self.initial["host"]
+        steps = [step for _, step, _ in self.prepared["journal"]["steps"][self.uid]]
+        self.used = {step.target for step in steps if step.kind == "reset"}
+        """Functions that are reset between their owners."""
         with self.life() as plugin:
             plugin.unprepare(self.uid)
         assert_same(self.state(), self.initial, "after an undisturbed run")
 
-    def points(self) -> list[Point]:
+    def points(self, hows: Collection[str] = HOWS) -> list[Point]:
         """All there are, found by running once undisturbed."""
         found = []
         for act in ("prepare", "unprepare"):
@@ -280,7 +288,7 @@ class Faults:
             calls, error = self._run(act, Gate())
             assert calls is not None, error
             assert error is None, error
-            found += [Point(act, number, how, call) for number, call in enumerate(calls, 1) for how in HOWS]
+            found += [Point(act, number, how, call) for number, call in enumerate(calls, 1) for how in hows]
         assert_same(self.state(), self.initial, "after counting")
         return found
 
@@ -296,7 +304,7 @@ class Faults:
         while True:
             number += 1
             self._happen(point)
-            how = HOWS[1 + number % 2]
+            how = KILLS[number % 2]
             calls, error = self._run("recover", Gate(number, how))
             assert error is None, f"{point}, then recovering: {error}"
             self._recover(point, f"{point}, then recovering, call {number}, {how}")
@@ -306,7 +314,7 @@ class Faults:
     def _happen(self, point: Point) -> None:
         self._start(point.act)
         calls, error = self._run(point.act, Gate(point.number, point.how))
-        assert (calls is None) == (point.how != "fail"), f"{point}: was not reached ({error})"
+        assert (calls is None) == (point.how in KILLS), f"{point}: was not reached ({error})"
 
     def _recover(self, point: Point, when: str) -> None:
         with self.life() as plugin:
@@ -321,9 +329,11 @@ class Faults:
             with self.life() as plugin:
                 assert plugin.prepare(self.uid) == self.answer, f"{when}: another answer"
             assert_same(self.state(), self.prepared, f"{when}: asked again")
+            self.outside.host.resets.clear()
         with self.life() as plugin:
             plugin.unprepare(self.uid)
         assert_same(self.state(), self.initial, f"{when}: unprepared")
+        assert self.used <= set(self.outside.host.resets), f"{when}: {self.used} went back, and were not all reset"
 
     def _attached(self, state: dict[str, Any]) -> dict[str, Any]:
         """Prepared and not (known to be) attached is no state to stay in: the platform asks again."""
@@ -337,6 +347,7 @@ class Faults:
         if act == "unprepare":
             with self.life() as plugin:
                 plugin.prepare(self.uid)
+            self.outside.host.resets.clear()
 
     @contextmanager
     def life(self, ask: Ask | None = None, gate: Gate | None = None) -> Iterator[Plugin]:
