@@ -1,4 +1,4 @@
-"""NVMe drives, and the block devices on them."""
+"""NVMe drives, and the block devices on them and on other controllers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Folder
 
 _NVM = 0x0108
+_STORAGE = 0x01
+_USB = 0x0C03
 _CONTROLLER = re.compile(r"nvme[0-9]+", re.ASCII)
 _NAMESPACE = re.compile(r"(nvme[0-9]+)(?:c[0-9]+)?(n[0-9]+)", re.ASCII)
 
@@ -24,7 +26,10 @@ def controllers(function: PciFunction) -> list[str]:
 
 
 def blocks(function: PciFunction) -> Iterator[Folder]:
-    """The disks and partitions on the function. With multipath a disk hangs below a virtual subsystem instead."""
+    """The disks and partitions on the function, also of a USB or disk controller. With multipath a disk of NVMe hangs
+    below a virtual subsystem instead."""
+    if not is_nvme(function) and (function.base_class == _STORAGE or function.subclass == _USB):
+        yield from _below(function)
     for controller in controllers(function):
         for name in function.folder.names("nvme", controller):
             match = _NAMESPACE.fullmatch(name)
@@ -37,3 +42,13 @@ def blocks(function: PciFunction) -> Iterator[Folder]:
                 yield disk
                 parts = [name for name in disk.names() if name.startswith(f"{disk.name}p")]
                 yield from filter(None, map(disk.folder, parts))
+
+
+def _below(function: PciFunction) -> Iterator[Folder]:
+    """Block devices whose folders lie below the function's."""
+    system = function.folder.tree.sys
+    listing = system.folder("class", "block") if system else None
+    for name in listing.names() if listing else ():
+        disk = listing.folder(name) if listing else None
+        if disk is not None and disk.path.startswith(f"{function.folder.path}/"):
+            yield disk

@@ -16,7 +16,7 @@ from devalloc.inventory.pci import BRIDGE, Address, PciFunction
 from devalloc.inventory.sight import blind_spot
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.binding.use import refuse_open, vfio_nodes
+from devalloc_node.binding.use import refuse_claimed, refuse_open, vfio_nodes
 from devalloc_node.errors import Denied
 
 
@@ -56,6 +56,8 @@ def _refuse_reserved(tree: Tree, function: PciFunction, holders: Holders) -> Non
     need = holders.reserved(function)
     if need is not None:
         raise Denied("DeviceReserved", f"{function.address} is reserved for the host: {need}")
+    for block in storage.blocks(function):
+        refuse_claimed(tree, block.name, str(function.address))
     if nic.interfaces(function) and _unread(tree, "net", "route"):
         raise Denied(
             "InUseUnknown", f"whether the host needs {function.address} cannot be told: there is no /proc/net/route"

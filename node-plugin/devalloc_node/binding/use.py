@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator
 
 from devalloc.inventory.holders import nodes_of
@@ -28,6 +30,21 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
     if found:
         node, user = min(found.items())
         raise Denied("DeviceInUse", f"{what} is in use: {user} has {node} open", retryable=True)
+
+
+def refuse_claimed(tree: Tree, block: str, what: str) -> None:
+    """Raises Denied ``DeviceReserved`` when the kernel keeps a disk for itself, also for what no list of mounts tells:
+    a file system of several disks, ZFS."""
+    try:
+        # Nothing is read: exclusive opening is how the kernel answers who has it.
+        os.close(os.open(tree.root / "dev" / block, os.O_RDONLY | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise Denied("DeviceReserved", f"{what} is reserved for the host: {block} is in use") from error
+        why = f"{block} cannot be opened: {error.strerror}"
+        raise Denied("InUseUnknown", f"whether the host needs {what} cannot be told: {why}") from error
 
 
 def nodes_now(tree: Tree, device: PreparedDevice) -> set[str]:

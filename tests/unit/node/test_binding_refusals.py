@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +80,17 @@ def root_disk(host: FakeHost) -> str:
     return DISK_DEVICE
 
 
+def disk_on_the_usb_of_a_gpu(host: FakeHost) -> str:
+    host.add(cards.gpu(iommu_group=7))
+    host.add(cards.Function("0000:01:00.2", 0x10DE, 0x1AD8, 0x0C0330, "xhci_hcd", iommu_group=7))
+    disk = f"{host.path('0000:01:00.2')}/usb3/3-1/3-1:1.0/host0/target0:0:0/0:0:0:0/block/sda"
+    for path in (disk, f"{disk}/sda1"):
+        host.write(f"{path}/size", "7501476528")
+        host.link(f"class/block/{path.rpartition('/')[2]}", path)
+    host.mount("sda1", "/")
+    return GPU_DEVICE
+
+
 def swap(host: FakeHost) -> str:
     host.add(cards.nvme())
     host.swap("nvme0n1")
@@ -128,12 +141,32 @@ class TestWhatTheHostNeeds:
     """Must show 8: refused whatever the admin allows beyond it (T4)."""
 
     @pytest.mark.parametrize(
-        "need", [root_disk, swap, in_lvm, uplink, bridged, addressed, boot_vga, console, bmc], ids=lambda f: f.__name__
+        "need",
+        [root_disk, disk_on_the_usb_of_a_gpu, swap, in_lvm, uplink, bridged, addressed, boot_vga, console, bmc],
+        ids=lambda f: f.__name__,
     )
     def test_reserved(self, host: FakeHost, need: Callable[[FakeHost], str]) -> None:
         device = need(host)
         settings = {"allowed": ALL, "erase_policy": True, "allow_shared_groups": True}
         assert refusal(host, device, **settings) == "DeviceReserved"
+
+    @pytest.mark.parametrize(("error", "code"), [(errno.EBUSY, "DeviceReserved"), (errno.EACCES, "InUseUnknown")])
+    def test_a_disk_that_the_kernel_keeps_for_itself(
+        self, host: FakeHost, monkeypatch: pytest.MonkeyPatch, error: int, code: str
+    ) -> None:
+        """As a disk of a file system of several: no list of mounts names it."""
+        host.add(cards.nvme())
+        settings = {"allowed": ALL, "erase_policy": True}
+        node, opened = str(host.root / "dev/nvme0n1"), os.open
+
+        def exclusively(path: Any, flags: int, *more: Any, **options: Any) -> int:
+            if str(path) == node:
+                assert flags & os.O_EXCL
+                raise OSError(error, os.strerror(error), node)
+            return opened(path, flags, *more, **options)
+
+        monkeypatch.setattr(os, "open", exclusively)
+        assert refusal(host, DISK_DEVICE, **settings) == code
 
     def test_not_by_its_neighbour_in_the_slot_either(self, host: FakeHost) -> None:
         host.add(cards.gpu(boot_vga=True, iommu_group=7))
