@@ -82,7 +82,26 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
     file = config.state / f"{spec.id}.start"
     with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         json.dump(plan, out)
+    before = _life_text(spec, config)
     _spawn(spec, config, file)
+    if uses_systemd(config):
+        _await_begin(spec, config, before)
+
+
+def _life_text(spec: MachineSpec, config: MachineConfig) -> str:
+    try:
+        return config.life(spec.id).read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def _await_begin(spec: MachineSpec, config: MachineConfig, before: str) -> None:
+    """Wait until the program ``spawn`` says which process it is: systemd comes back when that is only just loaded."""
+    due = Deadline.after(config.start_seconds)
+    while (now := _life_text(spec, config)) == before or not now.endswith("\n"):
+        if due.passed:
+            raise Unknown("MachineUnclear", f"systemd has not started machine {spec.key} yet; see {unit(spec.id)}")
+        time.sleep(_POLL_SECONDS)
 
 
 def uses_systemd(config: MachineConfig) -> bool:
@@ -101,7 +120,7 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[st
         return [*words, "--detach"]
     service = ["systemd-run", "--quiet", "--collect", "--no-ask-password", f"--unit={unit(spec.id)}"]
     service += [f"--description=devalloc machine {spec.key}", "--service-type=exec", "--slice=devalloc-machines.slice"]
-    # A stop of the host first asks the guest (KillSignal); the limits are set by spawn, which may run as root here.
+    # The limits are set by spawn, which may run as root here.
     service += ["--property=KillMode=mixed", "--property=LimitMEMLOCK=infinity", "--property=TasksMax=infinity"]
     return [*service, "--", *words]
 

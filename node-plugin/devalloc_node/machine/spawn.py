@@ -30,7 +30,8 @@ def main(plan_path: str, detach: bool) -> int:
     if not _locked(life):
         return LIVES
     os.truncate(plan["life"], 0)
-    if not detach:
+    if not detach:  # nobody listens to what is said
+        plan["log"] = os.path.join(plan["folder"], "qemu.log")
         return _become(plan, life)
     # The child says what went wrong; a pipe that just closes says that it has become QEMU.
     says, told = os.pipe2(os.O_CLOEXEC)
@@ -62,7 +63,11 @@ def _become(plan: dict, life: int) -> int:  # type: ignore[type-arg]
         _prepare(plan, life)
         os.execve(plan["argv"][0], plan["argv"], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"})
     except (OSError, ValueError) as error:
-        os.write(plan.get("complain", 2), f"{error}\n".encode())
+        words = f"{error}\n".encode()
+        os.write(plan.get("complain", 2), words)
+        if "log" in plan:
+            log = os.open(plan["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            os.write(log, words)
     os._exit(FAILED)
 
 

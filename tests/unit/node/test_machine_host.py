@@ -22,6 +22,9 @@ from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.lock import MachineLocks
 from devalloc_node.machine.process import Process, alive, holds, kill, memlock_of, pidfd, process, wait
+from devalloc_node.machine.spec import machine_id
+from devalloc_node.machine.translate import spec_of
+from tests.support.machines import until, virtual_machine
 
 
 @pytest.fixture
@@ -153,6 +156,61 @@ def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) 
     assert wait(found, 10)
     assert launch.life("m", config) is None
     assert launch.last_words(config, "m").startswith("content of the disk")
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A systemd-run that comes back before what it starts has begun, as for services of type exec."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "systemd-run"
+    program.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift\n(sleep 0.3; exec "$@") >/dev/null 2>&1 &\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return folder
+
+
+def started_by_systemd(tmp_path: Path, program: str) -> MachineConfig:
+    """A machine that was launched; ``program`` is what QEMU does."""
+    kernel, qemu = tmp_path / "kernel", tmp_path / "qemu"
+    kernel.touch()
+    qemu.write_text(f"#!/bin/sh\n{program}\n")
+    qemu.chmod(0o755)
+    config = MachineConfig(
+        tmp_path / "state", tmp_path / "run", str(qemu), folders=(tmp_path,), systemd=True, cgroups=tmp_path
+    )
+    spec = spec_of(virtual_machine("m", start={"kernel": str(kernel)}))
+    launch.launch(spec, config, launch.Launch("run", None, "tcg"))
+    return config
+
+
+M = machine_id("default/m")
+
+
+def test_a_machine_that_systemd_starts_lives_when_it_is_said_to(tmp_path: Path, systemd: Path) -> None:
+    for _ in range(2):  # what the first run left says nothing of the second
+        config = started_by_systemd(tmp_path, "exec sleep 60")
+        found = launch.life(M, config)
+        assert found is not None
+        kill(found, signal.SIGKILL)
+        assert wait(found, 10)
+
+
+def test_why_systemd_could_not_start_a_machine_is_told(tmp_path: Path, systemd: Path) -> None:
+    config = started_by_systemd(tmp_path, "echo no such device; exit 1")
+    until(
+        lambda: launch.life(M, config) is None and launch.last_words(config, M) == "no such device", "it says why", 10
+    )
+
+
+def test_what_goes_wrong_before_qemu_is_told_too(tmp_path: Path) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    file = plan(config, ["/bin/true"], files={"100": ["/no/such/disk", True]})
+    words = [sys.executable, "-I", str(Path(spawn.__file__)), str(file)]
+    assert subprocess.run(words, capture_output=True, timeout=30, check=False).returncode == spawn.FAILED
+    assert "/no/such/disk" in launch.last_words(config, "m")
 
 
 def test_a_machine_cannot_say_that_it_is_another_process(tmp_path: Path) -> None:
