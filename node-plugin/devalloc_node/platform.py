@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.audit import audit
-from devalloc_node.claims.content import prepared_of
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
-from devalloc_node.journal import ClaimRecord, ClaimState, StepRecord
+from devalloc_node.held import Held
+from devalloc_node.journal import ClaimRecord
 from devalloc_node.machine.view import UNKNOWN, Amounts, Machine, Plug
 from devalloc_node.parts import Attachments, Claims, Machines
 from devalloc_node.prepared import Prepared
@@ -30,22 +30,6 @@ ATTACHMENT = "attachment"
 """Kind of the step by which a device of a claim is in a machine."""
 UNDO_SECONDS = 10.0
 """What undoing gets when something failed, also where that used up all of the time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A claim that this node holds something for."""
-
-    record: ClaimRecord
-    steps: tuple[StepRecord, ...]
-    plugs: tuple[Plug, ...]
-
-    @property
-    def prepared(self) -> Prepared | None:
-        """What it is to its user, as long as it is prepared."""
-        if self.record.state is not ClaimState.PREPARED or self.record.prepared is None:
-            return None
-        return prepared_of(self.record.ref, self.record.prepared)
 
 
 class Platform:
@@ -66,8 +50,7 @@ class Platform:
     ) -> None:
         """``uid_of``: of the claim that has a namespace and name now, None where there is none (raises Failed).
         ``exclusive``: a lock between threads and processes, by name. ``plan``: what preparing a claim would do.
-        ``kind``: of claims; ``changed`` is called after
-        every change.
+        ``kind``: of claims. ``changed`` is called after every change.
         """
         self.node_name = node_name
         self.machines = machines
@@ -139,7 +122,13 @@ class Platform:
                     "MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first", retryable=True
                 )
             self._only_in(ref, key)
-            self._plug(self.claims.prepare(ref, due, kind=self._kind, caller=caller), key, due, caller)
+            was_held = self.claims.journal.claim(ref.uid) is not None
+            try:
+                self._plug(self.claims.prepare(ref, due, kind=self._kind, caller=caller), key, due, caller)
+            except NodeError as error:
+                if was_held or (problem := _tried(lambda: self._unprepare_unused(ref, caller))) is None:
+                    raise
+                raise Failed(error.code, f"{error.message}. Unpreparing the claim again: {problem}") from error
         return [plug for plug in self.plugs(key) if plug.ref.uid == ref.uid]
 
     def detach(
@@ -370,6 +359,11 @@ class Platform:
         for plug in reversed(list(plugs)):
             self.claims.remove(plug.ref, ATTACHMENT, plug.step.target, due, force=force, caller=caller)
 
+    def _unprepare_unused(self, ref: ClaimRef, caller: str) -> None:
+        """After an attach that failed and for which the claim was prepared: nobody else would unprepare it."""
+        if not any(held.plugs for held in self.held(ref.uid)):
+            self.claims.unprepare(ref, Deadline.after(UNDO_SECONDS), caller=caller)
+
     def _undo_create(
         self, key: str, refs: Sequence[ClaimRef], began: bool, adopted: bool, caller: str, *, keep: bool
     ) -> list[str]:
@@ -378,10 +372,8 @@ class Platform:
         problems = []
 
         def tried(undo: Callable[[], object]) -> None:
-            try:
-                undo()
-            except NodeError as error:
-                problems.append(error.message)
+            if (problem := _tried(undo)) is not None:
+                problems.append(problem)
 
         if began and not adopted and self.machines.get(key) is not None:
             tried(lambda: self.machines.undo_start(key, due))
@@ -399,6 +391,15 @@ class Platform:
             yield
         finally:
             self._changed()
+
+
+def _tried(undo: Callable[[], object]) -> str | None:
+    """What went wrong; None where nothing did."""
+    try:
+        undo()
+    except NodeError as error:
+        return error.message
+    return None
 
 
 def _note(what: str, key: str, caller: str, **more: object) -> None:

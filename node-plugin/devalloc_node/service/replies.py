@@ -11,10 +11,10 @@ from devalloc.api.pool import Device as PoolDevice
 from devalloc_node.binding.binding import Health
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
+from devalloc_node.held import Held
 from devalloc_node.journal import ClaimState, StepRecord
 from devalloc_node.machine.view import Amounts, Machine, Plug
 from devalloc_node.pb import node_pb2 as pb
-from devalloc_node.platform import Held
 from devalloc_node.prepared import PreparedDevice
 from devalloc_node.step import Step
 

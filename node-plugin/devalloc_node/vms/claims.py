@@ -13,7 +13,8 @@ from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import ClaimRef
-from devalloc_node.platform import Held, Platform
+from devalloc_node.held import Held
+from devalloc_node.platform import Platform
 from devalloc_node.vms import objects
 
 log = logging.getLogger(__name__)

@@ -309,7 +309,11 @@ class TestAttach:
         reply = plugin.node.AttachClaim(pb.AttachClaimRequest(claim=claim(), machine=web()))
         assert (reply.result.outcome, reply.result.code) == (FAILED, "QemuRefused")
         assert plugin.machines.devices == {}
+        assert plugin.bench.is_initial(), "it was prepared for this only"
+        plugin.node.PrepareClaim(pb.PrepareClaimRequest(claim=claim()))
+        plugin.node.AttachClaim(pb.AttachClaimRequest(claim=claim(), machine=web()))
         (listed,) = plugin.node.ListClaims(pb.ListClaimsRequest(steps=True)).claims
+        assert listed.state == pb.Claim.PREPARED
         assert not [step for step in listed.steps if step.kind == "attachment"]
 
     def test_a_claim_is_in_one_machine(self, plugin: Served) -> None:

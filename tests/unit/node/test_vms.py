@@ -228,6 +228,18 @@ class TestStart:
 
 
 class TestChange:
+    def test_a_claim_that_could_not_be_plugged_in_and_is_not_wanted_any_more_is_free(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        world.claim("gpu", "a/slot-0")
+        world.machines.fail.add("a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        assert world.status()["reason"] == "QemuRefused"
+        world.apply(vm("web"))
+        world.round(times=2)
+        assert world.is_free("gpu")
+
     def test_scales_when_use_changes(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
