@@ -104,7 +104,12 @@ def bindings(node: str, options: Mapping[str, Any]) -> BindingConfig:
     """What the options say about devices that go to machines."""
     from devalloc_node.binding.config import BindingConfig
 
-    plain = BindingConfig(node, allow_shared_groups=options["allow_shared_groups"], max_vfs=options["max_vfs"])
+    plain = BindingConfig(
+        node,
+        allow_shared_groups=options["allow_shared_groups"],
+        max_vfs=options["max_vfs"],
+        adopt=frozenset(options["adopted"]),
+    )
     return replace(plain, allowed=frozenset(options["allowed"])) if options["allowed"] else plain
 
 
@@ -142,7 +147,12 @@ def node_settings(
     here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
     home = (state or default_path(here).parent / "node").absolute()
     door = (socket or (SOCKET if root else home / SOCKET.name)).absolute()
-    options = {"allowed": allowed, "allow_shared_groups": allow_shared_groups, "max_vfs": max_vfs}
+    options = {
+        "allowed": allowed,
+        "allow_shared_groups": allow_shared_groups,
+        "max_vfs": max_vfs,
+        "adopted": adopted,
+    }
     return NodeSettings(
         node,
         bindings(node, options),

@@ -23,6 +23,9 @@ class BindingConfig:
     """Most VFs to create on a port; as the inventory's. Default: as many as it can have."""
     vf_counts: Mapping[str, int] = field(default_factory=dict)
     """VFs to create by the address of the PF, where it is not ``max_vfs``."""
+    adopt: frozenset[str] = frozenset()
+    """Names of vGPUs (``mdev-<uuid>``) that somebody else made, and that may be used as they are (T8); as the
+    inventory's."""
     erase_policy: bool = False
     """Storage is erased between its owners by a policy of the admin's; without one it is never taken (T7)."""
 

@@ -85,8 +85,9 @@ class DriverKind:
 class ResetKind:
     """Steps of kind ``reset``: ``"used"`` when a device is handed over, ``"clean"`` before it goes to the next owner.
 
-    What a device was used for cannot be read, so making it clean resets it whenever VFIO has it: a function level or
-    bus reset, whichever the kernel knows for the function.
+    What a device was used for cannot be read, so making it clean resets it whenever VFIO has it, or had it until
+    somebody took that away: a function level or bus reset, whichever the kernel knows for the function. A host driver
+    that has it back has set it up anew, and would be disturbed.
     """
 
     host: Host
@@ -97,7 +98,7 @@ class ResetKind:
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         tree = self.host.tree()
         function = change.function(tree, target)
-        if value != "clean" or not function.on_vfio:
+        if value != "clean" or not (function.on_vfio or function.driver is None):
             return
         refuse_open(tree, vfio_nodes([function]), target, certain=False)
         if "reset" not in function.folder.names():

@@ -82,7 +82,13 @@ class Mdev:
         return HEALTHY
 
     def _adopted(self, tree: Tree, granted: GrantedDevice, device: InstanceDevice) -> PreparedDevice:
-        """What somebody else made is used as it is, and left so (T8)."""
+        """What somebody else made is used as it is, and left so, where the admin asked for that (T8)."""
+        if granted.device not in self.config.adopt:
+            raise Denied(
+                "DeviceInUse",
+                f"the mediated device {device.uuid} was made by somebody else; `--adopt {granted.device}` offers it",
+                retryable=True,
+            )
         refuse_open(tree, [f"/dev/vfio/{device.iommu_group}"], f"the mediated device {device.uuid}", certain=True)
         return self._prepared(tree, granted, device.uuid)
 

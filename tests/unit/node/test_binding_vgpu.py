@@ -150,10 +150,13 @@ class TestMediatedDevices:
             hand.unprepare(name)
         assert host.snapshot() == before
 
-    def test_one_that_was_there_before_is_used_and_left(self, plain: FakeHost) -> None:
+    def test_one_that_was_there_before_is_used_on_request_and_left(self, plain: FakeHost) -> None:
         (uuid, (vf, _)), *_ = A2_LIVE.items()
         before = plain.snapshot()
-        hand = Hand.on(plain)
+        with pytest.raises(Denied, match=f"`--adopt mdev-{uuid}` offers it") as caught:
+            Hand.on(plain).prepare(f"mdev-{uuid}", A2_POOL)
+        assert caught.value.code == "DeviceInUse"
+        hand = Hand.on(plain, adopt=frozenset({f"mdev-{uuid}"}))
         prepared = hand.prepare(f"mdev-{uuid}", A2_POOL)
         assert (prepared.mdev_uuid, prepared.functions) == (uuid, (vf,))
         assert hand.keys[f"mdev-{uuid}"] == (f"mdev/{uuid}",)

@@ -55,6 +55,16 @@ class TestDrivers:
             assert [event for event in host.events if event.action == "unbind"] == []
             assert unclaimed(plugin)
 
+    def test_a_device_that_somebody_unbound_is_reset_all_the_same_before_it_goes_back(self) -> None:
+        with on("whole-nic") as (host, plugin, faults):
+            before = host.snapshot()
+            plugin.prepare(faults.uid)
+            host.unbind("vfio-pci", PF)
+            host.resets.clear()
+            plugin.unprepare(faults.uid)
+            assert host.resets == [PF]
+            assert host.snapshot() == before
+
     def test_a_driver_that_somebody_chose_since_stays(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "devalloc.audit")
         with on("whole-nic") as (host, plugin, faults):
