@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.audit import audit
@@ -335,13 +336,9 @@ class Platform:
     def _taken_out(self, ref: ClaimRef, steps: Sequence[Step], caller: str) -> list[str]:
         """Undo attachments, the last first; what could not be."""
         due = Deadline.after(UNDO_SECONDS)
-        problems = []
-        for step in reversed(steps):
-            try:
-                self.claims.remove(ref, ATTACHMENT, step.target, due, caller=caller)
-            except NodeError as error:
-                problems.append(error.message)
-        return problems
+        out = partial(self.claims.remove, ref, ATTACHMENT, deadline=due, caller=caller)
+        problems = [_tried(partial(out, step.target)) for step in reversed(steps)]
+        return [problem for problem in problems if problem is not None]
 
     def _clear(self, key: str, there: Machine | None, due: Deadline, caller: str) -> None:
         """Before a machine begins: end what a start that was cut off left, and forget the plugs of its last run."""

@@ -8,38 +8,32 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import accel, adopt, amounts, launch
+from devalloc_node.machine import accel, adopt, amounts, launch, users
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.lock import MachineLocks
+from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, ended, view
 from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor
 from devalloc_node.machine.process import Process, alive
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records, content_of, record_of
 from devalloc_node.machine.spec import machine_id
 from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import UNKNOWN, Amounts, Machine
+from devalloc_node.machine.view import Amounts, Machine
 
 LOG = logging.getLogger(__name__)
-_LOOK_SECONDS = 2.0
-"""What one look at a machine may take: it is answered from, and a hung QEMU must not hold up the others."""
 _SETTLE_SECONDS = 120.0
 """How long a change of a machine is waited for before it is noted that the machine ended."""
 _LOG_SECONDS = 5.0
 """How often it is looked whether a guest has filled a log."""
-_USERS = "users"
-"""The lock under which user ids are given; those of machines end in a digest."""
-_FRESH_SECONDS, _HUNG_SECONDS = 1.0, 10.0
-"""How long a look counts; longer where QEMU did not answer."""
 
 
 class Connect(Protocol):
@@ -48,13 +42,6 @@ class Connect(Protocol):
     def __call__(
         self, machine: str, path: str, *, command_seconds: float, check: Callable[[Peer], None]
     ) -> Monitor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    at: float
-    observed: Amounts = UNKNOWN
-    problem: NodeError | None = None
 
 
 class Machines:
@@ -76,7 +63,7 @@ class Machines:
         self._locks = MachineLocks(config.state)
         self._mutex = threading.Lock()
         self._lines: dict[str, tuple[Monitor, int]] = {}
-        self._looks: dict[str, _Look] = {}
+        self._looks = Looks(self._observed)
         self._deaths = Deaths(self._died)
 
     def close(self) -> None:
@@ -114,8 +101,8 @@ class Machines:
         try:
             process = self.process_of(record)
         except Unknown as error:
-            return self._view(record, None, _Look(0.0, problem=error))
-        return self._view(record, process, self._look(record) if process else _Look(0.0))
+            return view(record, None, Look(problem=error), self.config)
+        return view(record, process, self._looks.at(record) if process else Look(), self.config)
 
     def to_restart(self) -> Sequence[VirtualMachine]:
         """Machines that should run by their restart policy and do not: after a reboot, or because they ended."""
@@ -171,8 +158,8 @@ class Machines:
             how = accel.chosen(self.config)
             began = False
             try:
-                with self._locks.held(_USERS, deadline):  # until it is written down, another machine would get it too
-                    given = launch.Launch(str(uuid.uuid4()), self._user(spec.key), how)
+                with self._locks.held(users.LOCK, deadline):
+                    given = launch.Launch(str(uuid.uuid4()), users.free(spec.key, self.config, self.records), how)
                     launch.check(spec, self.config, given)
                     record = MachineRecord(machine.to_manifest(), "starting", given.uuid, given.uid)
                     self._put(record)
@@ -283,23 +270,23 @@ class Machines:
         """The machine's monitor, open as long as somebody uses it."""
         key = record.spec.key
         with self._mutex:
-            monitor, users = self._lines.get(key, (None, 0))
+            monitor, uses = self._lines.get(key, (None, 0))
             if monitor is None:
                 monitor = self._connect(
                     key,
                     record.spec.adopt or str(self.config.folder(record.spec.id) / "qmp"),
                     command_seconds=self.config.command_seconds,
-                    check=adopt.owner_check(key, {_listener_of(record)}),
+                    check=adopt.owner_check(key, {users.listener(record)}),
                 )
-            self._lines[key] = (monitor, users + 1)
+            self._lines[key] = (monitor, uses + 1)
         try:
             yield monitor
         finally:
             with self._mutex:
-                monitor, users = self._lines.pop(key)
-                if users > 1:
-                    self._lines[key] = (monitor, users - 1)
-            if users == 1:
+                monitor, uses = self._lines.pop(key)
+                if uses > 1:
+                    self._lines[key] = (monitor, uses - 1)
+            if uses == 1:
                 monitor.close()
 
     @contextmanager
@@ -309,9 +296,13 @@ class Machines:
             with self._locks.held(machine_id(key), deadline):
                 yield
         finally:
-            with self._mutex:
-                self._looks.pop(key, None)
+            self._looks.forget(key)
             self._changed(key)
+
+    def _observed(self, record: MachineRecord) -> Amounts:
+        with self.line(record) as monitor:
+            due = Deadline.after(LOOK_SECONDS)
+            return amounts.observe(record, self.config, monitor, self.process_of(record), due)
 
     def _put(self, record: MachineRecord) -> None:
         self.records.put(MACHINES, record.spec.key, content_of(record))
@@ -334,20 +325,6 @@ class Machines:
             words = launch.last_words(self.config, record.spec.id)
             raise Failed("MachineDidNotStart", f"machine {record.spec.key} ended as soon as it was started: {words}")
         return process
-
-    def _user(self, key: str) -> int | None:
-        """A user id that no other machine has; the same for the same machine, whose files are that user's."""
-        if self.config.users is None or adopt.own_user() != 0:
-            return None
-        taken = {}
-        for other, content in self.records.records(MACHINES).items():
-            taken[content.get("user")] = other
-            if other == key and content.get("user") in self.config.users:
-                return int(content["user"])
-        for user in self.config.users:
-            if user not in taken:
-                return user
-        raise Denied("NoFreeUser", f"all {len(self.config.users)} user ids for machines are taken", retryable=True)
 
     def _end(self, record: MachineRecord, process: Process, seconds: float, force: bool, deadline: Deadline) -> None:
         never_ran = record.state == "starting"
@@ -379,7 +356,7 @@ class Machines:
         if record.spec.adopt is None:
             launch.clean(record.spec.id, self.config)
 
-    def _settle(self, key: str, seconds: float = _LOOK_SECONDS) -> None:
+    def _settle(self, key: str, seconds: float = LOOK_SECONDS) -> None:
         """Note that a machine ended, or watch it."""
         with self.hold(key, Deadline.after(seconds)):
             content = self.records.record(MACHINES, key)
@@ -392,17 +369,8 @@ class Machines:
                     self._put(record.become("running"))
                 self._deaths.watch(key, process)
             elif record.state not in ("stopped", "failed"):
-                self._put(self._ended(record))
+                self._put(ended(record, self.config))
                 self._gone(record)
-
-    def _ended(self, record: MachineRecord) -> MachineRecord:
-        """What is to be noted of a machine that was known to live and does not."""
-        words = launch.last_words(self.config, record.spec.id)
-        if record.state == "starting":  # its CPUs never ran, so that no policy forbids to start it again
-            return record.become("failed", "MachineDidNotStart", f"it was not started to the end: {words}".rstrip(": "))
-        asked = record.state == "stopping"
-        code, text = ("StoppedOnRequest", "it was stopped on request") if asked else ("MachineEnded", "it ended")
-        return record.become("stopped", code, f"{text}: {words}" if words else text)
 
     def _died(self, key: str) -> None:
         # A change of this machine may be under way and take its time to fail; the next death is not to wait for it.
@@ -411,56 +379,6 @@ class Machines:
     def _settle_later(self, key: str) -> None:
         with suppress_and_log(key):
             self._settle(key, _SETTLE_SECONDS)
-
-    def _look(self, record: MachineRecord) -> _Look:
-        """What QEMU says, at most a second old."""
-        key, now = record.spec.key, time.monotonic()
-        with self._mutex:
-            last = self._looks.get(key)
-        if last is not None and now - last.at < (_FRESH_SECONDS if last.problem is None else _HUNG_SECONDS):
-            return last
-        try:
-            with self.line(record) as monitor:
-                deadline = Deadline.after(_LOOK_SECONDS)
-                look = _Look(now, amounts.observe(record, self.config, monitor, self.process_of(record), deadline))
-        except NodeError as error:
-            look = _Look(now, last.observed if last else UNKNOWN, error)
-        with self._mutex:
-            self._looks[key] = look
-        return look
-
-    def _view(self, record: MachineRecord, process: Process | None, look: _Look) -> Machine:
-        if process is None and look.problem is None and record.state in ("running", "stopping"):
-            record = self._ended(record)  # which is noted soon
-        phases = {"starting": "Starting", "running": "Running", "stopping": "Stopping", "failed": "Failed"}
-        phase, reason, message = phases.get(record.state, "Stopped"), record.reason, record.message
-        if look.problem is not None:
-            phase, reason, message = "Unknown", look.problem.code, look.problem.message
-        elif process is None and phase != "Failed":
-            phase = "Stopped"
-        spec = record.spec
-        return Machine(
-            key=spec.key,
-            uid=spec.uid,
-            phase=phase,
-            wanted=amounts.asked_of(spec),
-            applied=record.applied,
-            observed=look.observed,
-            reason=reason,
-            message=message,
-            pid=process.pid if process else 0,
-            id=record.run,
-            qmp_socket=spec.adopt or str(self.config.folder(spec.id) / "qmp"),
-            adopted=spec.adopt is not None,
-            started=spec,
-            is_paused=process is not None and record.state == "starting",
-        )
-
-
-def _listener_of(record: MachineRecord) -> int:
-    """Whose process listens on the machine's socket. Where that is a user of its own no other will do, for it can put
-    a link there, that leads to another QEMU of ours."""
-    return adopt.own_user() if record.user is None or record.spec.adopt is not None else record.user
 
 
 def _refused_by_host(key: str, error: OSError) -> Failed:

@@ -227,6 +227,16 @@ def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: Machines,
         machines.start(virtual_machine("bad"), soon())
 
 
+def test_a_qemu_that_talks_nonsense_hides_no_other_machine(
+    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    monkeypatch.setattr(qemu, "_do_query_hotpluggable_cpus", lambda a: [{"props": 7}])
+    machines._looks.forget(KEY)
+    (seen,) = machines.list()
+    assert (seen.phase, seen.reason) == ("Unknown", "MonitorUnreadable")
+
+
 def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: Machines, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     content = dict(machines.records.record(MACHINES, KEY) or {})

@@ -1,0 +1,102 @@
+"""What is seen of machines: asked of QEMU, but not more often than is worth it, and told with what is recorded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from devalloc_node.errors import Failed, NodeError
+from devalloc_node.machine import amounts, launch
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.process import Process
+from devalloc_node.machine.records import MachineRecord
+from devalloc_node.machine.view import UNKNOWN, Amounts, Machine
+
+LOOK_SECONDS = 2.0
+"""What one look at a machine may take: it is answered from, and a hung QEMU must not hold up the others."""
+_FRESH_SECONDS, _HUNG_SECONDS = 1.0, 10.0
+"""How long a look counts; longer where QEMU did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen, and when on the monotonic clock."""
+
+    at: float = 0.0
+    observed: Amounts = UNKNOWN
+    problem: NodeError | None = None
+
+
+class Looks:
+    """The last look at each machine. Safe for threads."""
+
+    def __init__(self, observe: Callable[[MachineRecord], Amounts]) -> None:
+        """``observe`` asks QEMU. Raises NodeError."""
+        self._observe = observe
+        self._mutex = threading.Lock()
+        self._last: dict[str, Look] = {}
+
+    def at(self, record: MachineRecord) -> Look:
+        """What QEMU says, at most a second old."""
+        key, now = record.spec.key, time.monotonic()
+        with self._mutex:
+            last = self._last.get(key)
+        if last is not None and now - last.at < (_FRESH_SECONDS if last.problem is None else _HUNG_SECONDS):
+            return last
+        before = last.observed if last else UNKNOWN
+        try:
+            look = Look(now, self._observe(record))
+        except NodeError as error:
+            look = Look(now, before, error)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a machine must not hide the others
+            nonsense = f"QEMU of machine {key} answers what cannot be read: {type(error).__name__} {error}"
+            look = Look(now, before, Failed("MonitorUnreadable", nonsense[:500]))
+        with self._mutex:
+            self._last[key] = look
+        return look
+
+    def forget(self, key: str) -> None:
+        """It was changed."""
+        with self._mutex:
+            self._last.pop(key, None)
+
+
+def ended(record: MachineRecord, config: MachineConfig) -> MachineRecord:
+    """What is to be noted of a machine that was known to live and does not."""
+    words = launch.last_words(config, record.spec.id)
+    if record.state == "starting":  # its CPUs never ran, so that no policy forbids to start it again
+        return record.become("failed", "MachineDidNotStart", f"it was not started to the end: {words}".rstrip(": "))
+    asked = record.state == "stopping"
+    code, text = ("StoppedOnRequest", "it was stopped on request") if asked else ("MachineEnded", "it ended")
+    return record.become("stopped", code, f"{text}: {words}" if words else text)
+
+
+def view(record: MachineRecord, process: Process | None, look: Look, config: MachineConfig) -> Machine:
+    """A machine as other rooms see it."""
+    if process is None and look.problem is None and record.state in ("running", "stopping"):
+        record = ended(record, config)  # which is noted soon
+    phases = {"starting": "Starting", "running": "Running", "stopping": "Stopping", "failed": "Failed"}
+    phase, reason, message = phases.get(record.state, "Stopped"), record.reason, record.message
+    if look.problem is not None:
+        phase, reason, message = "Unknown", look.problem.code, look.problem.message
+    elif process is None and phase != "Failed":
+        phase = "Stopped"
+    spec = record.spec
+    return Machine(
+        key=spec.key,
+        uid=spec.uid,
+        phase=phase,
+        wanted=amounts.asked_of(spec),
+        applied=record.applied,
+        observed=look.observed,
+        reason=reason,
+        message=message,
+        pid=process.pid if process else 0,
+        id=record.run,
+        qmp_socket=spec.adopt or str(config.folder(spec.id) / "qmp"),
+        adopted=spec.adopt is not None,
+        started=spec,
+        is_paused=process is not None and record.state == "starting",
+    )
