@@ -234,6 +234,28 @@ def l40s_vgpu_card(address: str = "0000:26:00.0", **changes: Any) -> Function:
     )
 
 
+def ports_above(address: str) -> tuple[str, ...]:
+    """The bridges above a function, unless its card says otherwise."""
+    domain, bus, _ = address.split(":")
+    number = int(bus, 16)
+    return (f"{domain}:00:{number >> 3:02x}.{number & 7}",) if number else ()
+
+
+def root_of(address: str) -> str:
+    """The root complex of a function."""
+    domain, bus, _ = address.split(":")
+    return f"pci{domain}:{bus}"
+
+
+def vf_addresses(pf: str, sriov: Sriov) -> list[str]:
+    """Where every VF of a PF is or would be, in order of their index."""
+    domain, bus, rest = pf.split(":")
+    slot, function = rest.split(".")
+    first = (int(bus, 16) << 8) + (int(slot, 16) << 3) + int(function) + sriov.offset
+    ids = [first + sriov.stride * index for index in range(sriov.total)]
+    return [f"{domain}:{i >> 8:02x}:{i >> 3 & 31:02x}.{i & 7}" for i in ids]
+
+
 def _function(
     address: str, vendor: int, device: int, class_code: int, changes: dict[str, Any], **preset: Any
 ) -> Function:

@@ -21,7 +21,7 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.support import cards
+from tests.support import cards, fakeclasses
 from tests.support.cards import Function, Sriov
 from tests.support.faketree import FakeTree, fail
 from tests.support.fakevgpu import VgpuKernel
@@ -63,8 +63,8 @@ class FakeSysfs(FakeTree):
         """Plug a function in, with the bridges above it, and probe it; its address."""
         if spec.address in self.functions:
             raise ValueError(f"{spec.address} is already plugged in")
-        ports = _ports(spec.address) if spec.ports is None else spec.ports
-        root = _root(ports[0] if ports else spec.address)
+        ports = cards.ports_above(spec.address) if spec.ports is None else spec.ports
+        root = cards.root_of(ports[0] if ports else spec.address)
         folder = f"devices/{root}"
         for port in ports:
             if port not in self.functions:
@@ -241,8 +241,8 @@ class FakeSysfs(FakeTree):
         if _is_vfio(driver) and function.group is not None:
             self.vfio_group(function.group, present=True)
         if driver == spec.native:
-            for kind, name in _class_devices(spec):
-                self._class_device(path, kind, name, spec)
+            for kind, name in fakeclasses.named(spec):
+                fakeclasses.add(self, path, kind, name, spec)
             self.vgpu.offer(address)
         self.emit("bind", "pci", path)
 
@@ -253,8 +253,8 @@ class FakeSysfs(FakeTree):
         if driver == function.spec.native:
             self._destroy_vfs(address)  # as igb, ixgbe, mlx5_core and nvidia do when their PF goes
             self.vgpu.withdraw(address)
-            for kind, name in _class_devices(function.spec):
-                self._drop_class_device(path, kind, name)
+            for kind, name in fakeclasses.named(function.spec):
+                fakeclasses.drop(self, path, kind, name)
         function.driver = None
         self.remove(f"{path}/driver")
         self.remove(f"bus/pci/drivers/{driver}/{address}")
@@ -285,57 +285,12 @@ class FakeSysfs(FakeTree):
             self.remove(path)
             self.emit("remove", "vfio", path)
 
-    def _class_device(self, parent: str, kind: str, name: str, spec: Function) -> None:
-        path = f"{parent}/{kind}/{name}"
-        files: dict[str, str] = {"uevent": f"INTERFACE={name}" if kind == "net" else f"DEVNAME={name}"}
-        if kind == "net":
-            files |= {
-                "address": spec.mac,
-                "type": "1",
-                "mtu": "1500",
-                "flags": "0x1003",
-                "dev_port": "0",
-                "speed": str(spec.speed),
-                "carrier": str(int(spec.speed > 0)),
-                "iflink": "2",
-                "operstate": "up" if spec.speed > 0 else "down",
-            }
-        if kind == "nvme":
-            files |= {"model": "SAMSUNG MZQL23T8HCLS-00A07", "serial": "S64HNE0R500001", "state": "live"}
-        if kind == "infiniband":
-            files |= {"node_guid": "506b:4b03:00c0:ffee", "ports/1/link_layer": "Ethernet"}
-        for file, text in files.items():
-            self.write(f"{path}/{file}", text)
-        self.link(f"{path}/device", parent)
-        self.link(f"{path}/subsystem", f"class/{kind}")
-        self.link(f"class/{kind}/{name}", path)
-        self.emit("add", kind, path)
-        if kind == "nvme":
-            disk = f"{path}/{name}n1"
-            self.write(f"{disk}/size", "7501476528")
-            self.write(f"{disk}/dev", "259:0")
-            self.link(f"{disk}/subsystem", "class/block")
-            (self.sys / disk / "holders").mkdir()
-            self.link(f"class/block/{name}n1", disk)
-            self.link(f"block/{name}n1", disk)
-            self.emit("add", "block", disk)
-
-    def _drop_class_device(self, parent: str, kind: str, name: str) -> None:
-        path = f"{parent}/{kind}/{name}"
-        if kind == "nvme":
-            self.remove(f"class/block/{name}n1")
-            self.remove(f"block/{name}n1")
-            self.emit("remove", "block", f"{path}/{name}n1")
-        self.remove(f"class/{kind}/{name}")
-        self.remove(f"{parent}/{kind}")
-        self.emit("remove", kind, path)
-
     # SR-IOV.
 
     def vf_addresses(self, address: str) -> list[str]:
         """Where every VF of a PF is or would be, in order of their index."""
         sriov = self._function(address).spec.sriov
-        return [] if sriov is None else _vf_addresses(address, sriov)
+        return [] if sriov is None else cards.vf_addresses(address, sriov)
 
     def set_numvfs(self, address: str, count: int) -> None:
         """A write to sriov_numvfs; the checks stand in the kernel's order."""
@@ -355,7 +310,7 @@ class FakeSysfs(FakeTree):
             return
         if function.vfs:
             raise fail(errno.EBUSY, file)
-        for index, vf in enumerate(_vf_addresses(address, sriov)[:count]):
+        for index, vf in enumerate(cards.vf_addresses(address, sriov)[:count]):
             self._create_vf(address, index, vf, sriov)
         self.write(file, str(count))
         self.emit("change", "pci", function.path)
@@ -438,27 +393,3 @@ class FakeSysfs(FakeTree):
 def _is_vfio(driver: str | None) -> bool:
     """vfio-pci or one of its variants."""
     return driver is not None and "vfio" in driver
-
-
-def _ports(address: str) -> tuple[str, ...]:
-    domain, bus, _ = address.split(":")
-    number = int(bus, 16)
-    return (f"{domain}:00:{number >> 3:02x}.{number & 7}",) if number else ()
-
-
-def _root(address: str) -> str:
-    domain, bus, _ = address.split(":")
-    return f"pci{domain}:{bus}"
-
-
-def _vf_addresses(pf: str, sriov: Sriov) -> list[str]:
-    domain, bus, rest = pf.split(":")
-    slot, function = rest.split(".")
-    first = (int(bus, 16) << 8) + (int(slot, 16) << 3) + int(function) + sriov.offset
-    ids = [first + sriov.stride * index for index in range(sriov.total)]
-    return [f"{domain}:{i >> 8:02x}:{i >> 3 & 31:02x}.{i & 7}" for i in ids]
-
-
-def _class_devices(spec: Function) -> list[tuple[str, str]]:
-    kinds = {"net": spec.netdev, "infiniband": spec.infiniband, "drm": spec.drm, "nvme": spec.nvme}
-    return [(kind, name) for kind, name in kinds.items() if name]
