@@ -209,14 +209,22 @@ class FakeHost(FakeSysfs):
             found = {f"vf {vf}": str(sorted(settings.items())) for vf, settings in self.set_up.items() if settings}
             found |= {f"owner {node}": str(owner) for node, owner in self.owners.items()}
             for place in (self.sys, self.root / "dev", *map(Path, self.files.folders)):
-                for folder, folders, files in os.walk(place):
-                    for name in (*folders, *files):
-                        path = Path(folder) / name
-                        if path.is_symlink():
-                            found[str(path)] = f"-> {os.readlink(path)}"
-                        elif path.is_file():
-                            found[str(path)] = path.read_text("latin-1")
+                if place.exists():
+                    _read_all(str(place), found)
             return found
+
+
+def _read_all(folder: str, found: dict[str, str]) -> None:
+    """Add what its files say and where its links point, and so for the folders in it."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                found[entry.path] = f"-> {os.readlink(entry.path)}"
+            elif entry.is_dir():
+                _read_all(entry.path, found)
+            elif entry.is_file():
+                with open(entry.path, "rb", buffering=0) as file:
+                    found[entry.path] = file.read().decode("latin-1")
 
 
 class Boundary:

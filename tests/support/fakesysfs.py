@@ -49,6 +49,7 @@ class FakeSysfs(FakeTree):
     def __init__(self, root: Path, *, drivers: tuple[str, ...] = ("vfio-pci",), nodes: int = 2) -> None:
         super().__init__(root, nodes=nodes)
         self.functions: dict[str, Plugged] = {}
+        self._loaded: set[str] = set()
         self.vgpu = VgpuKernel(self)
         self.resets: list[str] = []
         """Addresses of the functions that were reset, one after another."""
@@ -147,7 +148,7 @@ class FakeSysfs(FakeTree):
             self.write(f"{path}/{name}", text)
         self.config(path, spec)
         for name in ("remove", "rescan", *(["reset"] if {**files, **spec.files}.get("reset_method") else [])):
-            (self.sys / path / name).touch(mode=0o200)
+            self.touch(f"{path}/{name}")
         self.link(f"{path}/subsystem", "bus/pci")
         self.link(f"bus/pci/devices/{spec.address}", path)
         if group is not None:
@@ -164,7 +165,8 @@ class FakeSysfs(FakeTree):
         head = spec.vendor.to_bytes(2, "little") + spec.device.to_bytes(2, "little")
         if spec.address in self.functions and self.functions[spec.address].pf:
             head = b"\xff\xff\xff\xff"  # a VF has no IDs of its own there
-        (self.sys / path / "config").write_bytes(b"\xff" * 64 if gone else head.ljust(64, b"\0"))
+        with open(f"{self._sys}/{path}/config", "wb", buffering=0) as file:
+            file.write(b"\xff" * 64 if gone else head.ljust(64, b"\0"))
 
     def _uevent_file(self, function: Plugged) -> None:
         spec = function.spec
@@ -180,10 +182,14 @@ class FakeSysfs(FakeTree):
     # Drivers.
 
     def load_driver(self, name: str) -> None:
-        folder = self.sys / "bus/pci/drivers" / name
-        folder.mkdir(exist_ok=True)
+        if name in self._loaded and self._has(f"bus/pci/drivers/{name}"):
+            return
+        self._loaded.add(name)
         for file in ("bind", "unbind", "new_id", "remove_id", "uevent"):
-            (folder / file).touch(mode=0o200)
+            self.touch(f"bus/pci/drivers/{name}/{file}")
+
+    def _has(self, path: str) -> bool:
+        return os.path.exists(f"{self._sys}/{path}")
 
     def driver_of(self, address: str) -> str | None:
         return self._function(address).driver
@@ -191,7 +197,7 @@ class FakeSysfs(FakeTree):
     def bind(self, driver: str, address: str) -> None:
         """A write to bus/pci/drivers/DRIVER/bind."""
         function = self._function(address)
-        if not (self.sys / "bus/pci/drivers" / driver).is_dir():
+        if not self._has(f"bus/pci/drivers/{driver}"):
             raise fail(errno.ENOENT, f"bus/pci/drivers/{driver}/bind")
         if driver != (function.override or function.spec.native):
             raise fail(errno.ENODEV, address)
@@ -219,7 +225,7 @@ class FakeSysfs(FakeTree):
         driver = function.override or function.spec.native
         if function.pf and not function.override and not self._function(function.pf).autoprobe:
             return
-        if function.driver is not None or driver is None or not (self.sys / "bus/pci/drivers" / driver).is_dir():
+        if function.driver is not None or driver is None or not self._has(f"bus/pci/drivers/{driver}"):
             return
         if not _is_vfio(driver) or function.group is not None:  # vfio-pci refuses what has no IOMMU group
             self._attach(address, driver)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,9 +20,27 @@ def fail(code: int, path: str) -> OSError:
     return OSError(code, os.strerror(code), path)
 
 
-def memory_folder() -> tempfile.TemporaryDirectory[str]:
+class MemoryFolder(tempfile.TemporaryDirectory[str]):
+    def cleanup(self) -> None:
+        with suppress(OSError):  # who still writes to it; then the slower way, which copes
+            _empty(self.name)
+        super().cleanup()
+
+
+def memory_folder() -> MemoryFolder:
     """A temporary folder in memory where the machine has that: like sysfs, and much faster than a disk to fill."""
-    return tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    return MemoryFolder(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None, ignore_cleanup_errors=True)
+
+
+def _empty(folder: str) -> None:
+    """Remove all that is in it. Some times faster than shutil, which minds links that are swapped in meanwhile."""
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                _empty(entry.path)
+                os.rmdir(entry.path)
+            else:
+                os.unlink(entry.path)
 
 
 class FakeTree:
@@ -31,6 +49,7 @@ class FakeTree:
     def __init__(self, root: Path, *, nodes: int = 2) -> None:
         self.root = root.resolve()
         self.sys = self.root / "sys"
+        self._sys = str(self.sys)
         self.events: list[Uevent] = []
         self._next_group = 0
         for folder in ("pci/devices", "pci/drivers"):
@@ -38,7 +57,7 @@ class FakeTree:
         for folder in ("kernel/iommu_groups", "class/net", "class/block", "block"):
             (self.sys / folder).mkdir(parents=True, exist_ok=True)
         for file in ("drivers_probe", "rescan"):
-            (self.sys / "bus/pci" / file).touch(mode=0o200)
+            self.touch(f"bus/pci/{file}")
         for node in range(nodes):
             self.write(f"devices/system/node/node{node}/cpulist", f"{8 * node}-{8 * node + 7}")
             self.write(f"devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       67108864 kB")
@@ -47,32 +66,53 @@ class FakeTree:
 
     def write(self, path: str, text: str) -> None:
         """Make the file what the kernel would show; this is no user's write (see `store`)."""
-        file = self.sys / path
-        file.parent.mkdir(parents=True, exist_ok=True)
         content = (text + "\n" if text and not text.endswith("\n") else text).encode()
         # Over the old content, not after emptying it: who reads sysfs meanwhile never finds nothing.
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+        descriptor = self._begin(f"{self._sys}/{path}", 0o644)
         try:
             os.pwrite(descriptor, content, 0)
             os.ftruncate(descriptor, len(content))
         finally:
             os.close(descriptor)
 
+    def touch(self, path: str) -> None:
+        """A file that can only be written to, such as `remove`."""
+        os.close(self._begin(f"{self._sys}/{path}", 0o200))
+
+    def _begin(self, file: str, mode: int) -> int:
+        """For writing, with the folders above it. Strings, and one call where they exist: hosts have thousands."""
+        try:
+            return os.open(file, os.O_WRONLY | os.O_CREAT, mode)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            return os.open(file, os.O_WRONLY | os.O_CREAT, mode)
+
     def read(self, path: str) -> str:
         return (self.sys / path).read_text().strip()
 
     def link(self, path: str, target: str) -> None:
         """A relative link, as sysfs has them; both below sys."""
-        link = self.sys / path
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(os.path.relpath(self.sys / target, link.parent.resolve()))
+        link = f"{self._sys}/{path}"
+        folder = os.path.dirname(link)
+        if not path.startswith("devices/"):  # below it the folders are what they are called
+            os.makedirs(folder, exist_ok=True)
+            folder = os.path.realpath(folder)
+        text = os.path.relpath(f"{self._sys}/{target}", folder)
+        try:
+            os.symlink(text, link)
+        except FileNotFoundError:
+            os.makedirs(folder, exist_ok=True)
+            os.symlink(text, link)
 
     def remove(self, path: str) -> None:
-        target = self.sys / path
-        if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target)
-        else:
-            target.unlink(missing_ok=True)
+        target = f"{self._sys}/{path}"
+        try:
+            os.unlink(target)
+        except FileNotFoundError:
+            pass
+        except (IsADirectoryError, PermissionError):  # what unlink says of a folder
+            _empty(target)
+            os.rmdir(target)
 
     def proc(self, name: str, text: str) -> None:
         file = self.root / "proc" / name
@@ -105,14 +145,14 @@ class FakeTree:
         if wanted is None:
             return None
         if wanted == "own":
-            while (self.sys / f"kernel/iommu_groups/{self._next_group}").exists():
+            while os.path.exists(f"{self._sys}/kernel/iommu_groups/{self._next_group}"):
                 self._next_group += 1
             wanted = self._next_group
         return int(wanted)
 
     def join_group(self, group: int, name: str, path: str) -> None:
         base = f"kernel/iommu_groups/{group}"
-        if not (self.sys / base).exists():
+        if not os.path.exists(f"{self._sys}/{base}"):
             self.write(f"{base}/type", "DMA")
         self.link(f"{base}/devices/{name}", path)
         self.link(f"{path}/iommu_group", base)
@@ -123,7 +163,6 @@ class FakeTree:
         if not any((self.sys / base / "devices").iterdir()):
             self.remove(base)
             self._next_group = min(self._next_group, group)  # the kernel gives the lowest free number, too
-            self._next_group = min(self._next_group, group)  # the kernel gives the lowest free number
 
     # What the host itself uses.
 

@@ -1,7 +1,7 @@
 """The vGPU half of the fake kernel: mdev instances, and the vendor VFIO layout (`nvidia/current_vgpu_type`).
 
 A card's framebuffer is shared by all its parents (its VFs, or the PF itself on cards without SR-IOV). After every
-change the numbers of all parents are written anew, as the driver computes them when they are read.
+change the numbers of all parents that are others now are written, as the driver computes them when they are read.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class VgpuKernel:
     def __init__(self, host: FakeSysfs) -> None:
         self._host = host
         self._groups: dict[str, int] = {}
+        self._shown: dict[str, dict[str, str]] = {}
+        """What the files of a parent say that change by what others do: by address and path."""
         self.mdevs: dict[str, Instance] = {}
         """By UUID."""
         self.current: dict[str, VgpuType] = {}
@@ -55,10 +57,11 @@ class VgpuKernel:
                 self._host.write(f"{folder}/name", kind.name)
                 self._host.write(f"{folder}/description", kind.description)
                 self._host.write(f"{folder}/device_api", "vfio-pci")
-                (self._host.sys / folder / "create").touch(mode=0o200)
+                self._host.touch(f"{folder}/create")
                 (self._host.sys / folder / "devices").mkdir(exist_ok=True)
             self._host.link(f"class/mdev_bus/{address}", path)
-        self._show(address)
+        self._shown.pop(address, None)
+        self._show(address, self._live(address))
 
     def withdraw(self, address: str) -> None:
         """The driver leaves a function: its instances and profile files go."""
@@ -80,7 +83,7 @@ class VgpuKernel:
         self._groups[uuid] = group
         path = self._host.path(instance.parent)
         self._host.link(f"{path}/mdev_supported_types/{instance.type.id}/devices/{uuid}", f"{path}/{uuid}")
-        (self._host.sys / path / uuid / "remove").touch(mode=0o200)
+        self._host.touch(f"{path}/{uuid}/remove")
         self._host.vfio_group(group, present=True)
 
     def create(self, parent: str, type_id: str, uuid: str) -> None:
@@ -101,7 +104,7 @@ class VgpuKernel:
         host.write(f"{mdev}/uevent", "DRIVER=nvidia-vgpu-vfio")
         host.write(f"{mdev}/nvidia/vm_name", "")
         host.write(f"{mdev}/nvidia/vgpu_params", "")
-        (host.sys / mdev / "remove").touch(mode=0o200)
+        host.touch(f"{mdev}/remove")
         host.link(f"{mdev}/mdev_type", folder)
         host.link(f"{mdev}/driver", "bus/mdev/drivers/nvidia-vgpu-vfio")
         host.link(f"{mdev}/subsystem", "bus/mdev")
@@ -155,9 +158,11 @@ class VgpuKernel:
 
     def available(self, parent: str, kind: VgpuType) -> int:
         """How many more instances of a type this parent takes now."""
+        return self._left(parent, kind, self._live(parent))
+
+    def _left(self, parent: str, kind: VgpuType, live: list[Instance]) -> int:
         vgpu = self._card(parent)
         assert vgpu is not None
-        live = self._live(parent)
         if vgpu.one_size and any(i.type.framebuffer != kind.framebuffer for i in live):
             return 0
         free = (vgpu.framebuffer - sum(i.type.framebuffer for i in live)) // kind.framebuffer
@@ -174,22 +179,28 @@ class VgpuKernel:
 
     def _refresh(self, address: str) -> None:
         """Show anew what all parents of the card have left."""
-        card = self._pf(address)
+        card, live = self._pf(address), self._live(address)
         for parent in self._host.functions:
             if self._pf(parent) == card and self._is_parent(parent):
-                self._show(parent)
+                self._show(parent, live)
 
-    def _show(self, parent: str) -> None:
+    def _show(self, parent: str, live: list[Instance]) -> None:
         path = self._host.path(parent)
-        for kind in self._types(parent):
-            folder = f"{path}/mdev_supported_types/{kind.id}"
-            if (self._host.sys / folder).exists():
-                self._host.write(f"{folder}/available_instances", str(self.available(parent, kind)))
+        left = {kind: self._left(parent, kind, live) for kind in self._types(parent)}
+        now: dict[str, str] = {}
+        if (self._host.sys / path / "mdev_supported_types").exists():
+            for kind, number in left.items():
+                now[f"{path}/mdev_supported_types/{kind.id}/available_instances"] = str(number)
         if (self._host.sys / path / "nvidia").exists():
-            rows = [f"{k.id:<6}: {k.name}\n" for k in self._types(parent) if self.available(parent, k)]
+            rows = [f"{kind.id:<6}: {kind.name}\n" for kind, number in left.items() if number]
             current = self.current.get(parent)
-            self._host.write(f"{path}/nvidia/creatable_vgpu_types", _HEADER + "".join(rows))
-            self._host.write(f"{path}/nvidia/current_vgpu_type", current.id if current else "0")
+            now[f"{path}/nvidia/creatable_vgpu_types"] = _HEADER + "".join(rows)
+            now[f"{path}/nvidia/current_vgpu_type"] = current.id if current else "0"
+        before = self._shown.get(parent, {})
+        self._shown[parent] = now
+        for file, text in now.items():
+            if before.get(file) != text and (self._host.sys / file).parent.exists():
+                self._host.write(file, text)
 
     def _pf(self, address: str) -> str:
         return self._host.functions[address].pf or address
