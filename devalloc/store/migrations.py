@@ -80,18 +80,19 @@ STORE = Schema(
 
 def migrate(connection: sqlite3.Connection, schema: Schema) -> None:
     """Bring the schema up to date. The caller has checked that it is not newer."""
-    connection.execute("BEGIN IMMEDIATE")
     try:
-        # Read again: another process may have migrated while we waited for the lock.
-        (done,) = connection.execute("PRAGMA user_version").fetchone()
-        for number, step in enumerate(schema.steps[done:], start=done + 1):
-            for statement in step:
+        while True:
+            connection.execute("BEGIN IMMEDIATE")
+            # Read before each step: another process may have taken it, or the next ones, while we had no lock.
+            (done,) = connection.execute("PRAGMA user_version").fetchone()
+            if done >= len(schema.steps):
+                connection.execute("COMMIT")
+                return
+            for statement in schema.steps[done]:
                 connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute(f"PRAGMA user_version = {done + 1}")
             connection.execute(f"PRAGMA application_id = {schema.application_id}")
             connection.execute("COMMIT")
-            connection.execute("BEGIN IMMEDIATE")
-        connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")

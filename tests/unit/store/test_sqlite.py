@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,6 +171,24 @@ class TestSchema:
         with closing(SQLiteStore(path)) as store:
             assert store.check() == []
 
+    def test_another_may_take_the_next_steps_between_two(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, mode=0o700)
+
+        class Overtaken(sqlite3.Connection):
+            """After each commit another process brings the schema up to date, before this one goes on."""
+
+            def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+                cursor = super().execute(statement, *parameters)
+                if statement == "COMMIT":
+                    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+                        migrations.migrate(other, migrations.STORE)
+                return cursor
+
+        with closing(sqlite3.connect(path, isolation_level=None, factory=Overtaken)) as connection:
+            migrations.migrate(connection, migrations.STORE)
+        with closing(SQLiteStore(path)) as store:
+            assert store.check() == []
+
 
 class TestDamage:
     @pytest.mark.parametrize(
@@ -235,6 +254,7 @@ class TestFailingWrites:
         script = """
 import resource, signal, sys
 from pathlib import Path
+from typing import Any
 from devalloc.store import StoreError
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.objects import claim
