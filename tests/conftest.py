@@ -14,7 +14,9 @@ from hypothesis import settings
 TIERS_THAT_NEED_A_MACHINE = (Path(__file__).parent / "machine", Path(__file__).parent / "cluster")
 
 
-settings.register_profile("the same every time", derandomize=True)
+# No deadline for an example: on a machine that has other work a test is slow, not wrong.
+settings.register_profile("drawn anew", deadline=None)
+settings.register_profile("the same every time", derandomize=True, deadline=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,8 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A shell that starts the tests in the background lets them ignore Ctrl-C, and so would every child they start.
     """
-    if config.getoption("hypothesis_seed", None) is None:
-        settings.load_profile("the same every time")
+    is_drawn = config.getoption("hypothesis_seed", None) is not None
+    settings.load_profile("drawn anew" if is_drawn else "the same every time")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
