@@ -88,9 +88,9 @@ class Devalloc(click.Group):
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from importlib.metadata import version
+    from devalloc.version import installed_version
 
-    click.echo(f"devalloc {version('devalloc')}")
+    click.echo(f"devalloc {installed_version()}")
     ctx.exit()
 
 

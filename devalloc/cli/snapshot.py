@@ -29,10 +29,9 @@ def snapshot(
 
     The file holds the objects as they are, names and annotations included. Attach it to a report of a wrong answer.
     """
-    from importlib.metadata import version
-
     from devalloc.cli.output import working
     from devalloc.cli.solve import documents
+    from devalloc.version import installed_version
     from devalloc_solver import solve_manifests
 
     contents, _, code = documents(files, namespace, store)
@@ -40,7 +39,7 @@ def snapshot(
         answer = solve_manifests(contents, placement=placement, deadline=deadline)
     content: dict[str, Any] = {
         "format": FORMAT,
-        "devalloc": version("devalloc"),
+        "devalloc": installed_version(),
         "options": {"placement": placement, "deadline": deadline},
         "documents": contents,
         "answer": answer,

@@ -256,7 +256,7 @@ def attach(machine: str, claims: tuple[str, ...], namespace: str, socket: Path, 
 @socket_option
 @timeout_option
 def detach(machine: str, claims: tuple[str, ...], force: bool, namespace: str, socket: Path, timeout: float) -> int:
-    """Take the devices of claims out of a machine. The claims stay prepared.
+    """Take the devices of claims out of a machine. The claims stay prepared (`devalloc vm unprepare` undoes that).
 
     \b
     devalloc vm detach web train
@@ -273,6 +273,33 @@ def detach(machine: str, claims: tuple[str, ...], force: bool, namespace: str, s
             reply = node.DetachClaim(request, timeout=timeout)
             done = f"detached from {machine}" + (", which was ended" if reply.ended_machine else "")
             code = max(code, _said(claim, done, reply.result))
+    return code
+
+
+@verb("unprepare")
+@click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
+@force_option
+@namespace_option
+@socket_option
+@timeout_option
+def unprepare(claims: tuple[str, ...], force: bool, namespace: str, socket: Path, timeout: float) -> int:
+    """Give the devices of claims back to this host as they were found. The claims stay allocated.
+
+    Takes them out of their machine first.
+
+    \b
+    devalloc vm unprepare train && devalloc release train
+    """
+    from devalloc.cli.nodesocket import claim_ref, connected
+    from devalloc_node.pb.node_pb2 import UnprepareClaimRequest
+
+    code = 0
+    with connected(socket) as node:
+        for claim in claims:
+            request = UnprepareClaimRequest(claim=claim_ref(claim, namespace), force=force)
+            reply = node.UnprepareClaim(request, timeout=timeout)
+            ended = f"; {', '.join(reply.ended_machines)} ended for it" if reply.ended_machines else ""
+            code = max(code, _said(claim, f"unprepared{ended}", reply.result))
     return code
 
 
@@ -363,7 +390,7 @@ def watch(namespace: str, all_namespaces: bool, output: str, socket: Path) -> in
     return 0
 
 
-for _verb in (list_machines, get, create, adopt, stop, delete, attach, detach, scale, watch):
+for _verb in (list_machines, get, create, adopt, stop, delete, attach, detach, unprepare, scale, watch):
     vm.add_command(_verb)
 
 

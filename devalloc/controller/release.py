@@ -84,5 +84,6 @@ def _prepared(claim: Object) -> str:
         f"{Key.of(claim)} is prepared on {node}"
         + (f" for {users}" if users else "")
         + ": its devices are bound there. "
-        f"{'Stop ' + users if users else 'Unprepare it'} first, or have the node take them away with --force"
+        f"{'Stop ' + users if users else 'Run `devalloc vm unprepare` there'} first, "
+        "or have the node take them away with --force"
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Literal, TypeVar
@@ -21,6 +20,7 @@ from typing import Literal, TypeVar
 from devalloc.api.pool import DevicePool
 from devalloc.inventory import Discovery, Known, discover
 from devalloc.inventory.sysfs import Tree, openers
+from devalloc.version import installed_version
 from devalloc_node import audit, health, tally
 from devalloc_node.binding.table import Bindings, step_kinds
 from devalloc_node.binding.use import nodes_now
@@ -250,7 +250,7 @@ class Node:
 
     def _about(self) -> About:
         return About(
-            version=metadata.version("devalloc"),
+            version=installed_version(),
             boot_id=self.boot_id(),
             started_ms=int(time.time() * 1000),
             journal=lambda: tally.journal_of(self._journal),

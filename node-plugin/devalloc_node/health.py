@@ -18,7 +18,7 @@ from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import Health
-from devalloc_node.binding.health import HEALTHY, present
+from devalloc_node.binding.health import HEALTHY, is_there, present
 from devalloc_node.errors import NodeError
 from devalloc_node.feed import Checkup, DeviceHealth
 from devalloc_node.prepared import Prepared, PreparedDevice
@@ -203,6 +203,10 @@ def subjects(
             done[address] = found if isinstance(found, Health) else errors.check(here, address)
         return done[address]
 
+    def first(addresses: Sequence[str]) -> Health:
+        here = tree()
+        return function(next((at for at in addresses if is_there(here, at)), addresses[-1]))
+
     def bound(device: PreparedDevice) -> Health:
         health = observe(device)
         if health.state != "healthy":
@@ -219,17 +223,21 @@ def subjects(
     for pool in pools:
         common = {attribute.name: attribute.value for attribute in pool.spec.attributes}
         for published in pool.spec.devices:
-            address = _address(published, common)
-            if (pool.metadata.name, published.name) not in told and address is not None:
-                yield Subject(pool.metadata.name, published.name, lambda at=address: function(at))  # type: ignore[misc]
+            at = _addresses(published, common)
+            if (pool.metadata.name, published.name) not in told and at:
+                yield Subject(pool.metadata.name, published.name, lambda at=at: first(at))  # type: ignore[misc]
 
 
-def _address(device: Device, common: Mapping[str, AttributeValue]) -> str | None:
-    """The PCI function to look at: the device's own, or its physical one while it does not exist."""
+def _addresses(device: Device, common: Mapping[str, AttributeValue]) -> tuple[str, ...]:
+    """The PCI functions to look at, the first that is there or else the last.
+
+    That of a VF is its own, or its physical one while it does not exist: VFs come and go with their users, and one that
+    went since it was published can be created again.
+    """
     own = {**common} | {attribute.name: attribute.value for attribute in device.attributes}
-    later = own.get("function") == "vf" and own.get("state") == "creatable"
-    found = own.get("pfPciBusID" if later else "pciBusID")
-    return found if isinstance(found, str) else None
+    names = ("pciBusID", "pfPciBusID") if own.get("function") == "vf" else ("pciBusID",)
+    found = (own.get(name) for name in names)
+    return tuple(address for address in found if isinstance(address, str))
 
 
 def uncleaned(withheld: Mapping[str, str]) -> dict[str, str]:

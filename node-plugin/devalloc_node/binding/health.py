@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devalloc.inventory.locate import read_function
+from devalloc.inventory.locate import function_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.binding import Health
@@ -37,6 +37,11 @@ def present(tree: Tree, name: str) -> PciFunction | Health:
     if not answers(function):
         return Health("unhealthy", f"{name} does not answer: its configuration space reads as ones")
     return function
+
+
+def is_there(tree: Tree, name: str) -> bool:
+    address = Address.parse(name)
+    return address is not None and function_folder(tree, address) is not None
 
 
 def _listed(nodes: object) -> str:

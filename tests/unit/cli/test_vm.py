@@ -76,6 +76,27 @@ class TestMachines:
         empty = devalloc_vm("list")
         assert (empty.out, empty.err) == ("", "no machines in namespace default (-A shows all)\n")
 
+    def test_what_was_detached_is_given_back_when_it_is_unprepared(self, devalloc_vm: Vm, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        devalloc_vm.create("web", "claim-uid-0")
+        devalloc_vm("detach", "web", "claim-uid-0")
+        assert not plugin.bench.is_initial()
+        assert devalloc_vm("unprepare", "claim-uid-0").out == "claim-uid-0 unprepared\n"
+        assert plugin.bench.is_initial()
+        assert devalloc_vm("unprepare", "claim-uid-0").code == 0, "it is"
+
+    def test_unprepare_ends_a_machine_only_by_force(self, devalloc_vm: Vm, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        devalloc_vm.create("web", "claim-uid-0")
+        plugin.machines.stubborn.add("default/web")
+        refused = devalloc_vm("unprepare", "claim-uid-0")
+        assert (refused.code, refused.out) == (1, "")
+        assert "[GuestRefused] (the same may succeed later)" in refused.err
+        assert not plugin.bench.is_initial()
+        forced = devalloc_vm("unprepare", "claim-uid-0", "--force")
+        assert forced.out == "claim-uid-0 unprepared; default/web ended for it\n"
+        assert plugin.bench.is_initial()
+
     def test_json_holds_numbers_and_names(self, devalloc_vm: Vm, plugin: Served) -> None:
         devalloc_vm.create()
         (machine,) = devalloc_vm("list", "-A", "-o", "json").json["items"]

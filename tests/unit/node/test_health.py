@@ -236,6 +236,14 @@ class TestDevicesOfAHost:
         host.config(host.path(NIC), host.functions[NIC].spec, gone=True)
         assert set(node.states().values()) == {"unhealthy"}
 
+    def test_vfs_that_went_with_their_last_user_are_as_well_as_their_port(self, host: FakeHost) -> None:
+        node = Node(host)
+        assert VF in {a.value for pool in node.pools for device in pool.spec.devices for a in device.attributes}
+        host.set_numvfs(NIC, 0)
+        assert node.unhealthy() == {}, "they can be created again, also before that is published"
+        host.config(host.path(NIC), host.functions[NIC].spec, gone=True)
+        assert set(node.states().values()) == {"unhealthy"}
+
     def test_a_fatal_error_of_the_link_counts_for_a_while(self, host: FakeHost) -> None:
         node = Node(host, bound(host))
 
