@@ -43,6 +43,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, make_wsgi_a
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from devalloc_node.service.server import answers
+
 log = logging.getLogger(__name__)
 
 RESULTS = ("done", "denied", "failed", "unknown", "invalid", "error")
@@ -260,6 +262,8 @@ class _UnixServer(_Threads, WSGIServer):
         if os.path.lexists(path):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise FileExistsError(errno.EEXIST, "is there and is no socket; choose another path", path)
+            if answers(Path(path)):
+                raise OSError(errno.EADDRINUSE, "another process serves there; choose another path", path)
             os.unlink(path)
         os.fchmod(self.socket.fileno(), 0o600)
         self.socket.bind(path)

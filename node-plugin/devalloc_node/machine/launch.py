@@ -128,12 +128,15 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[st
 def life(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Process | None:
     """The process of a machine that runs; None where none does, which the lock of its life file proves.
 
-    Raises Unknown where it lives and its process cannot be told within ``seconds``: it is only just being started.
+    Raises Unknown where it lives and its process cannot be told within ``seconds``: it is only just being started;
+    Failed where nothing can be told.
     """
     try:
         fd = os.open(config.life(machine_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise Failed("HostUnreadable", f"whether machine {machine_id} lives cannot be told: {error}") from None
     try:
         deadline = Deadline.after(seconds)
         while True:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import accel, adopt, amounts, launch, users
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.deaths import Deaths
@@ -100,7 +100,7 @@ class Machines:
             return Machine(key, "", "Unknown", reason=error.code, message=error.message)
         try:
             process = self.process_of(record)
-        except Unknown as error:
+        except NodeError as error:
             return view(record, None, Look(problem=error), self.config)
         return view(record, process, self._looks.at(record) if process else Look(), self.config)
 
@@ -118,7 +118,7 @@ class Machines:
         return found
 
     def process_of(self, record: MachineRecord) -> Process | None:
-        """The machine's QEMU; None where it has ended. Raises Unknown."""
+        """The machine's QEMU; None where it has ended. Raises Unknown, Failed."""
         if record.spec.adopt is None:
             return launch.life(record.spec.id, self.config)
         if record.process is None or record.boot != adopt.boot_id() or not alive(record.process):

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from devalloc_node.errors import Failed
+
 _PROC = Path("/proc")
 _LOCKED = re.compile(r"^Max locked memory +(\S+)", re.MULTILINE)
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)", re.MULTILINE)
@@ -27,11 +29,16 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """The process that has the number now; None where none has, or where it has ended and waits to be collected."""
+    """The process that has the number now; None where none has, or where it has ended and waits to be collected.
+
+    Raises Failed where that cannot be told: of a machine that only seems to have ended devices would be taken.
+    """
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
+    except OSError as error:
+        raise _untold(pid, error) from None
     # The name stands in parentheses and may itself have any character.
     words = text.rpartition(b")")[2].split()
     if len(words) < 20 or words[0] in (b"Z", b"X"):
@@ -40,23 +47,36 @@ def process(pid: int) -> Process | None:
 
 
 def alive(known: Process) -> bool:
+    """Raises Failed."""
     return process(known.pid) == known
 
 
 def pidfd(known: Process) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where it has ended. The caller closes it."""
+    """A descriptor that becomes readable when the process ends; None where it has ended. The caller closes it.
+
+    Raises Failed.
+    """
     try:
         fd = os.pidfd_open(known.pid)
-    except OSError:
+    except ProcessLookupError:
         return None
-    if alive(known):
-        return fd
-    os.close(fd)
-    return None
+    except OSError as error:
+        raise _untold(known.pid, error) from None
+    lives = False
+    try:
+        lives = alive(known)
+    finally:
+        if not lives:
+            os.close(fd)
+    return fd if lives else None
+
+
+def _untold(pid: int, error: OSError) -> Failed:
+    return Failed("HostUnreadable", f"whether process {pid} lives cannot be told: {error.strerror or error}")
 
 
 def wait(known: Process, seconds: float) -> bool:
-    """Whether it ended within ``seconds``."""
+    """Whether it ended within ``seconds``. Raises Failed."""
     fd = pidfd(known)
     if fd is None:
         return True
@@ -69,7 +89,7 @@ def wait(known: Process, seconds: float) -> bool:
 
 
 def kill(known: Process, signal: int) -> None:
-    """Send a signal to exactly this process; nothing happens where it has ended."""
+    """Send a signal to exactly this process; nothing happens where it has ended. Raises Failed."""
     fd = pidfd(known)
     if fd is not None:
         try:
@@ -119,14 +139,17 @@ def memlock_of(limits: str) -> int | None:
 
 
 def holds(pid: int, nodes: Collection[str]) -> list[str]:
-    """Which of these device nodes the process has open. Raises OSError where that cannot be read; none where it is
-    gone."""
+    """Which of these device nodes the process has open; none where it is gone. Raises Failed."""
     folder = _PROC / str(pid) / "fd"
     found = set()
     try:
         names = os.listdir(folder)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
+    except OSError as error:
+        raise Failed(
+            "HostUnreadable", f"what process {pid} has open cannot be told: {error.strerror or error}"
+        ) from None
     for name in names:
         with suppress(FileNotFoundError):
             found.add(os.readlink(folder / name).removesuffix(" (deleted)"))

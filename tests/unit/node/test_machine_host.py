@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -52,6 +53,40 @@ def test_a_process_is_its_number_and_its_start(sleeper: subprocess.Popen[bytes])
     assert wait(known, 10)
     assert process(sleeper.pid) is None, "ended, though nobody has collected it"
     assert wait(known, 0)
+
+
+@pytest.mark.parametrize("call", ["pidfd_open", "read_bytes"])
+def test_out_of_descriptors_nobody_is_taken_for_dead(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Of a machine that only seems to have ended the devices would be taken, and given to another."""
+    known = process(sleeper.pid)
+    assert known is not None
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(*((os, call) if call == "pidfd_open" else (Path, call)), refuse)
+    with pytest.raises(Failed, match="Too many open files"):
+        wait(known, 0)
+    with pytest.raises(Failed):
+        kill(known, signal.SIGKILL)
+
+
+def test_nor_is_one_taken_to_hold_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refuse)
+        with pytest.raises(Failed, match="Too many open files"):
+            holds(os.getpid(), ["/dev/vfio/1"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(Failed, match="Too many open files"):
+            launch.life("m", config)
 
 
 def test_deaths_are_told_once_and_of_the_dead_at_once(sleeper: subprocess.Popen[bytes]) -> None:

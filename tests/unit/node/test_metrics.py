@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
 import socket
@@ -103,6 +104,16 @@ def test_is_served_on_a_socket_of_its_owner_which_goes_with_it(tmp_path: Path) -
         with client.makefile("rb") as answer:
             assert b"devalloc_node_state_readable 1.0" in answer.read()
     assert not path.exists()
+
+
+def test_what_another_instance_serves_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sock"
+    with served(Metrics(), f"unix:{path}"):
+        before = path.stat().st_ino
+        with pytest.raises(OSError, match="another process serves there") as error, served(Metrics(), f"unix:{path}"):
+            pytest.fail("it was served")
+        assert error.value.errno == errno.EADDRINUSE
+        assert path.stat().st_ino == before
 
 
 def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
