@@ -30,7 +30,7 @@ VERBS: dict[str, dict[str, str]] = {
         "get": "list objects, or print them",
         "describe": "all about one object, for people",
         "delete": "delete objects",
-        "wait": "wait until claims are allocated, released or deleted",
+        "wait": "wait until claims are allocated, released or deleted, machines running",
     },
     "Claims": {
         "explain": "why a claim has what it has, or has nothing",

@@ -1,4 +1,4 @@
-"""``devalloc wait``: until something is true of a claim."""
+"""``devalloc wait``: until something is true of a claim or a machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from devalloc.cli import suggestions
 from devalloc.cli.names import keys_of, shown
 from devalloc.cli.options import duration, namespace_option, store_option
 from devalloc.cli.output import note, working
-from devalloc.cli.verb import verb
+from devalloc.cli.verb import BadInput, verb
 
 if TYPE_CHECKING:
     from devalloc.store.key import Key
     from devalloc.store.sqlite import SQLiteStore
+
+STATES = {"DeviceClaim": ("allocated", "released", "deleted"), "VirtualMachine": ("running", "stopped", "deleted")}
+"""What each kind can be waited for to be, first what is meant where nothing is said."""
 
 
 @verb("wait")
@@ -24,29 +27,32 @@ if TYPE_CHECKING:
 @click.option(
     "--for",
     "state",
-    type=click.Choice(["allocated", "released", "deleted"]),
-    default="allocated",
-    help="What to wait for.",
+    type=click.Choice(["allocated", "released", "running", "stopped", "deleted"]),
+    help="What to wait for; by default allocated for claims, and running for machines.",
 )
 @click.option("--timeout", type=duration, default="30s", metavar="DURATION", help="How long to wait at most.")
 @namespace_option
 @store_option
-def wait(names: tuple[str, ...], state: str, timeout: float, namespace: str, store: Path | None) -> int:
-    """Wait until all of them are allocated, released (hold nothing) or deleted. Exit code 1 when time is up.
+def wait(names: tuple[str, ...], state: str | None, timeout: float, namespace: str, store: Path | None) -> int:
+    """Wait until claims are allocated, released (hold nothing) or deleted, machines running, stopped or deleted.
+
+    Exit code 1 when time is up.
 
     \b
     devalloc wait train --for=allocated --timeout 1m
+    devalloc wait vm/web
     """
     from devalloc.cli.storage import opened
 
     with opened(store) as objects:
         keys = keys_of(names, namespace, default="claims")
+        state = _state(keys, state)
         if state != "deleted":
             for key in keys:
                 objects.get(*key)  # a misspelled name is not worth waiting for
         with working(f"waiting for {', '.join(shown(key) for key in keys)}"):
             missing = _wait(objects, keys, state, timeout)
-        advice = {key: _advice(objects, key) for key in missing if state == "allocated"}
+        advice = {key: _advice(objects, key) for key in missing if state in ("allocated", "running")}
     for key in keys:
         if key not in missing:
             click.echo(f"{shown(key)} {state}")
@@ -55,15 +61,32 @@ def wait(names: tuple[str, ...], state: str, timeout: float, namespace: str, sto
     return 1 if missing else 0
 
 
+def _state(keys: list[Key], asked: str | None) -> str:
+    """What to wait for, which all of the objects must be able to be. Raises BadInput."""
+    state = asked
+    for key in keys:
+        states = STATES.get(key.kind, ("deleted",))
+        state = state or states[0]
+        if state not in states:
+            raise BadInput(f"a {key.kind} is never {state}; wait --for={'|'.join(states)}")
+    return state or "allocated"
+
+
 def _advice(store: SQLiteStore, key: Key) -> str:
-    """What to do about a claim that is not allocated, as the end of a sentence."""
+    """Why a claim is not allocated, or a machine does not run, and what to do; as the end of a sentence."""
     from devalloc.api import meta
     from devalloc.store.errors import NotFound
 
     try:
-        annotations = store.get(*key)["metadata"].get("annotations", {})
+        found = store.get(*key)
     except NotFound:
         return "; it was deleted"
+    if key.kind == "VirtualMachine":
+        status = found.get("status", {})
+        if not status:
+            return f"; nobody keeps it yet: does a node plugin run on node {found['spec'].get('nodeName')}?"
+        return f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
+    annotations = found["metadata"].get("annotations", {})
     if meta.REASON not in annotations:
         return "; nobody has answered it yet: is `devalloc up` running on this store?"
     return f": {annotations[meta.REASON]}; see: devalloc explain {key.name} -n {key.namespace}"
@@ -87,7 +110,9 @@ def _reached(store: SQLiteStore, key: Key, state: str) -> bool:
     from devalloc.store.errors import NotFound
 
     try:
-        claim = store.get(*key)
+        status = store.get(*key).get("status", {})
     except NotFound:
-        return state != "allocated"  # what is gone holds nothing
-    return state != "deleted" and bool(claim.get("status", {}).get("allocations")) == (state == "allocated")
+        return state not in ("allocated", "running")  # what is gone holds nothing
+    if state in ("running", "stopped"):
+        return bool(status.get("phase") == state.capitalize())
+    return state != "deleted" and bool(status.get("allocations")) == (state == "allocated")

@@ -241,6 +241,42 @@ def test_wait_that_ends_in_vain_says_what_to_look_at(devalloc: Shell) -> None:
     assert devalloc("wait", "train", "--timeout=soon").code == 2
 
 
+def test_wait_for_machines(devalloc: Shell) -> None:
+    machine = {
+        "apiVersion": "devalloc.io/v1alpha1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": "web"},
+        "spec": {
+            "nodeName": "node-a",
+            "cpu": {"min": 1, "max": 1},
+            "memory": {"min": "64Mi", "max": "64Mi"},
+            "start": {"kernel": "/images/vmlinuz"},
+        },
+    }
+    devalloc("apply", "-f", "-", stdin=text(machine))
+    unkept = devalloc("wait", "vm/web", "--timeout=10ms")
+    assert unkept.code == 1
+    assert "default/web is not running after 0.01 s; nobody keeps it yet: does a node plugin run on node node-a" in (
+        unkept.err
+    )
+
+    def says(**status: str) -> None:
+        with closing(SQLiteStore(devalloc.store)) as store:
+            store.replace_status({**store.get("VirtualMachine", "default", "web"), "status": status})
+
+    says(phase="Failed", reason="PathMissing", message="kernel /images/vmlinuz: No such file")
+    failed = devalloc("wait", "vm/web", "--timeout=10ms")
+    assert failed.err.endswith("after 0.01 s: it is Failed: kernel /images/vmlinuz: No such file\n")
+    says(phase="Running")
+    assert devalloc("wait", "vm/web").out == "virtualmachine/web running\n"
+    assert devalloc("wait", "vm/web", "--for=stopped", "--timeout=0s").code == 1
+    wrong = devalloc("wait", "vm/web", "--for=allocated")
+    assert (wrong.code, wrong.err) == (
+        2, "error: a VirtualMachine is never allocated; wait --for=running|stopped|deleted\n",
+    )  # fmt: skip
+    assert devalloc("wait", "dclaim/train", "vm/web").code == 2
+
+
 def test_watch_goes_on_with_changes(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     devalloc("apply", "-f", "-", stdin=text(claim()))
     watch = SQLiteStore.watch
