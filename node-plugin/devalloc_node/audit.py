@@ -6,12 +6,16 @@ import json
 import logging
 import logging.handlers
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from pathlib import Path
 
 from devalloc_node.step import Value
+
+log = logging.getLogger(__name__)
 
 LOGGER = logging.getLogger("devalloc.audit")
 """Its records are JSON objects, ``{"event": …}``, level INFO. The time is the handler's."""
@@ -29,10 +33,10 @@ def audit(event: str, **fields: Value) -> None:
 def to_file(path: Path) -> Iterator[None]:
     """While inside, append the records to a file (0600), one JSON object a line with its time.
 
-    It may be rotated by renaming it. Raises OSError.
+    It may be rotated by renaming it. What cannot be written later is no reason to let anything else fail: that is said
+    once in the plugin's own log. Raises OSError where it cannot be begun.
     """
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    handler = logging.handlers.WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler = _File(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(_Lines())
     before = LOGGER.level, LOGGER.propagate
     LOGGER.addHandler(handler)
@@ -44,7 +48,32 @@ def to_file(path: Path) -> Iterator[None]:
         LOGGER.setLevel(before[0])
         LOGGER.propagate = before[1]
         LOGGER.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # said before
+            handler.close()
+
+
+class _File(logging.handlers.WatchedFileHandler):
+    _failed = _said = False
+
+    def _open(self) -> TextIOWrapper:
+        def opener(path: str, flags: int) -> int:
+            return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=opener)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._failed = False
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+        self._said = self._failed
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Called where an error is being handled."""
+        self._failed = True
+        if not self._said:
+            log.warning("cannot write the audit log %s: %s", self.baseFilename, sys.exc_info()[1])
 
 
 class _Lines(logging.Formatter):

@@ -1,0 +1,53 @@
+"""The audit log: lines in a file that may be rotated, and whose loss costs no call."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.audit import audit, to_file
+
+
+def events(path: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in path.read_text().splitlines()]
+
+
+def test_it_may_be_rotated_by_renaming(tmp_path: Path) -> None:
+    path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
+    with to_file(path):
+        audit("first")
+        path.rename(old)
+        audit("second")
+    assert (events(old), events(path)) == (["first"], ["second"])
+    assert [each.stat().st_mode & 0o777 for each in (old, path)] == [0o600, 0o600]
+
+
+def test_where_it_cannot_be_written_that_is_said_once_and_the_work_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with to_file(folder / "audit.log"), caplog.at_level(logging.WARNING):
+        shutil.rmtree(folder)
+        audit("lost")
+        audit("lost too")
+        folder.mkdir()
+        audit("kept")
+    assert events(folder / "audit.log") == ["kept"]
+    (said,) = caplog.messages
+    assert str(folder / "audit.log") in said
+    assert "No such file or directory" in said
+    assert capsys.readouterr().err == "", "no traceback for each record"
+
+
+def test_a_full_disk_is_said_once_too(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    with to_file(Path("/dev/full")), caplog.at_level(logging.WARNING):
+        audit("lost")
+        audit("lost too")
+    assert "No space left on device" in "".join(caplog.messages)
+    assert len(caplog.messages) == 1
+    assert capsys.readouterr().err == ""
