@@ -87,6 +87,7 @@ class SQLiteJournal:
         try:
             with explained(path, SCHEMA):
                 self._check()
+            self._file = _identity(path)
         except BaseException:
             self._connection.close()
             raise
@@ -284,11 +285,25 @@ class SQLiteJournal:
         with self._mutex:
             try:
                 with explained(self.path, SCHEMA), transaction(self._connection, write=write):
+                    if write:
+                        self._refuse_lost()
                     yield self._connection
             except Damaged as error:
                 raise Failed("JournalDamaged", str(error), retryable=False) from error
             except StoreError as error:
                 raise Failed("JournalUnavailable", str(error)) from error
+
+    def _refuse_lost(self) -> None:
+        """What is written to a file without a name is gone with this process, and nobody would know."""
+        log_file = self.path.with_name(f"{self.path.name}-wal")
+        lost = self.path if _identity(self.path) != self._file else log_file if _identity(log_file) is None else None
+        if lost is not None:
+            raise Failed(
+                "JournalGone",
+                f"{lost} was removed or replaced while the node plugin ran, so that nothing can be written down and "
+                "nothing is changed; put it back as it was if you can, and restart the plugin",
+                retryable=False,
+            )
 
     def _now(self) -> str:
         return self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -299,6 +314,15 @@ class SQLiteJournal:
         found = found or problems(self._connection)
         if found:
             raise Damaged(f"the journal {self.path} is damaged ({found[0]}).")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What a name leads to; None where it leads to nothing."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def problems(sql: sqlite3.Connection) -> list[str]:

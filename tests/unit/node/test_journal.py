@@ -429,3 +429,16 @@ class TestContent:
         with pytest.raises(Failed) as failed, suppress(ZeroDivisionError):
             prepared_of(ref("u"), content)
         assert failed.value.code == "JournalDamaged"
+
+
+@pytest.mark.parametrize("gone", ["journal.db", "journal.db-wal"])
+def test_nothing_is_written_into_a_file_that_nobody_will_find_again(
+    journal: SQLiteJournal, folder: Path, gone: str
+) -> None:
+    journal.begin(ref("u1"), "DeviceClaim", GRANT, {})
+    (folder / gone).unlink()
+    with pytest.raises(Failed) as failed:
+        journal.begin(ref("u2"), "DeviceClaim", GRANT, {})
+    assert failed.value.code == "JournalGone"
+    assert str(folder / gone) in failed.value.message
+    assert [record.ref.uid for record in journal.claims()] == ["u1"], "what is known is still told"
