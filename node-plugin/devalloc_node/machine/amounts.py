@@ -46,7 +46,10 @@ def apply(
     spec, told = record.spec, record.applied
     if what == "vcpus":
         _within(spec, "vCPUs", amount, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most))
-        return replace(told, vcpus=cpu.scale(monitor, spec.key, amount, deadline))
+        there = cpu.scale(monitor, spec.key, amount, deadline)
+        # Whole CPUs have no other bound than their number.
+        share = told.cpu_milli if (told.cpu_milli or 0) % CPU else there * CPU
+        return replace(told, vcpus=there, cpu_milli=share)
     if what == "cpu":
         if amount:
             _within(spec, "thousandths of a CPU", amount, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
@@ -55,8 +58,8 @@ def apply(
     if what == "memory":
         _within(spec, "bytes of memory", amount, spec.memory.least, spec.memory.most)
         numa = spec.numa_node
-        there = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, numa_node=numa)
-        return replace(told, memory_bytes=there)
+        total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, numa_node=numa)
+        return replace(told, memory_bytes=total)
     raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, and no {what!r}")
 
 

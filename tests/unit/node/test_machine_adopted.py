@@ -214,6 +214,7 @@ def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(machi
     assert seen is not None
     assert (seen.observed.vcpus, seen.observed.memory_bytes) == (3, 1 << 30)
     assert (seen.applied.vcpus, seen.applied.memory_bytes) == (3, 1 << 30)
+    assert seen.applied.cpu_milli == seen.observed.cpu_milli == 3000, "whole vCPUs are their own bound"
 
 
 def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: Machines, qemu: FakeQemu) -> None:
