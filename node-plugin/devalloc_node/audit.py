@@ -59,7 +59,7 @@ class _File(logging.handlers.WatchedFileHandler):
         def opener(path: str, flags: int) -> int:
             return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=opener)
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=opener)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._failed = False

@@ -34,6 +34,8 @@ _SETTLE_SECONDS = 120.0
 """How long a change of a machine is waited for before it is noted that the machine ended."""
 _LOG_SECONDS = 5.0
 """How often it is looked whether a guest has filled a log."""
+_ADOPTING = "adopting"
+"""The lock under which it is seen to that one process is one machine; those of machines end in a digest."""
 
 
 class Connect(Protocol):
@@ -125,6 +127,14 @@ class Machines:
             return None
         return record.process
 
+    def _name_of(self, process: Process, *, but: str) -> str | None:
+        """Which other machine a process is."""
+        for key, content in self.records.records(MACHINES).items():
+            with suppress_and_log(key):
+                if key != but and self.process_of(record_of(key, content)) == process:
+                    return key
+        return None
+
     def known(self, key: str) -> MachineRecord:
         """Its record. Raises Denied (``MachineNotFound``), Failed."""
         content = self.records.record(MACHINES, key)
@@ -201,11 +211,18 @@ class Machines:
                     return
                 if lives is not None:
                     raise Denied("MachineExists", f"machine {spec.key} is another process, {lives.pid}")
-            self._put(
-                MachineRecord(
-                    machine.to_manifest(), "running", found.run, None, found.process, adopt.boot_id(), found.amounts
+            with self._locks.held(_ADOPTING, deadline):
+                if (other := self._name_of(found.process, but=spec.key)) is not None:
+                    raise Denied(
+                        "MachineExists",
+                        f"the QEMU at {spec.adopt} (process {found.process.pid}) is machine {other} already; "
+                        "delete that one first",
+                    )
+                self._put(
+                    MachineRecord(
+                        machine.to_manifest(), "running", found.run, None, found.process, adopt.boot_id(), found.amounts
+                    )
                 )
-            )
             self._deaths.watch(spec.key, found.process)
 
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:

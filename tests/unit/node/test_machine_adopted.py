@@ -123,6 +123,18 @@ def test_an_adopted_machine_is_observed_and_nothing_of_it_is_touched(machines: M
     assert qemu.said == []
 
 
+def test_one_machine_has_one_name(machines: Machines, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    again = virtual_machine("n", start=None, adopt={"qmpSocket": str(qemu.path)})
+    with pytest.raises(Denied) as denied:
+        machines.adopt(again, soon())
+    assert denied.value.code == "MachineExists"
+    assert KEY in denied.value.message
+    machines.forget(KEY, soon())
+    machines.adopt(again, soon())
+    assert [machine.key for machine in machines.list()] == ["default/n"]
+
+
 def test_a_socket_outside_the_allowed_folders_is_refused(
     machines: Machines, qemu: FakeQemu, tmp_path: Path, config: MachineConfig
 ) -> None:
