@@ -11,7 +11,8 @@ What undoing knows of the kinds of steps:
 * NodeError with code ``DeviceGone`` from undoing means that there is nothing left to put back: it counts as undone.
 * A ``reset`` step (between owners, T7) does nothing when it is done and resets when it is undone. Where that fails
   (code ``ResetFailed``) the claim is rid of the device, which is withheld with the reason and stays as it is, with the
-  driver it has, until undoing the step succeeds; then the rest is undone.
+  driver it has, until undoing the step succeeds; then the rest is undone. The same holds for a ``vf-settings`` step
+  (Failed): some drivers set no rate while there is no link.
 * A ``ContestedKind`` says where somebody else has changed the property meanwhile: that is theirs, so it stays
   as it is and counts as undone.
 * ``file`` steps outlive a reboot; all others are undone by it.

@@ -56,6 +56,8 @@ class FakeHost(FakeSysfs):
         self.owners: dict[str, tuple[int, int]] = {}
         self.set_up: dict[str, dict[str, Any]] = {}
         """Settings of VFs that differ from fresh ones, by the VF's address."""
+        self.no_link: set[str] = set()
+        """Interfaces whose cable is out: igb sets no rate of a VF then."""
         self._open: dict[int, tuple[str, ...]] = {}
         self._waiting: list[tuple[str, str]] = []
         self._kernel = threading.RLock()
@@ -174,6 +176,8 @@ class FakeHost(FakeSysfs):
             wanted = FRESH | self.set_up.get(vf, {}) | settings
             multicast = int(wanted["mac"][:2], 16) & 1
             if settings.keys() - FRESH.keys() or multicast or wanted["vlan"] > 4094 or wanted["maxTxRate"] > speed:
+                raise fail(errno.EINVAL, interface)
+            if interface in self.no_link and settings.keys() & {"minTxRate", "maxTxRate"}:
                 raise fail(errno.EINVAL, interface)
             if wanted["maxTxRate"] and wanted["minTxRate"] > wanted["maxTxRate"]:
                 raise fail(errno.EINVAL, interface)

@@ -21,5 +21,8 @@ class Options:
     """The most claims that one pass of reconcile unprepares."""
     lasting: frozenset[str] = frozenset({"file"})
     """Kinds of steps that a reboot does not undo. None of them stands in the way of undoing another."""
+    cleaning: frozenset[str] = frozenset({"vf-settings"})
+    """Kinds of steps which, where they cannot be undone, leave traces of an owner who has let go: the device is
+    withheld."""
     outer: frozenset[str] = frozenset({"attachment"})
     """Kinds of steps that may be undone while the device is in use: they are what ends its use."""

@@ -115,7 +115,7 @@ class Steps:
         try:
             event = self._revert(record, deadline, force=force)
         except NodeError as error:
-            if error.code == "ResetFailed" and not record.owner.startswith(WITHHELD):
+            if self._leaves_traces(step, error) and not record.owner.startswith(WITHHELD):
                 self._journal.withhold(record.id, error.message)
                 _audit("withheld", step, record.owner, record.device, caller, error)
                 LOG.error("device %s is withheld: %s", record.device, error)
@@ -126,6 +126,10 @@ class Steps:
         self._journal.undone(record.id)
         _audit(event, step, record.owner, record.device, caller)
         return []
+
+    def _leaves_traces(self, step: Step, error: NodeError) -> bool:
+        """Whether the device is rid of its owner, and only not yet clean for the next."""
+        return error.code == "ResetFailed" or (step.kind in self._options.cleaning and isinstance(error, Failed))
 
     def undo_shared(self, name: str, deadline: Deadline, caller: str = "", first: int = 0) -> NodeError | None:
         """What is shared under this name, where nobody uses it, down to the step ``first``; why it stays. The caller

@@ -125,6 +125,25 @@ class TestVfs:
             assert host.snapshot() == before
             assert unclaimed(plugin)
 
+    def test_settings_that_cannot_be_put_back_yet_withhold_the_vf_and_not_its_claim(self) -> None:
+        """igb refuses to set a rate while the cable is out, and whoever deletes a pod does not wait for a cable."""
+        with on("vf-with-settings") as (host, plugin, faults):
+            before = host.snapshot()
+            (device,) = plugin.prepare(faults.uid).devices
+            host.no_link.add("eth0")
+            plugin.unprepare(faults.uid)
+            assert plugin.claims.prepared() == []
+            ((name, why),) = plugin.claims.withheld().items()
+            assert name == f"{device.pool}/{device.device}"
+            assert "setting maxTxRate to 0 of VF 1 of eth0 was refused: Invalid argument (EINVAL)" in why
+            with pytest.raises(Denied) as caught:
+                plugin.prepare(faults.uid)
+            assert caught.value.code == "DeviceWithheld"
+            host.no_link.clear()
+            plugin.reconciler.reconcile()
+            assert plugin.claims.withheld() == {}
+            assert host.snapshot() == before
+
     def test_the_number_of_a_group_that_went_is_not_the_claims_any_more(self) -> None:
         """Another device has it now, and its machine is no user of the claim's."""
         with on("vf-to-be-created") as (host, plugin, faults):
