@@ -30,18 +30,18 @@ def socket_option(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="PATH",
         envvar="DEVALLOC_NODE_SOCKET",
         callback=lambda ctx, param, path: path or _default(),
-        help=f"The node plugin's socket [env: DEVALLOC_NODE_SOCKET; default: {DEFAULT}, or where there is none that of "
-        "this user's own plugin].",
+        help="The node plugin's socket [env: DEVALLOC_NODE_SOCKET; default: that of this user's own plugin, or where "
+        f"there is none, and for root, {DEFAULT}].",
     )(function)
 
 
 def _default() -> Path:
-    """As ``devalloc node`` chooses it: of root and of a user, who may also ask root's plugin for what it is."""
+    """As ``devalloc node`` chooses it. A user's own plugin goes before root's, whose socket no user may open."""
     import os
 
     from devalloc.store.paths import default_path
 
-    if os.geteuid() == 0 or DEFAULT.exists():
+    if os.geteuid() == 0:
         return DEFAULT
     # Where the store is said to be has no part in it.
     here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+from devalloc.cli import nodesocket
 from devalloc.cli.machines import bounds_of, bytes_of, milli_of, size
 from devalloc.cli.machinespecs import request_of
 from devalloc.cli.nodesocket import connected
@@ -192,6 +193,28 @@ class TestRefusals:
 
 
 class TestSocket:
+    def test_users_find_their_own_plugin_and_else_are_told_that_roots_is_not_for_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        root, own = tmp_path / "run" / "node.sock", tmp_path / "devalloc" / "node" / "node.sock"
+        exists = Path.exists
+
+        def seen(path: Path) -> bool:
+            if path == root:  # its folder is root's alone
+                raise PermissionError(13, "Permission denied")
+            return exists(path)
+
+        monkeypatch.setattr(nodesocket, "DEFAULT", root)
+        monkeypatch.setattr(Path, "exists", seen)
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        assert nodesocket._default() == root
+        own.parent.mkdir(parents=True)
+        own.touch()
+        assert nodesocket._default() == own
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        assert nodesocket._default() == root
+
     def test_without_a_plugin_it_says_how_to_start_one(self, devalloc: Shell, tmp_path: Path) -> None:
         for verb in (["vm", "list"], ["top"]):
             found = devalloc(*verb, "--socket", tmp_path / "no.sock")
