@@ -59,7 +59,12 @@ class SettingsKind:
                 if some:
                     self.host.set_vf(interface, index, some)
             except OSError as error:
-                raise change.refused(f"setting {_said(some)} of VF {index} of {interface}", error) from error
+                hint = (
+                    " (none goes above the speed of the link, nor with some drivers without a link)"
+                    if "maxTxRate" in names
+                    else ""
+                )
+                raise change.refused(f"setting {_said(some)} of VF {index} of {interface}{hint}", error) from error
         after = self.read(target)
         missing = {name: setting for name, setting in wanted.items() if after.get(name) != setting}
         if missing:
