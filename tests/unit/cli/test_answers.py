@@ -9,7 +9,7 @@ import pytest
 
 from devalloc_solver import solve_manifests
 from tests.support.shared import REPO
-from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
+from tests.support.shell import Shell, claim, device_class, pool, text
 
 FLEET = (pool(), device_class())
 

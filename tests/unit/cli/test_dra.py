@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from devalloc.cli.main import cli
 from tests.support.dra import NODE, claim, devices, request, slice_
 from tests.support.shared import REPO
-from tests.unit.cli.conftest import Shell
+from tests.support.shell import Shell
 
 CLASS = {"metadata": {"name": "any"}, "spec": {}}
 

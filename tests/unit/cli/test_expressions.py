@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.manifests import claim, device_class
-from tests.unit.cli.conftest import Shell, text
+from tests.support.shell import Shell, text
 
 BROKEN = claim("broken", {"deviceClass": "gpu", "constraints": "device.model = 'x'"})
 

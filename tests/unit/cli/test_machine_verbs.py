@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +12,7 @@ from devalloc.api.crds import render
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
 from devalloc.cli import demo
-from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
+from tests.support.shell import Shell
 
 
 @pytest.fixture
@@ -81,36 +76,6 @@ def test_every_manifest_of_the_demo_is_valid_and_says_where_it_comes_from() -> N
         assert decode(document.content).problems == []
     for file in demo.DATA.glob("fleet-*.yaml"):
         assert re.match(r"# (A recorded machine|Written by hand)", file.read_text())
-
-
-def test_up_answers_claims_until_it_is_told_to_stop(devalloc: Shell, nic: Path) -> None:
-    environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
-    arguments = ["up", "--sysfs-root", str(nic), "--node-name", "node-a"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "devalloc.cli", *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        while not devalloc.store.exists() and process.poll() is None:
-            time.sleep(0.05)
-        devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim()))
-        assert devalloc("wait", "train", "--timeout", "1m").code == 0
-        second = devalloc("up", "--no-inventory")
-        assert second.code == 1
-        assert f"process {process.pid} runs devalloc on" in second.err
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-
-    assert process.returncode == 0
-    assert "pools: created node-a-0000-00-03" in out
-    assert "DeviceClaim default/train allocated" in out
-    assert out.splitlines()[-1].endswith("stopped")
-    assert "Traceback" not in err
 
 
 def test_crds_are_printed_or_written(devalloc: Shell, tmp_path: Path) -> None:

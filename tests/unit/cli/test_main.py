@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-from typing import Any
-
 import click
 import pytest
 from click.shell_completion import ShellComplete
@@ -18,7 +9,7 @@ from click.shell_completion import ShellComplete
 from devalloc.cli.main import VERBS, cli
 from devalloc.cli.verb import Verb, translated
 from devalloc.store.errors import Invalid, NotFound
-from tests.unit.cli.conftest import Shell, claim, pool, text
+from tests.support.shell import Shell, claim, pool, text
 
 ALL = [name for section in VERBS.values() for name in section]
 
@@ -115,69 +106,3 @@ def test_environment_variables_set_options(devalloc: Shell, monkeypatch: pytest.
     monkeypatch.setenv("DEVALLOC_VALIDATE_OUTPUT", "json")
 
     assert devalloc("validate", "-f", "-", stdin=text(pool())).json["documents"] == 1
-
-
-def test_discover_as_json_loads_neither_the_solver_nor_the_tables(tmp_path: Path) -> None:
-    (tmp_path / "sys").mkdir()
-    program = (
-        "import sys; from devalloc.cli.main import run\n"
-        f"run(['discover', '-o', 'json', '--sysfs-root', {str(tmp_path)!r}])\n"
-        "costly = {'rich', 'ortools', 'celpy', 'yaml', 'sqlite3', 'numpy'}\n"
-        "print(sorted(costly & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-
-    assert done.stderr.splitlines()[-1] == "[]"
-
-
-def test_ctrl_c_ends_a_wait_at_once_with_130_and_without_a_word(devalloc: Shell) -> None:
-    devalloc("apply", "-f", "-", stdin=text(claim()))
-    environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "devalloc.cli", "wait", "train", "--timeout=5m"],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not _sleeps(process.pid):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-
-    _, err = process.communicate()
-    assert process.returncode == 130
-    assert err.strip() == ""
-
-
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m devalloc.cli crds | head -n 1; echo ${{PIPESTATUS[0]}}"],
-        capture_output=True,
-        text=True,
-    )
-
-    assert done.stdout.splitlines()[-1] in ("141", "0")  # 0 when everything fitted into the pipe
-    assert done.stderr == ""
-
-
-def _sleeps(pid: int) -> bool:
-    """Whether the process has its store open: it is in its loop, or about to be."""
-    return any("store.db" in os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())
-
-
-@pytest.mark.parametrize("form", ["table", "json", "yaml"])
-def test_what_cannot_be_written_is_escaped(tmp_path: Path, form: str) -> None:
-    """Half a surrogate pair: in a name, and in what a claim holds, which is echoed as it came."""
-    held = {"devices": {"results": [{"request": "r", "driver": "d", "pool": "p", "device": "HALF"}]}}
-    claims: list[Any] = [{"metadata": {"name": "HALF"}}, {"metadata": {"name": "held"}, "status": {"allocation": held}}]
-    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
-    file = tmp_path / "half.json"
-    file.write_text("".join(json.dumps({**kind, **one}) for one in claims).replace("HALF", "m\\ud800"))
-    verb = [sys.executable, "-m", "devalloc.cli", "solve", "-f", str(file), "-o", form]
-    done = subprocess.run(verb, capture_output=True)
-
-    assert done.returncode == 2
-    assert "bug in devalloc" not in done.stderr.decode()
-    assert "m\\ud800" in done.stdout.decode().lower()
-    if form == "json":
-        (echo,) = [one for one in json.loads(done.stdout)["claims"] if one["allocated"]]
-        assert echo["allocations"] == {"devices": {"results": [{**held["devices"]["results"][0], "device": "m\ud800"}]}}

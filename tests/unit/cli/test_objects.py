@@ -13,7 +13,7 @@ import yaml
 
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.journal import open_journal
-from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
+from tests.support.shell import Shell, claim, device_class, pool, text
 
 FLEET = text(claim(), pool(), device_class())
 

@@ -12,7 +12,7 @@ import pytest
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.grant import ClaimRef
 from devalloc_node.marks import is_wanted_back, mark, set_users, unmark
-from tests.unit.cli.conftest import Shell
+from tests.support.shell import Shell
 
 PLUGGED = {"claim": "uplink", "pool": "node-a-0000-3b-00", "device": "0000-3b-01-0"}
 EXAMPLE = Path(__file__).parents[3] / "examples" / "virtual-machine"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.conftest import Shell, claim, device_class, pool, text
+from tests.support.shell import Shell, claim, device_class, pool, text
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +20,8 @@ from devalloc.cli.verb import Failed
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import fields
 from tests.support.nodeservice import Served, served
+from tests.support.shell import Result, Shell, text
 from tests.support.toymachines import machine_of, vm
-from tests.unit.cli.conftest import Result, Shell, text
 
 
 @pytest.fixture
@@ -120,18 +117,6 @@ class TestMachines:
         manifest = vm("b", adopt={"qmpSocket": "/run/b.qmp"})
         assert devalloc_vm("create", "-f", "-", stdin=text(manifest)).out == "default/b adopted\n"
         assert plugin.machines.told == ["adopt default/a", "adopt default/b"]
-
-    def test_watch_tells_what_is_and_what_changes(self, plugin: Served) -> None:
-        command = [sys.executable, "-u", "-m", "devalloc.cli", "vm", "watch", "--socket", str(plugin.socket)]
-        plugin.node.CreateMachine(request_of(vm()))
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline().split()[:2] == ["CHANGE", "NAME"]
-            assert process.stdout.readline().split()[:3] == ["Is", "web", "Running"]
-            plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=pb.MachineRef(name="web")))
-            assert any("Gone" in line for line in iter(process.stdout.readline, ""))
-            process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
 
 
 class TestRefusals:
@@ -241,15 +226,6 @@ class TestSocket:
     def test_the_environment_names_it(self, plugin: Served, devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DEVALLOC_NODE_SOCKET", str(plugin.socket))
         assert devalloc("vm", "list").code == 0
-
-    def test_help_does_not_pay_for_grpc(self) -> None:
-        program = (
-            "import sys; from devalloc.cli.main import run\n"
-            "for words in (['--help'], ['vm', '--help'], ['vm', 'scale', '--help'], ['top', '--help']): run(words)\n"
-            "print(sorted({'grpc', 'google.protobuf', 'pydantic', 'yaml'} & set(sys.modules)), file=sys.stderr)"
-        )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert done.stderr.splitlines()[-1] == "[]"
 
 
 class TestTop:

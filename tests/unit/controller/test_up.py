@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +21,6 @@ from devalloc.store import Held, Unusable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_solver import solve_manifests
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool, held
-from tests.support.shared import REPO
 
 Object = dict[str, Any]
 
@@ -222,66 +217,3 @@ def test_stops_in_the_middle_of_a_long_solve_and_writes_nothing_of_it(
     assert over.wait(30)
     assert store.list() == before, "an answer that came too late"
     del up  # until here the lock is held
-
-
-RUNNER = """
-import sys
-from pathlib import Path
-from devalloc.controller.up import Up, signals
-up = Up(Path(sys.argv[1]), None, on_round=lambda done: print("round", flush=True))
-with signals(up):
-    up.run()
-print("clean", flush=True)
-"""
-
-
-@contextmanager
-def process(path: Path, script: str = RUNNER, ready: str = "round") -> Iterator[subprocess.Popen[str]]:
-    env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'solver'}"}
-    runner = subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True, env=env)
-    assert runner.stdout is not None
-    try:
-        assert runner.stdout.readline() == f"{ready}\n"
-        yield runner
-    finally:
-        runner.kill()
-        runner.wait()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_ends_it_cleanly(store: SQLiteStore, number: signal.Signals) -> None:
-    with process(store.path) as runner:
-        runner.send_signal(number)
-        output, _ = runner.communicate(timeout=60)
-        assert (runner.returncode, output) == (0, "clean\n")
-
-
-def test_a_hangup_looks_again_and_ends_nothing(store: SQLiteStore) -> None:
-    with process(store.path) as runner:
-        runner.send_signal(signal.SIGHUP)
-        store.create(gpu_class())
-        assert runner.stdout is not None
-        assert runner.stdout.readline() == "round\n"
-
-
-STUCK = """
-import sys, time
-from pathlib import Path
-from devalloc.controller import up as module
-module.GRACE_SECONDS = 1000
-def think(*arguments, **settings):
-    print("thinking", flush=True)
-    time.sleep(1000)
-up = module.Up(Path(sys.argv[1]), None, solve=think)
-with module.signals(up):
-    up.run()
-"""
-
-
-def test_the_second_signal_ends_it_at_once(store: SQLiteStore) -> None:
-    with process(store.path, STUCK, "thinking") as runner:
-        runner.send_signal(signal.SIGINT)
-        with pytest.raises(subprocess.TimeoutExpired):
-            runner.wait(0.3)  # it waits for the solver that never comes back
-        runner.send_signal(signal.SIGINT)
-        assert runner.wait(60) == -signal.SIGINT

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,8 +16,6 @@ from devalloc_solver.index.devmgmt import Devmgmt
 from devalloc_solver.index.warm import ClaimFleet
 from devalloc_solver.snapshot import take_snapshot
 from tests.support.manifests import Manifest, claim, config, config_reference, device, device_class, entry, pool
-
-ROOT = Path(__file__).parents[3]
 
 
 def gpus(name: str, node: str | None, count: int = 4, **attributes: Any) -> Manifest:
@@ -461,37 +456,6 @@ def test_a_wrong_answer_is_never_returned_nor_kept(monkeypatch: pytest.MonkeyPat
         with pytest.raises(AnswerRefused, match="p0/g0 is used whole by default/a"):
             fleet.allocate(wants("b", 1))
     assert devices_of(fleet.allocate(wants("b", 3))) == ["p0/g1", "p0/g2", "p0/g3"]
-
-
-_SAME_BYTES = """
-import json, random, sys
-from devalloc_solver import Fleet
-from tests.unit.solver.test_fleet import fleet_of, wants
-documents = fleet_of(6)
-random.Random(int(sys.argv[1])).shuffle(documents)
-fleet = Fleet.from_manifests(documents)
-told = []
-for n in range(12):
-    told.append(fleet.allocate(wants(f"c{n}", 1 + n % 3, match="numa" if n % 2 else None)))
-    if n % 4 == 3:
-        fleet.release("default", f"c{n - 3}")
-print(json.dumps(told))
-"""
-
-
-def test_the_same_calls_give_the_same_bytes() -> None:
-    """In any order of the input, with any seed of hashing."""
-    told = {
-        subprocess.run(
-            [sys.executable, "-c", _SAME_BYTES, str(seed)],
-            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": ":".join([str(ROOT), *sys.path])},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in (1, 2, 3)
-    }
-    assert len(told) == 1
-    assert len(json.loads(told.pop())) == 12
 
 
 def test_churn_leaves_nothing_behind() -> None:

@@ -1,0 +1,139 @@
+"""The command as a process: signals, pipes, what the terminal cannot show, and ``up`` from its start to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.cli.machinespecs import request_of
+from devalloc_node.pb import node_pb2 as pb
+from tests.support.nodeservice import Served, served
+from tests.support.shell import Shell, claim, devalloc, device_class, pool, text
+from tests.support.toymachines import vm
+
+__all__ = ["devalloc"]
+
+
+def test_ctrl_c_ends_a_wait_at_once_with_130_and_without_a_word(devalloc: Shell) -> None:
+    devalloc("apply", "-f", "-", stdin=text(claim()))
+    environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "devalloc.cli", "wait", "train", "--timeout=5m"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not _sleeps(process.pid):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert err.strip() == ""
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m devalloc.cli crds | head -n 1; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout.splitlines()[-1] in ("141", "0")  # 0 when everything fitted into the pipe
+    assert done.stderr == ""
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether the process has its store open: it is in its loop, or about to be."""
+    return any("store.db" in os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())
+
+
+@pytest.mark.parametrize("form", ["table", "json", "yaml"])
+def test_what_cannot_be_written_is_escaped(tmp_path: Path, form: str) -> None:
+    """Half a surrogate pair: in a name, and in what a claim holds, which is echoed as it came."""
+    held = {"devices": {"results": [{"request": "r", "driver": "d", "pool": "p", "device": "HALF"}]}}
+    claims: list[Any] = [{"metadata": {"name": "HALF"}}, {"metadata": {"name": "held"}, "status": {"allocation": held}}]
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+    file = tmp_path / "half.json"
+    file.write_text("".join(json.dumps({**kind, **one}) for one in claims).replace("HALF", "m\\ud800"))
+    verb = [sys.executable, "-m", "devalloc.cli", "solve", "-f", str(file), "-o", form]
+    done = subprocess.run(verb, capture_output=True)
+
+    assert done.returncode == 2
+    assert "bug in devalloc" not in done.stderr.decode()
+    assert "m\\ud800" in done.stdout.decode().lower()
+    if form == "json":
+        (echo,) = [one for one in json.loads(done.stdout)["claims"] if one["allocated"]]
+        assert echo["allocations"] == {"devices": {"results": [{**held["devices"]["results"][0], "device": "m\ud800"}]}}
+
+
+@pytest.fixture
+def nic(tmp_path: Path) -> Path:
+    """The root of a tree with one network card."""
+    card = tmp_path / "host" / "sys" / "devices" / "pci0000:00" / "0000:00:03.0"
+    card.mkdir(parents=True)
+    facts = {"class": "0x020000", "vendor": "0x8086", "device": "0x10c9", "numa_node": "1"}
+    for name, content in facts.items():
+        (card / name).write_text(content + "\n")
+    bus = tmp_path / "host" / "sys" / "bus" / "pci" / "devices"
+    bus.mkdir(parents=True)
+    (bus / card.name).symlink_to("../../../devices/pci0000:00/0000:00:03.0")
+    return tmp_path / "host"
+
+
+def test_up_answers_claims_until_it_is_told_to_stop(devalloc: Shell, nic: Path) -> None:
+    environment = {**os.environ, "DEVALLOC_STORE": str(devalloc.store)}
+    arguments = ["up", "--sysfs-root", str(nic), "--node-name", "node-a"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "devalloc.cli", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not devalloc.store.exists() and process.poll() is None:
+            time.sleep(0.05)
+        devalloc("apply", "-f", "-", stdin=text(pool(), device_class(), claim()))
+        assert devalloc("wait", "train", "--timeout", "1m").code == 0
+        second = devalloc("up", "--no-inventory")
+        assert second.code == 1
+        assert f"process {process.pid} runs devalloc on" in second.err
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert process.returncode == 0
+    assert "pools: created node-a-0000-00-03" in out
+    assert "DeviceClaim default/train allocated" in out
+    assert out.splitlines()[-1].endswith("stopped")
+    assert "Traceback" not in err
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path / "node") as found:
+        yield found
+
+
+def test_watch_tells_what_is_and_what_changes(plugin: Served) -> None:
+    command = [sys.executable, "-u", "-m", "devalloc.cli", "vm", "watch", "--socket", str(plugin.socket)]
+    plugin.node.CreateMachine(request_of(vm()))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().split()[:2] == ["CHANGE", "NAME"]
+        assert process.stdout.readline().split()[:3] == ["Is", "web", "Running"]
+        plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=pb.MachineRef(name="web")))
+        assert any("Gone" in line for line in iter(process.stdout.readline, ""))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130

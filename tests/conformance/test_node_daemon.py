@@ -1,0 +1,146 @@
+"""The node plugin as a process, alone and inside ``devalloc up``: what it says, where it serves, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.grant import ClaimRef
+from devalloc_node.journal import open_journal
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.pb.node_pb2_grpc import NodeStub
+from tests.support import cards
+from tests.support.fakesysfs import FakeSysfs
+from tests.support.shell import Shell, devalloc
+
+__all__ = ["devalloc"]
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("n")
+    host = FakeSysfs(folder / "host")
+    host.add(cards.gpu())
+    host.proc("sys/kernel/random/boot_id", "boot-1\n")
+    return folder
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    return [
+        "node", "--store", f"{folder}/store.db", "--sysfs-root", f"{folder}/host", "--node-name", "node-a",
+        "--state", f"{folder}/state", "--socket", f"{folder}/node.sock", "--cdi-dir", f"{folder}/cdi", *more,
+    ]  # fmt: skip
+
+
+@contextmanager
+def running(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "devalloc.cli", *arguments(folder, *more)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if wanted in line:
+            return lines
+    pytest.fail(f"it ended without saying {wanted!r}: {''.join(lines)}")
+
+
+def test_it_serves_until_it_is_told_to_stop(folder: Path, devalloc: Shell) -> None:
+    with running(folder, "--dry-run") as process:
+        said = "".join(lines_until(process, "pools: created node-a-0000-01-00"))
+        assert f"node node-a, claims of store {folder}/store.db; Ctrl-C stops" in said
+        assert f"serving devalloc.node.v1.Node on {folder}/node.sock" in said
+        assert stat.S_IMODE((folder / "node.sock").stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / "state").stat().st_mode) == 0o700
+        with grpc.insecure_channel(f"unix:{folder}/node.sock") as channel:
+            assert NodeStub(channel).GetNode(pb.GetNodeRequest(), timeout=30).node_name == "node-a"
+
+        second = devalloc(*arguments(folder))
+        assert second.code == 1
+        assert f"another process serves {folder}/node.sock" in second.err
+
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert rest.endswith("stopped; what is prepared stays so\n")
+    assert not (folder / "node.sock").exists()
+
+
+HANGING = """
+import threading, time
+from devalloc.cli.nodesources import cutting_off
+with cutting_off(print):
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    threading.Thread(target=time.sleep, args=(0.1,)).start()
+print("not reached")
+"""
+
+
+def test_what_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, env=env, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "cut off what was under way; the next start finishes it\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    host = FakeSysfs(tmp_path / "host")
+    host.add(cards.gpu())
+    host.add(cards.plain_nic())
+    host.proc("sys/kernel/random/boot_id", "boot-1\n")
+    return host.root
+
+
+def test_all_of_it_runs_in_one_process_and_ends_together(devalloc: Shell, root: Path, tmp_path: Path) -> None:
+    with closing(open_journal(tmp_path / "node")) as journal:  # of a plugin that ran before
+        grant = {"kind": "DeviceClaim", "devices": []}
+        journal.begin(ClaimRef("default", "old", "uid-1"), "DeviceClaim", grant, {})
+    arguments = ["up", "--node", "--sysfs-root", str(root), "--node-name", "node-a", "--cdi-dir", f"{tmp_path}/cdi"]
+    env = {**os.environ, "DEVALLOC_STORE": str(devalloc.store), "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "devalloc.cli", *arguments],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        said = "".join(lines_until(process, "serving devalloc.node.v1"))
+        assert "pools: created node-a-0000-01-00, node-a-0000-05-00" in said
+        with grpc.insecure_channel(f"unix:{tmp_path}/node/node.sock") as channel:
+            node = NodeStub(channel)
+            assert node.GetNode(pb.GetNodeRequest(), timeout=30).node_name == "node-a"
+            assert node.Rescan(pb.RescanRequest(), timeout=30).result.outcome == pb.Result.DONE
+            gpu, nic = node.ListDevices(pb.ListDevicesRequest(), timeout=30).devices
+            assert gpu.device == "0000-01-00-0"
+            assert "nic is not allowed on this node" in nic.unavailable
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, rest
+    assert rest.splitlines()[-1].endswith("stopped; what is prepared stays so")
+    assert not (tmp_path / "node" / "node.sock").exists()
+    with closing(SQLiteStore(devalloc.store)) as store:
+        pool = store.get("DevicePool", None, "node-a-0000-05-00")
+    assert pool["metadata"]["generation"] == 1, "what is not allowed was never offered, not even while the plugin began"

@@ -1,0 +1,86 @@
+"""The loops of ``devalloc up`` as a process: what signals do to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.fleets import gpu_class
+from tests.support.shared import REPO
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
+        yield opened
+
+
+RUNNER = """
+import sys
+from pathlib import Path
+from devalloc.controller.up import Up, signals
+up = Up(Path(sys.argv[1]), None, on_round=lambda done: print("round", flush=True))
+with signals(up):
+    up.run()
+print("clean", flush=True)
+"""
+
+
+@contextmanager
+def process(path: Path, script: str = RUNNER, ready: str = "round") -> Iterator[subprocess.Popen[str]]:
+    env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'solver'}"}
+    runner = subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True, env=env)
+    assert runner.stdout is not None
+    try:
+        assert runner.stdout.readline() == f"{ready}\n"
+        yield runner
+    finally:
+        runner.kill()
+        runner.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_ends_it_cleanly(store: SQLiteStore, number: signal.Signals) -> None:
+    with process(store.path) as runner:
+        runner.send_signal(number)
+        output, _ = runner.communicate(timeout=60)
+        assert (runner.returncode, output) == (0, "clean\n")
+
+
+def test_a_hangup_looks_again_and_ends_nothing(store: SQLiteStore) -> None:
+    with process(store.path) as runner:
+        runner.send_signal(signal.SIGHUP)
+        store.create(gpu_class())
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == "round\n"
+
+
+STUCK = """
+import sys, time
+from pathlib import Path
+from devalloc.controller import up as module
+module.GRACE_SECONDS = 1000
+def think(*arguments, **settings):
+    print("thinking", flush=True)
+    time.sleep(1000)
+up = module.Up(Path(sys.argv[1]), None, solve=think)
+with module.signals(up):
+    up.run()
+"""
+
+
+def test_the_second_signal_ends_it_at_once(store: SQLiteStore) -> None:
+    with process(store.path, STUCK, "thinking") as runner:
+        runner.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            runner.wait(0.3)  # it waits for the solver that never comes back
+        runner.send_signal(signal.SIGINT)
+        assert runner.wait(60) == -signal.SIGINT

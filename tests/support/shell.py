@@ -1,0 +1,99 @@
+"""The command run in this process, on a store of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from devalloc.cli.main import cli
+from devalloc.controller.allocate import Allocator
+from devalloc.store.sqlite import SQLiteStore
+
+GROUP = "devmgmtproto.k8s.io/v1alpha1"
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs commands with DEVALLOC_STORE set to ``store``."""
+
+    store: Path
+
+    def __call__(self, *args: str | Path, stdin: str | None = None) -> Result:
+        runner = CliRunner(env={"DEVALLOC_STORE": str(self.store)})
+        result = runner.invoke(cli, [str(arg) for arg in args], input=stdin, prog_name="devalloc")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Result(result.exit_code, result.stdout, result.stderr)
+
+    def allocate(self) -> None:
+        """One round of the allocator, as `devalloc up` does it."""
+        store = SQLiteStore(self.store)
+        try:
+            Allocator(store).round()
+        finally:
+            store.close()
+
+
+@pytest.fixture
+def devalloc(tmp_path: Path) -> Iterator[Shell]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield Shell(tmp_path / "store.db")
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def pool(name: str = "gpus", *, node: str = "node-a", devices: int = 2, model: str = "L4") -> Object:
+    return {
+        "apiVersion": GROUP,
+        "kind": "DevicePool",
+        "metadata": {"name": name},
+        "spec": {
+            "nodeName": node,
+            "driver": "gpu.devalloc.io",
+            "attributes": [{"name": "model", "stringValue": model}],
+            "devices": [{"name": f"gpu-{i}"} for i in range(devices)],
+        },
+    }
+
+
+def device_class(name: str = "gpu", **spec: Any) -> Object:
+    return {
+        "apiVersion": GROUP,
+        "kind": "DeviceClass",
+        "metadata": {"name": name},
+        "spec": spec or {"driver": "gpu.devalloc.io"},
+    }
+
+
+def claim(name: str = "train", *, count: int = 1, namespace: str | None = None, **detail: Any) -> Object:
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    entry = {"deviceClass": "gpu", "requests": {"count": count}, **detail}
+    return {"apiVersion": GROUP, "kind": "DeviceClaim", "metadata": metadata, "spec": {"claims": [entry]}}
+
+
+def text(*objects: Object) -> str:
+    """Manifests as a YAML stream."""
+    return yaml.safe_dump_all(objects, sort_keys=False)
