@@ -182,7 +182,7 @@ class Platform:
             if there is not None:
                 self._owned(key, machine.metadata.uid or "")
             begins = there is None or not there.runs or there.is_paused
-            if not begins and {ref.uid for ref in refs} <= {plug.ref.uid for plug in self.plugs(key)}:
+            if not begins and all(self._is_in(ref, key) for ref in refs):
                 return self.machine(key)
             for ref in refs:
                 self._only_in(ref, key)
@@ -304,6 +304,14 @@ class Platform:
         raise Denied(
             "MachineExists", f"another machine on node {self.node_name} is called {key}; delete that one first"
         )
+
+    def _is_in(self, ref: ClaimRef, key: str) -> bool:
+        """Whether all devices of a claim are in the machine. A step that was begun only may never have been taken."""
+        for held in self.held(ref.uid):
+            done = {step.device for step in held.steps if step.step.kind == ATTACHMENT and step.state == "done"}
+            inside = {plug.device for plug in held.plugs if plug.machine == key} & done
+            return held.prepared is not None and inside >= {f"{d.pool}/{d.device}" for d in held.prepared.devices}
+        return False
 
     def _only_in(self, ref: ClaimRef, key: str) -> None:
         """Raises Denied (``ClaimAttached``) where another machine has any of the claim's devices."""

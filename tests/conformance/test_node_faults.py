@@ -1,20 +1,25 @@
 """No call of the plugin can fail, and no instruction be its last, so that anything is left half-way (settled T18).
 
-All fault points of every binding are enumerated, none is sampled. `make faults` prints how many there are, and fails
-every call of every binding in all ways.
+Every fault point of every binding is tried here, and of machines every one that other scenarios have not: commands to
+QEMU, its process, cgroup, nodes and records; of the others a few, drawn by a seed. `make faults` tries and counts all,
+and fails every call of every binding in all ways.
 """
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
+from devalloc_node.claims.steps import Steps, Undone
+from devalloc_node.machine import devices
+from tests.conformance import faults as command
 from tests.support.faketree import memory_folder
 from tests.support.fault_scenarios import SCENARIOS
-from tests.support.faults import Faults
-
-ONCE = ("fail", "before", "after")
+from tests.support.faults import ONCE, Faults
+from tests.support.machine_faults import OF_MACHINES, MachineFaults
+from tests.support.machine_scenarios import SCENARIOS as MACHINES
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -35,6 +40,35 @@ def test_nor_is_it_left_where_a_failure_is_no_failure_or_stays(how: str) -> None
         faults = Faults(SCENARIOS["vf-with-settings"], Path(folder))
         for point in faults.points([how]):
             faults.check(point)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_whatever_fails_or_dies_with_machines_they_and_the_host_are_as_they_should_be(name: str) -> None:
+    with memory_folder() as folder, MachineFaults(MACHINES[name], Path(folder)) as faults:
+        points = faults.points(ONCE)
+        of_machines = [point for point in points if point.call.startswith(OF_MACHINES)]
+        assert {point.call.partition(".")[0] for point in of_machines} >= {"qmp", "journal"}
+        others = [point for point in points if point not in of_machines]
+        for point in of_machines + random.Random(name).sample(others, min(len(others), 4)):
+            faults.check(point)
+
+
+def test_a_device_that_stays_plugged_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness, and with it `make faults`, sees it when the plugin believes a device to be out that is not."""
+    with memory_folder() as folder, MachineFaults(MACHINES["machine-attach-gpu"], Path(folder)) as faults:
+        (point,) = (p for p in faults.points() if (p.act, p.how) == ("prepare", "after") and "device_add" in p.call
+                    and "01:00.0" in p.call)  # fmt: skip
+        monkeypatch.setattr(devices, "unplug", lambda *arguments: None)
+        with pytest.raises(Exception, match=r"still holds|has the device|is in use|in a machine"):
+            faults.check(point)
+
+
+def test_make_faults_fails_where_a_point_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Steps, "undo", lambda *arguments, **options: Undone())
+    assert command.main(["vgpu"]) == 1
+    assert "1 scenarios wrong" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["vfio-with-audio", "vf-to-be-created"])

@@ -190,6 +190,8 @@ class FakeQemu:
 
     def _do_qom_list(self, a: dict[str, Any]) -> Any:
         path = a["path"].removeprefix("/machine/")
+        if path == "/objects":
+            return [{"name": name, "type": "child<memory-backend-ram>"} for name in self.backends]
         if path == "peripheral":
             there = [*((port, "pcie-root-port") for port in self.ports)]
             there += [(name, device["driver"]) for name, device in self.devices.items()]
@@ -230,11 +232,16 @@ class FakeQemu:
             self.size = self.requested
 
     def _do_query_memory_devices(self, a: dict[str, Any]) -> Any:
+        dimms = [
+            {"type": "dimm", "data": {"id": name, "size": int(self.backends[device["memdev"]])}}
+            for name, device in self.devices.items()
+            if device["driver"] == "pc-dimm"
+        ]
         if not self.room:
-            return []
+            return dimms
         self._move()
         data = {"id": "vmem0", "block-size": BLOCK, "size": self.size, "requested-size": self.requested}
-        return [{"type": "virtio-mem", "data": {**data, "max-size": self.room, "node": 0}}]
+        return [*dimms, {"type": "virtio-mem", "data": {**data, "max-size": self.room, "node": 0}}]
 
     def _do_query_memory_size_summary(self, a: dict[str, Any]) -> Any:
         dimms = sum(int(self.backends[d["memdev"]]) for d in self.devices.values() if d["driver"] == "pc-dimm")

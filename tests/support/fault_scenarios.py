@@ -9,7 +9,7 @@ from tests.support.fakehost import FakeHost
 from tests.support.faults import Scenario
 
 
-def _device(pool: str, device: str, **more: object) -> GrantedDevice:
+def device(pool: str, device: str, **more: object) -> GrantedDevice:
     return GrantedDevice(("0",), f"n-{pool}", f"{pool}-{device}", **more)  # type: ignore[arg-type]
 
 
@@ -18,12 +18,12 @@ def _config(**spec: object) -> dict[str, object]:
     return {"apiVersion": meta.DEVALLOC, "kind": "VfConfig", "metadata": metadata, "spec": spec}
 
 
-def _gpu_with_audio(host: FakeHost) -> None:
+def gpu_with_audio(host: FakeHost) -> None:
     host.add(cards.gpu(iommu_group=7))
     host.add(cards.gpu_audio(iommu_group=7))
 
 
-def _nic(host: FakeHost) -> None:
+def nic(host: FakeHost) -> None:
     host.add(cards.nic())
 
 
@@ -31,7 +31,7 @@ def _nic_with_vfs(host: FakeHost) -> None:
     host.add(cards.nic(vfs=7))
 
 
-def _a2(host: FakeHost) -> None:
+def a2(host: FakeHost) -> None:
     host.add(cards.a2_vgpu_card(vfs=2))
 
 
@@ -39,12 +39,12 @@ def _l40s(host: FakeHost) -> None:
     host.add(cards.l40s_vgpu_card(vfs=2))
 
 
-def _two_cards(host: FakeHost) -> None:
-    _nic(host)
+def two_cards(host: FakeHost) -> None:
+    nic(host)
     host.add(cards.gpu())
 
 
-VF = _device("0000-41-00", "0").pool
+VF = device("0000-41-00", "0").pool
 SETTINGS = {
     "class_configs": (_config(vlan=7, spoofCheck=False, trust=True),),
     "claim_configs": (_config(mac="52:54:00:aa:bb:cc", maxTxRate=100),),
@@ -53,24 +53,24 @@ SETTINGS = {
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("vfio-with-audio", _gpu_with_audio, (_device("0000-01-00", "0"),)),
-        Scenario("vf-to-be-created", _nic, (GrantedDevice(("0",), VF, "0000-41-10-0"),)),
-        Scenario("vf-with-settings", _nic, (GrantedDevice(("0",), VF, "0000-41-10-2", **SETTINGS),)),  # type: ignore[arg-type]
+        Scenario("vfio-with-audio", gpu_with_audio, (device("0000-01-00", "0"),)),
+        Scenario("vf-to-be-created", nic, (GrantedDevice(("0",), VF, "0000-41-10-0"),)),
+        Scenario("vf-with-settings", nic, (GrantedDevice(("0",), VF, "0000-41-10-2", **SETTINGS),)),  # type: ignore[arg-type]
         Scenario("vf-that-was-there", _nic_with_vfs, (GrantedDevice(("0",), VF, "0000-41-10-0"),)),
         Scenario(
             "vf-beside-another-claim",
-            _nic,
+            nic,
             (GrantedDevice(("0",), VF, "0000-41-10-0"),),
             others=((GrantedDevice(("0",), VF, "0000-41-10-4"),),),
         ),
         Scenario(
             "two-vfs-of-one-claim",
-            _nic,
+            nic,
             (GrantedDevice(("0",), VF, "0000-41-10-0"), GrantedDevice(("1",), VF, "0000-41-10-2")),
         ),
-        Scenario("vf-and-gpu", _two_cards, (GrantedDevice(("0",), VF, "0000-41-10-0"), _device("0000-01-00", "0"))),
-        Scenario("whole-nic", _nic, (_device("0000-41-00", "0"),)),
-        Scenario("mdev", _a2, (GrantedDevice(("0",), "n-0000-08-00", "0000-08-00-4-nvidia-746"),)),
+        Scenario("vf-and-gpu", two_cards, (GrantedDevice(("0",), VF, "0000-41-10-0"), device("0000-01-00", "0"))),
+        Scenario("whole-nic", nic, (device("0000-41-00", "0"),)),
+        Scenario("mdev", a2, (GrantedDevice(("0",), "n-0000-08-00", "0000-08-00-4-nvidia-746"),)),
         Scenario("vgpu", _l40s, (GrantedDevice(("0",), "n-0000-26-00", "0000-26-00-4-nvidia-1148"),)),
     )
 }

@@ -18,9 +18,7 @@ AssertionError with the point where that is not so.
 from __future__ import annotations
 
 import os
-import pickle
 import socket
-import struct
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -42,7 +40,9 @@ from devalloc_node.prepared import Prepared
 from devalloc_node.step import Step
 from tests.support.fakehost import FakeHost
 from tests.support.gates import HOWS, KILLS, Ask, Gate, GatedJournal, Machine, Near, Outside, Store, reference
+from tests.support.wire import receive, send
 
+ONCE = ("fail", *KILLS)
 BOOT = "boot-1"
 KIND = "DeviceClaim"
 NODE = "n"
@@ -127,6 +127,9 @@ class Faults:
         with self.life() as plugin:
             plugin.unprepare(self.uid)
         assert_same(self.state(), self.initial, "after an undisturbed run")
+
+    def close(self) -> None:
+        """Nothing outlives this one."""
 
     def points(self, hows: Collection[str] = HOWS) -> list[Point]:
         """All there are, found by running once undisturbed."""
@@ -310,27 +313,3 @@ def differences(found: Any, wanted: Any) -> Iterable[str]:
     for key in sorted({*found, *wanted}, key=str)[:4000]:
         if found.get(key) != wanted.get(key):
             yield f"{key} is {str(found.get(key))[:300]}, not {str(wanted.get(key))[:300]}"
-
-
-def send(line: socket.socket, message: Any) -> None:
-    content = pickle.dumps(message)
-    line.sendall(struct.pack("!I", len(content)) + content)
-
-
-def receive(line: socket.socket) -> Any:
-    """None at the end."""
-    head = _exactly(line, 4)
-    return None if head is None else pickle.loads(_exactly(line, struct.unpack("!I", head)[0]) or b"")
-
-
-def _exactly(line: socket.socket, size: int) -> bytes | None:
-    content = b""
-    while len(content) < size:
-        try:
-            more = line.recv(size - len(content))
-        except ConnectionResetError:
-            return None
-        if not more:
-            return None
-        content += more
-    return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from devalloc_node.deadline import Deadline
@@ -18,6 +19,7 @@ _ANSWER_SECONDS = 5.0
 """For one question while waiting: at the deadline it is still to be told how far it came."""
 _LOOK_SECONDS = 0.1
 _DIMM = re.compile(r"dimm([0-9]+)", re.ASCII)
+_BACKEND = re.compile(r"dimm([0-9]+)-ram", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class VirtioMem:
     size: int
     requested: int
     most: int
+    beside: int
+    """What other memory devices have, in the same reading: the guest may be taking or giving back more meanwhile."""
 
 
 def observe(monitor: Monitor, deadline: Deadline) -> Memory:
@@ -52,12 +56,16 @@ def observe(monitor: Monitor, deadline: Deadline) -> Memory:
 
 def virtio_mem(monitor: Monitor, deadline: Deadline) -> VirtioMem | None:
     """The machine's virtio-mem device that has an id; None where there is none."""
-    for device in monitor.execute("query-memory-devices", deadline=deadline):
+    devices = monitor.execute("query-memory-devices", deadline=deadline)
+    plugged = sum(int(device["data"]["size"]) for device in devices if device["type"] in ("dimm", "virtio-mem"))
+    for device in devices:
         data = device["data"]
         if device["type"] == "virtio-mem" and data.get("id"):
             path = f"{PERIPHERAL}/{data['id']}"
-            sizes = (int(data[name]) for name in ("block-size", "size", "requested-size", "max-size"))
-            return VirtioMem(path, *sizes)
+            block, size, requested, most = (
+                int(data[name]) for name in ("block-size", "size", "requested-size", "max-size")
+            )
+            return VirtioMem(path, block, size, requested, most, beside=plugged - size)
     return None
 
 
@@ -89,7 +97,7 @@ def scale(
         if goal == now.total:
             return goal
         raise Denied("MemoryRoomExhausted", f"machine {machine} was started without room for more memory")
-    fixed = now.total - device.size
+    fixed = now.base + device.beside
     return fixed + _scale_virtio_mem(monitor, machine, device, goal - fixed, deadline)
 
 
@@ -155,6 +163,7 @@ def _scale_dimms(
             raise Denied("MemoryRoomExhausted", f"no room for a DIMM: {error}") from None
     while len(known := _dimms(monitor, deadline)) > wanted:
         _remove_dimm(monitor, machine, max(known), deadline)
+    _remove_leftovers(monitor, known, deadline)
     total = observe(monitor, deadline).total
     if total < goal:
         raise Failed("MemoryNotThere", f"machine {machine} has {_mib(total)} after {_mib(goal)} were plugged in")
@@ -168,6 +177,15 @@ def _add_backend(monitor: Monitor, backend: dict[str, object], deadline: Deadlin
         # Left by an attempt that was cut off between the two commands; ids are ours, and so is the size.
         if "duplicate" not in error.reason and "exists" not in error.reason:
             raise
+
+
+def _remove_leftovers(monitor: Monitor, dimms: set[int], deadline: Deadline) -> None:
+    """Memory of DIMMs that are not there: an attempt was cut off before it had plugged one, or had given it back."""
+    entries = monitor.execute("qom-list", {"path": "/objects"}, deadline=deadline)
+    there = {int(m[1]) for entry in entries if (m := _BACKEND.fullmatch(entry["name"]))}
+    for number in sorted(there - dimms):
+        with suppress(Refused):  # somebody else's, in a machine that was adopted
+            monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)
 
 
 def _dimms(monitor: Monitor, deadline: Deadline) -> set[int]:

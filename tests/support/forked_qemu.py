@@ -1,0 +1,214 @@
+"""Machines of the fault enumeration: a `FakeQemu` in a process of its own, forked in milliseconds.
+
+The plugin's own program `spawn` becomes it: life file, cgroup, limits, user and log are real. Only what it executes is
+not QEMU but `Qemu` below, which holds the VFIO nodes of what is plugged into it open, each for itself alone, as the
+kernel has it. It is no child of the plugin and outlives its `kill -9`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from devalloc_node.machine import spawn
+from tests.support.fake_qmp import GREETING, Error, FakeQemu
+from tests.support.wire import receive, send
+
+_SUBREAPER = 36
+
+
+class Qemu(FakeQemu):
+    """One machine, as its command line says. `root`: the fake host's."""
+
+    def __init__(self, path: Path, root: Path, words: list[str]) -> None:
+        devices = [json.loads(word) for flag, word in pairwise(words) if flag == "-device"]
+        drivers = [device["driver"] for device in devices]
+        smp = dict(re.findall(r"(\w+)=(\d+)", words[words.index("-smp") + 1]))
+        memory = dict(re.findall(r"(\w+)=(\d+)", words[words.index("-m") + 1]))
+        base = int(memory["size"])
+        room = int(memory.get("maxmem", base)) - base if "virtio-mem-pci" in drivers else 0
+        self.root = root
+        self.over = threading.Event()
+        self.groups: dict[str, tuple[int, set[str]]] = {}
+        """Open VFIO nodes, and the devices in QEMU that they are open for."""
+        super().__init__(
+            path,
+            ports=drivers.count("pcie-root-port"),
+            cpus=int(smp["cpus"]),
+            most_cpus=int(smp["maxcpus"]),
+            base=base,
+            room=room,
+        )
+        self.uuid = words[words.index("-uuid") + 1]
+        self.status = "prelaunch" if "-S" in words else "running"
+        self.deaf = "guest=deaf" in words[words.index("-append") + 1]
+        """Whether its guest does nothing when it is to power down."""
+        for device in devices:
+            if device["driver"].endswith("-cpu"):
+                self.cpus[device["core-id"]] = f"/machine/peripheral/{device['id']}"
+            if device["driver"] == "virtio-mem-pci":
+                self.requested = self.size = device["requested-size"]
+
+    def _do_query_fake(self, a: dict[str, Any]) -> Any:
+        """What a test wants to know of it."""
+        devices = {name: device.get("host", device.get("sysfsdev")) for name, device in sorted(self.devices.items())}
+        return {
+            "status": self.status,
+            "devices": devices,
+            "cpus": sorted(self.cpus),
+            "memory": (self.base, self.size, self.requested, sorted(self.backends)),
+        }
+
+    def _do_quit(self, a: dict[str, Any]) -> Any:
+        threading.Timer(0.002, self.over.set).start()  # after its answer
+        return {}
+
+    def _do_system_powerdown(self, a: dict[str, Any]) -> Any:
+        if not self.deaf and self.status == "running":
+            threading.Timer(0.002, self.over.set).start()
+        return {}
+
+    def _do_device_add(self, a: dict[str, Any]) -> Any:
+        if a["driver"] != "vfio-pci" or a["id"] in self.devices:
+            return super()._do_device_add(a)
+        said = a.get("host") or a["sysfsdev"]
+        if said in [device.get("host") or device.get("sysfsdev") for device in self.devices.values()]:
+            raise Error(f"vfio {said}: device is already attached")
+        folder = self.root / (f"sys/bus/pci/devices/{said}" if "host" in a else said.lstrip("/"))
+        try:
+            group = (folder / "iommu_group").resolve(strict=True).name
+            node = str(self.root / "dev/vfio" / group)
+            if node not in self.groups:
+                fd = os.open(node, os.O_RDWR | os.O_CLOEXEC)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # VFIO gives a group to one process
+                self.groups[node] = (fd, set())
+        except OSError as error:
+            raise Error(f"vfio {said}: failed to open its group: {error.strerror}") from None
+        self.groups[node][1].add(a["id"])
+        return super()._do_device_add(a)
+
+    def let_go(self, name: str) -> None:
+        for node, (fd, users) in list(self.groups.items()):
+            users.discard(name)
+            if not users:
+                os.close(fd)
+                del self.groups[node]
+        super().let_go(name)
+
+
+def asked(path: Path) -> Any:
+    """What a machine says of itself, by its monitor."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(10.0)
+        line.connect(str(path))
+        with line.makefile("rw") as file:
+            assert json.loads(file.readline()) == GREETING
+            file.write(json.dumps({"execute": "query-fake"}))
+            file.flush()
+            return json.loads(file.readline())["return"]
+
+
+class Forge:
+    """A small process that forks machines, so that they are made fast and of nobody else's memory."""
+
+    def __init__(self, root: Path) -> None:
+        self._line, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._line.close()
+            _serve(theirs, root)
+        theirs.close()
+
+    def run(self, plan: str) -> tuple[int, bytes]:
+        """As the program `spawn` with the path of a plan: its exit status, and what it said."""
+        send(self._line, ("run", plan))
+        status, words = receive(self._line)
+        return status, words
+
+    def close(self) -> None:
+        """End it, and all of its machines."""
+        self._line.close()
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def _serve(line: socket.socket, root: Path) -> NoReturn:
+    os.closerange(3, line.fileno())
+    os.closerange(line.fileno() + 1, 4096)
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    with suppress(BaseException):
+        while (message := receive(line)) is not None:
+            send(line, _run(message[1], root))
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+    for child in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    os._exit(0)
+
+
+def _run(plan: str, root: Path) -> tuple[int, bytes]:
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = spawn.FAILED
+        try:
+            os.dup2(writes, 2)
+            os.closerange(3, 4096)
+            sys.stderr = os.fdopen(2, "w", closefd=False)
+            os.execve = lambda path, words, env: _become(root, words)  # type: ignore[assignment, misc]
+            status = spawn.main(plan, detach=True)
+            sys.stderr.flush()
+        finally:
+            os._exit(status)
+    os.close(writes)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reads, "rb") as pipe:
+        return os.waitstatus_to_exitcode(status), pipe.read()
+
+
+def _become(root: Path, words: list[str]) -> NoReturn:
+    """What `execve` does: close what is not to be inherited, and be the machine."""
+    fds = [int(name) for name in os.listdir("/proc/self/fd")]
+    closing = [fd for fd in fds if fd > 2 and _closes(fd)]
+    try:
+        qemu = Qemu(Path("qmp"), root, words)
+    except BaseException as error:
+        os.write(2, f"fake QEMU: {error!r}\n".encode())
+        os._exit(1)
+    for fd in closing:
+        with suppress(OSError):
+            os.close(fd)
+    qemu.over.wait()
+    os._exit(0)
+
+
+def _closes(fd: int) -> bool:
+    try:
+        return not os.get_inheritable(fd)
+    except OSError:
+        return False
+
+
+def opened(pid: int, root: Path) -> tuple[str, ...]:
+    """The device nodes of the fake host that a process has open, as they are called there."""
+    found = set()
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                path = os.readlink(f"/proc/{pid}/fd/{name}").removesuffix(" (deleted)")
+                if path.startswith(f"{root}/dev/"):
+                    found.add(path.removeprefix(str(root)))
+    return tuple(sorted(found))

@@ -1,0 +1,451 @@
+"""Fault points of machines: every command to QEMU that changes something, beside all that changes host and journal.
+
+As `faults`, with the plugin's own rooms `machine` and `platform` in place of a stand-in: they start, speak to and end
+machines of `forked_qemu`, real processes that hold VFIO nodes of the fake host open and outlive the plugin. Each call
+is failed, and killed before and after its effect, and so are handing over nodes, spawning, cgroups and records.
+
+After each point a fresh plugin recovers. What it finds must be sound (nothing plugged twice, nothing unbound while
+plugged, nothing driverless, no node with a user who does not need it); asked again, all is as undisturbed; taken back,
+all is as it was at first. Killed after a call it is taken back at once, in place of being asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+from unittest.mock import patch
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.inventory.sysfs import openers
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.binding.table import Bindings, step_kinds
+from devalloc_node.cdi import claim_spec
+from devalloc_node.claims import Claims, Locks
+from devalloc_node.claims.files import FileKind
+from devalloc_node.claims.options import Options
+from devalloc_node.claims.reconcile import Reconciler, Report
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed
+from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.host.boundary import Host
+from devalloc_node.journal import open_journal
+from devalloc_node.machine import adopt, attachment, cgroup, launch
+from devalloc_node.machine.attachment import AttachmentKind
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor, Refused
+from devalloc_node.machine.process import holds, process
+from devalloc_node.machine.records import MACHINES, PLUGS
+from devalloc_node.machine.spec import machine_id
+from devalloc_node.platform import Platform
+from tests.support.fakehost import FakeHost
+from tests.support.faults import BOOT, KIND, NODE, Faults, Plugin, Point, Scenario, assert_same
+from tests.support.forked_qemu import Forge, asked, opened
+from tests.support.gates import Ask, Gate, GatedJournal, Near, Outside, Store, reference
+from tests.support.machines import MIB, virtual_machine
+
+KEY = "default/m"
+ASKING = ("query-", "qom-list", "qom-get", "qmp_")
+"""How commands to QEMU begin that change nothing."""
+OF_MACHINES = ("qmp.", "spawn.", "cgroup.", "host.own", "journal.put", "journal.drop")
+"""How calls begin that only machines make."""
+FULL = "max 100000"
+
+
+@dataclass(frozen=True)
+class MachineScenario(Scenario):
+    """What is done with a machine, and what takes it back; both are asked again after a fault."""
+
+    claims: tuple[tuple[GrantedDevice, ...], ...] = ()
+    """The devices of each claim; their UIDs are ``0``, ``1`` …"""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """Of the machine, beside what all of them have."""
+    append: str = ""
+    """Of the kernel's command line: what the guest is like."""
+    adopted: bool = False
+    """Whether somebody else has started the machine."""
+    before: Callable[[MachinePlugin], object] = lambda plugin: None
+    there: Callable[[MachinePlugin], object] = lambda plugin: None
+    back: Callable[[MachinePlugin], object] = lambda plugin: None
+
+
+@dataclass(frozen=True)
+class MachinePlugin(Plugin):
+    """One life of a plugin that has machines."""
+
+    platform: Platform
+    machines: Machines
+    machine: VirtualMachine
+    refs: tuple[ClaimRef, ...]
+
+    def recover(self) -> Report:
+        """As the daemon does it."""
+        self.machines.recover()
+        report = self.reconciler.recover()
+        self.reconciler.let_go(report)
+        return report
+
+    def prepare(self, uid: str) -> Any:
+        self.scenario.there(self)  # type: ignore[attr-defined]
+        return sorted((plug.ref.uid, plug.device, plug.host, plug.id) for plug in self.platform.plugs(KEY))
+
+    def unprepare(self, uid: str) -> None:
+        self.scenario.back(self)  # type: ignore[attr-defined]
+
+
+class HeldHost(FakeHost):
+    """A host on which machines run."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        super().__init__(root)
+        self.folder = folder
+        self.broken: list[str] = []
+        """What no plugin may ever do, and one did."""
+        self._seen: dict[int, tuple[str, ...]] = {}
+
+    def look(self) -> None:
+        """See what the machines have open now."""
+        now = {}
+        for life in self.folder.glob("*/*.life"):
+            words = life.read_text().split()
+            found = process(int(words[0])) if len(words) == 2 else None
+            if found is not None and found.started == int(words[1]):
+                now[found.pid] = opened(found.pid, self.root)
+        for pid in self._seen.keys() - now.keys():
+            self.end_process(pid)
+        for pid, nodes in now.items():
+            if self._seen.get(pid) != nodes:
+                self.process(pid, opens=nodes)
+        self._seen = now
+
+    def _write(self, path: str, text: str, deadline: Deadline) -> None:
+        self.look()
+        if self._holds_up(path, text):
+            self.broken.append(f"{text.strip()!r} was written to {path} while a machine has the device")
+            raise OSError(16, "Device or resource busy")
+        super()._write(path, text, deadline)
+
+    def _own(self, node: str, uid: int, gid: int) -> None:
+        super()._own(node, uid, gid)
+        os.chown(self.root / node[1:], uid, gid)
+        if uid == os.geteuid():
+            del self.owners[node]
+
+
+@dataclass
+class MachineOutside(Outside):
+    forge: Forge | None = None
+
+    def answer(self, where: str, method: str, *arguments: Any) -> Any:
+        assert isinstance(self.host, HeldHost)
+        assert self.forge is not None
+        match where, method:
+            case "qemu", "spawn":
+                return self.forge.run(arguments[0])
+            case "qemu", "look":
+                self.host.look()
+                return None
+            case _:
+                return super().answer(where, method, *arguments)
+
+
+class MachineFaults(Faults):
+    """A scenario with machines, and all its fault points. To be closed."""
+
+    scenario: MachineScenario
+    outside: MachineOutside
+
+    def __init__(self, scenario: MachineScenario, folder: Path) -> None:
+        folder = folder.resolve()
+        folder.chmod(0o711)  # machines run as users of their own
+        (folder / "images").mkdir()
+        (folder / "images/kernel").touch()
+        ours = folder / "cgroup" / cgroup.OURS
+        ours.mkdir(parents=True)
+        for each in (ours, ours.parent):
+            (each / "cgroup.controllers").write_text("cpu\n")
+            (each / "cgroup.subtree_control").write_text("cpu\n")
+        self.scenario, self.folder, self.uid = scenario, folder, ""
+        self.forge = Forge(folder / "host")
+        try:
+            self.outside = MachineOutside(HeldHost(folder / "host", folder), forge=self.forge)
+            scenario.build(self.outside.host)
+            self.bound = {name for name, each in self.outside.host.functions.items() if each.driver is not None}
+            for number, devices in enumerate(scenario.claims):
+                ref = reference(str(number))
+                self.outside.grants[ref.uid] = Grant(ref, KIND, devices)
+            if scenario.adopted:
+                self._started_by_others()
+            with self.life() as plugin:
+                plugin.recover()
+                scenario.before(plugin)
+            self.initial = self.state()
+            with self.life() as plugin:
+                self.answer = plugin.prepare("")
+            self.prepared = self.state()
+            assert self.prepared != self.initial
+            with self.life() as plugin:
+                plugin.unprepare("")
+            assert_same(self.state(), self.initial, "after an undisturbed run")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.forge.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def check(self, point: Point) -> None:
+        """Killed after a call it is given up, before the next, where it has come as far, asked again."""
+        self._happen(point)
+        again = point.how != "after"
+        self._recover(point, str(point) if again else f"{point}, given up", again)
+
+    def _started_by_others(self) -> None:
+        folder = self.folder / "theirs"
+        folder.mkdir()
+        words = ["qemu", "-uuid", str(uuid.uuid4()), "-smp", "cpus=1,maxcpus=4", "-m", "size=536870912B"]
+        words += ["-append", ""] + ["-device", '{"driver":"pcie-root-port"}'] * 4
+        plan = {"argv": words, "life": str(folder / "m.life"), "folder": str(folder), "uid": None, "groups": []}
+        plan |= {"memlock": 1 << 40, "cgroups": [], "files": {}, "taps": {}}
+        (folder / "plan").write_text(json.dumps(plan))
+        assert self.forge.run(str(folder / "plan")) == (0, b"")
+
+    def _recover(self, point: Point, when: str, again: bool = True) -> None:
+        with self.life() as plugin:
+            report = plugin.recover()
+        assert not report.stuck, f"{when}: {report.stuck}"
+        self._sound(f"{when}: recovered")
+        if point.act == "prepare" and again:
+            with self.life() as plugin:
+                assert plugin.prepare("") == self.answer, f"{when}: another answer"
+            assert_same(self.state(), self.prepared, f"{when}: asked again")
+        with self.life() as plugin:
+            plugin.unprepare("")
+        assert_same(self.state(), self.initial, f"{when}: taken back")
+        self._sound(f"{when}: taken back")
+
+    def _sound(self, when: str) -> None:
+        """What must be so at any time that nobody is at work."""
+        host = self.outside.host
+        assert isinstance(host, HeldHost)
+        assert not host.broken, f"{when}: {host.broken}"
+        for name in self.bound & host.functions.keys():
+            assert host.functions[name].driver is not None, f"{when}: {name} has no driver"
+        state = self.state()
+        needed = {node for content in state["plugs"].values() for node in content["value"]["nodes"]}
+        assert host.owners.keys() <= needed, f"{when}: {host.owners} are not given back"
+        inside = [machine["qemu"].get("devices", {}) for machine in state["machines"].values()]
+        plugged = [said for devices in inside for said in devices.values() if said is not None]
+        assert len(plugged) == len(set(plugged)), f"{when}: plugged twice: {plugged}"
+        claimed = {step[1].target for steps in state["journal"]["steps"].values() for step in steps}
+        for key, machine in state["machines"].items():
+            for name in machine["qemu"].get("devices", {}):
+                if name.startswith("claim-"):
+                    target = f"{key}/{name.rpartition('.f')[0]}"
+                    assert target in claimed, f"{when}: no claim knows of {target}"
+
+    def state(self) -> dict[str, Any]:
+        with closing(open_journal(self.folder / "state")) as journal:
+            records = journal.records(MACHINES)
+            plugs = journal.records(PLUGS)
+        machines = {}
+        for key, content in records.items():
+            name = machine_id(key)
+            path = self.folder / "theirs/qmp" if self.scenario.adopted else self.config().folder(name) / "qmp"
+            told: Any = {}
+            with suppress(OSError):
+                told = asked(Path(path))
+            share = self.folder / "cgroup" / cgroup.OURS / name / "cpu.max"
+            machines[key] = {
+                **{part: content[part] for part in ("state", "user", "applied", "reason")},
+                "qemu": told,
+                "share": share.read_text() if told and share.exists() else FULL,
+            }
+        self.outside.host.look()  # type: ignore[attr-defined]
+        below = [self.folder / "run", self.folder / "machines"]
+        files = sorted(str(p.relative_to(self.folder)) for f in below for p in f.rglob("*") if p.suffix != ".lock")
+        return {**super().state(), "machines": machines, "plugs": plugs, "files": files}
+
+    def config(self) -> MachineConfig:
+        return MachineConfig(
+            self.folder / "machines",
+            self.folder / "run",
+            "/bin/true",  # see `forked_qemu`
+            folders=(self.folder / "images",),
+            socket_folders=(self.folder / "theirs",),
+            accel="tcg",
+            cgroups=self.folder / "cgroup",
+            systemd=False,
+        )
+
+    @contextmanager
+    def life(self, ask: Ask | None = None, gate: Gate | None = None) -> Iterator[MachinePlugin]:  # type: ignore[override]
+        scenario, wanted, me = self.scenario, gate or Gate(), threading.get_ident()
+        ask = ask or self.outside.answer
+
+        def passed(call: str, act: Callable[[], Any], failure: Exception) -> Any:
+            if threading.get_ident() != me:  # somebody noticed the end of a machine: not of this request
+                return act()
+            ask("qemu", "look")
+            return wanted(call, act, failure)
+
+        host: Host = Near(self.outside.host.root, ask, passed)  # type: ignore[arg-type]
+        config = BindingConfig(NODE, allowed=scenario.kinds, max_vfs=scenario.max_vfs)
+        cdi = str(self.outside.host.root / "files/cdi")
+        spec: dict[str, Any] = {"start": None, "adopt": {"qmpSocket": str(self.folder / "theirs/qmp")}}
+        if not scenario.adopted:
+            start = {"kernel": str(self.folder / "images/kernel"), "append": scenario.append}
+            spec = {"start": start, "pciSlots": 4, "powerdownSeconds": 1, **scenario.spec}
+        with ExitStack() as stack:
+            for where, name, what in seams(host.tree().root, self.folder, ask, passed):  # type: ignore[attr-defined]
+                stack.enter_context(patch.object(where, name, what))
+            opened_journal = stack.enter_context(closing(open_journal(self.folder / "state")))
+            journal: Any = GatedJournal(opened_journal, passed)  # type: ignore[arg-type]
+            machines = Machines(self.config(), journal, connect=connecting(passed))
+            stack.callback(_ended)
+            stack.callback(machines.close)
+            attachments = AttachmentKind(machines, host)
+            claims = Claims(
+                journal,
+                Locks(self.folder / "state/locks"),
+                {KIND: Store(ask, passed)},  # type: ignore[arg-type]
+                Bindings(host, config).choose,
+                {**step_kinds(host), "file": FileKind(host), "attachment": attachments},
+                options=Options(),
+                render={KIND: [lambda grant, devices: claim_spec(grant.ref, devices, driver="d.example", folder=cdi)]},
+                in_use=lambda device: next(
+                    iter(openers(host.tree().proc, set(device.nodes), ()).values()),
+                    None,  # type: ignore[arg-type]
+                ),
+            )
+            platform = Platform(
+                claims,
+                machines,
+                attachments,
+                node_name=NODE,
+                uid_of=lambda namespace, name: name.removeprefix("claim-"),
+                exclusive=claims.locks.named,
+                plan=lambda ref, due: (),
+                kind=KIND,
+            )
+            reconciler = Reconciler(claims, boot_id=lambda: BOOT)
+            refs = tuple(reference(str(number)) for number in range(len(scenario.claims)))
+            vm = virtual_machine("m", **spec, claims=[ref.name for ref in refs])
+            yield MachinePlugin(claims, reconciler, scenario, platform, machines, vm, refs)
+
+
+def soon() -> Deadline:
+    return Deadline.after(30.0)
+
+
+def _ended() -> None:
+    """Wait for those who note the end of machines."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("death of "):
+            thread.join()
+
+
+Passed = Callable[[str, Callable[[], Any], Exception], Any]
+
+
+def connecting(passed: Passed) -> Callable[..., Monitor]:
+    """Lines to QEMU whose commands pass the gate, where they change something."""
+
+    class GatedMonitor(QmpMonitor):
+        def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline) -> Any:
+            def act() -> Any:
+                return super(GatedMonitor, self).execute(command, arguments, deadline=deadline)
+
+            if command.startswith(ASKING):
+                return act()
+            refused = Refused(self._machine, command, "GenericError", "it was made to fail")
+            told = " ".join(str(value) for value in list((arguments or {}).values())[:2])
+            return passed(f"qmp.{command} {told}", act, refused)
+
+    def connect(machine: str, path: str, *, command_seconds: float, check: Callable[[Peer], None]) -> Monitor:
+        return GatedMonitor(machine, path, command_seconds=command_seconds, check=check)
+
+    return connect
+
+
+def seams(root: Path, folder: Path, ask: Ask, passed: Passed) -> list[tuple[Any, str, Any]]:
+    """Where the rooms of machines touch this host: as (module, name, what is there instead)."""
+    groups = folder / "cgroup" / cgroup.OURS
+
+    def run(words: list[str], **options: Any) -> Any:
+        failure = OSError(11, "Resource temporarily unavailable")
+        status, said = passed("spawn.machine", lambda: ask("qemu", "spawn", words[3]), failure)
+        return SimpleNamespace(returncode=status, stderr=said)
+
+    def write(path: Path, text: str) -> None:
+        passed(f"cgroup.write {path.name} {text}", lambda: path.write_text(text), OSError(22, "Invalid argument"))
+
+    def make(cgroups: Path, name: str, real: Any = cgroup.group) -> Any:
+        def act() -> Any:
+            made = real(cgroups, name)
+            for file, text in (("cgroup.procs", ""), ("cpu.max", FULL)):  # the kernel's
+                if not (made.folder / file).exists():
+                    (made.folder / file).write_text(text)
+            return made
+
+        if (groups / name).exists():
+            return act()
+        return passed(f"cgroup.make {name}", act, Failed("CgroupUnavailable", "no cgroup can be made"))
+
+    def remove(made: cgroup.CpuGroup) -> None:
+        def act() -> None:
+            for file in made.folder.iterdir():
+                file.unlink()
+            made.folder.rmdir()
+
+        with suppress(OSError):
+            passed("cgroup.remove", act, OSError(16, "Device or resource busy"))
+
+    def group_of(cgroups: Path, pid: int) -> cgroup.CpuGroup | None:
+        for each in groups.iterdir():
+            if each.is_dir() and (each / "cgroup.procs").read_text().split() == [str(pid)]:
+                return cgroup.CpuGroup(2, each)
+        return None
+
+    def near(node: str) -> str:
+        return f"{root}{node}"
+
+    def held(pid: int, nodes: Any) -> list[str]:
+        return [node for node in nodes if holds(pid, [near(node)])]
+
+    files = SimpleNamespace(
+        stat=lambda node: os.stat(near(node)), path=SimpleNamespace(exists=lambda node: os.path.exists(near(node)))
+    )
+    stand_in = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    return [
+        (launch, "subprocess", stand_in),
+        (cgroup, "_write", write),
+        (cgroup, "group", make),
+        (cgroup, "remove", remove),
+        (cgroup, "group_of", group_of),
+        (attachment, "os", files),
+        (attachment, "holds", held),
+        # The limit of locked memory is this host's, which only some may raise. It changes nothing.
+        (adopt, "check_memlock", lambda *arguments: None),
+    ]
+
+
+def amounts(plugin: MachinePlugin, vcpus: int, milli: int, mebibytes: int) -> None:
+    """Scale the machine."""
+    for what, amount in (("vcpus", vcpus), ("cpu", milli), ("memory", mebibytes * MIB)):
+        plugin.platform.scale(KEY, what, amount, soon())

@@ -1,0 +1,125 @@
+"""What machines are made to do, one scenario for each way; see `machine_faults`."""
+
+from __future__ import annotations
+
+from devalloc_node.grant import GrantedDevice
+from tests.support.fault_scenarios import VF, a2, device, gpu_with_audio, nic, two_cards
+from tests.support.machine_faults import KEY, MachinePlugin, MachineScenario, amounts, soon
+
+GPU = device("0000-01-00", "0")
+FIRST_VF = GrantedDevice(("0",), VF, "0000-41-10-0")
+DIMMS = {"memory": {"min": "512Mi", "max": "2Gi", "use": "512Mi", "method": "dimm", "slotSize": "512Mi"}}
+
+
+def _create(plugin: MachinePlugin) -> None:
+    plugin.platform.create(plugin.machine, plugin.refs, soon())
+
+
+def _create_empty(plugin: MachinePlugin) -> None:
+    plugin.platform.create(plugin.machine, (), soon())
+
+
+def _attach(plugin: MachinePlugin) -> None:
+    for ref in plugin.refs:
+        plugin.platform.attach(ref, KEY, soon())
+
+
+def _detach(plugin: MachinePlugin) -> None:
+    for ref in plugin.refs:
+        plugin.platform.detach(ref, KEY, soon())
+        plugin.platform.unprepare(ref, soon())
+
+
+def _unprepare(plugin: MachinePlugin) -> None:
+    """What is in a machine comes out of it first."""
+    for ref in plugin.refs:
+        plugin.platform.unprepare(ref, soon())
+
+
+def _delete(plugin: MachinePlugin) -> None:
+    plugin.platform.delete(KEY, None, soon())
+    _unprepare(plugin)
+
+
+def _delete_by_force(plugin: MachinePlugin) -> None:
+    plugin.platform.delete(KEY, 0.01, soon(), force=True)
+    _unprepare(plugin)
+
+
+def _stop(plugin: MachinePlugin) -> None:
+    plugin.platform.stop(KEY, None, soon())
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        MachineScenario(
+            "machine-attach-gpu",
+            gpu_with_audio,
+            (),
+            claims=((GPU,),),
+            before=_create_empty,
+            there=_attach,
+            back=_detach,
+        ),
+        MachineScenario(
+            "machine-attach-vf", nic, (), claims=((FIRST_VF,),), before=_create_empty, there=_attach, back=_unprepare
+        ),
+        MachineScenario(
+            "machine-attach-mdev",
+            a2,
+            (),
+            claims=((GrantedDevice(("0",), "n-0000-08-00", "0000-08-00-4-nvidia-746"),),),
+            before=_create_empty,
+            there=_attach,
+            back=_detach,
+        ),
+        MachineScenario(
+            "machine-with-claims",
+            two_cards,
+            (),
+            claims=((FIRST_VF,), (GPU,)),
+            there=_create,
+            back=_delete,
+            spec={"cpu": {"min": "500m", "max": "4", "use": "1500m"}},
+        ),
+        MachineScenario(
+            "machine-that-is-deaf",
+            gpu_with_audio,
+            (),
+            claims=((GPU,),),
+            there=_create,
+            back=_delete_by_force,
+            append="guest=deaf",
+        ),
+        MachineScenario(
+            "machine-stop-and-start",
+            gpu_with_audio,
+            (),
+            claims=((GPU,),),
+            before=_create,
+            there=_stop,
+            back=_create,
+        ),
+        MachineScenario(
+            "machine-adopted", gpu_with_audio, (), claims=((GPU,),), adopted=True, there=_create, back=_delete
+        ),
+        MachineScenario(
+            "machine-scaled",
+            lambda host: None,
+            (),
+            before=_create_empty,
+            there=lambda plugin: amounts(plugin, 3, 2500, 1024),
+            back=lambda plugin: amounts(plugin, 1, 1000, 512),
+        ),
+        MachineScenario(
+            "machine-scaled-by-dimms",
+            lambda host: None,
+            (),
+            before=_create_empty,
+            there=lambda plugin: amounts(plugin, 2, 1000, 1536),
+            back=lambda plugin: amounts(plugin, 1, 1000, 512),
+            spec=DIMMS,
+        ),
+    )
+}
