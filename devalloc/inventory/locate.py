@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from devalloc.inventory import vgpu
@@ -94,14 +94,18 @@ def locate(tree: Tree, node_name: str, pool: str, device: str, max_vfs: int | No
     return ProfileDevice(found.port, function, _profile(function, name[5], device))
 
 
-def group_members(tree: Tree, function: PciFunction) -> list[PciFunction]:
-    """The functions of its IOMMU group, itself included, in the order of their addresses."""
+def group_members(
+    tree: Tree, function: PciFunction, known: Mapping[Address, PciFunction] | None = None
+) -> list[PciFunction]:
+    """The functions of its IOMMU group, itself included, in the order of their addresses. ``known``: those that were
+    read just now."""
     system = tree.sys
     if function.iommu_group is None or system is None:
         return [function]
     names = system.names("kernel", "iommu_groups", str(function.iommu_group), "devices")
-    found = [read_function(tree, address) for name in names if (address := Address.parse(name)) is not None]
-    others = [member for member in found if member is not None and member.address != function.address]
+    addresses = [address for name in names if (address := Address.parse(name)) not in (None, function.address)]
+    found = [(known or {}).get(address) or read_function(tree, address) for address in addresses if address is not None]
+    others = [member for member in found if member is not None]
     return sorted([function, *others], key=lambda member: member.address)
 
 

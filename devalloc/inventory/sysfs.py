@@ -65,6 +65,16 @@ class Tree:
         self.sys = self.sys or holder.folder("sys")
         self.proc = holder.folder("proc")
 
+    def again(self) -> Tree:
+        """The same tree for another look, with faults of its own. Where it lies is not looked for once more, unless
+        there was nothing."""
+        if self.sys is None or self.proc is None:
+            return Tree(self.root)
+        other = object.__new__(Tree)
+        other.root, other._top, other.faults, other._known = self.root, self._top, [], set()
+        other.sys, other.proc = Folder(other, self.sys.path), Folder(other, self.proc.path)
+        return other
+
     @property
     def is_host(self) -> bool:
         """True when the root is this machine's own."""
@@ -101,7 +111,11 @@ class Folder:
     def folder(self, *names: str) -> Folder | None:
         """The folder that a chain of names leads to, links followed; None when absent or outside the root."""
         path = self.path
-        for name in names:
+        if len(names) > 1:
+            whole = _real_folder("/".join((path.rstrip("/"), *map(_component, names))))
+            if whole is not None and self.tree.holds(whole):
+                return Folder(self.tree, whole)
+        for name in names:  # what is the matter with them
             path = f"{path.rstrip('/')}/{_component(name)}"
             try:
                 mode = os.lstat(path).st_mode
@@ -206,6 +220,20 @@ def _real(path: str) -> str:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
         return os.path.realpath(path)
+    finally:
+        os.close(descriptor)
+
+
+def _real_folder(path: str) -> str | None:
+    """As ``_real``, for what is known to be a folder then; None where it cannot be told so quickly."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return None
     finally:
         os.close(descriptor)
 

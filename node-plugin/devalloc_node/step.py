@@ -20,7 +20,7 @@ What undoing knows of the kinds of steps:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class Step:
     """None: the step is the claim's own. Else the name of what several claims share (``pf/0000:41:00.0``): done once
     for the first of them, undone after the last. A binding yields it for every claim; who comes second finds it done
     (``before`` equals ``after``) and joins. Its true ``before`` is what the kind reads under the lock of the name."""
+    more: bool = field(default=False, compare=False)
+    """The next step is known whatever comes of this one, so that both are written down at once: one wait for the disk
+    in place of two. A crash may leave either as intended that was never begun; undoing that must change nothing."""
 
 
 class StepKind(Protocol):

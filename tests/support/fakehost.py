@@ -235,13 +235,15 @@ class Boundary:
     """The plugin's `Host`, all of it by way of `call`."""
 
     root: Path
+    _tree: Tree | None = None
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The answer of the host. Raises OSError or NodeError."""
         raise NotImplementedError
 
     def tree(self) -> Tree:
-        return Tree(self.root)
+        self._tree = Tree(self.root) if self._tree is None else self._tree.again()
+        return self._tree
 
     def write(self, path: str, text: str, deadline: Deadline) -> None:
         self.call("write", path, text, deadline)

@@ -38,7 +38,7 @@ class DriverKind:
         change.refuse_unanswered(self.host, target)
         now, wanted = self.read(target), value["driver"]
         if now["driver"] != wanted:
-            if now["driver"] is not None:
+            if now["driver"] is not None and "vfio" in now["driver"]:
                 self._refuse_open(target)
             # By name, so that it is this driver although another would match too; and before it is without a driver,
             # so that none of those takes it in between (udev, or a module that is loaded just now).
@@ -97,8 +97,11 @@ class ResetKind:
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         tree = self.host.tree()
+        if value != "clean":
+            change.folder(tree, target)
+            return
         function = change.function(tree, target)
-        if value != "clean" or not (function.on_vfio or function.driver is None):
+        if not (function.on_vfio or function.driver is None):
             return
         refuse_open(tree, vfio_nodes([function]), target, certain=False)
         if "reset" not in function.folder.names():

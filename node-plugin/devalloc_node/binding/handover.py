@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 from devalloc.inventory.locate import group_members
 from devalloc.inventory.pci import BRIDGE, PciFunction
@@ -29,7 +30,8 @@ def key(address: object) -> str:
 def keys_of(tree: Tree, functions: Sequence[PciFunction]) -> list[str]:
     """The keys of functions, and of all that share their IOMMU groups."""
     found = [function.address for function in functions]
-    found += [peer.address for function in functions for peer in group_members(tree, function)
+    known = {function.address: function for function in functions}
+    found += [peer.address for function in functions for peer in group_members(tree, function, known)
               if peer.base_class != BRIDGE]  # fmt: skip
     return [key(address) for address in dict.fromkeys(found)]
 
@@ -44,15 +46,21 @@ def place(function: PciFunction) -> dict[str, Attribute]:
 def handed_over(tree: Tree, functions: Sequence[PciFunction]) -> Generator[Step, None, None]:
     """The steps that give functions to their VFIO drivers. What VFIO has already is adopted, and stays there (T8)."""
     moving = [(function, vfio_driver(tree, function)) for function in functions if not function.on_vfio]
+    apart, bound = [], []
     for function, driver in moving:
-        yield Step("driver", str(function.address), state(function.folder), {"driver": None, "override": driver})
-    for function, driver in moving:
-        alone, bound = {"driver": None, "override": driver}, {"driver": driver, "override": driver}
-        yield Step("driver", str(function.address), alone, bound)
-    for function in functions:
-        # A function beside the main one may have no reset of its own: it is reset with the slot.
-        if function is functions[0] or "reset" in function.folder.names():
-            yield Step("reset", str(function.address), "clean", "used")
+        alone = {"driver": None, "override": driver}
+        apart.append(Step("driver", str(function.address), state(function.folder), alone))
+        bound.append(Step("driver", str(function.address), alone, {"driver": driver, "override": driver}))
+    # A function beside the main one may have no reset of its own: it is reset with the slot.
+    used = [
+        Step("reset", str(function.address), "clean", "used")
+        for function in functions
+        if function is functions[0] or "reset" in function.folder.names()
+    ]
+    # Each pass is written down at once, and only when the one before it is done: see ``Step.more``.
+    for steps in (apart, bound, used):
+        for number, step in enumerate(steps, 1):
+            yield replace(step, more=number < len(steps))
 
 
 def passed_through(host: Host, granted: GrantedDevice, functions: Sequence[PciFunction]) -> PreparedDevice:

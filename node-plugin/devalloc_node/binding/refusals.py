@@ -104,7 +104,10 @@ def refuse_group(
     tree: Tree, config: BindingConfig, functions: Collection[PciFunction], together: Iterable[Address] = ()
 ) -> None:
     """Raises Denied where the IOMMU group cannot be taken whole. ``together``: what comes and goes with the device."""
-    members = {member.address: member for function in functions for member in group_members(tree, function)}
+    # A known function is as it was when this look at the host began; its peers are looked at now.
+    members = {function.address: function for function in functions}
+    for function in functions:
+        members |= {member.address: member for member in group_members(tree, function, members)}
     groups = Groups.of(members.values(), config.allow_shared_groups)
     for objection in groups.objections(functions, frozenset(together)):
         code = "NoIommuGroup" if objection.startswith("no IOMMU group") else "GroupShared"

@@ -227,8 +227,9 @@ class Claims:
                 for granted, binding, key in zip(grant.devices, bindings, keys, strict=True)
             ]
             rendered = [render(grant, devices) for render in self._render.get(grant.kind, ())]
-            for path, content in sorted((path, text) for each in rendered for path, text in each.files.items()):
-                self.steps.perform(work, "", Step("file", path, None, content.decode()), due)
+            contents = sorted((path, text) for each in rendered for path, text in each.files.items())
+            if files := [Step("file", path, None, content.decode()) for path, content in contents]:
+                self.steps.perform_all(work, "", files, due)
             prepared = Prepared(grant.ref, tuple(devices), _ids(rendered))
             self.journal.finish(grant.ref.uid, prepared_content(prepared), work.take())
         except Exception as error:
@@ -254,8 +255,15 @@ class Claims:
             while True:
                 if granted.admin:
                     raise Failed("InternalError", f"{binding.name} would change the host for admin access: {step.kind}")
+                together = [step]
+                while step.more:
+                    step = next(steps)
+                    together.append(step)
                 try:
-                    self.steps.perform(work, device_name(granted), step, due)
+                    if len(together) > 1:
+                        self.steps.perform_all(work, device_name(granted), together, due)
+                    else:
+                        self.steps.perform(work, device_name(granted), step, due)
                 except NodeError as error:
                     # The binding may know better what it means, or another way.
                     step = steps.throw(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -70,10 +70,18 @@ class Steps:
         if step.shared is not None:
             self._join(work, device, step, step.shared, deadline)
             return
-        begun = self._journal.intend([(work.uid, device, step)], work.take())
-        self._apply(step, deadline)
-        work.performed += begun
-        _audit("step", step, work.uid, device, work.caller)
+        self.perform_all(work, device, [step], deadline)
+
+    def perform_all(self, work: Work, device: str, steps: Sequence[Step], deadline: Deadline) -> None:
+        """Several steps of the claim's own whose intents are written at once. Raises NodeError; all are in the journal
+        then."""
+        begun = self._journal.intend([(work.uid, device, step) for step in steps], work.take())
+        for number, step in zip(begun, steps, strict=True):
+            if deadline.passed:
+                raise Failed("DeadlinePassed", f"no time was left for {_what(step)}; try again")
+            self._apply(step, deadline)
+            work.performed.append(number)
+            _audit("step", step, work.uid, device, work.caller)
 
     def undo(self, uid: str, deadline: Deadline, guard: Guard, *, force: bool = False, caller: str = "") -> Undone:
         """All steps of a claim backwards. What cannot be undone keeps what is below it, and its record."""

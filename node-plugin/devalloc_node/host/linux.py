@@ -35,9 +35,11 @@ class LinuxHost:
     """Where sys, proc and dev are: elsewhere in a container that has the host's mounted below a folder."""
     _waiting: set[tuple[str, str]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _tree: Tree | None = None
 
     def tree(self) -> Tree:
-        return Tree(self.root)
+        self._tree = Tree(self.root) if self._tree is None else self._tree.again()
+        return self._tree
 
     def write(self, path: str, text: str, deadline: Deadline) -> None:
         """In a thread of its own: the kernel may block, as ``unbind`` does for as long as a process has the device."""

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -284,7 +284,9 @@ class SQLiteJournal:
     def _transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
         with self._mutex:
             try:
-                with explained(self.path, SCHEMA), transaction(self._connection, write=write):
+                # What only reads is one statement, which sees one moment by itself.
+                begun = transaction(self._connection, write=True) if write else nullcontext()
+                with explained(self.path, SCHEMA), begun:
                     if write:
                         self._refuse_lost()
                     yield self._connection
