@@ -180,20 +180,16 @@ def _nowhere(card: Card, address: Address, pool: str, device: str) -> LookupErro
 
 def _profile(function: PciFunction, rest: str, device: str) -> str:
     """The profile's id in the end of a name, where a number may follow that tells copies apart."""
-    parent = vgpu.parent(function)
-    known: set[str | None] = set()
-    if parent is not None:
-        known.update(profile.id for profile in parent.profiles)
-        known.update(live.profile_id for live in parent.live)
     copy = _COPY.fullmatch(rest)
-    if rest in known:
+    known = vgpu.offered(function, [rest] if copy is None else [rest, copy[1]])
+    if known and rest in known:
         return rest
-    if copy is not None and copy[1] in known:
+    if known and copy is not None and copy[1] in known:
         return copy[1]
     nvidia = _NVIDIA.fullmatch(rest)  # its vendor VFIO layout lists only what can be created at the moment
-    if parent is not None and nvidia is not None:
+    if known is not None and nvidia is not None:
         return nvidia[1]
-    if parent is None:
+    if known is None:
         raise DeviceGone(f"{function.address} offers no vGPUs at present (driver: {function.driver or 'none'})")
     raise DeviceUnknown(f"{_short(device)}: {function.address} offers no such profile")
 

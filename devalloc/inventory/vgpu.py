@@ -8,7 +8,7 @@ their UUID. Vendor VFIO (kernel 6.8 and later): ``nvidia/creatable_vgpu_types`` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from devalloc.inventory.pci import Address, PciFunction
@@ -70,13 +70,29 @@ class Parent:
         return self.function.address
 
 
-def parent(function: PciFunction) -> Parent | None:
-    """What a function offers; None when it is no vGPU parent."""
+def offered(function: PciFunction, profile_ids: Collection[str]) -> set[str] | None:
+    """Which of these profiles a function knows, as quickly as that can be told; None when it is no vGPU parent."""
+    types = function.folder.folder("mdev_supported_types") or _listed_types(function)
+    if types is not None:
+        there = {name for name in profile_ids if _TYPE_ID.fullmatch(name) and types.folder(name)}
+        if there == set(profile_ids):
+            return there
+        return there | {_mdev_type(mdev) or "" for mdev in _mdevs(function.folder)} & set(profile_ids)
+    found = parent(function)
+    if found is None:
+        return None
+    known = {profile.id for profile in found.profiles} | {live.profile_id or "" for live in found.live}
+    return known & set(profile_ids)
+
+
+def parent(function: PciFunction, only: str | None = None) -> Parent | None:
+    """What a function offers; None when it is no vGPU parent. ``only``: of the mdev profiles read this one alone."""
     folder = function.folder
     types = folder.folder("mdev_supported_types") or _listed_types(function)
     live = [Instance(function.address, _mdev_type(mdev), mdev.name.lower(), _group(mdev)) for mdev in _mdevs(folder)]
     if types is not None or live:
-        found = [_mdev_profile(place) for name in (types.names() if types else ())
+        names = types.names() if types and only is None else [only] if only else []
+        found = [_mdev_profile(place) for name in names
                  if types and _TYPE_ID.fullmatch(name) and (place := types.folder(name))]  # fmt: skip
         available = {profile.id: max(count, 0) for profile, count in found}
         profiles = _by_id(profile for profile, _ in found)

@@ -28,8 +28,10 @@ def choose_parent(tree: Tree, device: ProfileDevice, held: Collection[str]) -> t
     """
     reasons = []
     for function in _candidates(tree, device):
-        parent = vgpu.parent(function)
+        parent = vgpu.parent(function, device.profile_id)
         place = _place(function, parent, held)
+        if parent is not None and not parent.available.get(device.profile_id):
+            parent = vgpu.parent(function)  # to say what could be made
         why = _objection(device, parent, place)
         if why is None and place is not None:
             return function, place

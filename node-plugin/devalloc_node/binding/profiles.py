@@ -12,11 +12,14 @@ from devalloc_node.grant import GrantedDevice
 
 def refuse_other_profile(granted: GrantedDevice, function: PciFunction, profile_id: str) -> None:
     """Raises Denied ``ConfigInvalid`` where a config asks for another profile than was allocated."""
-    parent = vgpu.parent(function)
+    configs = [
+        config for config in (*granted.class_configs, *granted.claim_configs) if config.get("kind") == "VgpuConfig"
+    ]
+    if not configs:
+        return
+    parent = vgpu.parent(function, profile_id)
     names = {profile.name for profile in parent.profiles if profile.id == profile_id} if parent else set()
-    for config in (*granted.class_configs, *granted.claim_configs):
-        if config.get("kind") != "VgpuConfig":
-            continue
+    for config in configs:
         wanted = decode(dict(config)).object
         if not isinstance(wanted, VgpuConfig) or wanted.spec.profile not in {profile_id, *names}:
             asked = wanted.spec.profile if isinstance(wanted, VgpuConfig) else "something unreadable"
