@@ -143,6 +143,13 @@ def node_settings(
 
     if resync <= 0:
         raise BadInput("--resync must be more than 0")
+    if metrics is not None:
+        from devalloc_node.metrics import check_address
+
+        try:
+            check_address(metrics)
+        except ValueError as error:
+            raise BadInput(f"--metrics: {error}") from None
     root = os.geteuid() == 0
     here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
     home = (state or default_path(here).parent / "node").absolute()

@@ -63,6 +63,7 @@ def up(
     import socket
     from dataclasses import replace
 
+    from devalloc.cli.nodeoptions import node_settings
     from devalloc.cli.nodesources import cutting_off
     from devalloc.cli.storage import is_default, node_state, store_path
     from devalloc.cli.upnode import Both, UpNode
@@ -103,6 +104,7 @@ def up(
         plugin = None
         if _wants_node(with_node, no_inventory, sysfs_root, display):
             options |= {"node": name, "sysfs_root": sysfs_root, "state": state, "socket": door, "resync": resync}
+            node_settings(**options)  # what is wrong with them is said before anything begins
             plugin = UpNode(path, state, options, rescan=loops.rescan, say=display.say, failed=loops.fail)
         with signals(loops if plugin is None else Both(loops, plugin)):
             try:

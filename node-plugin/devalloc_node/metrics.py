@@ -217,6 +217,12 @@ def served(metrics: Metrics, address: str) -> Iterator[str]:
         server.server_close()
 
 
+def check_address(address: str) -> None:
+    """Raises ValueError for an address that is none or that others could reach."""
+    if not address.startswith("unix:"):
+        _loopback(address)
+
+
 def _loopback(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
