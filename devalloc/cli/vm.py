@@ -354,7 +354,13 @@ def scale(
     if not code and (why := failure(reply.result)):
         note(f"error: {name}: {why}")
         code = 1
-    click.echo(f"{name} has {reply.observed.vcpus} vCPUs and {size(reply.observed.memory_bytes)} of memory")
+    seen, has = reply.observed, []
+    if seen.HasField("vcpus"):
+        has.append(f"{seen.vcpus} vCPU{'s' if seen.vcpus != 1 else ''}")
+    if seen.HasField("memory_bytes"):
+        has.append(f"{size(seen.memory_bytes)} of memory")
+    if has:
+        click.echo(f"{name} has {' and '.join(has)}")
     return code
 
 

@@ -17,6 +17,7 @@ from devalloc.cli.machinespecs import request_of
 from devalloc.cli.nodesocket import connected
 from devalloc.cli.top import sample, used
 from devalloc.cli.verb import Failed
+from devalloc_node.machine.view import UNKNOWN
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import fields
 from tests.support.nodeservice import Served, served
@@ -131,6 +132,9 @@ class TestRefusals:
         assert "error: web: vCPUs: denied: " in failed.err
         assert "[GuestRefused] (the same may succeed later)" in failed.err
         assert failed.out == "web has 2 vCPUs and 1Gi of memory\n"
+        known = plugin.machines.known
+        known["default/web"] = replace(known["default/web"], observed=UNKNOWN)
+        assert devalloc_vm("scale", "web", "--vcpus", "1").out == "", "what is not known is not 0"
         assert devalloc_vm("stop", "web").code == 1
         assert devalloc_vm("stop", "web", "--force").code == 0
 
