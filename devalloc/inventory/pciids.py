@@ -1,13 +1,14 @@
 """Names for PCI IDs: short vendor names of ours, model names from the pci.ids database (``data/pci.ids.gz``).
 
 The data file is the database of 2023-04-10 without subsystems and classes, under its own licence (3-clause BSD or GPL,
-the notice is at its top). Only the IDs that are wanted are looked for, so a lookup costs the decompression: a few
-milliseconds.
+the notice is at its top). Only the IDs that are wanted are looked for, so the first lookup costs the decompression, a
+few milliseconds, and those of a host that is looked at again and again cost nothing.
 """
 
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib import resources
@@ -24,6 +25,9 @@ _VENDORS = {
 }  # fmt: skip
 
 
+_NOT_INDENTED = re.compile(rb"\n(?!\t)")
+
+
 def vendor_name(vendor: int) -> str:
     """The vendor's short lower-case name, else its ID (``0x1d78``)."""
     return _VENDORS.get(vendor) or hex_id(vendor)
@@ -36,18 +40,13 @@ def hex_id(value: int) -> str:
 
 def model_names(wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], str]:
     """The database's names of (vendor, device) pairs; unknown pairs are absent."""
-    pairs = set(wanted)
-    if not pairs:
-        return {}
-    text = _database()
-    found = {}
-    for vendor in {vendor for vendor, _ in pairs}:
-        section = _section(text, b"\n%04x  " % vendor)
-        for device in (device for owner, device in pairs if owner == vendor):
-            name = _line(section, b"\n\t%04x  " % device)
-            if name:
-                found[vendor, device] = name
-    return found
+    names = {(vendor, device): _model(vendor, device) for vendor, device in set(wanted)}
+    return {pair: name for pair, name in names.items() if name}
+
+
+@lru_cache(maxsize=1024)
+def _model(vendor: int, device: int) -> str:
+    return _line(_section(vendor), b"\n\t%04x  " % device)
 
 
 @lru_cache(maxsize=1)
@@ -56,15 +55,15 @@ def _database() -> bytes:
     return b"\n" + gzip.decompress(packed)
 
 
-def _section(text: bytes, head: bytes) -> bytes:
+@lru_cache(maxsize=32)
+def _section(vendor: int) -> bytes:
     """A vendor's line and the indented lines below it."""
-    start = text.find(head)
+    text = _database()
+    start = text.find(b"\n%04x  " % vendor)
     if start < 0:
         return b""
-    end = start + 1
-    while (end := text.find(b"\n", end)) >= 0 and text[end + 1 : end + 2] == b"\t":
-        end += 1
-    return text[start : end if end >= 0 else len(text)]
+    end = _NOT_INDENTED.search(text, start + 1)
+    return text[start : end.start() if end else len(text)]
 
 
 def _line(section: bytes, head: bytes) -> str:
