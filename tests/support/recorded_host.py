@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tests.support import cards
-from tests.support.cards import Function
+from tests.support.cards import Function, Vgpu
 from tests.support.fakehost import FakeHost
 from tests.support.fakesysfs import Plugged
 from tests.support.fakevgpu import Instance
@@ -25,6 +25,8 @@ A2_LIVE = {
     "c728e022-f16f-434b-ad2c-9665ee634d3d": ("0000:08:02.0", "nvidia-746"),
 }
 """The vGPUs that lived there: UUID, VF and type, each of 4 GiB; so 4 of the card's 16 are left."""
+A2_TYPES = tuple(kind for kind in cards.A2_TYPES if kind.framebuffer == 4096 or kind.id == "nvidia-745")
+"""Of the card that is built: its size in use, and another. With all 15 on 16 VFs a tree has two thousand files more."""
 L40S = "0000:26:00.0"
 L40S_VF = "0000:26:00.4"
 
@@ -35,7 +37,7 @@ def is_recorded() -> bool:
 
 def built_a2(root: Path) -> FakeHost:
     host = FakeHost(root)
-    host.add(cards.a2_vgpu_card(A2, vfs=16))
+    host.add(cards.a2_vgpu_card(A2, vfs=16, vgpu=Vgpu("mdev", 16384, A2_TYPES)))
     for uuid, (vf, kind) in A2_LIVE.items():
         host.vgpu.create(vf, kind, uuid)
     return host

@@ -20,9 +20,11 @@ from devalloc.inventory.locate import (
 from devalloc.inventory.sight import blind_spot
 from devalloc.inventory.sysfs import Tree
 from tests.support import cards
+from tests.support.cards import Vgpu
 from tests.support.fakehost import FakeHost
 from tests.support.faketree import memory_folder
 
+A2_TYPES = tuple(kind for kind in cards.A2_TYPES if kind.id in {"nvidia-742", "nvidia-746"})
 UUID = "6d2f8f4e-0000-4000-8000-000000000001"
 
 
@@ -40,7 +42,7 @@ def server(folder: Path) -> FakeHost:
         cards.nic(),
         cards.connectx(vfs=7),
         cards.connectx("0000:61:00.1", netdev="ens1f1np1", infiniband="mlx5_1", sriov=None),
-        cards.a2_vgpu_card(vfs=16),
+        cards.a2_vgpu_card(vfs=12, vgpu=Vgpu("mdev", 16384, A2_TYPES)),
         cards.t4_vgpu_card(),
         cards.l40s_vgpu_card(vfs=2),
     ):

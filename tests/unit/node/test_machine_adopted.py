@@ -30,6 +30,7 @@ from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.step import ForcibleKind
 from tests.support.fake_qmp import FakeQemu
 from tests.support.machines import until, virtual_machine
+from tests.support.patience import patience
 
 KEY = "default/m"
 REF = ClaimRef("default", "c", "11111111-2222-3333-4444-555555555555")
@@ -94,7 +95,7 @@ def kind(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> AttachmentKind:
     return AttachmentKind(machines, Owners())
 
 
-def soon(seconds: float = 5.0) -> Deadline:
+def soon(seconds: float = 60.0) -> Deadline:
     return Deadline.after(seconds)
 
 
@@ -403,7 +404,7 @@ def test_a_device_that_the_guest_keeps_keeps_its_step(machines: Machines, kind: 
     kind.apply(step.target, step.after, soon())
     qemu.guest = "silent"
     with pytest.raises(Denied, match=KEY) as denied:
-        kind.apply(step.target, None, soon(0.4))
+        kind.apply(step.target, None, patience(lambda: qemu.leaving))
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert kind.read(step.target) == step.after
 
@@ -419,7 +420,7 @@ def test_a_device_whose_node_qemu_still_holds_is_not_told_free(
     kind.apply(step.target, step.after, soon())
     with node.open("rb"):  # the fake is this process
         with pytest.raises(Unknown, match="vfio-15") as unknown:
-            kind.apply(step.target, None, soon(0.4))
+            kind.apply(step.target, None, patience(lambda: not qemu.devices))
         assert unknown.value.code == "DeviceHeld"
     kind.apply(step.target, None, soon())
 

@@ -32,7 +32,7 @@ def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
     monitor.close()
 
 
-def soon(seconds: float = 5.0) -> Deadline:
+def soon(seconds: float = 60.0) -> Deadline:
     return Deadline.after(seconds)
 
 
