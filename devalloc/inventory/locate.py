@@ -151,6 +151,8 @@ def _card(tree: Tree, slot: Address, address: Address, max_vfs: int | None) -> t
         if found is not None:
             functions[place] = found
     card = next((card for card in cards(functions, max_vfs) if card.slot == slot), None)
+    if card is None and address in functions and address._replace(function=0) == slot:
+        raise DeviceUnknown(f"{address} is of no kind that is published")
     if card is None:
         raise DeviceGone(f"there is no card in slot {slot.slot_name}")
     return card, functions

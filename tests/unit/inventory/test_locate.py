@@ -10,6 +10,7 @@ import pytest
 
 from devalloc.inventory.locate import (
     DeviceGone,
+    DeviceUnknown,
     InstanceDevice,
     PortDevice,
     ProfileDevice,
@@ -118,6 +119,14 @@ def test_what_is_gone_says_why(host: FakeHost) -> None:
         at(host, "0000-08-00-4-nvidia-746", "0000-08-00")
     with pytest.raises(DeviceGone, match="no card in slot"):
         at(host, "0000-99-00-0", "0000-99-00")
+
+
+def test_what_is_there_and_no_device_is_not_said_to_be_gone(host: FakeHost) -> None:
+    host.add(cards.bridge("0000:98:00.0"))
+    with pytest.raises(DeviceUnknown, match=r"0000:98:00\.0 is of no kind that is published"):
+        at(host, "0000-98-00-0", "0000-98-00")
+    with pytest.raises(DeviceGone, match="no card in slot"):
+        at(host, "0000-98-00-1", "0000-98-00")
 
 
 def test_no_other_card_is_read_nor_a_vf_that_was_not_asked_for(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
