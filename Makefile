@@ -22,7 +22,10 @@ JOBS ?= auto
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults clean
+# At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
+SOAK_CUTS ?=
+
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -97,6 +100,9 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 
 faults: setup ## fail and kill the node plugin at every state-changing call; a table of how many there are
 	$(BIN)/python -m tests.conformance.faults
+
+soak: setup ## cut the power of a test machine after every change of host and journal, and boot it again: long
+	$(BIN)/python -m tests.machine.power_cuts $(SOAK_CUTS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache benchmarks/out

@@ -74,9 +74,10 @@ def project(sriov: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sriov_host.project_disk(sriov, tmp_path_factory.mktemp("project") / "disk")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def host(sriov: Image, project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A running host with an IOMMU, two NUMA nodes and SR-IOV; the tests of a module share it."""
+    """A running host with an IOMMU, two NUMA nodes and SR-IOV. All tests share it, for booting it takes long: each
+    leaves it as it was."""
     folder = tmp_path_factory.mktemp("host")
     state = sriov_host.state_disk(sriov, folder / "state")
     with Machine(sriov, folder, sriov_host.arguments(sriov, project, state)) as host:

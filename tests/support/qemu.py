@@ -100,7 +100,7 @@ class Machine:
         """Start it and wait for the shell in the guest. ``arguments`` of QEMU beside those for the sockets."""
         self.folder = folder
         self.plugin_monitor = folder / "plugin.qmp"
-        command = [
+        self._command = [
             *(str(image.qemu), "-display", "none", "-nodefaults", "-no-reboot"),
             *("-serial", f"file:{folder / 'console'}"),
             *("-chardev", f"socket,id=shell,path={folder / 'shell'},server=on,wait=off", "-serial", "chardev:shell"),
@@ -108,19 +108,29 @@ class Machine:
             *("-qmp", f"unix:{self.plugin_monitor},server=on,wait=off"),
             *arguments,
         ]
-        with (folder / "qemu.log").open("w") as log:
+        self._start(seconds)
+
+    def _start(self, seconds: float) -> None:
+        with (self.folder / "qemu.log").open("w") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=lambda: os.nice(5)
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=lambda: os.nice(5)
             )
         try:
-            self.guest = Guest(folder / "shell", seconds=seconds, alive=lambda: self.process.poll() is None)
-            self.monitor = Monitor(folder / "qmp")
+            self.guest = Guest(self.folder / "shell", seconds=seconds, alive=lambda: self.process.poll() is None)
+            self.monitor = Monitor(self.folder / "qmp")
         except BaseException as error:
             self.kill()
-            said = [f"{name}: {(folder / name).read_text(errors='replace')[-2000:]}" for name in ("qemu.log", "console")
-                    if (folder / name).exists()]  # fmt: skip
+            said = [f"{name}: {(self.folder / name).read_text(errors='replace')[-2000:]}"
+                    for name in ("qemu.log", "console") if (self.folder / name).exists()]  # fmt: skip
             error.add_note("\n".join(said))
             raise
+
+    def cut_power(self, *, seconds: float = 120) -> None:
+        """SIGKILL, and start again from the disks as they are; ``guest`` and ``monitor`` are new ones then."""
+        self.kill()
+        for socket_ in ("qmp", "plugin.qmp", "shell"):
+            (self.folder / socket_).unlink(missing_ok=True)
+        self._start(seconds)
 
     def kill(self) -> None:
         """Cut the power: SIGKILL, and wait."""

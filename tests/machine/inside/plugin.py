@@ -1,0 +1,232 @@
+"""Run in a test host: the node plugin without its services, on the real host, asked for one thing at a time.
+
+Each line of JSON that is written to the pipe ``asked`` is answered by one in the pipe ``told`` (both in ``PIPES``). All
+that it does to host and journal is counted, and it can be told to stop, for good, right after one of these calls: what
+it leaves then is what a power cut finds. State and CDI files are on the disk that outlives one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sqlite3
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from snapshot import snapshot  # type: ignore[import-not-found]  # beside this file
+
+from devalloc.api import meta
+from devalloc.api.meta import UNAVAILABLE
+from devalloc.inventory import Known
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.claims.content import prepared_content
+from devalloc_node.daemon import Node, Source
+from devalloc_node.errors import Denied, NodeError
+from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.host.files import Files
+from devalloc_node.host.linux import LinuxHost
+from devalloc_node.journal import Journal, open_journal
+from devalloc_node.journal.sqlite import QUARANTINED
+from devalloc_node.machine import cgroup
+from devalloc_node.settings import NodeSettings
+
+KIND = "DeviceClaim"
+PIPES = Path("/run/plugin")
+STATE = Path("/var/lib/devalloc/plugin/state")
+CDI = Path("/var/lib/devalloc/plugin/cdi")
+HOST_CHANGES = frozenset({"write", "set_vf", "own", "put_file", "remove_file"})
+JOURNAL_CHANGES = frozenset(name for name in vars(Journal) if not name.startswith("_"))
+
+Answer = dict[str, Any]
+
+
+class Gate:
+    """Counts what passes, and stops everything after the one that was named."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.last = 0
+        """Number of the call after which all ends, from 1; 0: none."""
+
+    def __call__(self, call: str, act: Callable[[], Any]) -> Any:
+        self.calls.append(call)
+        answer = act()
+        if len(self.calls) == self.last:
+            tell({"stopped": call})
+            while True:
+                signal.pause()
+        return answer
+
+
+class Gated:
+    """A host or a journal whose changes pass the gate."""
+
+    def __init__(self, inner: Any, name: str, changes: frozenset[str], gate: Gate) -> None:
+        self._inner, self._name, self._changes, self._gate = inner, name, changes, gate
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name not in self._changes:
+            return found
+
+        def change(*arguments: Any, **named: Any) -> Any:
+            told = " ".join(str(argument).strip()[-60:] for argument in arguments[:2])
+            return self._gate(f"{self._name}.{name} {told}", lambda: found(*arguments, **named))
+
+        return change
+
+
+class Given:
+    """Claims as the test gives them."""
+
+    def __init__(self) -> None:
+        self.grants: dict[str, Grant] = {}
+
+    def get(self, ref: ClaimRef) -> Grant:
+        if ref.uid not in self.grants:
+            raise Denied("ClaimNotFound", f"there is no claim {ref}")
+        return self.grants[ref.uid]
+
+    def is_gone(self, ref: ClaimRef) -> bool:
+        return False
+
+    def identity(self) -> str:
+        return "the test"
+
+    def let_go(self, ref: ClaimRef) -> None:
+        return
+
+    def held(self) -> list[ClaimRef]:
+        return []
+
+
+class Plugin:
+    """What can be asked: the methods without an underscore, by name."""
+
+    def __init__(self) -> None:
+        self._given = Given()
+        self._gate = Gate()
+        self._journal = open_journal(STATE)
+        self._settings = NodeSettings("guest", BindingConfig("guest"), state=STATE, cdi=CDI)
+        self._node = self._made(self._settings)
+
+    def _made(self, settings: NodeSettings) -> Node:
+        host: Any = Gated(LinuxHost(Files(settings.written)), "host", HOST_CHANGES, self._gate)
+        journal: Any = Gated(self._journal, "journal", JOURNAL_CHANGES, self._gate)
+        return Node(settings, host, journal, Source(KIND, self._given, lambda namespace, name: None))
+
+    def allow(self, kinds: list[str], erase_policy: bool = False, max_vfs: int | None = None) -> Answer:
+        """Be as the admin wants it from now on."""
+        bindings = BindingConfig("guest", frozenset(kinds), max_vfs=max_vfs, erase_policy=erase_policy)
+        self._node = self._made(replace(self._settings, bindings=bindings))
+        return {}
+
+    def stop_after(self, call: int) -> Answer:
+        """Of what is asked next."""
+        self._gate.last = call
+        return {}
+
+    def recover(self) -> Answer:
+        report = self._node.reconciler.recover()
+        return {"finished": report.finished, "stuck": report.stuck, "doubts": report.doubts}
+
+    def prepare(self, uid: str, devices: list[dict[str, Any]]) -> Answer:
+        ref = ClaimRef("default", f"claim-{uid}", uid)
+        self._given.grants[uid] = Grant(ref, KIND, tuple(_granted(device) for device in devices))
+        return {"prepared": prepared_content(self._node.claims.prepare(ref))}
+
+    def unprepare(self, uid: str) -> Answer:
+        self._node.claims.unprepare(ClaimRef("default", f"claim-{uid}", uid))
+        return {}
+
+    def health(self, uid: str) -> Answer:
+        """How the devices of a prepared claim are, by name."""
+        found = [prepared for prepared in self._node.claims.prepared() if prepared.ref.uid == uid]
+        return {device.device: self._node.bindings.observe(device).state for each in found for device in each.devices}
+
+    def offered(self) -> Answer:
+        """What is published: by name of device, why it cannot be had; empty where it can."""
+        found = {}
+        for pool in self._node.discover(Known()).pools:
+            for device in pool.spec.devices:
+                attributes = {each.name: each.value for each in (*pool.spec.attributes, *device.attributes)}
+                found[device.name] = str(attributes.get(UNAVAILABLE, ""))
+        return found
+
+    def state(self) -> Answer:
+        """All that outlives the plugin: the host, the journal but for its times and numbers, the files."""
+        host = snapshot()
+        # Which card becomes eth0 differs between boots.
+        host["interfaces"] = sorted(host["interfaces"].values())
+        told = self._node.claims.describe()
+        for each in (*told["claims"], *told["withheld"]):
+            del each["since"]
+        files = {path.name: path.read_text() for path in sorted(CDI.iterdir())} if CDI.exists() else {}
+        return {"host": host, "journal": told, "files": files}
+
+    def journal_file(self) -> Answer:
+        """What SQLite says of it, and where one before it was put that could not be read."""
+        with sqlite3.connect(STATE / "journal.db") as database:
+            (word,) = database.execute("PRAGMA integrity_check").fetchone()
+        others = sorted(path.name for path in STATE.iterdir() if "damaged" in path.name)
+        return {"integrity": word, "quarantined": self._journal.setting(QUARANTINED), "damaged": others}
+
+    def limit_cpu(self, name: str, thousandths: int | None) -> Answer:
+        """Limit a cgroup; what it says of itself then."""
+        group = cgroup.group(Path("/sys/fs/cgroup"), name)
+        cgroup.limit(group, thousandths)
+        return {"version": group.version, "limit": cgroup.limit_of(group), "folder": str(group.folder)}
+
+    def answer(self, asked: Mapping[str, Any]) -> Answer:
+        """Beside what was asked for: ``calls`` that changed something, ``seconds``, and ``error`` where it failed."""
+        self._gate.calls.clear()
+        begun = time.monotonic()
+        arguments = {name: value for name, value in asked.items() if name != "do"}
+        try:
+            found = getattr(self, asked["do"])(**arguments)
+        except NodeError as error:
+            found = {"error": error.code, "message": error.message, "retryable": error.retryable}
+            found["denied"] = isinstance(error, Denied)
+        except Exception:
+            found = {"broken": traceback.format_exc()}
+        return {**found, "calls": list(self._gate.calls), "seconds": round(time.monotonic() - begun, 3)}
+
+
+def _granted(device: Mapping[str, Any]) -> GrantedDevice:
+    """``device``: ``card`` is the address of a card, ``name`` what of it is given; configs of class and claim."""
+    pool = f"guest-{device['card'].rpartition('.')[0].replace(':', '-')}"
+    of_class, of_claim = (tuple(_config(spec) for spec in device.get(which, ())) for which in ("class", "claim"))
+    return GrantedDevice(
+        ("0",), pool, device["name"], admin=bool(device.get("admin")), class_configs=of_class, claim_configs=of_claim
+    )
+
+
+def _config(spec: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {"name": "c", "namespace": "default"}
+    return {"apiVersion": meta.DEVALLOC, "kind": "VfConfig", "metadata": metadata, "spec": spec}
+
+
+def tell(answer: Answer) -> None:
+    (PIPES / "told").write_text(json.dumps(answer) + "\n")
+
+
+def main() -> None:
+    PIPES.mkdir(exist_ok=True)
+    for name in ("told", "asked"):
+        with suppress(FileExistsError):
+            os.mkfifo(PIPES / name)
+    plugin = Plugin()
+    importlib.import_module("pyroute2")  # seconds in an emulated machine, which are not to be those of a claim
+    while True:
+        tell(plugin.answer(json.loads((PIPES / "asked").read_text())))
+
+
+if __name__ == "__main__":
+    main()

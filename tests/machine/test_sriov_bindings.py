@@ -1,0 +1,298 @@
+"""The bindings on a real kernel: what they do to it, that it is all taken back, and what they do not touch.
+
+What the kernel has then is asked of iproute2 and of sysfs, not of the plugin.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import sriov_host, sriov_image
+from tests.support.faults import assert_same
+from tests.support.guest import Guest
+from tests.support.images import Image
+from tests.support.inside_plugin import InsidePlugin, Refused
+from tests.support.qemu import Machine
+
+pytestmark = pytest.mark.timeout(900)
+"""Seconds; a machine that others use as well boots slowly."""
+
+NEAR, FAR = sriov_host.CARDS
+CONSOLE = "0000:43:00.0"
+FIRST_VF, SECOND_VF = "0000:41:10.0", "0000:41:10.2"
+EVERYTHING = ["gpu", "vf", "nic", "storage"]
+IP = "/usr/bin/ip"
+"""iproute2's; the shell has a smaller one of its own."""
+MAC = "52:54:00:aa:bb:cc"
+
+
+def named(address: str) -> str:
+    return address.replace(":", "-").replace(".", "-")
+
+
+def whole(address: str) -> dict[str, Any]:
+    """All of a card, as a claim has it."""
+    return {"card": address, "name": named(address)}
+
+
+def vf(address: str, **configs: Any) -> dict[str, Any]:
+    """A VF of the card near node 0."""
+    return {"card": NEAR, "name": named(address), **configs}
+
+
+class Host:
+    """The shell of the host."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+
+    def fact(self, address: str, name: str) -> str:
+        """A file of a PCI device."""
+        return self.guest.check(f"cat /sys/bus/pci/devices/{address}/{name}")
+
+    def driver(self, address: str) -> str:
+        """Empty where it has none."""
+        found = self.guest.run(f"readlink /sys/bus/pci/devices/{address}/driver").output
+        return found.rpartition("/")[2]
+
+    def interface(self, address: str) -> str:
+        return self.guest.check(f"ls /sys/bus/pci/devices/{address}/net")
+
+    def settings(self, pf: str, index: int) -> dict[str, Any]:
+        """Of a VF, as iproute2 says them."""
+        (link,) = json.loads(self.guest.check(f"{IP} -j link show {self.interface(pf)}"))
+        found = link["vfinfo_list"][index]
+        return {
+            "mac": found["address"],
+            "vlan": found["vlan_list"][0].get("vlan", 0),
+            "trust": found["trust"],
+            "spoofCheck": found["spoofchk"],
+        }
+
+
+UNSET = {"mac": "00:00:00:00:00:00", "vlan": 0, "trust": False, "spoofCheck": True}
+
+
+@pytest.fixture(scope="module")
+def running(host: Machine) -> Iterator[InsidePlugin]:
+    # Else udev does it when the card comes back, and there is an interface that was not there before.
+    host.guest.check(f"modprobe virtio_net && until [ -e /sys/bus/pci/devices/{sriov_host.PLAIN_NIC}/virtio*/net ]; do"
+                     " sleep 0.1; done")  # fmt: skip
+    plugin = InsidePlugin.of(host.guest)
+    plugin.ask("recover")
+    yield plugin
+    plugin.kill()
+
+
+@pytest.fixture(scope="module")
+def initial(running: InsidePlugin) -> dict[str, Any]:
+    """Host, journal and files before all tests."""
+    return running.ask("state")
+
+
+@pytest.fixture
+def plugin(running: InsidePlugin, initial: dict[str, Any]) -> Iterator[InsidePlugin]:
+    """A plugin that may take anything. In the end host, journal and files are as they were."""
+    running.ask("allow", kinds=EVERYTHING, erase_policy=True)
+    yield running
+    for uid in ("a", "b"):  # what a failed test has left is not to be in the way of the others
+        running.ask("unprepare", uid=uid)
+    assert_same(running.ask("state"), initial, "after the test")
+
+
+@pytest.fixture
+def linux(host: Machine) -> Host:
+    return Host(host.guest)
+
+
+def host_changes(calls: list[str]) -> list[str]:
+    """Of all changes, those of the kernel's state."""
+    return [call for call in calls if call.startswith(("host.write", "host.set_vf", "host.own"))]
+
+
+def test_vfs_are_made_from_none_without_drivers_and_go_with_their_last_claim(plugin: InsidePlugin, linux: Host) -> None:
+    plugin.ask("allow", kinds=["vf"], max_vfs=3)
+    assert linux.fact(NEAR, "sriov_numvfs") == "0"
+    settings = {"class": [{"vlan": 7, "trust": True, "spoofCheck": False}], "claim": [{"mac": MAC}]}
+    (device,) = plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF, **settings)])["prepared"]["devices"]
+    assert device["functions"] == [FIRST_VF]
+    assert linux.fact(NEAR, "sriov_numvfs") == "3"
+    assert linux.fact(NEAR, "sriov_drivers_autoprobe") == "0"
+    assert linux.driver(FIRST_VF) == "vfio-pci"
+    assert linux.driver(SECOND_VF) == ""
+    assert linux.guest.check(f"stat -c %F {device['nodes'][0]}") == "character special file"
+    assert linux.settings(NEAR, 0) == {"mac": MAC, "vlan": 7, "trust": True, "spoofCheck": False}
+    assert linux.settings(NEAR, 1) == UNSET
+
+    plugin.ask("prepare", uid="b", devices=[vf(SECOND_VF)])
+    assert not any("sriov" in call for call in plugin.calls), "the second claim of a card finds it ready"
+    plugin.ask("unprepare", uid="a")
+    assert linux.settings(NEAR, 0) == UNSET, "the next owner gets nothing of the last one's"
+    assert linux.driver(FIRST_VF) == ""
+    assert linux.fact(NEAR, "sriov_numvfs") == "3"
+    assert linux.driver(SECOND_VF) == "vfio-pci"
+
+    plugin.ask("unprepare", uid="b")
+    assert linux.fact(NEAR, "sriov_numvfs") == "0"
+    assert linux.fact(NEAR, "sriov_drivers_autoprobe") == "1"
+
+
+def test_what_the_kernel_refuses_is_told_and_leaves_nothing(plugin: InsidePlugin, linux: Host) -> None:
+    with pytest.raises(Refused, match="maxTxRate") as refused:
+        plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF, claim=[{"mac": MAC, "maxTxRate": 4_000_000_000}])])
+    assert refused.value.code == "HostRefused"
+    assert any("set_vf" in call for call in refused.value.calls), "it was tried"
+
+
+def test_a_claim_cannot_set_what_only_admins_may(plugin: InsidePlugin) -> None:
+    with pytest.raises(Refused, match="a claim may not set trust") as refused:
+        plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF, claim=[{"trust": True}])])
+    assert refused.value.code == "ConfigForbidden"
+    assert host_changes(refused.value.calls) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "driver"),
+    [(FAR, "igb"), (sriov_host.NVME, "nvme"), (sriov_host.GPU, ""), (sriov_host.PLAIN_NIC, "virtio-pci")],
+    ids=["nic", "nvme", "gpu", "virtio-nic"],
+)
+def test_a_whole_card_goes_to_vfio_and_back_to_its_driver(
+    plugin: InsidePlugin, linux: Host, address: str, driver: str
+) -> None:
+    assert linux.driver(address) == driver
+    (device,) = plugin.ask("prepare", uid="a", devices=[whole(address)])["prepared"]["devices"]
+    assert device["functions"] == [address]
+    assert linux.driver(address) == "vfio-pci"
+    group = linux.guest.check(f"readlink /sys/bus/pci/devices/{address}/iommu_group").rpartition("/")[2]
+    assert device["nodes"] == [f"/dev/vfio/{group}"]
+    assert linux.guest.check(f"stat -c %F /dev/vfio/{group}") == "character special file"
+    assert plugin.ask("health", uid="a") == {named(address): "healthy"}
+    plugin.ask("unprepare", uid="a")
+    assert f"host.write bus/pci/devices/{address}/reset 1" in plugin.calls
+    assert linux.driver(address) == driver
+
+
+def test_what_the_admin_does_not_allow_is_not_touched(plugin: InsidePlugin) -> None:
+    for kinds, erase_policy, address, code in (
+        (["gpu", "vf"], False, FAR, "KindNotAllowed"),
+        (["vf", "nic"], False, sriov_host.GPU, "KindNotAllowed"),
+        (EVERYTHING, False, sriov_host.NVME, "ErasePolicyMissing"),
+    ):
+        plugin.ask("allow", kinds=kinds, erase_policy=erase_policy)
+        with pytest.raises(Refused) as refused:
+            plugin.ask("prepare", uid="a", devices=[whole(address)])
+        assert (refused.value.code, host_changes(refused.value.calls)) == (code, [])
+
+
+@pytest.fixture
+def uplink(linux: Host) -> Iterator[str]:
+    """A card by which the host reaches the world, for as long as a test goes on."""
+    name = linux.interface(NEAR)
+    linux.guest.check(f"{IP} link set {name} up && {IP} addr add 192.0.2.1/24 dev {name}")
+    linux.guest.check(f"{IP} route add default via 192.0.2.254 dev {name}")
+    yield NEAR
+    linux.guest.check(f"{IP} addr flush dev {name} && {IP} link set {name} down")
+
+
+@pytest.fixture
+def mounted(host: Machine, sriov: Image, tmp_path: Path) -> Iterator[str]:
+    """An NVMe card whose file system the host has mounted, for as long as a test goes on."""
+    disk = tmp_path / "disk"
+    sriov_image.make_disk(sriov.folder / "root", None, disk, "data", mebibytes=8, journal=False)
+    host.monitor.execute("blockdev-add", driver="file", node_name="data", filename=str(disk))
+    host.monitor.execute("device_add", driver="nvme", id="data", bus="hot1", serial="data", drive="data")
+    host.guest.until("mkdir -p /mnt/data && mount /dev/disk/by-label/data /mnt/data")
+    block = host.guest.check("readlink -f /dev/disk/by-label/data").rpartition("/")[2]
+    yield host.guest.check(f"readlink -f /sys/block/{block}/device/device").rpartition("/")[2]
+    host.guest.check("umount /mnt/data")
+    host.monitor.execute("device_del", id="data")
+    host.monitor.wait_for("DEVICE_DELETED", device="data", seconds=120)
+    host.monitor.execute("blockdev-del", node_name="data")
+
+
+def test_what_the_host_needs_itself_is_refused_in_every_way(
+    plugin: InsidePlugin, linux: Host, uplink: str, mounted: str
+) -> None:
+    offered = plugin.ask("offered")
+    for address, need in {uplink: "default route", CONSOLE: "boot VGA", mounted: "is mounted"}.items():
+        assert need in offered[named(address)], "published with the reason"
+        driver = linux.driver(address)
+        for devices in ([whole(address)], [whole(sriov_host.GPU), whole(address)]):
+            with pytest.raises(Refused, match=need) as refused:
+                plugin.ask("prepare", uid="a", devices=devices)
+            assert refused.value.code == "DeviceReserved"
+            assert refused.value.denied
+            assert [call for call in host_changes(refused.value.calls) if address in call] == []
+        assert linux.driver(address) == driver
+        plugin.ask("prepare", uid="a", devices=[{**whole(address), "admin": True}])
+        assert host_changes(plugin.calls) == [], "access for admins is to look, not to have"
+        plugin.ask("unprepare", uid="a")
+    # The card stays with the host when a VF of it goes.
+    plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF)])
+    assert "default" in linux.guest.check(f"{IP} route")
+    plugin.ask("unprepare", uid="a")
+    assert "default" in linux.guest.check(f"{IP} route")
+
+
+def test_the_disk_that_the_host_runs_from_is_no_device_at_all(plugin: InsidePlugin, linux: Host) -> None:
+    assert "/dev/vda on / " in linux.guest.check("mount")
+    address = linux.guest.check("readlink -f /sys/block/vda/device/..").rpartition("/")[2]
+    assert named(address) not in plugin.ask("offered")
+    with pytest.raises(Refused) as refused:
+        plugin.ask("prepare", uid="a", devices=[whole(address)])
+    assert (refused.value.code, host_changes(refused.value.calls)) == ("DeviceUnknown", [])
+
+
+SECOND_LEVEL = (
+    "qemu-system-x86_64 -S -machine q35 -m 64 -display none -nodefaults -no-user-config"
+    " -device vfio-pci,host={vf} -device vfio-pci,host={gpu},romfile="
+    " -qmp unix:/run/second.qmp,server=on,wait=off -pidfile /run/second.pid -daemonize"
+)
+
+
+def test_nothing_is_taken_from_a_machine_that_has_it_open(plugin: InsidePlugin, linux: Host) -> None:
+    gpu, guest = sriov_host.GPU, linux.guest
+    plugin.ask("prepare", uid="a", devices=[vf(FIRST_VF)])
+    # The GPU is somebody else's, whom devalloc knows nothing of.
+    guest.check(f"echo vfio-pci > /sys/bus/pci/devices/{gpu}/driver_override; echo {gpu} > /sys/bus/pci/drivers_probe")
+    guest.check(SECOND_LEVEL.format(vf=FIRST_VF, gpu=gpu), seconds=120)
+    try:
+        with pytest.raises(Refused, match=r"qemu-system-x86 [0-9]+ has") as refused:
+            plugin.ask("prepare", uid="b", devices=[whole(gpu)])
+        assert (refused.value.code, host_changes(refused.value.calls)) == ("DeviceInUse", [])
+        for _ in range(2):
+            with pytest.raises(Refused, match=r"is still open in qemu-system-x86 [0-9]+") as refused:
+                plugin.ask("unprepare", uid="a")
+            assert (refused.value.code, host_changes(refused.value.calls)) == ("DeviceInUse", [])
+            assert refused.value.retryable
+        assert linux.driver(FIRST_VF) == "vfio-pci"
+        assert linux.fact(NEAR, "sriov_numvfs") == "7"
+        with pytest.raises(Refused, match="is held by claim") as refused:
+            plugin.ask("prepare", uid="b", devices=[vf(FIRST_VF)])
+        assert refused.value.code == "DeviceInUse"
+    finally:
+        guest.check("kill $(cat /run/second.pid); while [ -e /run/second.pid ]; do sleep 0.1; done")
+        guest.check(
+            f"echo {gpu} > /sys/bus/pci/drivers/vfio-pci/unbind; echo > /sys/bus/pci/devices/{gpu}/driver_override"
+        )
+    plugin.ask("unprepare", uid="a")
+    assert linux.fact(NEAR, "sriov_numvfs") == "0"
+
+
+def test_a_part_of_a_cpu_is_given_by_the_second_version_of_cgroups(running: InsidePlugin, linux: Host) -> None:
+    limited = running.ask("limit_cpu", name="quarter", thousandths=250)
+    folder = limited["folder"]
+    assert (limited["version"], limited["limit"]) == (2, 250)
+    assert linux.guest.check(f"cat {folder}/cpu.max") == "25000 100000"
+    busy = f"echo $$ > {folder}/cgroup.procs; exec timeout 1 sh -c 'while :; do :; done'"
+    linux.guest.run(f"sh -c {json.dumps(busy)}".replace("$$", r"\$\$"))
+    statistics = dict(line.split() for line in linux.guest.check(f"cat {folder}/cpu.stat").splitlines())
+    assert int(statistics["nr_throttled"]) > 0, "it holds for who is in it"
+    assert running.ask("limit_cpu", name="quarter", thousandths=None)["limit"] is None
+    assert linux.guest.check(f"cat {folder}/cpu.max") == "max 100000"
+    linux.guest.check(f"rmdir {folder}")
