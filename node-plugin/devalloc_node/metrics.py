@@ -33,7 +33,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,8 @@ def served(metrics: Metrics, address: str) -> Iterator[str]:
     try:
         yield shown
     finally:
+        with suppress(OSError):  # wakes it up: by itself it looks every half second whether it is to end
+            server.socket.shutdown(socket.SHUT_RDWR)
         server.shutdown()
         thread.join()
         server.server_close()

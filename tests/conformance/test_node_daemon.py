@@ -144,3 +144,22 @@ def test_all_of_it_runs_in_one_process_and_ends_together(devalloc: Shell, root: 
     with closing(SQLiteStore(devalloc.store)) as store:
         pool = store.get("DevicePool", None, "node-a-0000-05-00")
     assert pool["metadata"]["generation"] == 1, "what is not allowed was never offered, not even while the plugin began"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("up", "--node", "--metrics=bogus"), "--metrics: 'bogus' is no address"),
+        (("up", "--node", "--resync=0s"), "more than 0"),
+        (("node", "--metrics=0.0.0.0:80"), "can be reached from elsewhere"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_begins(
+    devalloc: Shell, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    command = [sys.executable, "-m", "devalloc.cli", *words, "--sysfs-root", str(tmp_path)]
+    env = {**os.environ, "DEVALLOC_STORE": str(devalloc.store), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "serving" not in done.stdout + done.stderr

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from devalloc.cli import upnode
@@ -22,22 +17,3 @@ def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Sh
 
 def test_it_needs_the_inventory(devalloc: Shell) -> None:
     assert devalloc("up", "--node", "--no-inventory").code == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("up", "--node", "--metrics=bogus"), "--metrics: 'bogus' is no address"),
-        (("up", "--node", "--resync=0s"), "more than 0"),
-        (("node", "--metrics=0.0.0.0:80"), "can be reached from elsewhere"),
-    ],
-)
-def test_wrong_options_are_told_before_anything_begins(
-    devalloc: Shell, tmp_path: Path, words: tuple[str, ...], said: str
-) -> None:
-    command = [sys.executable, "-m", "devalloc.cli", *words, "--sysfs-root", str(tmp_path)]
-    env = {**os.environ, "DEVALLOC_STORE": str(devalloc.store), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert "serving" not in done.stdout + done.stderr
