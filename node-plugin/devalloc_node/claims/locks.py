@@ -14,6 +14,7 @@ from pathlib import Path
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.journal.folder import make_private
+from devalloc_node.lockfile import is_at
 
 _POLL_SECONDS = (0.001, 0.05)
 """The first and the longest pause between looks at a lock of another process."""
@@ -102,7 +103,7 @@ class Locks:
                 raise Failed("LockUnavailable", f"cannot lock {path}: {error.strerror}") from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(descriptor, path):
+                if is_at(descriptor, path):
                     return descriptor
             except BlockingIOError:
                 if deadline.passed:
@@ -114,16 +115,6 @@ class Locks:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the file is still the one of that name: its last holder may have removed it."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(descriptor)
-    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 def _hashed(name: str) -> str:

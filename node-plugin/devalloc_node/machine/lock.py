@@ -12,6 +12,7 @@ from pathlib import Path
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
+from devalloc_node.lockfile import is_at
 
 _POLL_SECONDS = 0.02
 
@@ -22,41 +23,65 @@ class MachineLocks:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._mutex = threading.Lock()
-        self._threads: dict[str, threading.RLock] = {}
-        self._depth: dict[str, int] = {}
+        self._threads: dict[str, tuple[threading.RLock, int]] = {}
+        """Of this process, with how many hold or wait for it."""
+        self._taken: set[str] = set()
+        """Those that a thread of this process has."""
 
     @contextmanager
     def held(self, name: str, deadline: Deadline) -> Iterator[None]:
         """Raises Failed (``MachineBusy``) at the deadline."""
-        with self._mutex:
-            lock = self._threads.setdefault(name, threading.RLock())
         busy = Failed("MachineBusy", f"another change of machine {name} is under way; try again")
-        if not lock.acquire(timeout=deadline.seconds):
-            raise busy
+        with self._mutex:
+            lock, count = self._threads.get(name, (threading.RLock(), 0))
+            self._threads[name] = (lock, count + 1)
         try:
-            if self._depth.get(name):
-                yield
-                return
-            fd = self._file(name, deadline, busy)
-            self._depth[name] = 1
+            if not lock.acquire(timeout=deadline.seconds):
+                raise busy
             try:
-                yield
+                with self._between_processes(name, deadline, busy):
+                    yield
             finally:
-                self._depth[name] = 0
-                os.close(fd)
+                lock.release()
         finally:
-            lock.release()
+            with self._mutex:
+                lock, count = self._threads.pop(name)
+                if count > 1:
+                    self._threads[name] = (lock, count - 1)
+
+    @contextmanager
+    def _between_processes(self, name: str, deadline: Deadline, busy: Failed) -> Iterator[None]:
+        if name in self._taken:
+            yield
+            return
+        fd = self._file(name, deadline, busy)
+        self._taken.add(name)
+        try:
+            yield
+        finally:
+            self._taken.discard(name)
+            # Removed while it is locked: who waits for it notices (below) and makes a new one.
+            self._path(name).unlink(missing_ok=True)
+            os.close(fd)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.lock"
 
     def _file(self, name: str, deadline: Deadline, busy: Failed) -> int:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # The file stays: its name has a hash of the machine's, and there are never many.
-        fd = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        path = self._path(name)
         while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return fd
+                if is_at(fd, path):
+                    return fd
             except BlockingIOError:
                 if deadline.passed:
                     os.close(fd)
                     raise busy from None
                 time.sleep(_POLL_SECONDS)
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)

@@ -18,14 +18,16 @@ _EXTERNAL_DATA = 1 << 2
 def resolved(path: str, folders: Sequence[Path], what: str) -> Path:
     """``path`` without its links, proven to lie below one of ``folders``; what it is is not looked at.
 
-    Raises Denied: ``PathNotAllowed``, ``PathMissing``.
+    Raises Denied: ``PathNotAllowed``, also for what does not exist outside them; ``PathMissing``.
     """
     if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/"):
         raise Denied("PathNotAllowed", f"{what} {path!r} must be an absolute path without '..'")
+    missing: OSError | None = None
     try:
         real = Path(os.path.realpath(path, strict=True))
     except OSError as error:
-        raise Denied("PathMissing", f"{what} {path}: {error.strerror}", retryable=True) from None
+        # Where it would be: one that may never be named is not to be waited for, nor told to be absent.
+        missing, real = error, Path(os.path.realpath(path))
     if not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders):
         allowed = ", ".join(map(str, folders)) or "none"
         where = f", which is {real}," if str(real) != path else ""
@@ -33,6 +35,8 @@ def resolved(path: str, folders: Sequence[Path], what: str) -> Path:
             "PathNotAllowed",
             f"{what} {path}{where} is not below a folder that machines of this node may use (these are: {allowed})",
         )
+    if missing is not None:
+        raise Denied("PathMissing", f"{what} {path}: {missing.strerror}", retryable=True)
     return real
 
 
