@@ -20,7 +20,11 @@ from tests.support.images import Image
 CARDS = ("0000:41:00.0", "0000:81:00.0")
 """The physical functions of the network cards, near node 0 and near node 1."""
 NVME, GPU, PLAIN_NIC = "0000:42:00.0", "0000:82:00.0", "0000:83:00.0"
-APPEND = "console=ttyS0 quiet intel_iommu=on net.ifnames=0 tsc=reliable lpj=4000000 mitigations=off nokaslr audit=0"
+APPEND = (
+    "console=ttyS0 quiet intel_iommu=on net.ifnames=0 tsc=reliable lpj=4000000 mitigations=off nokaslr audit=0"
+    # On a busy machine no tick comes while the kernel looks whether any do, and it panics.
+    " no_timer_check"
+)
 PACKAGES = ("devalloc", "solver/devalloc_solver", "node-plugin/devalloc_node", "tests/machine/inside")
 REPOSITORY = Path(__file__).parents[2]
 

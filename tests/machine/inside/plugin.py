@@ -77,10 +77,18 @@ class Gated:
             return found
 
         def change(*arguments: Any, **named: Any) -> Any:
-            told = " ".join(str(argument).strip()[-60:] for argument in arguments[:2])
-            return self._gate(f"{self._name}.{name} {told}", lambda: found(*arguments, **named))
+            told = " ".join([f"{self._name}.{name}", *filter(None, map(_told, arguments[:3]))])
+            return self._gate(told, lambda: found(*arguments, **named))
 
         return change
+
+
+def _told(argument: Any) -> str:
+    """An argument in few words, the same in each run: numbers of steps in the journal go on counting."""
+    if isinstance(argument, str | ClaimRef):
+        return str(argument).strip()
+    begun = argument if isinstance(argument, list | tuple) else ()
+    return ", ".join(f"{each[2].kind} of {each[2].target}" for each in begun if isinstance(each, tuple))
 
 
 class Given:
