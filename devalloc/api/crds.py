@@ -124,6 +124,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "CpuBounds": (
         *_BOUNDS,
+        Rule(f"{_amount('min')}.compareTo(quantity('10m')) >= 0", "min must be at least 10m", ".min"),
         Rule(f"{_amount('max')}.compareTo(quantity('1024')) <= 0", "max must not be above 1024", ".max"),
     ),
     "MemoryBounds": (

@@ -33,6 +33,8 @@ SLOT_BLOCK = 128 * MIB
 MAX_SLOTS = 255
 """DIMM slots of a machine."""
 MAX_CPUS = 1024
+MIN_CPU = NANO // 100
+"""The least share of a CPU, in nano: a kernel bounds CPU time in no steps below a millisecond of its 100."""
 MAX_CLAIMS = 32
 MAX_PCI_SLOTS = 64
 SPARE_PCI_SLOTS = 4
@@ -122,7 +124,7 @@ class CpuBounds(ApiModel):
     """CPUs of a machine: the guest sees whole ones, and gets the time of ``use``; fractions such as 500m are fine."""
 
     min: PositiveAmount
-    """What it never has less of."""
+    """What it never has less of, at least 10m."""
     max: PositiveAmount
     """What it never has more of. The machine is started with room for as many CPUs, rounded up."""
     use: PositiveAmount | None = None
@@ -131,6 +133,8 @@ class CpuBounds(ApiModel):
     @model_validator(mode="after")
     def _ordered(self) -> CpuBounds:
         faults = _bounds(self.min, self.max, self.use)
+        if self.min.nano < MIN_CPU:
+            faults.append((("min",), f"must be at least 10m, the least that a host can bound, and is {self.min}"))
         if self.max.nano > MAX_CPUS * NANO:
             faults.append((("max",), f"must not be above {MAX_CPUS}, and is {self.max}"))
         refuse(faults, RELATED)

@@ -119,6 +119,7 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("VfConfig", "spec.linkState", "up", "Unsupported value"),
     ("VgpuConfig", "spec.profile", None, "spec.profile: Required"),
     ("VirtualMachine", "spec.cpu.use", "4001m", "use must be between min and max"),
+    ("VirtualMachine", "spec.cpu.min", "9m", "min must be at least 10m"),
     ("VirtualMachine", "spec.cpu.max", 1025, "max must not be above 1024"),
     ("VirtualMachine", "spec.memory.use", "768Mi", "use must be min and a multiple of slotSize more"),
     ("VirtualMachine", "spec.memory.min", "513M", "min must be a multiple of 2Mi"),

@@ -124,6 +124,18 @@ def test_what_a_machine_may_not_name_is_refused_and_nothing_is_left(
             assert not settings.run.exists()
 
 
+@pytest.mark.parametrize("memory", [{"min": "32Ti", "max": "32Ti"}, {"min": "512Mi", "max": "8192Ti"}])
+def test_more_memory_than_there_can_be_is_refused_before_qemu_is_asked(micro: Image, memory: dict[str, str]) -> None:
+    with short_folder() as place:
+        settings = config(micro, place)
+        with ended(settings), plugin(settings) as machines:
+            with pytest.raises(Denied) as denied:
+                machines.start(virtual_machine("m", micro, memory=memory), soon())
+            assert (denied.value.code, denied.value.retryable) == ("MachineTooLarge", False)
+            assert machines.list() == []
+            assert not settings.run.exists()
+
+
 def test_why_qemu_did_not_start_is_told_in_its_own_words_and_nothing_is_left(micro: Image) -> None:
     with short_folder() as place:
         settings = config(micro, place)
@@ -131,6 +143,7 @@ def test_why_qemu_did_not_start_is_told_in_its_own_words_and_nothing_is_left(mic
             with pytest.raises(Failed, match="CPUs") as failed:
                 machines.start(virtual_machine("m", micro, cpu={"min": "1", "max": "1000"}), soon())
             assert failed.value.code == "MachineDidNotStart"
+            assert not failed.value.retryable, "this QEMU will never have as many"
             seen = machines.get(KEY)
             assert seen is not None
             assert (seen.phase, seen.reason, seen.pid) == ("Failed", "MachineDidNotStart", 0)

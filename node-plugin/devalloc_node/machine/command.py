@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from devalloc_node.errors import Denied
+from devalloc_node.machine import cgroup
 from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, whole_cpus
 
 BLOCK = 2 * MIB
@@ -86,6 +87,8 @@ def check(spec: MachineSpec) -> None:
     for what, bounds in (("cpu", spec.cpus), ("memory", spec.memory)):
         if not 0 < bounds.least <= bounds.use <= bounds.most:
             raise invalid(f"{what} must have 0 < min <= use <= max, not {bounds.least}, {bounds.use}, {bounds.most}")
+    if spec.cpus.least < cgroup.LEAST:
+        raise invalid(f"its cpu must have a min of at least {cgroup.LEAST}m, not {spec.cpus.least}m")
     if any(amount % BLOCK for amount in (spec.memory.least, spec.memory.use, spec.memory.most)):
         raise invalid("its memory must be multiples of 2Mi")
     if spec.dimm_bytes is not None and (spec.dimm_bytes <= 0 or spec.hot_memory % spec.dimm_bytes):

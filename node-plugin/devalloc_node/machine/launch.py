@@ -19,7 +19,7 @@ from typing import Literal
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import cgroup, paths, spawn
+from devalloc_node.machine import cgroup, paths, room, spawn
 from devalloc_node.machine.command import Start, command, disk_fd, tap_fd
 from devalloc_node.machine.config import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.monitor import Monitor
@@ -54,6 +54,7 @@ def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
 def check(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
     """Whether it can be started, before anything of it is. Raises Denied."""
     _resolved(spec, config, given)
+    room.check(spec, given.accel)
 
 
 def launch(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
@@ -157,7 +158,8 @@ def life(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Proces
 def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, deadline: Deadline) -> None:
     """Wait until QEMU of a machine that was just started answers.
 
-    Raises Failed (``MachineDidNotStart``) with QEMU's last words where it ended; Unknown where it does not answer.
+    Raises Failed (``MachineDidNotStart``) with QEMU's last words where it ended, not retryable where they say that no
+    such machine can be; Unknown where it does not answer.
     """
     while True:
         try:
@@ -165,9 +167,11 @@ def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, de
             return
         except NodeError as error:
             if life(spec.id, config) is None:
+                words = last_words(config, spec.id) or "QEMU ended without a word"
                 raise Failed(
                     "MachineDidNotStart",
-                    f"machine {spec.key} did not start: {last_words(config, spec.id) or 'QEMU ended without a word'}",
+                    f"machine {spec.key} did not start: {words}",
+                    retryable=not room.never(words),
                 ) from None
             if isinstance(error, Denied) or deadline.passed:
                 raise

@@ -99,6 +99,8 @@ MACHINE: list[tuple[str, Any, str, str]] = [
     ("spec.cpu.min", -1, "spec.cpu.min", "more than zero"),
     ("spec.cpu.min", 2, "spec.cpu.use", "below min (2)"),
     ("spec.cpu.use", "4001m", "spec.cpu.use", "above max (4)"),
+    ("spec.cpu.min", "9m", "spec.cpu.min", "at least 10m"),
+    ("spec.cpu", {"min": "9.99m", "max": "10m"}, "spec.cpu.min", "at least 10m"),
     ("spec.cpu", {"min": 2, "max": 1}, "spec.cpu.max", "below min (2)"),
     ("spec.cpu.max", 1025, "spec.cpu.max", "above 1024"),
     ("spec.cpu.most", 4, "spec.cpu.most", "known here: min, max, use"),

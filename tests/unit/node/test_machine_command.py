@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from devalloc_node.errors import Denied
-from devalloc_node.machine import paths
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine import launch, paths, room
 from devalloc_node.machine.command import Start, command
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.launch import Launch, check, memlock_needed, spawn_words
@@ -291,3 +292,62 @@ def test_what_a_start_needs_is_checked_before_anything_is_made(images: Path, tmp
         check(replace(spec, nics=(Nic(interface="no-such-tap"),)), config, given)
     assert denied.value.code == "TapMissing"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "secret"]
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """Of a host with 8 GiB, 2 GiB of swap and 39 address bits."""
+    (tmp_path / "meminfo").write_text("MemTotal:        8388608 kB\nMemFree:  1 kB\nSwapTotal:       2097152 kB\n")
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\naddress sizes\t: 39 bits physical, 48 bits virtual\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "accel", "words"),
+    [
+        (10 * GIB, 10 * GIB, "kvm", None),
+        (10 * GIB + 2 * MIB, 20 * GIB, "kvm", "has 10240Mi with its swap; lower memory.min"),
+        (GIB, 511 * GIB, "kvm", None),
+        (GIB, 512 * GIB, "kvm", "less than 524288Mi; lower memory.max"),
+        (GIB, 1023 * GIB, "tcg", None),
+        (GIB, 64 << 40, "tcg", "less than 1048576Mi; lower memory.max"),
+    ],
+)
+def test_a_machine_that_this_host_can_never_have_is_refused_for_good(
+    proc: Path, least: int, most: int, accel: Any, words: str | None
+) -> None:
+    spec = replace(SPEC, memory=Bounds(least, most, least))
+    if words is None:
+        room.check(spec, accel, proc)
+        return
+    with pytest.raises(Denied, match=words) as denied:
+        room.check(spec, accel, proc)
+    assert (denied.value.code, denied.value.retryable) == ("MachineTooLarge", False)
+
+
+def test_a_host_that_does_not_say_how_large_it_is_bounds_nothing(tmp_path: Path) -> None:
+    room.check(replace(SPEC, memory=Bounds(1 << 50, 1 << 50, 1 << 50)), "kvm", tmp_path)
+
+
+class Gone:
+    """The monitor of a QEMU that has ended."""
+
+    def execute(self, *_: Any, **__: Any) -> Any:
+        raise Failed("MonitorUnreachable", "nobody listens")
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        ("Invalid SMP CPUs 300. The max CPUs supported by machine 'pc-q35-7.2' is 288", False),
+        ("Address space limit 0xffffffffff < 0x41083fffffff phys-bits too low (40)", False),
+        ("cannot set up guest memory 'ram0': Cannot allocate memory", True),
+    ],
+)
+def test_what_qemu_will_never_have_is_not_to_be_tried_again(tmp_path: Path, words: str, again: bool) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config.folder(SPEC.id).mkdir(parents=True)
+    (config.folder(SPEC.id) / "qemu.log").write_text(f"qemu-system-x86_64: {words}\n")
+    with pytest.raises(Failed, match="did not start: qemu-system") as failed:
+        launch.await_monitor(SPEC, config, Gone(), Deadline.after(5))  # type: ignore[arg-type]
+    assert (failed.value.code, failed.value.retryable) == ("MachineDidNotStart", again)

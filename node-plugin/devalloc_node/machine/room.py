@@ -1,0 +1,56 @@
+"""Whether this host, or its QEMU, can ever have a machine so large: told before it is started where it can be."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from devalloc_node.errors import Denied
+from devalloc_node.machine.spec import MIB, MachineSpec
+
+EMULATED_BITS = 40
+"""Bits of an address of memory in an emulated CPU (QEMU's TCG)."""
+_PHYSICAL = re.compile(r"^address sizes\s*: (\d+) bits physical", re.MULTILINE)
+_AMOUNT = re.compile(r"^(?:MemTotal|SwapTotal):\s*(\d+) kB$", re.MULTILINE)
+_FOR_GOOD = ("Invalid SMP CPUs", "phys-bits too low", "maximum memory size")
+"""What QEMU says of a machine that it will never have, whenever it is asked."""
+
+
+def check(spec: MachineSpec, accel: Literal["kvm", "tcg"], proc: Path = Path("/proc")) -> None:
+    """Raises Denied (``MachineTooLarge``). What cannot be read bounds nothing: QEMU says it then, though later."""
+    if (whole := _bytes_of_host(proc)) is not None and spec.memory.least > whole:
+        raise Denied(
+            "MachineTooLarge",
+            f"machine {spec.key} is to have at least {spec.memory.least // MIB}Mi of memory, and this host has "
+            f"{whole // MIB}Mi with its swap; lower memory.min",
+        )
+    bits = EMULATED_BITS if accel == "tcg" else _address_bits(proc)
+    # QEMU would take half a minute for the tables of so much memory before it looks whether it can be addressed.
+    if bits is not None and spec.memory.most >= 1 << bits:
+        raise Denied(
+            "MachineTooLarge",
+            f"machine {spec.key} is to have room for {spec.memory.most // MIB}Mi of memory, and its CPUs, run with "
+            f"{accel}, address less than {(1 << bits) // MIB}Mi; lower memory.max",
+        )
+
+
+def never(words: str) -> bool:
+    """Whether QEMU, by its last words, will never have such a machine."""
+    return any(each in words for each in _FOR_GOOD)
+
+
+def _bytes_of_host(proc: Path) -> int | None:
+    try:
+        found = _AMOUNT.findall((proc / "meminfo").read_text())
+    except OSError:
+        return None
+    return sum(map(int, found)) * 1024 if found else None
+
+
+def _address_bits(proc: Path) -> int | None:
+    try:
+        found = _PHYSICAL.search((proc / "cpuinfo").read_text())
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
