@@ -12,16 +12,27 @@ import sqlite3
 from pathlib import Path
 
 from devalloc.store.copies import copy_out, put_back
-from devalloc.store.errors import Held
-from devalloc_node.journal.folder import make_private
+from devalloc.store.errors import Damaged, Held
+from devalloc_node.journal.folder import lost_log, make_private, open_lock
 from devalloc_node.journal.schema import SCHEMA
-from devalloc_node.journal.sqlite import FILE, problems
+from devalloc_node.journal.sense import problems
+from devalloc_node.journal.sqlite import FILE
 
 
 def backup(folder: Path, path: Path) -> bool:
-    """Copy the journal in a state folder to ``path`` (0600); False where there is none. Raises StoreError."""
+    """Copy the journal in a state folder to ``path`` (0600); False where there is none.
+
+    Raises Damaged where part of its log is lost, which is then left as it is, and other StoreErrors.
+    """
     if not (folder / FILE).exists():
         return False
+    lock = open_lock(folder)
+    try:
+        lost = lost_log(folder / FILE, lock)
+    finally:
+        os.close(lock)
+    if lost is not None:
+        raise Damaged(f"the journal {folder / FILE} is damaged ({lost}). {SCHEMA.damaged}")
     copy_out(folder / FILE, path, SCHEMA, _checked)
     return True
 
@@ -32,7 +43,7 @@ def restore(copy: Path, folder: Path) -> Path | None:
     Raises Held while a node plugin has the journal open, and StoreError.
     """
     make_private(folder)
-    lock = os.open(folder / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    lock = open_lock(folder)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

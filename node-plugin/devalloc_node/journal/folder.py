@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from datetime import datetime
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from devalloc.store.errors import Unavailable, Unusable
 from devalloc.store.paths import FILES
+from devalloc_node.journal import log
 
 _DAMAGED = ".damaged-"
 
@@ -26,6 +28,31 @@ def make_private(folder: Path) -> None:
             folder.chmod(0o700)
     except OSError as error:
         raise Unavailable(f"cannot make the state folder {folder}: {error.strerror}") from error
+
+
+def open_lock(folder: Path) -> int:
+    """A descriptor of the file whose lock each process has (shared) that has the journal open."""
+    return os.open(folder / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def lost_log(path: Path, lock: int) -> str | None:
+    """What is missing of the log of a journal that nobody has open, for people; None for nothing.
+
+    Where somebody has it open, they looked before they opened it. Leaves the lock exclusive or shared. Raises
+    Unavailable.
+    """
+    for _ in range(2):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Somebody who has it alone may only be looking: wait, and look again.
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            continue
+        try:
+            return log.damage(path)
+        except OSError as error:
+            raise Unavailable(f"cannot read the journal {path}: {error.strerror}") from error
+    return None
 
 
 def moved_aside(path: Path) -> list[Path]:

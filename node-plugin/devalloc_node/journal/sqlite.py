@@ -16,9 +16,10 @@ from devalloc.store.database import explained, open_database, transaction
 from devalloc.store.errors import Damaged, StoreError, Unusable
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
-from devalloc_node.journal.folder import make_private, move_aside, moved_aside
+from devalloc_node.journal.folder import lost_log, make_private, move_aside, moved_aside, open_lock
 from devalloc_node.journal.records import USE, WITHHELD, ClaimRecord, ClaimState, Holding, StepRecord, Taken, Withheld
 from devalloc_node.journal.schema import SCHEMA
+from devalloc_node.journal.sense import CLAIM, STEP, problems
 from devalloc_node.step import Step, Value
 
 FILE = "journal.db"
@@ -27,9 +28,9 @@ QUARANTINED = "quarantined"
 BOOT = "boot"
 """A setting: the boot id of the host as of the last start."""
 
-_CLAIM = "uid, namespace, name, kind, state, granted, prepared, created, changed"
+_LOG_PAGES = 100
+"""After how many pages the log is written to the database."""
 _HELD = "SELECT key, uid, device FROM holdings UNION ALL SELECT key, '', device FROM withheld"
-_STEP = "id, owner, device, kind, target, was, becomes, state, problem"
 
 
 def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SQLiteJournal:
@@ -41,8 +42,11 @@ def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.
     """
     make_private(folder)
     path = folder / FILE
-    lock = os.open(folder / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    lock = open_lock(folder)
     try:
+        # Before SQLite sees it: it would shorten a damaged log for good.
+        if lost_log(path, lock) is not None:
+            move_aside(path, clock())
         fcntl.flock(lock, fcntl.LOCK_SH)
         try:
             return _aware(SQLiteJournal(path, lock, clock))
@@ -55,12 +59,12 @@ def open_journal(folder: Path, clock: Callable[[], datetime] = lambda: datetime.
                 ) from error
         # Another process may have begun a new one while we waited.
         try:
-            journal = SQLiteJournal(path, lock, clock)
+            SQLiteJournal(path, -1, clock).close()
         except Damaged:
             move_aside(path, clock())
-            journal = SQLiteJournal(path, lock, clock)
+        # Nothing is open meanwhile: the lock is free for a moment, and who gets it reads the files (`lost_log`).
         fcntl.flock(lock, fcntl.LOCK_SH)
-        return _aware(journal)
+        return _aware(SQLiteJournal(path, lock, clock))
     except BaseException:
         os.close(lock)
         raise
@@ -87,6 +91,9 @@ class SQLiteJournal:
         try:
             with explained(path, SCHEMA):
                 self._check()
+                # What is in the database itself does not depend on the log. Where others read, theirs goes on.
+                self._connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._file = _identity(path)
         except BaseException:
             self._connection.close()
@@ -104,12 +111,12 @@ class SQLiteJournal:
 
     def claim(self, uid: str) -> ClaimRecord | None:
         with self._transaction(write=False) as sql:
-            row = sql.execute(f"SELECT {_CLAIM} FROM claims WHERE uid = ?", (uid,)).fetchone()
+            row = sql.execute(f"SELECT {CLAIM} FROM claims WHERE uid = ?", (uid,)).fetchone()
         return None if row is None else _claim(row)
 
     def claims(self) -> Sequence[ClaimRecord]:
         with self._transaction(write=False) as sql:
-            rows = sql.execute(f"SELECT {_CLAIM} FROM claims ORDER BY created, uid").fetchall()
+            rows = sql.execute(f"SELECT {CLAIM} FROM claims ORDER BY created, uid").fetchall()
         return [_claim(row) for row in rows]
 
     def held(self) -> Mapping[str, Holding]:
@@ -119,7 +126,7 @@ class SQLiteJournal:
 
     def steps(self, owner: str) -> Sequence[StepRecord]:
         with self._transaction(write=False) as sql:
-            rows = sql.execute(f"SELECT {_STEP} FROM steps WHERE owner = ? ORDER BY id", (owner,)).fetchall()
+            rows = sql.execute(f"SELECT {STEP} FROM steps WHERE owner = ? ORDER BY id", (owner,)).fetchall()
         return [_step(row) for row in rows]
 
     def shared(self) -> Sequence[str]:
@@ -129,7 +136,7 @@ class SQLiteJournal:
 
     def users(self, name: str) -> Sequence[StepRecord]:
         with self._transaction(write=False) as sql:
-            query = f"SELECT {_STEP} FROM steps WHERE target = ? AND kind = ? ORDER BY id"
+            query = f"SELECT {STEP} FROM steps WHERE target = ? AND kind = ? ORDER BY id"
             rows = sql.execute(query, (name, USE)).fetchall()
         return [_step(row) for row in rows]
 
@@ -248,7 +255,7 @@ class SQLiteJournal:
             sql.execute(f"DELETE FROM steps WHERE owner LIKE '%/%' OR kind NOT IN ({marks})", tuple(sorted(lasting)))
             sql.execute("DELETE FROM holdings")
             sql.execute("UPDATE claims SET state = ?, changed = ?", (ClaimState.UNPREPARING, self._now()))
-            rows = sql.execute(f"SELECT {_CLAIM} FROM claims ORDER BY created, uid").fetchall()
+            rows = sql.execute(f"SELECT {CLAIM} FROM claims ORDER BY created, uid").fetchall()
         return [_claim(row) for row in rows]
 
     def put(self, room: str, name: str, content: Mapping[str, Value]) -> None:
@@ -325,45 +332,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-def problems(sql: sqlite3.Connection) -> list[str]:
-    """Tables that are not there, rows that cannot be read or speak of claims that are not there."""
-    try:
-        for columns, table in (
-            (_CLAIM, "claims"),
-            (_STEP, "steps"),
-            ("key, uid, device", "holdings"),
-            ("key, device, reason, since", "withheld"),
-            ("name, value", "settings"),
-        ):
-            sql.execute(f"SELECT {columns} FROM {table} LIMIT 0")
-        return _senseless(sql)
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-            raise
-        return [str(error)]
-
-
-def _senseless(sql: sqlite3.Connection) -> list[str]:
-    found = []
-    columns = (("claims", "uid", "granted"), ("claims", "uid", "coalesce(prepared, '{}')"), ("steps", "id", "was"))
-    for table, key, column in (*columns, ("steps", "id", "becomes"), ("records", "room || '/' || name", "content")):
-        for name, text in sql.execute(f"SELECT {key}, {column} FROM {table}"):
-            try:
-                value = json.loads(text)
-            except (ValueError, TypeError):
-                found.append(f"{table} {name}: {column} is not JSON")
-                continue
-            if table != "steps" and not isinstance(value, dict):
-                found.append(f"{table} {name}: {column} is not an object")
-    for what, query in (
-        ("a holding of", "SELECT uid FROM holdings WHERE uid NOT IN (SELECT uid FROM claims)"),
-        ("a step of", "SELECT owner FROM steps WHERE owner NOT LIKE '%/%' AND owner NOT IN (SELECT uid FROM claims)"),
-        ("no answer of the prepared", "SELECT uid FROM claims WHERE state = 'prepared' AND prepared IS NULL"),
-    ):
-        found += [f"{what} claim {uid}, which is unknown" for (uid,) in sql.execute(query)]
-    return found
 
 
 def _refuse_steps(sql: sqlite3.Connection, owner: str) -> None:
