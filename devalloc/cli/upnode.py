@@ -98,7 +98,10 @@ class UpNode:
                 ended.__cause__ = error
                 self._failed(ended)
             else:
-                self._say(f"no node plugin: {error}")
+                self._say(
+                    f"WARNING: the node plugin does not run, so that devices are allocated and not bound and no "
+                    f"machine is started; correct this and start `devalloc up` again: {error}"
+                )
                 self._rescan()
 
     def _serve(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from devalloc.cli import upnode
+from devalloc_node.errors import Denied
 from tests.support.shell import Shell
 
 
@@ -17,3 +20,24 @@ def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Sh
 
 def test_it_needs_the_inventory(devalloc: Shell) -> None:
     assert devalloc("up", "--node", "--no-inventory").code == 2
+
+
+def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The loops go on and claims look allocated: what is missing, and why, must stand out."""
+
+    def taken(_: upnode.UpNode) -> None:
+        raise Denied("SocketInUse", "another process serves /run/devalloc/node.sock; stop it")
+
+    monkeypatch.setattr(upnode.UpNode, "_serve", taken)
+    said: list[str] = []
+    ended: list[BaseException] = []
+    plugin = upnode.UpNode(tmp_path, tmp_path, {}, rescan=lambda: None, say=said.append, failed=ended.append)
+    plugin.first_look()
+    plugin.stop()
+    (line,) = said
+    assert line.startswith("WARNING: the node plugin does not run")
+    assert "allocated and not bound" in line
+    assert "another process serves /run/devalloc/node.sock" in line
+    assert ended == [], "the loops go on"
