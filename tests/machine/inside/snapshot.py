@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def snapshot() -> dict[str, object]:
     for device in sorted(DEVICES.iterdir()):
         facts = {name: (device / name).read_text().strip() for name in FILES if (device / name).exists()}
         for link in ("driver", "iommu_group"):
-            facts[link] = (device / link).resolve().name if (device / link).exists() else ""
+            facts[link] = os.readlink(device / link).rpartition("/")[2] if (device / link).is_symlink() else ""
         found[device.name] = facts
     links = json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True).stdout)
     interfaces = {link["ifname"]: [link.get("address"), link.get("vfinfo_list", [])] for link in links}

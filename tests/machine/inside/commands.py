@@ -1,0 +1,92 @@
+"""Run in a test host: runs command lines of devalloc, each in a process of its own that is forked from this one.
+
+A start of Python with all that devalloc loads costs seconds of a CPU that is emulated; a fork costs nothing. A command
+line is a file ``NAME.run`` in the folder that is given (a first word other than ``devalloc`` is a script of Python).
+What it says comes into ``NAME.out``, as it says it; its exit status into ``NAME.rc`` when it has ended. ``ready``
+appears in the folder when the first can come.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+_VERBS = ("up", "apply", "delete", "discover", "get", "release", "vm", "wait")
+LOADED = (
+    *("devalloc.cli.main", *(f"devalloc.cli.{verb}" for verb in _VERBS)),
+    *("devalloc.cli.documents", "devalloc.cli.inventory", "devalloc.cli.machinespecs", "devalloc.cli.nodeoptions"),
+    *("devalloc.cli.nodesocket", "devalloc.cli.nodesources", "devalloc.cli.storage", "devalloc.cli.upnode"),
+    *("devalloc.api.manifests", "devalloc.controller.up", "devalloc.store.sqlite", "devalloc_solver.cel"),
+    *("devalloc_node.daemon", "devalloc_node.host.linux", "devalloc_node.pb.node_pb2_grpc", "pyroute2", "pyudev"),
+)
+
+
+def main(folder: Path) -> None:
+    for name in LOADED:
+        importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(folder))
+    (folder / "ready").touch()
+    while True:
+        for asked in sorted(folder.glob("*.run")):
+            line = asked.read_text()
+            asked.unlink()
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            child = os.fork()
+            if not child:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+                _run(line, folder / f"{asked.stem}.out")
+            RUNNING[child] = asked.stem
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        time.sleep(0.1)
+
+
+RUNNING: dict[int, str] = {}
+"""Names of command lines by the process."""
+
+
+def _reap(folder: Path) -> None:
+    while RUNNING:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
+            return
+        done = folder / f"{RUNNING.pop(child)}.rc"
+        done.with_suffix(".tmp").write_text(str(os.waitstatus_to_exitcode(status)))
+        done.with_suffix(".tmp").rename(done)
+
+
+def _run(line: str, output: Path) -> None:
+    """In the child: become the command. Does not return."""
+    os.setsid()
+    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(written, stream)
+    program, *sys.argv[1:] = shlex.split(line)
+    sys.argv[0] = program
+    status: object = 1
+    try:
+        if program == "devalloc":
+            from devalloc.cli.main import main as command
+
+            command()
+        else:
+            runpy.run_path(program, run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = 0 if end.code is None else end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else 1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
