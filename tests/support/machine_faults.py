@@ -59,6 +59,8 @@ ASKING = ("query-", "qom-list", "qom-get", "qmp_")
 OF_MACHINES = ("qmp.", "spawn.", "cgroup.", "host.own", "journal.put", "journal.drop")
 """How calls begin that only machines make."""
 FULL = "max 100000"
+PATIENCE = 30.0
+"""Seconds that a request gets: more than it ever needs."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +352,8 @@ class MachineFaults(Faults):
 
 
 def soon() -> Deadline:
-    return Deadline.after(30.0)
+    """When a request must have ended."""
+    return Deadline.after(PATIENCE)
 
 
 def _ended() -> None:
