@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 def timeout_option(function: Any) -> Any:
     """--timeout: passed as ``timeout: float`` in seconds."""
-    return click.option(
-        "--timeout", type=duration, default="40s", metavar="DURATION", help="How long to wait for the answer."
-    )(function)
+    what = "How long to wait for the answer, at most 10m."
+    return click.option("--timeout", type=duration, default="40s", metavar="DURATION", help=what)(function)
 
 
 def force_option(function: Any) -> Any:

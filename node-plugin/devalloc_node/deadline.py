@@ -25,6 +25,10 @@ class Deadline:
     def passed(self) -> bool:
         return time.monotonic() >= self.at
 
+    def before(self, seconds: float) -> Deadline:
+        """This deadline less so many seconds, for what comes after the work; a quarter of what is left at most."""
+        return Deadline(self.at - min(seconds, self.seconds / 4))
+
     def capped(self, seconds: float) -> Deadline:
         """This deadline, or one in so many seconds where that is sooner."""
         return Deadline(min(self.at, time.monotonic() + seconds))

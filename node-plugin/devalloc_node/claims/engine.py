@@ -79,7 +79,7 @@ class Claims:
         ``kind``: of claim; not needed where there is one. ``caller``: who asks, for the audit log. Raises NodeError:
         then nothing is left of it on the host, or the message says what, and a later call tries to undo that first.
         """
-        due = self._due(deadline)
+        due = self._due(deadline).before(self.options.undo_seconds)
         check_ref(ref)
         grants = self._grants_of(kind)
         with self._locked(ref.uid, due):
@@ -136,7 +136,7 @@ class Claims:
         ``device``: ``pool/device``. The step that is there already is success. Raises NodeError; the step is undone
         then, or kept and undone by a later call.
         """
-        due = self._due(deadline)
+        due = self._due(deadline).before(self.options.undo_seconds)
         check_ref(ref)
         with self._locked(ref.uid, due):
             record = self.journal.claim(ref.uid)
@@ -366,11 +366,10 @@ class Claims:
         return prepared_of(ref, answer)
 
     def _due(self, deadline: Deadline | None) -> Deadline:
-        seconds = self.options.prepare_seconds
-        return Deadline.after(seconds) if deadline is None else deadline.capped(seconds)
+        return Deadline.after(self.options.prepare_seconds) if deadline is None else deadline
 
     def _locked(self, uid: str, due: Deadline) -> Any:
-        return self.locks.claim(uid, due.capped(self.options.lock_seconds))
+        return self.locks.claim(uid, due.capped(due.seconds / 2))  # the other half is for the work
 
     def _grants_of(self, kind: str | None) -> Grants:
         if kind is None and len(self.grants) == 1:

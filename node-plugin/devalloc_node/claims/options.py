@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Times are in seconds. The kubelet waits 45 s for a call: prepare and undo together stay below that (T9)."""
+    """Times are in seconds."""
 
-    prepare_seconds: float = 32.0
-    """The most that preparing or unpreparing takes, whatever the caller would wait."""
+    prepare_seconds: float = 40.0
+    """What preparing or unpreparing gets whose caller does not say by when it wants an answer."""
     undo_seconds: float = 10.0
-    """What undoing gets when preparing failed, also where that used up all of its time."""
-    lock_seconds: float = 20.0
-    """How long another request for the same claim is waited for."""
+    """What undoing gets when preparing failed: of the caller's time, a quarter of it at most, and beyond it where that
+    is all used up."""
     grace_seconds: float = 300.0
     """How long a claim is seen to be gone before reconcile unprepares it."""
     removals: int = 5

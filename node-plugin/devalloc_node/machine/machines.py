@@ -346,6 +346,7 @@ class Machines:
     def _end(self, record: MachineRecord, process: Process, seconds: float, force: bool, deadline: Deadline) -> None:
         never_ran = record.state == "starting"
         with self.line(record) as monitor:
+            seconds = min(seconds, deadline.seconds)
             if not never_ran and not launch.power_down(monitor, process, seconds, deadline) and not force:
                 raise Denied(
                     "GuestRefused",

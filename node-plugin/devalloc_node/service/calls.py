@@ -23,9 +23,14 @@ from devalloc_node.service.watching import TooManyWatchers
 log = logging.getLogger(__name__)
 
 CALL_SECONDS = 40.0
-"""The longest that a call waits, whatever its caller would."""
-_MARGIN_SECONDS = 0.5
-"""Between the work's deadline and the caller's: for the answer to get there."""
+"""How long a call waits whose caller does not say how long."""
+MOST_SECONDS = 600.0
+"""The longest that a call waits, whatever its caller would: it keeps others from what it works on."""
+_MARGIN_SECONDS = (0.5, 3.0)
+"""Between the work's deadline and the caller's, for the answer to get there: a tenth of the time, within these. Of
+longer times one second is gRPC's, which tells them in whole seconds, rounded up."""
+_NEVER_SECONDS = 1e9
+"""What gRPC tells of a caller without a deadline is longer."""
 _SEVERITY = (pb.Result.DONE, pb.Result.DENIED, pb.Result.FAILED, pb.Result.UNKNOWN)
 _RESULTS = {
     pb.Result.DONE: "done",
@@ -69,8 +74,11 @@ def change(
 def due(context: grpc.ServicerContext, longer: float = 0.0) -> Deadline:
     """When the work must have ended."""
     left = context.time_remaining()
-    most = CALL_SECONDS + longer
-    return Deadline.after(most if left is None else max(0.0, min(most, left - _MARGIN_SECONDS)))
+    if left is None or left > _NEVER_SECONDS:
+        return Deadline.after(CALL_SECONDS + longer)
+    least, most = _MARGIN_SECONDS
+    margin = max(least, min(most, left / 10))
+    return Deadline.after(max(0.0, min(MOST_SECONDS + longer, left - margin)))
 
 
 @contextmanager

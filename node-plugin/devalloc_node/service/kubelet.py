@@ -152,7 +152,7 @@ class KubeletPlugin:
 
         def one(ref: ClaimRef) -> T | Refused:
             try:
-                return work(ref, deadline)
+                return work(ref, deadline.before(_MARGIN_SECONDS))
             except Exception as error:
                 return _refused(ref, error, what)
 

@@ -480,6 +480,13 @@ def test_what_nobody_thought_of_is_an_error_of_that_claim_which_does_not_count_a
     assert bench.is_initial()
 
 
-def test_options_stay_below_what_the_kubelet_waits() -> None:
-    options = Options()
-    assert options.prepare_seconds + options.undo_seconds < 45
+@pytest.mark.parametrize(("given", "kept"), [(40, 10), (300, 10), (8, 2), (None, 10)])
+def test_of_the_time_of_a_caller_enough_is_kept_for_undoing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, given: float | None, kept: float
+) -> None:
+    dues: list[Deadline] = []
+    prepare = bench.binding.prepare
+    monkeypatch.setattr(bench.binding, "prepare", lambda *asked: dues.append(asked[2]) or prepare(*asked))
+    asked = Deadline.after(given or Options().prepare_seconds)
+    bench.claims.prepare(bench.add("a/slot-0"), None if given is None else asked)
+    assert dues[0].at == pytest.approx(asked.at - kept, abs=0.5)

@@ -9,6 +9,7 @@ import random
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from devalloc.api.pool import DevicePool
 from devalloc_node.binding.binding import Health
-from devalloc_node.errors import Failed
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.faketree import memory_folder
 from tests.support.nodeservice import Served, served
@@ -49,6 +51,33 @@ def creation(name: str = "web", *claims: str) -> pb.CreateMachineRequest:
         start=pb.Start(kernel="/images/vmlinuz"),
     )
     return pb.CreateMachineRequest(machine=web(name), spec=spec, claims=[claim(each) for each in claims])
+
+
+@pytest.mark.parametrize(
+    ("waits", "works"), [(2, 1.5), (8, 7.2), (40, 37), (300, 297), (3600, 600), (None, 40)], ids=str
+)
+def test_work_takes_as_long_as_its_caller_waits_but_for_the_time_of_the_answer(
+    plugin: Served, monkeypatch: pytest.MonkeyPatch, waits: float | None, works: float
+) -> None:
+    dues: list[Deadline] = []
+    plugin.node.CreateMachine(creation())
+    monkeypatch.setattr(plugin.machines, "stop", lambda key, seconds, force, due: dues.append(due))
+    asked = time.monotonic()
+    plugin.node.StopMachine(pb.StopMachineRequest(machine=web()), timeout=waits)
+    assert works - 0.3 < dues[0].at - asked < works + 1.3, "gRPC rounds what it tells of the caller's time"
+
+
+def test_what_a_guest_refuses_until_the_deadline_reaches_who_asked(
+    plugin: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(key: str, seconds: float | None, force: bool, due: Deadline) -> None:
+        time.sleep(due.seconds)
+        raise Denied("GuestRefused", f"machine {key}: the guest goes on", retryable=True)
+
+    plugin.node.CreateMachine(creation())
+    monkeypatch.setattr(plugin.machines, "stop", refuse)
+    reply = plugin.node.StopMachine(pb.StopMachineRequest(machine=web()), timeout=0.8)
+    assert (reply.result.outcome, reply.result.code) == (DENIED, "GuestRefused")
 
 
 class TestClaims:
