@@ -8,13 +8,13 @@ of the folder, so that two instances that start at once do not take each other's
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import secrets
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +25,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
+from devalloc_node.lockfile import holder_of, take
 
 log = logging.getLogger(__name__)
 # Whoever sends what cannot be parsed is told so; a traceback for each would only fill the log.
@@ -34,6 +36,9 @@ logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
 MAX_PATH_BYTES = 107
 """What the kernel takes of a socket's path (108 bytes with the zero at its end)."""
 _PROBE_SECONDS = 1.0
+_LOCK_SECONDS = 10.0
+"""How long another instance may take to put its socket in place or away: it probes who answers, no more."""
+_POLL_SECONDS = 0.02
 Identity = tuple[int, int]
 """Of a file, whatever its name: device and number."""
 
@@ -94,7 +99,8 @@ def serve(path: Path, services: Sequence[Service], limits: Limits | None = None)
     """Serve them, and the standard health and reflection services, on a socket of mode 0600.
 
     The folder is made (0700) if it is not there. Raises Denied ``SocketPathTooLong``, ``SocketInUse`` (somebody answers
-    there) and ``SocketNotOurs`` (something else has the name: no socket, or another user's), Failed ``SocketFailed``.
+    there) and ``SocketNotOurs`` (something else has the name: no socket, or another user's), Failed ``SocketFailed``,
+    ``SocketFolderBusy``.
     """
     limits = limits or Limits()
     check_path(path)
@@ -172,7 +178,7 @@ def _bound(path: Path, server: grpc.Server) -> Iterator[Identity]:
 def put_in_place(hidden: Path, path: Path, start: Callable[[], None] = lambda: None) -> Identity:
     """Give a socket that listens, or does after ``start``, its name; what identifies it then.
 
-    Raises Denied as ``serve``, OSError.
+    Raises Denied as ``serve``, Failed ``SocketFolderBusy``, OSError.
     """
     identity = _identity(os.lstat(hidden))
     with _locked(path.parent):
@@ -192,9 +198,12 @@ def is_lost(path: Path, identity: Identity) -> bool:
 
 def take_away(path: Path, identity: Identity) -> None:
     """Remove a socket unless another one has its name by now."""
-    with suppress(FileNotFoundError), _locked(path.parent):
-        if _identity(os.lstat(path)) == identity:
-            path.unlink()
+    try:
+        with suppress(FileNotFoundError), _locked(path.parent):
+            if _identity(os.lstat(path)) == identity:
+                path.unlink()
+    except Failed as error:
+        log.warning("the socket %s stays there, which the next start clears away: %s", path, error)
 
 
 def _clear(path: Path) -> None:
@@ -232,9 +241,18 @@ def answers(path: Path) -> bool:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
+    """Be the only one who changes names in the folder. Raises Failed ``SocketFolderBusy``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        due = Deadline.after(_LOCK_SECONDS)
+        while not take(descriptor):
+            if due.passed:
+                raise Failed(
+                    "SocketFolderBusy",
+                    f"{folder} has been locked for {_LOCK_SECONDS:.0f} s by {holder_of(descriptor)}, which should take "
+                    "moments; end that process if it hangs, or choose another folder",
+                )
+            time.sleep(_POLL_SECONDS)
         yield
     finally:
         os.close(descriptor)

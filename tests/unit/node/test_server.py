@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -13,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from devalloc_node.errors import Denied
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.service.server import MAX_PATH_BYTES, serve
 
 
@@ -173,6 +176,34 @@ def test_of_two_that_start_at_once_one_serves(folder: Path) -> None:
     finally:
         for server in servers:
             server.stop()
+    assert os.listdir(folder) == []
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_who_has_the_folder_locked_is_told_and_not_waited_for_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("devalloc_node.service.server._LOCK_SECONDS", 0.05)
+    path = folder / "node.sock"
+    with locked(folder), pytest.raises(Failed, match=rf"locked .* by process {os.getpid()} \(") as error:
+        serve(path, [])
+    assert (error.value.code, os.listdir(folder)) == ("SocketFolderBusy", [])
+    server = serve(path, [])
+    with locked(folder):
+        server.stop()
+    assert "which the next start clears away" in caplog.text
+    server = serve(path, [])
+    assert serving(path)
+    server.stop()
     assert os.listdir(folder) == []
 
 
