@@ -167,15 +167,17 @@ class Platform:
         *,
         caller: str = "",
         still: Callable[[], bool] = lambda: True,
+        patience: float = float("inf"),
     ) -> Machine:
         """Start a machine (or adopt it) with all devices of its claims, or leave nothing of it.
 
         It is started with its CPUs stopped and runs only once every device is in it. Called again after a crash, it
-        goes on. ``still``: asked once nobody else can change the machine. Raises NodeError, ``NotWanted`` if not.
+        goes on. ``still``: asked once nobody else can change the machine; ``patience``: seconds that others who change
+        it are waited for. Raises NodeError, ``NotWanted`` if not still, ``Busy`` if patience ends.
         """
         key = "/".join(machine.key)
         is_adopted = machine.spec.adopt is not None
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._telling(), self._exclusive(_lock(key), due.capped(patience)):
             if not still():
                 raise Denied("NotWanted", f"machine {key} was started, stopped or deleted meanwhile")
             there = self.machines.get(key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,16 +20,13 @@ from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Machine
 from devalloc_node.platform import Platform
 from devalloc_node.vms import objects
+from devalloc_node.vms.backoff import Backoff
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
 """For one change; powering down has its own time beside it."""
 SCALE_SECONDS = 10.0
 """For one amount: a guest that boots, or does not want to, is asked again later."""
-QUICK_SECONDS = 60.0
-"""A machine that ends sooner after its start is started again ever more rarely,"""
-MOST_SECONDS = 300.0
-"""at least this often."""
 
 Claims = Mapping[tuple[str, str], Object]
 """DeviceClaims by namespace and name."""
@@ -46,26 +42,13 @@ class Outcome:
     """Seconds until it is worth trying again though nothing changed; None: as often as the loop likes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The last run of a machine."""
-
-    began: float
-    ended: float | None
-    """When that was noticed."""
-    quick: int
-    """How many runs in a row ended soon, with this one."""
-
-
 class Keeper:
     """Safe for threads that work on different machines."""
 
     def __init__(self, store: Store, platform: Platform, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._platform = platform
-        self._clock = clock
-        self._mutex = threading.Lock()
-        self._runs: dict[str, _Run] = {}
+        self._backoff = Backoff(clock)
 
     def keep(self, obj: Object, claims: Claims) -> Outcome | None:
         """Do what is to be done now, and write how things stand; None when the object is no more of this node's."""
@@ -105,9 +88,7 @@ class Keeper:
             if (early := self._too_early(key, machine)) is not None:
                 return early
             self._platform.create(vm, refs, Deadline.after(WORK_SECONDS), caller=CALLER)
-            with self._mutex:
-                quick = self._runs[key].quick if key in self._runs else 0
-                self._runs[key] = _Run(self._clock(), None, quick)
+            self._backoff.begun(key)
             machine = self._platform.machine(key)
         self._platform.want(key, asked_of(spec_of(vm)))
         problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
@@ -147,8 +128,7 @@ class Keeper:
         except NodeError as error:
             self._tell(obj, vm, Outcome(error.code, error.message))
             raise
-        with self._mutex:
-            self._runs.pop(key, None)
+        self._backoff.forget(key)
         objects.let_go(self._store, obj, self._platform.node_name)
 
     def _free(self, obj: Object) -> None:
@@ -212,17 +192,7 @@ class Keeper:
 
     def _too_early(self, key: str, machine: Machine | None) -> Outcome | None:
         """Where it ends again and again."""
-        with self._mutex:
-            last = self._runs.get(key)
-            if last is None or machine is None or machine.is_paused:
-                return None
-            now = self._clock()
-            if last.ended is None:
-                quick = last.quick + 1 if now - last.began < QUICK_SECONDS else 0
-                last = self._runs[key] = _Run(last.began, now, quick)
-            assert last.ended is not None
-            left = last.ended + min(2.0 ** min(last.quick - 1, 30), MOST_SECONDS) - now
-        if not last.quick or left <= 0:
+        if machine is None or machine.is_paused or not (left := self._backoff.left(key)):
             return None
         why = machine.message or "it ended"
         return Outcome(machine.reason or "MachineEnded", f"{why}; it is started again in {left:.0f} s", left)

@@ -17,14 +17,14 @@ from devalloc_node.errors import NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.platform import Platform
 from devalloc_node.service.watching import Pulse
+from devalloc_node.vms.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
 WORK_SECONDS = 30.0
-QUICK_SECONDS = 60.0
-"""One that ends sooner after its start is started again ever more rarely, at least every"""
-MOST_SECONDS = 300.0
+_BUSY_SECONDS = 0.05
+"""How long another change of a machine is waited for: who makes it sees to the machine."""
 
 
 class Restarts:
@@ -42,9 +42,9 @@ class Restarts:
         self._platform = platform
         self._pulse = pulse
         self._to_restart = to_restart
-        self._clock = clock
-        self._tries: dict[str, tuple[float, int]] = {}
-        """When a machine was last started, and how often in a row that did not last."""
+        self._backoff = Backoff(clock)
+        self._said: dict[str, str] = {}
+        """Why a machine was last not brought back."""
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
@@ -59,35 +59,42 @@ class Restarts:
 
     def round(self) -> None:
         """Start what is due. Raises NodeError where that cannot be told."""
-        for machine in self._to_restart():
-            key = "/".join(machine.key)
-            if machine.metadata.uid or self._clock() < self._due(key):
-                continue
-            began, quick = self._tries.get(key, (float("-inf"), 0))
-            now = self._clock()
-            self._tries[key] = (now, quick + 1 if now - began < max(QUICK_SECONDS, 2 * _pause(quick)) else 0)
-            try:
-                refs = [
-                    self._platform.named(ClaimRef(machine.namespace, name, ""), prepared=True)
-                    for name in machine.spec.claims
-                ]
-                due = Deadline.after(WORK_SECONDS)
-                self._platform.create(machine, refs, due, caller="restart policy", still=partial(self._is_due, key))
-                log.info("machine %s is brought back", key)
-            except NodeError as error:
-                if error.code == "NotWanted":
-                    self._tries.pop(key, None)
-                    continue
-                log.warning("machine %s cannot be brought back yet: %s", key, error)
+        ended = {"/".join(machine.key): machine for machine in self._to_restart() if not machine.metadata.uid}
+        self._backoff.only(ended)
+        self._said = {key: why for key, why in self._said.items() if key in ended}
+        for key, machine in ended.items():
+            if not self._backoff.left(key):
+                self._bring_back(key, machine)
+
+    def _bring_back(self, key: str, machine: VirtualMachine) -> None:
+        try:
+            refs = [
+                self._platform.named(ClaimRef(machine.namespace, name, ""), prepared=True)
+                for name in machine.spec.claims
+            ]
+            self._platform.create(
+                machine,
+                refs,
+                Deadline.after(WORK_SECONDS),
+                caller="restart policy",
+                still=partial(self._is_due, key),
+                patience=_BUSY_SECONDS,
+            )
+        except NodeError as error:
+            if error.code in ("NotWanted", "Busy"):
+                return
+            self._backoff.begun(key)
+            if not error.retryable:
+                self._backoff.rarely(key)
+            again = self._backoff.left(key)
+            if self._said.get(key) != error.message:
+                self._said[key] = error.message
+                log.warning("machine %s cannot be brought back; it is tried again in %.0f s: %s", key, again, error)
+        else:
+            self._backoff.begun(key)
+            self._said.pop(key, None)
+            log.info("machine %s is brought back", key)
 
     def _is_due(self, key: str) -> bool:
         """Whether it is still to be started: it may have been deleted or stopped since, or its first start failed."""
         return any("/".join(machine.key) == key for machine in self._to_restart())
-
-    def _due(self, key: str) -> float:
-        began, quick = self._tries.get(key, (float("-inf"), 0))
-        return began + _pause(quick)
-
-
-def _pause(quick: int) -> float:
-    return min(2.0**quick, MOST_SECONDS)

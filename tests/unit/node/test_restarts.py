@@ -10,6 +10,7 @@ import pytest
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms.restarts import Restarts
 from tests.support.faketree import memory_folder
@@ -77,8 +78,43 @@ def test_one_that_ends_again_and_again_is_started_ever_more_rarely(world: World)
             starts.append(world.now)
     pauses = [later - earlier for earlier, later in pairwise(starts)]
     assert pauses[0] <= 2
-    assert max(pauses) == 300
+    assert max(pauses) == 301, "the longest pause, from when it was seen to have ended"
     assert len(starts) < 25
+
+
+def test_one_whose_first_start_is_under_way_is_left_to_it_without_a_word(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.made.append(machine_of(vm("web")))
+    with world.bench.claims.locks.named("machine/default/web", Deadline.after(10)):
+        world.restarts.round()
+    assert not world.machines.told
+    assert not caplog.records
+    world.restarts.round()
+    assert world.machines.known["default/web"].runs, "nothing holds it up once the other start has failed"
+
+
+def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(machine: VirtualMachine, deadline: Deadline) -> None:
+        tries.append(world.now)
+        raise Denied("PathNotAllowed", "machine default/web: /images/vmlinuz lies below no folder that is listed")
+
+    tries: list[float] = []
+    world.made.append(machine_of(vm("web")))
+    with monkeypatch.context() as patch:
+        patch.setattr(world.machines, "start", refuse)
+        for world.now in range(700):
+            world.restarts.round()
+    assert tries == [0, 300, 600]
+    assert [record.message for record in caplog.records] == [
+        "machine default/web cannot be brought back; it is tried again in 300 s: machine default/web: /images/vmlinuz "
+        "lies below no folder that is listed"
+    ]
+    world.now = 900
+    world.restarts.round()
+    assert world.machines.known["default/web"].runs
 
 
 @pytest.mark.parametrize("what", ["deleted", "stopped"])

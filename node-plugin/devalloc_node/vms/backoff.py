@@ -1,0 +1,71 @@
+"""When a machine that ended is started again: at once, but ever more rarely where it ends soon after each start."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+QUICK_SECONDS = 60.0
+"""A run that ends sooner than that after its start did not last."""
+MOST_SECONDS = 300.0
+"""The longest pause."""
+_OFTEN = 30
+"""So many runs that did not last make the longest pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The last run of a machine, or the last try to start it."""
+
+    began: float
+    ended: float | None
+    """When that was noticed."""
+    quick: int
+    """How many runs in a row did not last, with this one once it ended."""
+
+
+class Backoff:
+    """Of machines by their keys. Safe for threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._runs: dict[str, _Run] = {}
+
+    def begun(self, key: str) -> None:
+        """It was started now, or that was tried."""
+        with self._mutex:
+            quick = self._runs[key].quick if key in self._runs else 0
+            self._runs[key] = _Run(self._clock(), None, quick)
+
+    def left(self, key: str) -> float:
+        """Seconds until one that is seen not to run may be started; 0 for now."""
+        with self._mutex:
+            last = self._runs.get(key)
+            if last is None:
+                return 0.0
+            now = self._clock()
+            if last.ended is None:
+                quick = last.quick + 1 if now - last.began < QUICK_SECONDS else 0
+                last = self._runs[key] = replace(last, ended=now, quick=quick)
+            if not last.quick or last.ended is None:
+                return 0.0
+            return max(0.0, last.ended + min(2.0 ** min(last.quick - 1, _OFTEN), MOST_SECONDS) - now)
+
+    def rarely(self, key: str) -> None:
+        """What is in its way does not go away by itself: after the try that begun there is the longest pause."""
+        with self._mutex:
+            if (last := self._runs.get(key)) is not None:
+                self._runs[key] = replace(last, quick=max(last.quick, _OFTEN))
+
+    def only(self, ended: Collection[str]) -> None:
+        """Of those that were seen not to run, forget all but these: somebody else started them, or they are gone."""
+        with self._mutex:
+            self._runs = {key: run for key, run in self._runs.items() if run.ended is None or key in ended}
+
+    def forget(self, key: str) -> None:
+        """Its next run is its first."""
+        with self._mutex:
+            self._runs.pop(key, None)
