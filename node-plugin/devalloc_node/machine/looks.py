@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from devalloc_node.errors import Failed, NodeError
+from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.machine import amounts, launch
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.process import Process
@@ -18,13 +19,18 @@ LOOK_SECONDS = 2.0
 """What one look at a machine may take: it is answered from, and a hung QEMU must not hold up the others."""
 _FRESH_SECONDS, _HUNG_SECONDS = 1.0, 10.0
 """How long a look counts; longer where QEMU did not answer."""
+_SLACK_SECONDS = 0.5
+"""For those that hang to be told as what they are."""
+_TOGETHER = 32
+"""Machines that are looked at at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen, and when on the monotonic clock."""
+    """What was seen."""
 
-    at: float = 0.0
+    until: float = 0.0
+    """How long it counts, on the monotonic clock."""
     observed: Amounts = UNKNOWN
     problem: NodeError | None = None
 
@@ -40,22 +46,45 @@ class Looks:
 
     def at(self, record: MachineRecord) -> Look:
         """What QEMU says, at most a second old."""
-        key, now = record.spec.key, time.monotonic()
-        with self._mutex:
-            last = self._last.get(key)
-        if last is not None and now - last.at < (_FRESH_SECONDS if last.problem is None else _HUNG_SECONDS):
-            return last
-        before = last.observed if last else UNKNOWN
+        last = self._at_last(record)
+        return last if last.until > time.monotonic() else self._look(record, last.observed)
+
+    def ahead(self, records: Iterable[MachineRecord]) -> None:
+        """Look at several at once, so that ``at`` has its answer: those that hang take the time of one, together."""
+        now = time.monotonic()
+        due = [(record, last) for record in records if (last := self._at_last(record)).until <= now]
+        if len(due) < 2:
+            return
+        pool = ThreadPoolExecutor(min(_TOGETHER, len(due)), thread_name_prefix="look")
         try:
-            look = Look(now, self._observe(record))
+            asked = {pool.submit(self._look, record, last.observed): (record, last) for record, last in due}
+            late = wait(asked, timeout=LOOK_SECONDS + _SLACK_SECONDS).not_done
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for record, last in (asked[one] for one in late):
+            silent = f"QEMU of machine {record.spec.key} has not answered in time; others hang too, or the host is busy"
+            self._keep(record, Look(time.monotonic() + _FRESH_SECONDS, last.observed, Unknown("MonitorSilent", silent)))
+
+    def _at_last(self, record: MachineRecord) -> Look:
+        with self._mutex:
+            return self._last.get(record.spec.key, Look())
+
+    def _keep(self, record: MachineRecord, look: Look) -> Look:
+        with self._mutex:
+            self._last[record.spec.key] = look
+        return look
+
+    def _look(self, record: MachineRecord, before: Amounts) -> Look:
+        key, now = record.spec.key, time.monotonic()
+        problem: NodeError
+        try:
+            return self._keep(record, Look(now + _FRESH_SECONDS, self._observe(record)))
         except NodeError as error:
-            look = Look(now, before, error)
+            problem = error
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # a machine must not hide the others
             nonsense = f"QEMU of machine {key} answers what cannot be read: {type(error).__name__} {error}"
-            look = Look(now, before, Failed("MonitorUnreadable", nonsense[:500]))
-        with self._mutex:
-            self._last[key] = look
-        return look
+            problem = Failed("MonitorUnreadable", nonsense[:500])
+        return self._keep(record, Look(now + _HUNG_SECONDS, before, problem))
 
     def forget(self, key: str) -> None:
         """It was changed."""

@@ -10,7 +10,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -88,8 +88,16 @@ class Machines:
                     launch.trim_logs(self.config, machine_id(key))
 
     def list(self) -> Sequence[Machine]:
-        """All machines in care."""
+        """All machines in care. Those that do not answer are told as unknown, and their times do not add up."""
+        self._looks.ahead(self._living())
         return [machine for key in self.records.records(MACHINES) if (machine := self.get(key)) is not None]
+
+    def _living(self) -> Iterator[MachineRecord]:
+        for key, content in self.records.records(MACHINES).items():
+            with suppress(NodeError):  # which ``get`` tells
+                record = record_of(key, content)
+                if self.process_of(record) is not None:
+                    yield record
 
     def get(self, key: str) -> Machine | None:
         """One machine as it is now, or as it was last seen where it does not answer; None where none is known."""

@@ -21,11 +21,12 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, launch, process
+from devalloc_node.machine import adopt, launch, looks, process
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, content_of, record_of
+from devalloc_node.machine.view import Amounts
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.step import ForcibleKind
 from tests.support.fake_qmp import FakeQemu
@@ -249,6 +250,25 @@ def test_a_qemu_that_talks_nonsense_hides_no_other_machine(
     machines._looks.forget(KEY)
     (seen,) = machines.list()
     assert (seen.phase, seen.reason) == ("Unknown", "MonitorUnreadable")
+
+
+def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(record: MachineRecord) -> Amounts:
+        if record.spec.name == "well":
+            return Amounts(1000, 1, 512 * MIB)
+        assert answered.wait(60), "it was waited for"
+        raise Unknown("MonitorSilent", "no answer")
+
+    monkeypatch.setattr(looks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(looks, "_SLACK_SECONDS", 0.05)
+    names = ["well", *(f"hangs-{n}" for n in range(40))]
+    records = [MachineRecord(virtual_machine(name).to_manifest(), "running", "run") for name in names]
+    answered, seen = threading.Event(), looks.Looks(observe)
+    seen.ahead(records)
+    answered.set()
+    codes = {look.problem.code for record in records[1:] if (look := seen.at(record)).problem is not None}
+    assert codes == {"MonitorSilent"}
+    until(lambda: seen.at(records[0]).observed.vcpus == 1, "what the one that is well says")
 
 
 def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: Machines, qemu: FakeQemu) -> None:
