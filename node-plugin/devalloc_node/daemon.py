@@ -39,7 +39,7 @@ from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.machines import Machines
 from devalloc_node.metrics import Metrics, served
 from devalloc_node.plan import planned
-from devalloc_node.platform import ATTACHMENT, Platform
+from devalloc_node.platform import Platform
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.service.door import open_door
 from devalloc_node.service.node import About, NodeService
@@ -48,6 +48,7 @@ from devalloc_node.service.registration import kubelet_paths
 from devalloc_node.service.server import Service
 from devalloc_node.service.watching import Pulse
 from devalloc_node.settings import KubeletSettings, NodeSettings
+from devalloc_node.step import ATTACHMENT
 from devalloc_node.takeover import Place, taken
 from devalloc_node.vms.restarts import Restarts
 

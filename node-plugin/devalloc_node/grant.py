@@ -39,6 +39,11 @@ class GrantedDevice:
     """From the class. They win over ``claim_configs`` (T6)."""
     claim_configs: Configs = ()
 
+    @property
+    def name(self) -> str:
+        """``pool/device``."""
+        return f"{self.pool}/{self.device}"
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -53,6 +58,13 @@ class Grant:
     pod_claim_name: str | None = None
     """Of a ResourceClaim that was made from a template: what pods call it (``resource.kubernetes.io/pod-claim-name``).
     The metadata file is found under this name."""
+
+    def identities(self) -> list[str]:
+        """Which devices it is about, and how they are held."""
+        return sorted(
+            f"{device.name}{'/' + device.share if device.share else ''}{' (admin)' if device.admin else ''}"
+            for device in self.devices
+        )
 
 
 class Grants(Protocol):

@@ -23,12 +23,10 @@ from devalloc_node.journal import ClaimRecord
 from devalloc_node.machine.view import UNKNOWN, Amounts, Machine, Plug
 from devalloc_node.parts import Attachments, Claims, Machines
 from devalloc_node.prepared import Prepared
-from devalloc_node.step import Step
+from devalloc_node.step import ATTACHMENT, Step
 
 log = logging.getLogger(__name__)
 
-ATTACHMENT = "attachment"
-"""Kind of the step by which a device of a claim is in a machine."""
 UNDO_SECONDS = 10.0
 """What undoing gets when something failed, also where that used up all of the time."""
 
@@ -312,7 +310,7 @@ class Platform:
         for held in self.held(ref.uid):
             done = {step.device for step in held.steps if step.step.kind == ATTACHMENT and step.state == "done"}
             inside = {plug.device for plug in held.plugs if plug.machine == key} & done
-            return held.prepared is not None and inside >= {f"{d.pool}/{d.device}" for d in held.prepared.devices}
+            return held.prepared is not None and inside >= {device.name for device in held.prepared.devices}
         return False
 
     def _only_in(self, ref: ClaimRef, key: str) -> None:

@@ -32,9 +32,14 @@ class PreparedDevice:
     share: str | None = None
 
     @property
+    def name(self) -> str:
+        """``pool/device``: what all shares of it have in common."""
+        return f"{self.pool}/{self.device}"
+
+    @property
     def key(self) -> str:
-        """How ``Prepared.cdi_ids`` calls it."""
-        return f"{self.pool}/{self.device}" if self.share is None else f"{self.pool}/{self.device}/{self.share}"
+        """``pool/device`` or ``pool/device/share``: which of the claim's devices it is."""
+        return self.name if self.share is None else f"{self.name}/{self.share}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +49,4 @@ class Prepared:
     ref: ClaimRef
     devices: tuple[PreparedDevice, ...]
     cdi_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """CDI device ids by device, as ``pool/device`` (plus ``/share`` for a share)."""
+    """CDI device ids by ``PreparedDevice.key``."""

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from devalloc_node.deadline import Deadline
 
+ATTACHMENT = "attachment"
+"""Kind of the step by which a device of a claim is in a machine."""
 Value = Any
 """A JSON value: None, bool, int, str, list or dict."""
 

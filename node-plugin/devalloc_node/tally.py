@@ -14,8 +14,7 @@ from devalloc_node.machine.process import usage
 from devalloc_node.machine.view import Machine
 from devalloc_node.metrics import State, Utilisation
 from devalloc_node.pb import node_pb2 as pb
-
-ATTACHMENT = "attachment"
+from devalloc_node.step import ATTACHMENT
 
 
 def state(journal: SQLiteJournal, machines: Sequence[Machine]) -> State:

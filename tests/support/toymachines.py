@@ -14,9 +14,8 @@ from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import StepRecord
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine, Plug
-from devalloc_node.platform import ATTACHMENT
 from devalloc_node.prepared import Prepared
-from devalloc_node.step import Step, Value
+from devalloc_node.step import ATTACHMENT, Step, Value
 
 
 @dataclass

@@ -14,7 +14,6 @@ from devalloc_node.claims.content import grant_of, prepared_content, prepared_of
 from devalloc_node.claims.describe import described
 from devalloc_node.claims.hold import hold
 from devalloc_node.claims.locks import Locks
-from devalloc_node.claims.names import device_name, identities
 from devalloc_node.claims.options import Options
 from devalloc_node.claims.problems import as_node_error, joined
 from devalloc_node.claims.steps import Steps, Undone, Work
@@ -100,7 +99,7 @@ class Claims:
                 if error is problem:
                     raise
                 raise error from problem
-        devices = [device_name(device) for device in prepared.devices]
+        devices = [device.name for device in prepared.devices]
         audit("prepared", claim=ref.uid, name=str(ref), devices=devices, used_by=list(grant.pods), caller=caller)
         return prepared
 
@@ -241,7 +240,7 @@ class Claims:
         if granted.share is not None and not granted.admin and not binding.shares:
             raise Denied(
                 "ShareUnsupported",
-                f"device {device_name(granted)} was given in shares, and {binding.name} can only be given whole; "
+                f"device {granted.name} was given in shares, and {binding.name} can only be given whole; "
                 "ask for it with an explicit count",
             )
         return binding
@@ -261,9 +260,9 @@ class Claims:
                     together.append(step)
                 try:
                     if len(together) > 1:
-                        self.steps.perform_all(work, device_name(granted), together, due)
+                        self.steps.perform_all(work, granted.name, together, due)
                     else:
-                        self.steps.perform(work, device_name(granted), step, due)
+                        self.steps.perform(work, granted.name, step, due)
                 except NodeError as error:
                     # The binding may know better what it means, or another way.
                     step = steps.throw(error)
@@ -311,18 +310,19 @@ class Claims:
 
         ``unused``: not even begin while somebody has one of its devices open.
         """
-        uid, devices = record.ref.uid, {}
-        if record.prepared is not None:
-            devices = {device_name(device): device for device in prepared_of(record.ref, record.prepared).devices}
+        uid = record.ref.uid
+        devices = () if record.prepared is None else prepared_of(record.ref, record.prepared).devices
 
         def guard(name: str) -> None:
-            device = devices.get(name)
-            if device is not None and (user := self._in_use(device)) is not None:
-                raise Failed("DeviceInUse", f"device {name} is still open in {user}; it stays bound until that ends")
+            for device in devices:
+                if device.name == name and (user := self._in_use(device)) is not None:
+                    raise Failed(
+                        "DeviceInUse", f"device {name} is still open in {user}; it stays bound until that ends"
+                    )
 
         if unused:
-            for name in devices:
-                guard(name)
+            for device in devices:
+                guard(device.name)
         if record.state is ClaimState.PREPARED:
             self.journal.release(uid)
         undone = self.steps.undo(uid, due, guard, force=force, caller=caller)
@@ -357,11 +357,11 @@ class Claims:
             LOG.warning("claim %s is answered as it was prepared, the store does not answer: %s", ref, error)
         else:
             before = grant_of(ref, record.grant)
-            if identities(now) != identities(before):
+            if now.identities() != before.identities():
                 raise Failed(
                     "ClaimMoved",
-                    f"claim {ref} holds other devices now ({identities(now)}) than it was prepared with "
-                    f"({identities(before)}); unprepare it first",
+                    f"claim {ref} holds other devices now ({now.identities()}) than it was prepared with "
+                    f"({before.identities()}); unprepare it first",
                 )
         return prepared_of(ref, answer)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from devalloc_node.binding.binding import Binding
 from devalloc_node.claims.content import grant_content
-from devalloc_node.claims.names import device_name
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.grant import Grant
@@ -29,9 +28,9 @@ def hold(
             keys = () if granted.admin else tuple(binding.keys(granted, grant.ref.uid, [*held, *holdings]))
             for key in keys:
                 if key in holdings:
-                    both = f"{holdings[key]} and {device_name(granted)}"
+                    both = f"{holdings[key]} and {granted.name}"
                     raise Denied("DeviceInUse", f"devices {both} of claim {grant.ref} are both {key}")
-                holdings[key] = device_name(granted)
+                holdings[key] = granted.name
             chosen.append(keys)
         try:
             journal.begin(grant.ref, grant.kind, grant_content(grant, source), holdings)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from devalloc_node.step import ATTACHMENT
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -23,5 +25,5 @@ class Options:
     cleaning: frozenset[str] = frozenset({"vf-settings"})
     """Kinds of steps which, where they cannot be undone, leave traces of an owner who has let go: the device is
     withheld."""
-    outer: frozenset[str] = frozenset({"attachment"})
+    outer: frozenset[str] = frozenset({ATTACHMENT})
     """Kinds of steps that may be undone while the device is in use: they are what ends its use."""

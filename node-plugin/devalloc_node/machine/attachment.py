@@ -21,10 +21,9 @@ from devalloc_node.machine.process import Process, holds
 from devalloc_node.machine.records import PLUGS, MachineRecord
 from devalloc_node.machine.view import Plug
 from devalloc_node.prepared import Prepared, PreparedDevice
-from devalloc_node.step import Step, Value
+from devalloc_node.step import ATTACHMENT, Step, Value
 
 LOG = logging.getLogger(__name__)
-ATTACHMENT = "attachment"
 _POLL_SECONDS = 0.05
 
 
@@ -63,7 +62,7 @@ class AttachmentKind:
             name = pci.device_id(prepared.ref.uid, device.pool, device.device, device.share)
             pci.passed_through(name, device)
             step = Step(ATTACHMENT, f"{key}/{name}", None, value_of(device))
-            steps.append((f"{device.pool}/{device.device}", step))
+            steps.append((device.name, step))
         adopt.check_memlock(record.spec, self._machines.config, process)
         with self._machines.line(record) as monitor:
             there = devices.plugged_names(list(pci.present(monitor, deadline)))

@@ -71,10 +71,10 @@ def passed_through(name: str, device: PreparedDevice) -> PciDevice:
     if not device.functions or device.binding == "none":
         raise Denied(
             "DeviceNotPluggable",
-            f"device {device.pool}/{device.device} is prepared as {device.binding}, which no machine can be given",
+            f"device {device.name} is prepared as {device.binding}, which no machine can be given",
         )
     if len(device.functions) > 8:
-        raise Denied("DeviceNotPluggable", f"device {device.pool}/{device.device} has more than 8 functions")
+        raise Denied("DeviceNotPluggable", f"device {device.name} has more than 8 functions")
     return PciDevice(checked_id(name), tuple({"driver": "vfio-pci", "host": address} for address in device.functions))
 
 

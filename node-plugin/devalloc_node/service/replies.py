@@ -86,7 +86,6 @@ def claim(held: Held, *, steps: bool) -> pb.Claim:
 
 
 def _device(device: PreparedDevice, cdi_ids: Mapping[str, tuple[str, ...]]) -> pb.PreparedDevice:
-    name = f"{device.pool}/{device.device}" + (f"/{device.share}" if device.share else "")
     return pb.PreparedDevice(
         requests=device.requests,
         pool=device.pool,
@@ -99,7 +98,7 @@ def _device(device: PreparedDevice, cdi_ids: Mapping[str, tuple[str, ...]]) -> p
         attributes={name: str(value) for name, value in device.attributes.items()},
         admin=device.admin,
         share=device.share or "",
-        cdi_ids=cdi_ids.get(name, ()),
+        cdi_ids=cdi_ids.get(device.key, ()),
     )
 
 
@@ -150,8 +149,7 @@ def devices(
             at = found.get((prepared.pool, prepared.device))
             if at is not None:
                 at.claims.append(ref(one.record.ref))
-                name = f"{prepared.pool}/{prepared.device}"
-                at.machines.extend(sorted({plug.machine for plug in one.plugs if plug.device == name}))
+                at.machines.extend(sorted({plug.machine for plug in one.plugs if plug.device == prepared.name}))
     return found
 
 

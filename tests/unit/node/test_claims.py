@@ -344,6 +344,19 @@ class TestUnprepare:
         bench.claims.unprepare(ref)
         assert bench.is_initial()
 
+    def test_and_so_does_one_of_whose_shares_any_is_in_use(self, tmp_path: Path) -> None:
+        users = {"a/0": "qemu (17)"}
+        bench = Bench(tmp_path, extra={"in_use": lambda device: users.get(device.functions[0])})
+        bench.binding.shares = True
+        ref = bench.add(*(GrantedDevice(("0",), "a", "any", share=share) for share in ("first", "second")))
+        bench.claims.prepare(ref)
+        with pytest.raises(Failed, match=r"a/any is still open in qemu \(17\)"):
+            bench.claims.unprepare(ref)
+        assert {bench.host.state.get(f"a/{slot}/driver") for slot in (0, 1)} == {"vfio"}
+        users.clear()
+        bench.claims.unprepare(ref)
+        assert bench.is_initial()
+
 
 class TestAdded:
     STEP = Step("attachment", "machine-1/dev0", None, "a/0")
