@@ -224,7 +224,7 @@ class Platform:
                     "MachineAdopted",
                     f"machine {key} was adopted: whoever started it stops it; --force ends it all the same",
                 )
-            if machine.runs or machine.phase == "Failed":  # which would be started again
+            if machine.runs or machine.reason != "StoppedOnRequest":  # one that ended or failed would be started again
                 self.machines.stop(key, seconds, force, due)
                 _note("stopped", key, caller, forced=force or None)
         return self.machine(key)

@@ -119,8 +119,9 @@ class Keeper:
         """It is deleted, or of another node now: nothing of it stays here. Where that fails it stays held."""
         key, uid = objects.key_of(obj), obj["metadata"]["uid"]
         try:
-            machine = self._mine(key, uid)
-            if machine is not None:
+            machine = self._platform.machines.get(key)
+            # Another one of its name is not its own; one whose record cannot be read may be.
+            if machine is not None and (machine.uid == uid or machine.started is None):
                 patience = float(vm.spec.powerdown_seconds) if vm is not None else 30.0
                 due = Deadline.after(WORK_SECONDS + patience)
                 self._platform.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)

@@ -18,13 +18,14 @@ from devalloc.controller.release import release
 from devalloc.store import Key, NotFound, Object
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
+from devalloc_node.machine.translate import spec_of
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import Settings, VirtualMachines
 from devalloc_node.vms.claims import due, unprepare
 from tests.support.faketree import memory_folder
 from tests.support.nodeservice import platform_of, toy_bench
 from tests.support.toyhost import Bench
-from tests.support.toymachines import ToyMachines, vm
+from tests.support.toymachines import ToyMachines, machine_of, vm
 
 NODE = "node-a"
 
@@ -213,6 +214,13 @@ class TestStart:
         known["default/web"] = replace(known["default/web"], uid="")
         world.round()
         assert world.status()["reason"] == "MachineExists"
+        world.store.delete("VirtualMachine", "default", "web")
+        known["default/web"] = replace(known["default/web"], started=None)
+        world.round()
+        assert world.exists("VirtualMachine", "web"), "a record that cannot be read may be of its machine"
+        known["default/web"] = replace(known["default/web"], started=spec_of(machine_of(vm("web"))))
+        world.round()
+        assert not world.exists("VirtualMachine", "web"), "nothing of it is here"
         assert known["default/web"].runs
 
     def test_adopts_what_runs_already(self, world: World) -> None:

@@ -1,0 +1,70 @@
+"""Claims in machines whose monitor is real: what the platform says is what QEMU shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.journal import open_journal
+from devalloc_node.machine import adopt
+from devalloc_node.machine.attachment import AttachmentKind
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.records import MACHINES, MachineRecord, content_of
+from devalloc_node.platform import Platform
+from tests.support.fake_qmp import FakeQemu
+from tests.support.faketree import memory_folder
+from tests.support.machines import virtual_machine
+from tests.support.nodeservice import platform_of
+from tests.support.toyhost import Bench
+from tests.support.toymachines import ToyMachines
+
+KEY = "default/m"
+
+
+class Owners:
+    def own(self, node: str, uid: int, gid: int) -> None:
+        raise AssertionError("a toy device has no nodes")
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.qemu = FakeQemu(folder / "qmp")
+        config = MachineConfig(folder / "state", folder / "run", socket_folders=(folder,), accel="tcg", users=None)
+        self.machines = Machines(config, open_journal(folder / "records"))
+        kind = AttachmentKind(self.machines, Owners())
+        self.bench = Bench(folder / "plugin", extra={"kinds": {"attachment": kind}})
+        self.platform: Platform = platform_of(self.bench, ToyMachines())
+        self.platform.machines, self.platform._attachments = self.machines, kind
+
+    def adopted(self) -> None:
+        machine = virtual_machine("m", start=None, adopt={"qmpSocket": str(self.qemu.path)})
+        self.platform.create(machine, (), due())
+
+    def close(self) -> None:
+        self.machines.close()
+        self.qemu.close()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(adopt, "memlock", lambda pid: None)
+    with memory_folder() as folder:
+        made = World(Path(folder))
+        yield made
+        made.close()
+
+
+def due() -> Deadline:
+    return Deadline.after(60)
+
+
+def test_a_machine_that_ended_and_is_stopped_is_not_started_again(world: World) -> None:
+    record = MachineRecord(virtual_machine("m").to_manifest(), "running", "a run before the host was restarted")
+    world.machines.records.put(MACHINES, KEY, content_of(record))
+    assert [machine.key for machine in world.machines.to_restart()] == [("default", "m")]
+    assert world.platform.stop(KEY, None, due()).reason == "StoppedOnRequest"
+    assert world.machines.to_restart() == []
