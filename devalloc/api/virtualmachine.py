@@ -35,6 +35,8 @@ MAX_SLOTS = 255
 MAX_CPUS = 1024
 MIN_CPU = NANO // 100
 """The least share of a CPU, in nano: a kernel bounds CPU time in no steps below a millisecond of its 100."""
+MAX_NUMA_NODES = 1024
+"""That a kernel can tell apart."""
 MAX_CLAIMS = 32
 MAX_PCI_SLOTS = 64
 SPARE_PCI_SLOTS = 4
@@ -232,6 +234,10 @@ class MachineStart(ApiModel):
     initrd: Path | None = None
     append: CommandLine = ""
     """The kernel's command line."""
+    iommu: bool = False
+    """Gives the guest an IOMMU, so that it can pass devices on to machines of its own."""
+    numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
+    """The host's NUMA node that its memory comes from; any where nothing is said."""
     disks: Annotated[list[MachineDisk], Field(max_length=16), AfterValidator(unique_by("path"))] = Field(
         default_factory=list
     )

@@ -49,6 +49,8 @@ def _start(start: MachineStart) -> pb.Start:
         kernel=start.kernel or "",
         initrd=start.initrd or "",
         append=start.append,
+        iommu=start.iommu,
+        numa_node=start.numa_node,
         disks=[
             pb.Disk(path=disk.path, format=disk.format, read_only=disk.read_only, device=disk.device)
             for disk in start.disks

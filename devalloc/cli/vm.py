@@ -136,6 +136,7 @@ def create(files: tuple[str, ...], namespace: str, socket: Path, timeout: float)
 @click.option("--qmp-socket", type=click.Path(path_type=Path), required=True, help="The socket of QEMU's monitor.")
 @click.option("--cpu", "cpu", required=True, metavar="MIN..MAX", help="Bounds of its cores, such as 1..4 or 500m..2.")
 @click.option("--memory", required=True, metavar="MIN..MAX", help="Bounds of its memory, such as 512Mi..2Gi.")
+@click.option("--slot-size", metavar="BYTES", help="Its memory grows by DIMMs of this size; else by virtio-mem.")
 @click.option("--claim", "claims", multiple=True, metavar="NAME", help="Plug in this claim's devices; repeatable.")
 @namespace_option
 @socket_option
@@ -145,6 +146,7 @@ def adopt(
     qmp_socket: Path,
     cpu: str,
     memory: str,
+    slot_size: str | None,
     claims: tuple[str, ...],
     namespace: str,
     socket: Path,
@@ -155,7 +157,7 @@ def adopt(
     \b
     devalloc vm adopt web --qmp-socket /run/vms/web.qmp --cpu 1..4 --memory 512Mi..2Gi
     """
-    from devalloc.cli.machines import bounds_of
+    from devalloc.cli.machines import bounds_of, bytes_of
     from devalloc.cli.nodesocket import claim_ref, connected, machine_ref
     from devalloc_node.pb.node_pb2 import AdoptMachineRequest, CpuBounds, MemoryBounds
 
@@ -165,7 +167,12 @@ def adopt(
         machine=machine_ref(name, namespace),
         qmp_socket=str(qmp_socket.absolute()),
         cpu=CpuBounds(min_milli=least_cpu, max_milli=most_cpu),
-        memory=MemoryBounds(min_bytes=least, max_bytes=most),
+        memory=MemoryBounds(
+            min_bytes=least,
+            max_bytes=most,
+            method="" if slot_size is None else "dimm",
+            slot_size_bytes=0 if slot_size is None else bytes_of(slot_size),
+        ),
         claims=[claim_ref(claim, namespace) for claim in claims],
     )
     with connected(socket) as node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, config, ended, plugin, short_folder, soon, virtual_machine
+from tests.support.machines import MIB, MICRO_APPEND, config, ended, plugin, short_folder, soon, virtual_machine
 
 GIB = 1 << 30
 KEY = "default/m"
@@ -107,10 +108,12 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(machi
     guest.close()
 
 
-def test_memory_in_dimms_and_a_part_of_a_cpu(machines: Machines, micro: Image) -> None:
+def test_memory_in_dimms_of_a_numa_node_a_part_of_a_cpu_and_an_iommu(machines: Machines, micro: Image) -> None:
     memory = {"min": "512Mi", "max": "1Gi", "method": "dimm", "slotSize": "256Mi", "use": "768Mi"}
     cpu = {"min": "500m", "max": "2", "use": "1500m"}
-    machines.start(virtual_machine("m", micro, memory=memory, cpu=cpu), soon())
+    start = {"kernel": str(micro.kernel), "initrd": str(micro.initrd), "append": MICRO_APPEND}
+    start |= {"iommu": True, "numaNode": 0}
+    machines.start(virtual_machine("m", micro, memory=memory, cpu=cpu, start=start), soon())
     seen = machines.get(KEY)
     assert seen is not None
     assert (seen.observed.vcpus, seen.observed.memory_bytes) == (2, 768 * MIB)
@@ -124,6 +127,9 @@ def test_memory_in_dimms_and_a_part_of_a_cpu(machines: Machines, micro: Image) -
     guest = booted(machines)
     assert guest.check("cat /sys/devices/system/cpu/online") == "0-1"
     assert memory_of(guest) > 512 * MIB, "a DIMM that was there from the start"
+    assert guest.check("ls /sys/firmware/acpi/tables/DMAR"), "how a guest is told of its IOMMU"
+    bound = [line for line in Path(f"/proc/{seen.pid}/numa_maps").read_text().splitlines() if " bind:0 " in line]
+    assert len(bound) == 2, "its first memory and the DIMM"
     machines.scale(KEY, "memory", GIB, soon())
     guest.until("[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 800000 ]")
     machines.scale(KEY, "memory", 512 * MIB, soon())

@@ -131,6 +131,8 @@ spec:
     kernel: /var/lib/machines/vmlinuz
     initrd: /var/lib/machines/initrd.img
     append: console=ttyS0 root=/dev/vda
+    iommu: true
+    numaNode: 1
     disks:
     - {path: /var/lib/machines/trainer.qcow2, format: qcow2}
     - {path: /var/lib/machines/data.raw, format: raw, readOnly: true, device: nvme}

@@ -17,8 +17,20 @@ _FOR_GOOD = ("Invalid SMP CPUs", "phys-bits too low", "maximum memory size")
 """What QEMU says of a machine that it will never have, whenever it is asked."""
 
 
-def check(spec: MachineSpec, accel: Literal["kvm", "tcg"], proc: Path = Path("/proc")) -> None:
-    """Raises Denied (``MachineTooLarge``). What cannot be read bounds nothing: QEMU says it then, though later."""
+def check(
+    spec: MachineSpec,
+    accel: Literal["kvm", "tcg"],
+    proc: Path = Path("/proc"),
+    nodes: Path = Path("/sys/devices/system/node"),
+) -> None:
+    """Raises Denied: ``MachineTooLarge``, ``NumaNodeMissing``. What cannot be read bounds nothing: QEMU says it then,
+    though later."""
+    if spec.numa_node is not None and not (nodes / f"node{spec.numa_node}").is_dir():
+        raise Denied(
+            "NumaNodeMissing",
+            f"machine {spec.key} is to have memory of NUMA node {spec.numa_node}, which this host has not; "
+            "choose another start.numaNode",
+        )
     if (whole := _bytes_of_host(proc)) is not None and spec.memory.least > whole:
         raise Denied(
             "MachineTooLarge",

@@ -26,6 +26,8 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         nics=tuple(Nic(n.model, n.interface, str(n.mac) if n.mac else None) for n in spec.nics),
         claims=tuple(spec.claims),
         pci_slots=spec.slots,
+        iommu=start.iommu if start else False,
+        numa_node=start.numa_node if start else None,
         running=spec.running,
         restart=spec.restart_policy,
         powerdown_seconds=float(spec.powerdown_seconds),

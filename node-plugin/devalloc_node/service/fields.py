@@ -1,4 +1,7 @@
-"""Reading requests: plain values out, or the field that is wrong and why. Nothing here touches the host."""
+"""Reading requests: plain values out, or the field that is wrong and why. Nothing here touches the host.
+
+Fields are called as in manifests and in JSON (``spec.nodeName``): who made the request may have read it from there.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
         if not spec.HasField(name):
             raise BadField(f"spec.{name}", "is required")
     if spec.node_name not in ("", node):
-        raise BadField("spec.node_name", f"is {shown(spec.node_name)}, and this node is {node}: ask that one")
+        raise BadField("spec.nodeName", f"is {shown(spec.node_name)}, and this node is {node}: ask that one")
     content: dict[str, Any] = {
         "nodeName": node,
         "cpu": _cpu(spec.cpu),
@@ -92,6 +95,7 @@ def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
             kernel=spec.start.kernel,
             initrd=spec.start.initrd,
             append=spec.start.append,
+            iommu=spec.start.iommu,
             disks=[
                 _said(path=disk.path, format=disk.format, device=disk.device, readOnly=disk.read_only)
                 for disk in spec.start.disks
@@ -104,6 +108,8 @@ def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
             restartPolicy=spec.restart_policy,
         ),
     }
+    if spec.start.HasField("numa_node"):
+        content["start"]["numaNode"] = spec.start.numa_node
     for name, field in (("pciSlots", "pci_slots"), ("powerdownSeconds", "powerdown_seconds")):
         if spec.HasField(field):
             content[name] = getattr(spec, field)
@@ -111,10 +117,10 @@ def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
 
 
 def adopted(request: pb.AdoptMachineRequest, node: str) -> VirtualMachine:
-    """The VirtualMachine that runs already. Raises BadField."""
+    """The VirtualMachine that runs already. Raises BadField; paths are those of VirtualMachine.spec."""
     for name in ("cpu", "memory"):
         if not request.HasField(name):
-            raise BadField(name, "is required: between which bounds may it be scaled?")
+            raise BadField(f"spec.{name}", "is required: between which bounds may it be scaled?")
     content: dict[str, Any] = {
         "nodeName": node,
         "cpu": _cpu(request.cpu),
@@ -165,16 +171,16 @@ def _machine(ref: pb.MachineRef, spec: Mapping[str, Any], claims: tuple[ClaimRef
 def scaling(request: pb.ScaleMachineRequest) -> dict[str, int]:
     """What is to be changed: ``vcpus``, ``cpu`` (thousandths of a core), ``memory`` (bytes). Raises BadField."""
     wanted = {}
-    for what, name, least, most in (
-        ("vcpus", "vcpus", 1, MAX_CPUS),
-        ("cpu", "cpu_milli", 0, MAX_CPUS * 1000),
-        ("memory", "memory_bytes", 1, MAX_MEMORY),
+    for what, name, path, least, most in (
+        ("vcpus", "vcpus", "vcpus", 1, MAX_CPUS),
+        ("cpu", "cpu_milli", "cpuMilli", 0, MAX_CPUS * 1000),
+        ("memory", "memory_bytes", "memoryBytes", 1, MAX_MEMORY),
     ):
         if request.HasField(name):
             amount = getattr(request, name)
             if not least <= amount <= most:
-                raise BadField(name, f"must be {least} to {most}, not {amount}")
+                raise BadField(path, f"must be {least} to {most}, not {amount}")
             wanted[what] = amount
     if not wanted:
-        raise BadField("vcpus", "is required, or cpu_milli, or memory_bytes: what is to be changed?")
+        raise BadField("vcpus", "is required, or cpuMilli, or memoryBytes: what is to be changed?")
     return wanted

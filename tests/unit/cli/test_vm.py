@@ -119,6 +119,16 @@ class TestMachines:
         assert devalloc_vm("create", "-f", "-", stdin=text(manifest)).out == "default/b adopted\n"
         assert plugin.machines.told == ["adopt default/a", "adopt default/b"]
 
+    def test_says_by_which_way_memory_is_added_to_one_that_it_adopts(self, devalloc_vm: Vm, plugin: Served) -> None:
+        given = ("--qmp-socket", "/run/a.qmp", "--cpu", "1..4", "--memory", "512Mi..2Gi")
+        assert devalloc_vm("adopt", "a", *given, "--slot-size", "512Mi").code == 0
+        assert plugin.machines.known["default/a"].started.dimm_bytes == 512 << 20
+        refused = devalloc_vm("adopt", "b", *given, "--slot-size", "100Mi")
+        assert (refused.code, refused.err) == (
+            2,
+            "error: spec.memory.slotSize: must be a multiple of 128Mi, and is 104857600\n",
+        )
+
 
 class TestRefusals:
     def test_denied_and_failed_are_told_apart_with_code_and_advice(self, devalloc_vm: Vm, plugin: Served) -> None:
@@ -299,6 +309,7 @@ class TestAmounts:
                 start={"disks": [{"path": "/i/a.raw", "format": "raw", "readOnly": True, "device": "nvme"}]},
                 nics=[{"model": "e1000e", "backend": "tap", "interface": "tap0", "mac": "02:00:00:00:00:01"}, {}],
             ),
+            vm("n", start={"kernel": "/i/vmlinuz", "iommu": True, "numaNode": 0}),
             vm("e", adopt={"qmpSocket": "/run/e.qmp"}, powerdownSeconds=5),
         ],
         ids=lambda manifest: str(manifest["metadata"]["name"]),

@@ -153,8 +153,10 @@ def test_the_objects_amounts_arrive_in_the_units_of_this_room() -> None:
         memory={"min": "1Gi", "max": "3Gi", "method": "dimm", "slotSize": "1Gi"},
         nics=[{"backend": "tap", "interface": "tap0"}],
         claims=["a"],
+        start={"kernel": "/images/vmlinuz", "iommu": True, "numaNode": 1},
     )
     spec = spec_of(machine)
+    assert (spec.iommu, spec.numa_node) == (True, 1)
     assert (spec.cpus, spec.memory) == (Bounds(500, 4000, 1500), Bounds(GIB, 3 * GIB, GIB))
     assert (spec.dimm_bytes, spec.nics, spec.claims, spec.pci_slots) == (GIB, (Nic(interface="tap0"),), ("a",), 5)
     assert spec.key == "default/m"
@@ -323,6 +325,13 @@ def test_a_machine_that_this_host_can_never_have_is_refused_for_good(
     with pytest.raises(Denied, match=words) as denied:
         room.check(spec, accel, proc)
     assert (denied.value.code, denied.value.retryable) == ("MachineTooLarge", False)
+
+
+def test_memory_of_a_numa_node_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "node0").mkdir()
+    room.check(replace(SPEC, numa_node=0), "kvm", tmp_path, tmp_path)
+    with pytest.raises(Denied, match=r"NUMA node 1, .* choose another start\.numaNode"):
+        room.check(replace(SPEC, numa_node=1), "kvm", tmp_path, tmp_path)
 
 
 def test_a_host_that_does_not_say_how_large_it_is_bounds_nothing(tmp_path: Path) -> None:
