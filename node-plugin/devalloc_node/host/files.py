@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NAME = 255
+_TRIES = 100
+"""How often a file may lose its folder to somebody who removes another one; each time that one is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +28,12 @@ class Files:
         outside the listed folders.
         """
         listed, names = self._split(path)
-        folder = _opened(listed, names[:-1], make=True)
-        try:
-            beside = _beside(names[-1])
-            with suppress(FileNotFoundError):
-                os.unlink(beside, dir_fd=folder)
+        for left in reversed(range(_TRIES)):
             try:
-                _written(folder, beside, content, mode)
-                os.rename(beside, names[-1], src_dir_fd=folder, dst_dir_fd=folder)
-            except OSError:
-                with suppress(OSError):
-                    os.unlink(beside, dir_fd=folder)
-                raise
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+                return _put(listed, names, content, mode)
+            except FileNotFoundError:  # `remove` took a folder that was empty just then
+                if not left:
+                    raise
 
     def remove(self, path: str) -> None:
         """Remove a file that ``put`` wrote or began to write, and the folders between that are empty then; it may be
@@ -72,6 +65,24 @@ class Files:
             if names and all(map(is_name, names)):
                 return listed, names
         raise PermissionError(errno.EPERM, "is not below the folders that the plugin may write to", path)
+
+
+def _put(listed: str, names: Sequence[str], content: bytes, mode: int) -> None:
+    folder = _opened(listed, names[:-1], make=True)
+    try:
+        beside = _beside(names[-1])
+        with suppress(FileNotFoundError):
+            os.unlink(beside, dir_fd=folder)
+        try:
+            _written(folder, beside, content, mode)
+            os.rename(beside, names[-1], src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(beside, dir_fd=folder)
+            raise
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _beside(name: str) -> str:

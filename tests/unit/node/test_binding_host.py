@@ -174,6 +174,23 @@ class TestOwnFiles:
         host.remove_file(two)
         assert os.listdir(tmp_path / "own") == []
 
+    def test_a_folder_that_goes_with_another_file_meanwhile_is_made_again(
+        self, host: LinuxHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, second = (f"{tmp_path}/own/data/{claim}/metadata.json" for claim in ("d_a", "d_b"))
+        host.put_file(first, b"a")
+        opened, removals = os.open, [first]
+
+        def then_removed(path: Any, *arguments: Any, **options: Any) -> int:
+            descriptor = opened(path, *arguments, **options)
+            if path == "data" and removals:
+                host.remove_file(removals.pop())
+            return descriptor
+
+        monkeypatch.setattr(os, "open", then_removed)
+        host.put_file(second, b"b")
+        assert Path(second).read_bytes() == b"b"
+
     def test_what_a_writer_that_was_killed_left_goes_with_the_file(
         self, host: LinuxHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
