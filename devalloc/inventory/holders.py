@@ -20,6 +20,8 @@ from devalloc.inventory.vgpu import mdev_groups
 _NETWORK_FILES = frozenset({"route", "ipv6_route", "if_inet6"})
 _STORAGE_FILES = frozenset({"mountinfo", "mounts", "swaps"})
 _LINK_LOCAL = "20"
+_NODES = (("uio", "/dev"), ("ptp", "/dev"), ("accel", "/dev/accel"), ("infiniband_verbs", "/dev/infiniband"))
+"""Classes of the kernel's below a function's folder, and where the nodes of their devices are."""
 _DRM = re.compile(r"(?:card|renderD)[0-9]+", re.ASCII)
 MONITORS = frozenset({"nvidia-persiste", "nvidia-vgpud", "nvidia-vgpu-mgr", "nv-hostengine", "dcgm-exporter"})
 """Processes (as cut off by the kernel) that keep GPUs open to watch them, not to use them."""
@@ -41,6 +43,8 @@ class Holders:
     """Functions that a process has open, and which process."""
     open_groups: Mapping[int, str]
     """IOMMU groups of mediated devices that a process has open, and which process."""
+    network_unseen: bool
+    """The host's addresses and routes are not those that this process sees."""
     unread: frozenset[str]
     """What could not be read of these: names of files such as ``mountinfo``."""
 
@@ -58,7 +62,7 @@ class Holders:
         default_route, addressed = _routes(tree)
         # One node may stand for several functions: those of an IOMMU group.
         nodes = sorted((node, function.address) for function in functions for node in nodes_of(function))
-        groups = {f"/dev/vfio/{group}": group for function in functions if mdevs for group in mdev_groups(function)}
+        groups = {node: group for function in functions if mdevs for node, group in mdev_groups(function).items()}
         wanted = {node for node, _ in nodes} | groups.keys()
         users = openers(tree.proc, wanted, passed_over) if wanted and tree.proc else {}
         addressed |= _ipv6(tree) | ipv4_interfaces(tree)
@@ -72,6 +76,7 @@ class Holders:
             swap=swap,
             opened={address: users[node] for node, address in nodes if node in users},
             open_groups={group: users[node] for node, group in groups.items() if node in users},
+            network_unseen=_is_in_another_network(tree),
             unread=frozenset(unread),
         )
 
@@ -93,6 +98,8 @@ class Holders:
 
     def _network_use(self, function: PciFunction) -> str | None:
         found = interfaces(function)
+        if found and self.network_unseen:
+            return "its network is not this process's (run with the host's network namespace)"
         if found and (unread := sorted(self.unread & _NETWORK_FILES)):
             return f"{unread[0]} cannot be read"
         for interface in found:
@@ -129,8 +136,9 @@ def nodes_of(function: PciFunction) -> Iterator[str]:
     if function.on_vfio and function.iommu_group is not None:
         yield f"/dev/vfio/{function.iommu_group}"
         yield from (f"/dev/vfio/devices/{name}" for name in function.folder.names("vfio-dev"))
+    for kind, folder in _NODES:
+        yield from (f"{folder}/{name}" for name in function.folder.names(kind))
     yield from (f"/dev/dri/{name}" for name in function.folder.names("drm") if _DRM.fullmatch(name))
-    yield from (f"/dev/infiniband/{name}" for name in function.folder.names("infiniband_verbs"))
     yield from (f"/dev/{name}" for name in controllers(function))
     yield from (f"/dev/{block.name}" for block in blocks(function))
     yield from _nvidia_node(function)
@@ -166,6 +174,14 @@ def _routes(tree: Tree) -> tuple[set[str], set[str]]:
         if len(row) == 10 and row[0] == "0" * 32 and row[1] == "00" and row[9] != "lo":
             default.add(row[9])
     return default, any_route
+
+
+def _is_in_another_network(tree: Tree) -> bool:
+    """Whether this process has a network namespace of its own: a container that sees the host's /sys has the names of
+    its interfaces from there, and routes and addresses from elsewhere."""
+    places = (tree.proc.folder(process, "ns") if tree.proc else None for process in ("self", "1"))
+    own, first = (place.link("net") if place is not None else None for place in places)
+    return own is not None and first is not None and own != first
 
 
 def _ipv6(tree: Tree) -> set[str]:

@@ -17,6 +17,7 @@ _VIRTFN = re.compile(r"virtfn([0-9]{1,5})", re.ASCII)
 _SRIOV_CAPABILITY = 0x10
 _CONFIG_SIZE = 4096
 MAX_VFS = 0xFFFF
+_NO_IOMMU = "vfio-noiommu"
 
 BRIDGE = 0x06
 """Base class of bridges."""
@@ -103,6 +104,7 @@ class PciFunction:
     numa: int | None
     """The NUMA node; None where the machine does not say (sysfs: -1)."""
     iommu_group: int | None
+    """None where nothing keeps the function from the host's memory, also where VFIO was told not to mind (T5)."""
     root: str | None
     """The root complex of its branch of the PCI tree: ``pci0000:00``."""
     sriov: Sriov | None
@@ -154,7 +156,7 @@ def read(address: Address, folder: Folder) -> PciFunction | None:
             return None
         folder.tree.fault(folder.path, "has no readable class and vendor; taken for an NVIDIA GPU by its nvidia folder")
         class_code, vendor = _DISPLAY_3D, NVIDIA
-    numa, sriov = folder.number("numa_node"), _sriov(folder)
+    driver, numa, sriov = folder.link("driver"), folder.number("numa_node"), _sriov(folder)
     root = _ROOT.search(folder.path)
     return PciFunction(
         address=address,
@@ -162,9 +164,9 @@ def read(address: Address, folder: Folder) -> PciFunction | None:
         class_code=class_code,
         vendor=vendor,
         device=folder.number("device"),
-        driver=folder.link("driver"),
+        driver=driver,
         numa=numa if numa is not None and numa >= 0 else None,
-        iommu_group=_group(folder),
+        iommu_group=_group(folder, driver),
         root=root[1] if root else None,
         sriov=sriov,
         physfn=Address.parse(folder.link("physfn") or ""),
@@ -172,14 +174,23 @@ def read(address: Address, folder: Folder) -> PciFunction | None:
     )
 
 
-def _group(folder: Folder) -> int | None:
+def _group(folder: Folder, driver: str | None) -> int | None:
     name = folder.link("iommu_group")
     if name is None:
         return None
     if not (name.isascii() and name.isdigit() and len(name) < 10):
         folder.tree.fault(f"{folder.path}/iommu_group", f"points at no IOMMU group: {name[:40]!r}")
         return None
+    if driver is not None and "vfio" in driver and _is_without_iommu(folder):
+        return None
     return int(name)
+
+
+def _is_without_iommu(folder: Folder) -> bool:
+    """Whether VFIO itself has made the group, for a host that has no IOMMU and lets devices be used all the same: they
+    reach all of its memory, and their nodes have other names."""
+    group = folder.folder("iommu_group")
+    return group is not None and group.text("name") == _NO_IOMMU
 
 
 def _virtfns(folder: Folder) -> Iterable[tuple[int, Address]]:

@@ -109,9 +109,17 @@ def parent(function: PciFunction, only: str | None = None) -> Parent | None:
     return Parent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live), holds_one=True)
 
 
-def mdev_groups(function: PciFunction) -> list[int]:
-    """IOMMU groups of the mediated devices that live on a function."""
-    return [group for mdev in _mdevs(function.folder) if (group := _group(mdev)) is not None]
+def mdev_nodes(folder: Folder) -> set[str]:
+    """The device nodes through which processes use a mediated device: of its group, or (iommufd) its own."""
+    group = _group(folder)
+    own = {f"/dev/vfio/devices/{name}" for name in folder.names("vfio-dev")}
+    return own if group is None else {f"/dev/vfio/{group}", *own}
+
+
+def mdev_groups(function: PciFunction) -> dict[str, int]:
+    """By each device node the IOMMU group of the mediated device on a function that it belongs to."""
+    groups = ((mdev, _group(mdev)) for mdev in _mdevs(function.folder))
+    return {node: group for mdev, group in groups if group is not None for node in mdev_nodes(mdev)}
 
 
 def _listed_types(function: PciFunction) -> Folder | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from devalloc.inventory.locate import InstanceDevice, Located, ProfileDevice, mdev_folder
 from devalloc.inventory.pci import Address
 from devalloc.inventory.sysfs import Folder, Tree
+from devalloc.inventory.vgpu import mdev_nodes
 from devalloc_node.binding import change, refusals
 from devalloc_node.binding.binding import Health, Steps
 from devalloc_node.binding.config import BindingConfig
@@ -89,7 +90,8 @@ class Mdev:
                 f"the mediated device {device.uuid} was made by somebody else; `--adopt {granted.device}` offers it",
                 retryable=True,
             )
-        refuse_open(tree, [f"/dev/vfio/{device.iommu_group}"], f"the mediated device {device.uuid}", certain=True)
+        folder = mdev_folder(tree, device.uuid)
+        refuse_open(tree, mdev_nodes(folder) if folder else (), f"the mediated device {device.uuid}", certain=True)
         return self._prepared(tree, granted, device.uuid)
 
     def _prepared(self, tree: Tree, granted: GrantedDevice, own: str) -> PreparedDevice:
@@ -130,7 +132,7 @@ class MdevKind:
         if now is not None:
             tree = self.host.tree()
             folder = mdev_folder(tree, target)
-            nodes = [f"/dev/vfio/{folder.link('iommu_group')}"] if folder else []
+            nodes = mdev_nodes(folder) if folder else set()
             # A machine that loses its vGPU is lost: not a word is written unless nobody has it open (T8).
             refuse_open(tree, nodes, f"the mediated device {target}", certain=True)
             change.write(self.host, f"bus/mdev/devices/{target}/remove", "1", deadline)

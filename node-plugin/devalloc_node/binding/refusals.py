@@ -75,7 +75,8 @@ def _unread(tree: Tree, *names: str) -> bool:
 
 
 def _refuse_blind(tree: Tree, functions: Collection[PciFunction]) -> None:
-    blind = blind_spot(tree) if any(True for function in functions for _ in nodes_of(function)) else None
+    known_by_others = any(any(nodes_of(function)) or nic.interfaces(function) for function in functions)
+    blind = blind_spot(tree) if known_by_others else None
     if blind is not None:
         names = ", ".join(str(function.address) for function in functions)
         raise Denied("InUseUnknown", f"whether {names} is in use cannot be told: {blind}", retryable=True)

@@ -11,8 +11,11 @@ from devalloc.inventory.locate import mdev_folder, read_function
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sight import blind_spot
 from devalloc.inventory.sysfs import Tree, openers
+from devalloc.inventory.vgpu import mdev_nodes
 from devalloc_node.errors import Denied
 from devalloc_node.prepared import PreparedDevice
+
+_BY_IOMMUFD = "/dev/vfio/devices/"
 
 
 def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -> None:
@@ -49,12 +52,12 @@ def refuse_claimed(tree: Tree, block: str, what: str) -> None:
 
 def nodes_now(tree: Tree, device: PreparedDevice) -> set[str]:
     """The nodes of a prepared device that are still its own: the number of an IOMMU group that went is used again."""
-    groups = {function.iommu_group for function in _functions(tree, device.functions)}
     if device.mdev_uuid is not None:
         folder = mdev_folder(tree, device.mdev_uuid)
-        group = folder.link("iommu_group") if folder is not None else None
-        return set(device.nodes) & {f"/dev/vfio/{group}"}
-    return set(device.nodes) & {f"/dev/vfio/{group}" for group in groups}
+        now = mdev_nodes(folder) if folder is not None else set()
+    else:
+        now = {node for function in _functions(tree, device.functions) for node in own_nodes(function)}
+    return {node for node in now if node in device.nodes or node.startswith(_BY_IOMMUFD)}
 
 
 def _functions(tree: Tree, addresses: Iterable[str]) -> Iterator[PciFunction]:
@@ -63,6 +66,12 @@ def _functions(tree: Tree, addresses: Iterable[str]) -> Iterator[PciFunction]:
         function = read_function(tree, address) if address is not None else None
         if function is not None:
             yield function
+
+
+def own_nodes(function: PciFunction) -> set[str]:
+    """What a machine opens of a function; of a vGPU on it too, while the function has the vendor's driver."""
+    own = {f"{_BY_IOMMUFD}{name}" for name in function.folder.names("vfio-dev")}
+    return own if function.iommu_group is None else {f"/dev/vfio/{function.iommu_group}", *own}
 
 
 def vfio_nodes(functions: Iterable[PciFunction]) -> set[str]:

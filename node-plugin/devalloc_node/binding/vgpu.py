@@ -16,7 +16,7 @@ from devalloc_node.binding.handover import place
 from devalloc_node.binding.health import HEALTHY, present
 from devalloc_node.binding.parents import choose_parent, kept_parent
 from devalloc_node.binding.profiles import refuse_other_profile
-from devalloc_node.binding.use import refuse_open
+from devalloc_node.binding.use import own_nodes, refuse_open
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import GrantedDevice
@@ -146,5 +146,4 @@ def _current(function: PciFunction) -> int | None:
 
 def _nodes(function: PciFunction) -> set[str]:
     """What a machine opens of a vGPU; the VF's driver is the vendor's, so it does not look like VFIO's."""
-    devices = (f"/dev/vfio/devices/{name}" for name in function.folder.names("vfio-dev"))
-    return {f"/dev/vfio/{function.iommu_group}", *devices, *nodes_of(function)}
+    return {*own_nodes(function), *nodes_of(function)}

@@ -121,6 +121,15 @@ def addressed(host: FakeHost) -> str:
     return NIC_DEVICE
 
 
+def of_another_network(host: FakeHost) -> str:
+    """A pod without the host's network: the names of interfaces are the host's, the routes that it sees are its own."""
+    host.add(cards.plain_nic())
+    host.default_route("eth0")
+    for pid, namespace in (("1", "net:[4026531840]"), ("self", "net:[4026532700]")):
+        os.symlink(namespace, host.root / f"proc/{pid}/ns/net")
+    return NIC_DEVICE
+
+
 def boot_vga(host: FakeHost) -> str:
     host.add(cards.gpu(boot_vga=True))
     return GPU_DEVICE
@@ -142,9 +151,12 @@ class TestWhatTheHostNeeds:
 
     @pytest.mark.parametrize(
         "need",
-        [root_disk, disk_on_the_usb_of_a_gpu, swap, in_lvm, uplink, bridged, addressed, boot_vga, console, bmc],
+        [
+            root_disk, disk_on_the_usb_of_a_gpu, swap, in_lvm, uplink, bridged, addressed, of_another_network,
+            boot_vga, console, bmc,
+        ],
         ids=lambda f: f.__name__,
-    )
+    )  # fmt: skip
     def test_reserved(self, host: FakeHost, need: Callable[[FakeHost], str]) -> None:
         device = need(host)
         settings = {"allowed": ALL, "erase_policy": True, "allow_shared_groups": True}
@@ -189,6 +201,11 @@ class TestWhatTheHostNeeds:
         (host.root / "proc/mounts").unlink()
         assert refusal(host, DISK_DEVICE, **settings) == "InUseUnknown"
 
+    def test_a_network_card_where_the_hosts_processes_and_so_its_network_cannot_be_seen(self, host: FakeHost) -> None:
+        host.add(cards.plain_nic())
+        host.blind()
+        assert refusal(host, NIC_DEVICE, allowed=ALL) == "InUseUnknown"
+
 
 class TestWhatIsInUse:
     def test_by_a_process(self, gpu: FakeHost) -> None:
@@ -204,6 +221,30 @@ class TestWhatIsInUse:
         hand = Hand.on(gpu)
         gpu.process(4711, opens=hand.prepare(GPU_DEVICE).nodes)
         assert refusal(gpu, GPU_DEVICE) == "DeviceInUse"
+
+    @pytest.mark.parametrize(
+        ("file", "node"),
+        [
+            ("uio/uio0", "/dev/uio0"),
+            ("ptp/ptp0", "/dev/ptp0"),
+            ("accel/accel0", "/dev/accel/accel0"),
+            ("infiniband_verbs/uverbs0", "/dev/infiniband/uverbs0"),
+        ],
+    )
+    def test_by_a_program_that_has_no_interface(self, host: FakeHost, file: str, node: str) -> None:
+        """Such as DPDK, or the clock that the host is set by."""
+        host.add(cards.plain_nic())
+        host.write(f"{host.path('0000:05:00.0')}/{file}/dev", "240:0")
+        host.process(812, "dpdk-testpmd", opens=(node,))
+        assert refusal(host, NIC_DEVICE, allowed=ALL) == "DeviceInUse"
+
+    def test_what_vfio_lets_somebody_use_without_an_iommu_is_not_taken(self, gpu: FakeHost) -> None:
+        """Its group is none, and its node has another name (T5)."""
+        hand = Hand.on(gpu)
+        hand.prepare(GPU_DEVICE)
+        gpu.write("kernel/iommu_groups/7/name", "vfio-noiommu")
+        gpu.process(812, "dpdk-testpmd", opens=("/dev/vfio/noiommu-7",))
+        assert refusal(gpu, GPU_DEVICE) == "NoIommuGroup"
 
     def test_when_nobody_can_tell_it_counts_as_in_use(self, gpu: FakeHost) -> None:
         gpu.blind()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from devalloc_node.binding.table import step_kinds
+from devalloc_node.binding.use import nodes_now
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from tests.support import cards
@@ -228,6 +229,18 @@ class TestTakingBack:
         assert (caught.value.code, plain.snapshot() == before) == ("DeviceInUse", True)
         plain.end_process(4711)
         hand.unprepare(device)
+
+    def test_nor_while_a_machine_has_it_by_iommufd(self, plain: FakeHost) -> None:
+        """Which opens a node of the device itself, and none of its group."""
+        hand = Hand.on(plain)
+        device = hand.prepare(A2_4Q, A2_POOL)
+        plain.write(f"bus/mdev/devices/{device.mdev_uuid}/vfio-dev/vfio3/dev", "511:3")
+        plain.process(4711, opens=("/dev/vfio/devices/vfio3",))
+        assert nodes_now(hand.host.tree(), device) == {*device.nodes, "/dev/vfio/devices/vfio3"}
+        with pytest.raises(Denied, match="qemu-system-x86 4711"):
+            hand.unprepare(A2_4Q)
+        plain.end_process(4711)
+        hand.unprepare(A2_4Q)
 
     @pytest.mark.parametrize(("device", "pool"), [(A2_4Q, A2_POOL), (L40S_2Q, L40S_POOL)])
     def test_nor_where_nobody_can_tell(self, plain: FakeHost, device: str, pool: str) -> None:
