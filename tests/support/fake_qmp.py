@@ -41,7 +41,9 @@ class FakeQemu:
         most_cpus: int = 4,
         base: int = 512 << 20,
         room: int = 2 << 30,
+        listener: socket.socket | None = None,
     ) -> None:
+        """``listener``: a socket that listens already, and was handed over."""
         self.path = path
         self.guest: Literal["obeys", "refuses", "silent"] = "obeys"
         """What it does about devices and CPUs that are to be given back."""
@@ -63,9 +65,10 @@ class FakeQemu:
         self.status = "running"
         self.uuid = "00000000-0000-0000-0000-000000000000"
         self.connections = 0
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(path))
-        self._server.listen(8)
+        self._server = listener or socket.socket(socket.AF_UNIX)
+        if listener is None:
+            self._server.bind(str(path))
+            self._server.listen(8)
         self._clients: list[socket.socket] = []
         self._mutex = threading.RLock()
         self._thread = threading.Thread(target=self._serve, daemon=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,12 +41,19 @@ def own_user() -> int:
     return os.geteuid()
 
 
-def owner_check(key: str, users: Collection[int | None]) -> Callable[[Peer], None]:
-    """Refuses a socket on which another user's process listens."""
+def owner_check(key: str, user: int, known: Process | None = None) -> Callable[[Peer], None]:
+    """Refuses a socket on which another user's process listens or speaks, or (``known``) another process speaks."""
 
     def check(peer: Peer) -> None:
-        if peer.uid not in users:
-            raise Denied("SocketNotOurs", f"machine {key}: a process of user {peer.uid} listens on its socket")
+        if peer.uid != user:
+            does = "answers" if peer.speaks else "listens"
+            raise Denied("SocketNotOurs", f"machine {key}: a process of user {peer.uid} {does} on its socket")
+        if peer.speaks and known is not None and peer.pid != known.pid:
+            raise Denied(
+                "SocketNotOurs",
+                f"machine {key} is process {known.pid}, and now process {peer.pid} answers on its socket; delete the "
+                "machine to adopt that one",
+            )
 
     return check
 
@@ -65,24 +72,23 @@ def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline
         raise Denied("PathNotAllowed", f"{path} is not a socket")
     if info.st_uid != own_user():
         raise Denied("SocketNotOurs", f"socket {path} is of user {info.st_uid}, and devalloc runs as {own_user()}")
-    seen: list[Peer] = []
-    check = owner_check(spec.key, {own_user()})
+    seen: list[Process] = []
+    check = owner_check(spec.key, own_user())
 
     def note(peer: Peer) -> None:
         check(peer)
-        found = process(peer.pid)
-        if found is None:
-            raise Failed("MachineNotFound", f"process {peer.pid}, which made {path}, has ended")
-        if spec.claims:
-            check_memlock(spec, config, found)
-        seen.append(peer)
+        if peer.speaks:
+            found = process(peer.pid)
+            if found is None:
+                raise Failed("MachineNotFound", f"process {peer.pid}, which answered on {path}, has ended")
+            if spec.claims:
+                check_memlock(spec, config, found)
+            seen.append(found)
 
     monitor = connect(spec.key, str(path), command_seconds=config.command_seconds, check=note)
     try:
         run = str(monitor.execute("query-uuid", deadline=deadline)["UUID"])
-        found = process(seen[0].pid)
-        if found is None:
-            raise Failed("MachineNotFound", f"process {seen[0].pid}, which made {path}, has ended")
+        found = seen[-1]
         if run == "00000000-0000-0000-0000-000000000000":
             run = f"{boot_id()}-{found.pid}-{found.started}"
         return Adopted(found, run, _amounts(monitor, deadline))

@@ -301,7 +301,7 @@ class Machines:
                     key,
                     record.spec.adopt or str(self.config.folder(record.spec.id) / "qmp"),
                     command_seconds=self.config.command_seconds,
-                    check=adopt.owner_check(key, {users.listener(record)}),
+                    check=adopt.owner_check(key, users.listener(record), record.process),
                 )
             self._lines[key] = (monitor, uses + 1)
         try:

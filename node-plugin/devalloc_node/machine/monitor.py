@@ -11,13 +11,14 @@ import json
 import logging
 import os
 import queue
+import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from qemu.qmp import EventListener, ExecuteError, QMPClient, QMPError
@@ -34,6 +35,8 @@ MAX_MESSAGE = 4 << 20
 MAX_EVENTS = 1000
 """Events that wait to be read; a guest can cause some of them as often as it likes."""
 GREETING_SECONDS = 5.0
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user, group."""
 _QUEUE_SECONDS = 0.02
 """Between tries to get into the queue of those who wait for the monitor."""
 
@@ -74,10 +77,13 @@ class Monitor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who listens on a socket, as the kernel knows it."""
+    """Who is at the other end of a socket, as the kernel knows it."""
 
     pid: int
     uid: int
+    speaks: bool = False
+    """It is QEMU itself, which has greeted; else it is who listens, which may have been somebody else who handed the
+    socket over, as libvirt does."""
 
 
 class _Loop:
@@ -146,15 +152,13 @@ class QmpMonitor:
         command_seconds: float = 10.0,
         check: Callable[[Peer], None] = lambda peer: None,
     ) -> None:
-        """``check`` is told who listens before anything is said, and raises Denied for a stranger."""
+        """``check`` is told who listens and then who greets, before anything is said; raises Denied for a stranger."""
         self._machine, self._path = machine, path
         self._command_seconds, self._check = command_seconds, check
         self._lock = threading.RLock()
         self._client: Any = None
         self._socket: socket.socket | None = None
         self._listening: list[tuple[_Listener, _Listening]] = []
-        self.peer: Peer | None = None
-        """Of the line that was opened last."""
 
     def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline) -> Any:
         what = f"{command} to QEMU of machine {self._machine}"
@@ -204,11 +208,14 @@ class QmpMonitor:
         self._drop()
         line = _connected(self._machine, self._path, deadline.capped(GREETING_SECONDS))
         try:
-            pid, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            self.peer = Peer(pid, uid)
-            self._check(self.peer)
             limit = deadline.capped(GREETING_SECONDS).seconds
-            client = _LOOP.run(_greeted(self._machine, line, [pair[0] for pair in self._listening], limit))
+            due = Deadline.after(limit)
+            pid, uid, _ = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            self._check(listens := Peer(pid, uid))
+            speaks = _speaker(line, due)
+            # One that gave up rights since it listened is the same process.
+            self._check(replace(listens, speaks=True) if speaks.pid == pid else speaks)
+            client = _LOOP.run(_greeted(self._machine, line, [pair[0] for pair in self._listening], due.seconds))
         except TimeoutError:
             _shut(line)
             raise Unknown(
@@ -246,6 +253,7 @@ class QmpMonitor:
 def _connected(machine: str, path: str, deadline: Deadline) -> socket.socket:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     line.setblocking(False)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # whatever is written says who wrote it
     while True:
         try:
             line.connect(path)
@@ -262,6 +270,21 @@ def _connected(machine: str, path: str, deadline: Deadline) -> socket.socket:
             raise Failed(
                 "MonitorUnreachable", f"no QEMU of machine {machine} listens on {path}: {error.strerror or error}"
             ) from None
+
+
+def _speaker(line: socket.socket, deadline: Deadline) -> Peer:
+    """Who has written what can be read first; it stays to be read. Raises TimeoutError, EOFError."""
+    ready = select.poll()  # select itself knows no descriptors above 1023
+    ready.register(line, select.POLLIN)
+    if not ready.poll(deadline.seconds * 1000):
+        raise TimeoutError
+    begun, told, _, _ = line.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_PEEK)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+    for level, kind, content in told:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            pid, uid, _ = _CREDENTIALS.unpack(content)
+            return Peer(pid, uid, speaks=True)
+    raise EOFError("it closes the line" if not begun else "it does not say who it is")
 
 
 async def _greeted(machine: str, line: socket.socket, listeners: list[_Listener], seconds: float) -> Any:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,54 @@ def test_a_strangers_socket_is_refused_also_where_the_file_was_given_to_us(machi
         stranger.wait()
         path.unlink(missing_ok=True)
         allowed.close()
+
+
+@contextmanager
+def handed_over(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A QEMU of its own process on a socket at which we listened first, as libvirt does."""
+    script = (
+        "import socket,sys,time;from pathlib import Path;from tests.support.fake_qmp import FakeQemu;"
+        "FakeQemu(Path(), listener=socket.socket(fileno=int(sys.argv[1])));print('ready', flush=True);time.sleep(600)"
+    )
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        started = subprocess.Popen(
+            [sys.executable, "-c", script, str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    with started:
+        try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == "ready\n"
+            yield started
+        finally:
+            started.kill()
+
+
+def test_the_machine_is_who_answers_and_not_who_made_its_socket(machines: Machines, tmp_path: Path) -> None:
+    with handed_over(tmp_path / "given") as other:
+        machines.adopt(adopting(tmp_path / "given"), soon())
+        seen = machines.get(KEY)
+        assert seen is not None
+        assert seen.pid == other.pid, "or ending it would end whoever keeps machines on this host"
+        other.kill()
+        until(lambda: (machines.get(KEY) or seen).phase == "Stopped", "its end is noticed")
+
+
+def test_nothing_is_said_to_another_machine_that_took_the_socket_over(
+    machines: Machines, qemu: FakeQemu, tmp_path: Path
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    with handed_over(tmp_path / "other") as other:
+        (tmp_path / "other").rename(qemu.path)
+        with machines.line(machines.known(KEY)) as monitor, pytest.raises(Denied, match=str(other.pid)) as denied:
+            monitor.execute("quit", deadline=soon())
+        assert denied.value.code == "SocketNotOurs"
+        assert other.poll() is None
 
 
 def test_a_machine_that_may_lock_too_little_is_refused_before_anything_is_touched(
