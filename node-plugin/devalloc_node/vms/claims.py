@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from devalloc.api import meta
@@ -35,12 +35,15 @@ class Due:
     """Not if it holds devices by now: it was prepared after the claims were listed."""
 
 
-def due(claims: Iterable[Object], machines: Iterable[Object], held: Sequence[Held], node_name: str) -> list[Due]:
-    """The claims of this node that are to be unprepared now.
+def due(
+    claims: Iterable[Object], machines: Iterable[Object], held: Sequence[Held], node_name: str, kept: Collection[str]
+) -> list[Due]:
+    """The claims of this node that are to be unprepared now. ``kept``: keys of machines that were made for objects.
 
-    Those that are wanted back; those that are being deleted and in no machine; and those that were in a machine, are in
-    none, and that no VirtualMachine of this node names any more: the plugin was killed before it gave them back. So are
-    those in no machine that hold nothing any more: somebody took their devices from them without asking this node.
+    Those that are wanted back; those that are being deleted and in no machine; and those that were in a machine of
+    ``kept``, are in none, and that no VirtualMachine of this node names any more: the plugin was killed before it gave
+    them back. (Who detaches a claim from a machine of their own making may want it for the next.) So are those in no
+    machine that hold nothing any more: somebody took their devices from them without asking this node.
     """
     here = {one.record.ref.uid: one for one in held}
     wanted = {
@@ -57,12 +60,12 @@ def due(claims: Iterable[Object], machines: Iterable[Object], held: Sequence[Hel
     for claim in marks.marked(claims, node_name):
         ref = claim_ref(claim)
         inside = ref.uid in here and bool(here[ref.uid].plugs)
-        users = claim.get("status", {}).get("podNames")
+        was_kept = any(user in kept for user in claim.get("status", {}).get("podNames", []))
         if marks.is_wanted_back(claim):
             found.append(Due(ref, True, "it is wanted back"))
         elif objects.is_deleting(claim) and not inside:
             found.append(Due(ref, False, "it is being deleted, and in no machine"))
-        elif ref.uid in here and not inside and users and (ref.namespace, ref.name) not in wanted:
+        elif ref.uid in here and not inside and was_kept and (ref.namespace, ref.name) not in wanted:
             found.append(Due(ref, False, "its machine is gone"))
     return found
 

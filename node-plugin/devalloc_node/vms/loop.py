@@ -127,9 +127,10 @@ class VirtualMachines:
         held = self._platform.held()
         node = self._platform.node_name
         claimed.tell_users(self._store, claims.values(), held, node)
-        for one in claimed.due(claims.values(), machines, held, node):
-            self._begin(f"claim {one.ref.uid}", (one.ref, one.force), partial(self._unprepare, one))
         known = {machine.key: machine for machine in self._platform.machines.list()}
+        kept = {key for key, machine in known.items() if machine.uid}
+        for one in claimed.due(claims.values(), machines, held, node, kept):
+            self._begin(f"claim {one.ref.uid}", (one.ref, one.force), partial(self._unprepare, one))
         mine = [obj for obj in machines if node in (objects.node_of(obj), objects.holder_of(obj))]
         for obj in mine:
             depends = _depends(obj, claims, known.get(objects.key_of(obj)))

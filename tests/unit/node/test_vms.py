@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from devalloc.api import meta
-from devalloc.api.virtualmachine import VirtualMachineStatus
+from devalloc.api.virtualmachine import VirtualMachine, VirtualMachineStatus
 from devalloc.controller.release import release
 from devalloc.store import Key, NotFound, Object
 from devalloc.store.sqlite import SQLiteStore
@@ -484,7 +484,7 @@ class TestClaims:
         world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due())
         (held,) = world.loop._platform.held()
         stale = {**world.store.get("DeviceClaim", "default", "gpu"), "status": {}}
-        (one,) = due([stale], [], [held], NODE)
+        (one,) = due([stale], [], [held], NODE, ())
         assert unprepare(world.store, world.loop._platform, one)
         assert len(world.bench.claims.prepared()) == 1
 
@@ -493,6 +493,21 @@ class TestClaims:
         world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due())
         world.round(times=3)
         assert len(world.bench.claims.prepared()) == 1
+
+    def test_what_somebody_took_out_of_a_machine_by_hand_stays_for_the_next(self, world: World) -> None:
+        ref = _ref(world.claim("gpu", "a/slot-0"))
+        platform = world.loop._platform
+        for name in ("web", "db"):
+            platform.create(VirtualMachine.model_validate(vm(name)), [], _due())
+        platform.attach(ref, "default/web", _due())
+        world.round()
+        assert world.store.get("DeviceClaim", "default", "gpu")["status"]["podNames"] == ["default/web"]
+        platform.detach(ref, "default/web", _due())
+        world.round(times=3)
+        assert len(world.bench.claims.prepared()) == 1
+        platform.attach(ref, "default/db", _due())
+        world.round()
+        assert world.store.get("DeviceClaim", "default", "gpu")["status"]["podNames"] == ["default/db"]
 
 
 class TestCrash:
