@@ -32,6 +32,8 @@ from devalloc_node.machine.view import Amounts, Machine
 LOG = logging.getLogger(__name__)
 _SETTLE_SECONDS = 120.0
 """How long a change of a machine is waited for before it is noted that the machine ended."""
+_PAUSED = "prelaunch"
+"""What QEMU says of itself until its CPUs are let run for the first time."""
 _LOG_SECONDS = 5.0
 """How often it is looked whether a guest has filled a log."""
 _ADOPTING = "adopting"
@@ -391,12 +393,20 @@ class Machines:
             record = record_of(key, content)
             process = self.process_of(record)
             if process is not None:
-                if record.state == "stopping":  # whoever was stopping it is no more, and its guest goes on
+                # Whoever was stopping it is no more, and its guest goes on; or who started it came to the end of that.
+                if record.state == "stopping" or (record.state == "starting" and self._has_run(record)):
                     self._put(record.become("running"))
                 self._deaths.watch(key, process)
             elif record.state not in ("stopped", "failed"):
                 self._put(ended(record, self.config))
                 self._gone(record)
+
+    def _has_run(self, record: MachineRecord) -> bool:
+        """Whether its CPUs were let run. Where that cannot be told, the record counts."""
+        with suppress_and_log(record.spec.key), self.line(record) as monitor:
+            status = monitor.execute("query-status", deadline=Deadline.after(LOOK_SECONDS))["status"]
+            return bool(status != _PAUSED)
+        return False
 
     def _died(self, key: str) -> None:
         # A change of this machine may be under way and take its time to fail; the next death is not to wait for it.

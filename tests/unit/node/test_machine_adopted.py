@@ -406,6 +406,24 @@ def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: Machines) 
     assert (seen.phase, seen.reason) == ("Failed", "MachineDidNotStart")
 
 
+@pytest.mark.parametrize(("status", "phase"), [("running", "Running"), ("paused", "Running"), ("prelaunch", "Starting")])
+def test_a_guest_that_runs_is_not_taken_for_one_that_never_ran_because_the_plugin_was_killed(
+    machines: Machines, config: MachineConfig, monkeypatch: pytest.MonkeyPatch, status: str, phase: str
+) -> None:
+    record = put(machines, state="starting")
+    folder = config.folder(record.spec.id)
+    folder.mkdir(parents=True)
+    qemu = FakeQemu(folder / "qmp")
+    qemu.status = status
+    this = process.process(os.getpid())
+    monkeypatch.setattr(launch, "life", lambda machine, config: this)
+    machines.recover()
+    seen = machines.get(KEY)
+    qemu.close()
+    assert seen is not None
+    assert (seen.phase, seen.is_paused) == (phase, phase == "Starting")
+
+
 def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(machines: Machines) -> None:
     put(machines, state="starting")
     machines.undo_start(KEY, soon())
