@@ -29,6 +29,8 @@ from devalloc_node.machine.spec import MachineSpec
 LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2000
+_ENDING_SECONDS = 0.2
+"""For a process that has given up all it had to be gone."""
 _QUIT_SECONDS = 3.0
 _KILL_SECONDS = 10.0
 """A process that is killed ends at once, unless the kernel is busy with a device of its own."""
@@ -127,7 +129,10 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[st
 
 
 def life(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Process | None:
-    """The process of a machine that runs; None where none does, which the lock of its life file proves.
+    """The process of a machine that runs; None where none does.
+
+    Its lock of its life file proves that it lives. Without the lock it may still be ending, and holds devices until
+    the kernel is done with them: it has ended when its process has.
 
     Raises Unknown where it lives and its process cannot be told within ``seconds``: it is only just being started;
     Failed where nothing can be told.
@@ -140,19 +145,35 @@ def life(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Proces
         raise Failed("HostUnreadable", f"whether machine {machine_id} lives cannot be told: {error}") from None
     try:
         deadline = Deadline.after(seconds)
+        ending = deadline.capped(_ENDING_SECONDS)
         while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return None
-            except BlockingIOError:
-                words = os.pread(fd, 64, 0).split()
+            is_locked = _is_locked(fd)
+            words = os.pread(fd, 64, 0).split() if is_locked or _is_of_this_boot(fd) else ()
             if len(words) == 2 and (found := process(int(words[0]))) == Process(int(words[0]), int(words[1])):
-                return found
+                if is_locked or ending.passed:
+                    return found
+            elif not is_locked:
+                return None
             if deadline.passed:
                 raise Unknown("MachineUnclear", f"machine {machine_id} lives, and its process is not known")
             time.sleep(_POLL_SECONDS)
     finally:
         os.close(fd)
+
+
+def _is_locked(fd: int) -> bool:
+    """Whether another process has locked the file for itself alone."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+def _is_of_this_boot(fd: int) -> bool:
+    """Whether a file was written since the host was started: the numbers of processes mean nothing after that."""
+    return os.fstat(fd).st_mtime >= time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, deadline: Deadline) -> None:

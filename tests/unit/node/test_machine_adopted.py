@@ -406,7 +406,9 @@ def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: Machines) 
     assert (seen.phase, seen.reason) == ("Failed", "MachineDidNotStart")
 
 
-@pytest.mark.parametrize(("status", "phase"), [("running", "Running"), ("paused", "Running"), ("prelaunch", "Starting")])
+@pytest.mark.parametrize(
+    ("status", "phase"), [("running", "Running"), ("paused", "Running"), ("prelaunch", "Starting")]
+)
 def test_a_guest_that_runs_is_not_taken_for_one_that_never_ran_because_the_plugin_was_killed(
     machines: Machines, config: MachineConfig, monkeypatch: pytest.MonkeyPatch, status: str, phase: str
 ) -> None:

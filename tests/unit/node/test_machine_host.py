@@ -315,6 +315,25 @@ def test_a_machine_that_lives_and_whose_process_nobody_knows_is_unknown(tmp_path
             launch.life("m", config, 0.1)
 
 
+def test_a_machine_has_ended_when_its_process_has_and_not_when_its_lock_is_free(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """The kernel may take seconds to let go of devices, and a guest that took QEMU over could let go of the lock."""
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    config.state.mkdir()
+    there = process(sleeper.pid)
+    assert there is not None
+    config.life("m").write_text(f"{there.pid} {there.started}\n")
+    assert launch.life("m", config) == there
+    before_the_boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60
+    os.utime(config.life("m"), (before_the_boot, before_the_boot))
+    assert launch.life("m", config) is None, "another process that has the same number after a reboot"
+    os.utime(config.life("m"))
+    sleeper.kill()
+    sleeper.wait()
+    assert launch.life("m", config) is None
+
+
 def test_last_words_are_one_bounded_line_and_no_link_is_followed(tmp_path: Path) -> None:
     config = MachineConfig(tmp_path / "state", tmp_path / "run", log_bytes=1000)
     folder = config.run / "m"
