@@ -96,3 +96,6 @@ class Attachments(Protocol):
 
     def plug(self, record: StepRecord, ref: ClaimRef) -> Plug:
         """What an attachment step says."""
+
+    def is_in(self, plug: Plug) -> bool:
+        """Whether it is there, as QEMU shows it. Raises NodeError."""

@@ -140,6 +140,18 @@ class Platform:
             self._detach([plug for plug in self.plugs(key) if plug.ref.uid == ref.uid], due, force, caller)
             return force and ran and not self._runs(key)
 
+    def is_in(self, ref: ClaimRef, key: str) -> bool:
+        """Whether all devices of a claim are in a machine that runs, as QEMU shows it. Raises NodeError.
+
+        A step that was begun only may never have been taken, and a guest can let go of a device unasked.
+        """
+        for held in self.held(ref.uid):
+            done = {step.device for step in held.steps if step.step.kind == ATTACHMENT and step.state == "done"}
+            plugs = [plug for plug in held.plugs if plug.machine == key and plug.device in done]
+            names = {device.name for device in held.prepared.devices} if held.prepared is not None else {""}
+            return {plug.device for plug in plugs} >= names and all(map(self._attachments.is_in, plugs))
+        return False
+
     # Machines.
 
     def machine(self, key: str) -> Machine:
@@ -182,7 +194,7 @@ class Platform:
             if there is not None:
                 self._owned(key, machine.metadata.uid or "")
             begins = there is None or not there.runs or there.is_paused
-            if not begins and all(self._is_in(ref, key) for ref in refs):
+            if not begins and all(self.is_in(ref, key) for ref in refs):
                 return self.machine(key)
             for ref in refs:
                 self._only_in(ref, key)
@@ -305,14 +317,6 @@ class Platform:
             "MachineExists", f"another machine on node {self.node_name} is called {key}; delete that one first"
         )
 
-    def _is_in(self, ref: ClaimRef, key: str) -> bool:
-        """Whether all devices of a claim are in the machine. A step that was begun only may never have been taken."""
-        for held in self.held(ref.uid):
-            done = {step.device for step in held.steps if step.step.kind == ATTACHMENT and step.state == "done"}
-            inside = {plug.device for plug in held.plugs if plug.machine == key} & done
-            return held.prepared is not None and inside >= {device.name for device in held.prepared.devices}
-        return False
-
     def _only_in(self, ref: ClaimRef, key: str) -> None:
         """Raises Denied (``ClaimAttached``) where another machine has any of the claim's devices."""
         elsewhere = {plug.machine for held in self.held(ref.uid) for plug in held.plugs} - {key}
@@ -326,9 +330,13 @@ class Platform:
         ref = prepared.ref
         with self._exclusive(f"attaching/{ref.uid}", due):
             self._only_in(ref, key)
-            before = {plug.step.target for held in self.held(ref.uid) for plug in held.plugs}
+            plugs = [plug for held in self.held(ref.uid) for plug in held.plugs]
+            before = {plug.step.target for plug in plugs}
             steps = self._attachments.attachments(key, prepared, due)
             try:
+                for plug in plugs:
+                    if not self._attachments.is_in(plug):  # the guest let it go unasked, or late
+                        self._detach([plug], due, False, caller)
                 for device, step in steps:
                     self.claims.add(ref, step, due, device=device, caller=caller)
             except NodeError as error:

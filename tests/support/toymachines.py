@@ -99,6 +99,9 @@ class ToyMachines:
         key, _, name = record.step.target.rpartition("/")
         return Plug(key, ref, record.device, name, record.step.after["host"], record.step)
 
+    def is_in(self, plug: Plug) -> bool:
+        return plug.step.target in self.devices
+
     def end(self, key: str) -> None:
         """QEMU is gone, and with it what was plugged in."""
         with self.mutex:

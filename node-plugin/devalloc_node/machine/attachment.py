@@ -83,6 +83,10 @@ class AttachmentKind:
         host = next(iter(value.get("functions", ())), value.get("sysfsdev", ""))
         return Plug(key, ref, record.device, pci.function_id(name, 0), host, record.step)
 
+    def is_in(self, plug: Plug) -> bool:
+        """Whether it is there, as QEMU shows it. Raises NodeError."""
+        return self.read(plug.step.target) is not None
+
     # The kind of step.
 
     def read(self, target: str) -> Value:

@@ -211,13 +211,12 @@ class Keeper:
                     self._platform.unprepare(ref, due, caller=CALLER)
                 except NodeError as error:
                     problems.append(Outcome(error.code, error.message))
-        inside = {plug.ref.uid for plug in plugs}
         for ref in refs:
-            if ref.uid not in inside:
-                try:
+            try:
+                if not self._platform.is_in(ref, key):
                     self._platform.attach(ref, key, Deadline.after(WORK_SECONDS), owner=uid, caller=CALLER)
-                except NodeError as error:
-                    problems.append(Outcome(error.code, error.message))
+            except NodeError as error:
+                problems.append(Outcome(error.code, error.message))
         return problems
 
     def _scale(self, vm: VirtualMachine, key: str, uid: str, machine: Machine) -> list[Outcome]:

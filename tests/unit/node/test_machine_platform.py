@@ -68,3 +68,19 @@ def test_a_machine_that_ended_and_is_stopped_is_not_started_again(world: World) 
     assert [machine.key for machine in world.machines.to_restart()] == [("default", "m")]
     assert world.platform.stop(KEY, None, due()).reason == "StoppedOnRequest"
     assert world.machines.to_restart() == []
+
+
+def test_a_device_that_the_guest_let_go_unasked_is_not_told_to_be_there_and_comes_back(world: World) -> None:
+    world.adopted()
+    ref = world.bench.add("a/slot-0")
+    world.platform.attach(ref, KEY, due())
+    (name,) = world.qemu.devices
+    assert world.platform.is_in(ref, KEY)
+    world.qemu.let_go(name)
+    assert not world.platform.is_in(ref, KEY)
+    assert [plug.id for plug in world.platform.attach(ref, KEY, due())] == [name]
+    assert set(world.qemu.devices) == {name}
+    assert world.platform.is_in(ref, KEY)
+    world.qemu.let_go(name)
+    world.platform.unprepare(ref, due())
+    assert world.bench.is_initial()

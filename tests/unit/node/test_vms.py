@@ -248,6 +248,17 @@ class TestChange:
         world.round(times=2)
         assert world.is_free("gpu")
 
+    def test_a_device_that_the_guest_let_go_unasked_is_plugged_in_again(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0", "a/slot-1")
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        before = dict(world.machines.devices)
+        assert len(before) == 2
+        world.machines.devices.popitem()
+        world.round(times=2)
+        assert world.machines.devices == before
+        assert "reason" not in world.status()
+
     def test_scales_when_use_changes(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
