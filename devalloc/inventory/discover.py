@@ -52,7 +52,7 @@ def discover(root: Path = Path("/"), *, node_name: str, config: InventoryConfig 
     ]
     obstacles = Obstacles(
         groups=Groups.of(functions.values(), config.allow_shared_groups),
-        holders=Holders.read(tree, _functions(found), mdevs=bool(config.adopt)),
+        holders=Holders.read(tree, _functions(found), mdevs=bool(config.adopt)).read_all(),
         known=config.known,
         erase_policy=config.erase_policy,
         adopt=config.adopt,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from devalloc.inventory.nic import interfaces
 from devalloc.inventory.pci import Address, PciFunction
@@ -28,25 +28,58 @@ MONITORS = frozenset({"nvidia-persiste", "nvidia-vgpud", "nvidia-vgpu-mgr", "nv-
 
 
 @dataclass(frozen=True, slots=True)
-class Holders:
-    """What of this host is spoken for."""
+class _Network:
+    """Interfaces that the host uses."""
 
     default_route: frozenset[str]
-    """Interfaces of a default route."""
+    """Those of a default route."""
     addressed: frozenset[str]
-    """Interfaces with an address or a route."""
+    """Those with an address or a route."""
+    unseen: bool
+    """The host's addresses and routes are not those that this process sees."""
+    unread: str | None
+    """What could not be read of this: the name of a file such as ``route``."""
+
+    @classmethod
+    def read(cls, tree: Tree) -> _Network:
+        default_route, addressed = _routes(tree)
+        addressed |= _ipv6(tree) | ipv4_interfaces(tree)
+        unseen, unread = _is_in_another_network(tree), _unread(tree, _NETWORK_FILES)
+        return cls(frozenset(default_route), frozenset(addressed), unseen, unread)
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """Block devices that the host uses."""
+
     mounted: frozenset[str]
-    """Block devices that are mounted, by name (``nvme0n1p1``) or number (``259:1``)."""
+    """Those that are mounted, by name (``nvme0n1p1``) or number (``259:1``)."""
     swap: frozenset[str]
-    """Block devices that are swapped to, by name."""
+    """Those that are swapped to, by name."""
+    unread: str | None
+    """What could not be read of this: the name of a file such as ``mountinfo``."""
+
+    @classmethod
+    def read(cls, tree: Tree) -> _Storage:
+        mounted = frozenset(_mounted(tree))
+        swap = frozenset(row[0].rpartition("/")[2] for row in _rows(tree, "swaps")[1:])
+        return cls(mounted, swap, _unread(tree, _STORAGE_FILES))
+
+
+@dataclass(slots=True)
+class Holders:
+    """What of this host is spoken for. Its routes and mounts, of which a busy host has thousands, are read when a
+    function has interfaces or disks that they may concern."""
+
+    tree: Tree
+    nodes: frozenset[str]
+    """The device nodes of the functions."""
     opened: Mapping[Address, str]
     """Functions that a process has open, and which process."""
     open_groups: Mapping[int, str]
     """IOMMU groups of mediated devices that a process has open, and which process."""
-    network_unseen: bool
-    """The host's addresses and routes are not those that this process sees."""
-    unread: frozenset[str]
-    """What could not be read of these: names of files such as ``mountinfo``."""
+    _network: _Network | None = field(default=None, init=False)
+    _storage: _Storage | None = field(default=None, init=False)
 
     @classmethod
     def read(
@@ -59,26 +92,22 @@ class Holders:
     ) -> Holders:
         """What is spoken for of the functions. ``passed_over``: names of processes that do not count as users.
         ``mdevs``: look for the users of mediated devices, too."""
-        default_route, addressed = _routes(tree)
         # One node may stand for several functions: those of an IOMMU group.
         nodes = sorted((node, function.address) for function in functions for node in nodes_of(function))
         groups = {node: group for function in functions if mdevs for node, group in mdev_groups(function).items()}
         wanted = {node for node, _ in nodes} | groups.keys()
         users = openers(tree.proc, wanted, passed_over) if wanted and tree.proc else {}
-        addressed |= _ipv6(tree) | ipv4_interfaces(tree)
-        mounted = frozenset(_mounted(tree))
-        swap = frozenset(row[0].rpartition("/")[2] for row in _rows(tree, "swaps")[1:])
-        unread = (fault.path.rpartition("/")[2] for fault in tree.faults if fault.path.startswith("/proc/"))
         return cls(
-            default_route=frozenset(default_route),
-            addressed=frozenset(addressed),
-            mounted=mounted,
-            swap=swap,
+            tree,
+            nodes=frozenset(node for node, _ in nodes),
             opened={address: users[node] for node, address in nodes if node in users},
             open_groups={group: users[node] for node, group in groups.items() if node in users},
-            network_unseen=_is_in_another_network(tree),
-            unread=frozenset(unread),
         )
+
+    def read_all(self) -> Holders:
+        """Have everything read now, whatever it concerns: what cannot be is a fault of the tree then."""
+        self._network, self._storage = _Network.read(self.tree), _Storage.read(self.tree)
+        return self
 
     def reserved(self, function: PciFunction) -> str | None:
         """What the host needs the function for: ``default route``; None when it does not."""
@@ -98,15 +127,18 @@ class Holders:
 
     def _network_use(self, function: PciFunction) -> str | None:
         found = interfaces(function)
-        if found and self.network_unseen:
+        if not found:
+            return None
+        network = self._network = self._network or _Network.read(self.tree)
+        if network.unseen:
             return "its network is not this process's (run with the host's network namespace)"
-        if found and (unread := sorted(self.unread & _NETWORK_FILES)):
-            return f"{unread[0]} cannot be read"
+        if network.unread is not None:
+            return f"{network.unread} cannot be read"
         for interface in found:
-            if interface.name in self.default_route:
+            if interface.name in network.default_route:
                 return "default route"
         for interface in found:
-            if interface.name in self.addressed:
+            if interface.name in network.addressed:
                 return f"address on {interface.name}"
             names = interface.names()
             if "master" in names:
@@ -118,12 +150,15 @@ class Holders:
 
     def _storage_use(self, function: PciFunction) -> str | None:
         found = list(blocks(function))
-        if found and (unread := sorted(self.unread & _STORAGE_FILES)):
-            return f"{unread[0]} cannot be read"
+        if not found:
+            return None
+        storage = self._storage = self._storage or _Storage.read(self.tree)
+        if storage.unread is not None:
+            return f"{storage.unread} cannot be read"
         for block in found:
-            if block.name in self.mounted or block.text("dev") in self.mounted:
+            if block.name in storage.mounted or block.text("dev") in storage.mounted:
                 return f"{block.name} is mounted"
-            if block.name in self.swap:
+            if block.name in storage.swap:
                 return f"swap on {block.name}"
             holders = block.names("holders")
             if holders:
@@ -150,6 +185,12 @@ def _nvidia_node(function: PciFunction) -> Iterator[str]:
     minor = re.search(r"^Device Minor:\s*([0-9]+)$", (card.text("information") if card else None) or "", re.MULTILINE)
     if minor:
         yield f"/dev/nvidia{minor[1]}"
+
+
+def _unread(tree: Tree, files: Collection[str]) -> str | None:
+    """The first of these files below /proc that is there and could not be read."""
+    names = {fault.path.rpartition("/")[2] for fault in tree.faults if fault.path.startswith("/proc/")}
+    return min(names & set(files), default=None)
 
 
 def _rows(tree: Tree, *names: str) -> list[list[str]]:

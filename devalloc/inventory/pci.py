@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from devalloc.inventory.sysfs import Folder, Tree
@@ -33,14 +34,10 @@ class Address(NamedTuple):
     slot: int
     function: int
 
-    @classmethod
-    def parse(cls, text: str) -> Address | None:
+    @staticmethod
+    def parse(text: str) -> Address | None:
         """The address in ``0000:08:00.4``; None for any other text."""
-        match = _ADDRESS.fullmatch(text)
-        if match is None:
-            return None
-        address = cls(*(int(part, 16) for part in match.groups()))
-        return address if address.slot < 32 else None
+        return _parsed(text)
 
     def __str__(self) -> str:
         return f"{self.domain:04x}:{self.bus:02x}:{self.slot:02x}.{self.function}"
@@ -66,6 +63,15 @@ class Address(NamedTuple):
         if not 0 <= routing <= 0xFFFF:
             return None
         return Address(self.domain, routing >> 8, routing >> 3 & 0x1F, routing & 7)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Address | None:
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
+        return None
+    address = Address(*(int(part, 16) for part in match.groups()))
+    return address if address.slot < 32 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +199,25 @@ def _is_without_iommu(folder: Folder) -> bool:
     return group is not None and group.text("name") == _NO_IOMMU
 
 
+def count_vfs(folder: Folder) -> int:
+    """How many VFs the function in ``folder`` has, without a look at each."""
+    return len(list(_vf_links(folder)))
+
+
 def _virtfns(folder: Folder) -> Iterable[tuple[int, Address]]:
     found = []
-    for name in folder.names():
-        match = _VIRTFN.fullmatch(name)
-        address = Address.parse(folder.link(name) or "") if match else None
-        if match and address is not None:
-            found.append((int(match[1]), address))
+    for index, name in _vf_links(folder):
+        address = Address.parse(folder.link(name) or "")
+        if address is not None:
+            found.append((index, address))
     return sorted(found)
+
+
+def _vf_links(folder: Folder) -> Iterator[tuple[int, str]]:
+    for name in folder.names():
+        match = _VIRTFN.fullmatch(name) if name.startswith("virtfn") else None
+        if match:
+            yield int(match[1]), name
 
 
 def _sriov(folder: Folder) -> Sriov | None:

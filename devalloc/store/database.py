@@ -59,7 +59,7 @@ def explained(path: Path, schema: Schema) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _explanation(path, schema, error) from error
+        raise explanation(path, schema, error) from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -106,7 +106,8 @@ def _use_wal(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
 
 
-def _explanation(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
+def explanation(path: Path, schema: Schema, error: sqlite3.Error) -> StoreError:
+    """What an error of SQLite means, and what to do."""
     what = f"the {schema.noun} {path}"
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     match code:

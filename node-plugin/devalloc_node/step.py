@@ -48,7 +48,11 @@ class Step:
     (``before`` equals ``after``) and joins. Its true ``before`` is what the kind reads under the lock of the name."""
     more: bool = field(default=False, compare=False)
     """The next step is known whatever comes of this one, so that both are written down at once: one wait for the disk
-    in place of two. A crash may leave either as intended that was never begun; undoing that must change nothing."""
+    in place of two. A crash may leave either as intended that was never begun; undoing that must change nothing. Of
+    steps that are told together shared ones come first, of one name."""
+    noted: bool = field(default=False, compare=False)
+    """It is so already, and only undoing it changes anything: so it is not performed, and written down with whatever is
+    written next, at the latest when the claim is prepared. Until then nobody has the device. Never of a shared step."""
 
 
 class StepKind(Protocol):

@@ -50,6 +50,8 @@ class DriverKind:
             if wanted is not None and now["driver"] != wanted:
                 change.write(self.host, "bus/pci/drivers_probe", target, deadline)
             now = self._expected(target, wanted, override)
+        if now == value:
+            return
         self._override(target, now["override"], value["override"], deadline)
         # Whoever probes all devices at any time gives it to the driver that the override names, a step early.
         after = self._expected(target, wanted, value["override"] if wanted is None else wanted)

@@ -48,19 +48,20 @@ def handed_over(tree: Tree, functions: Sequence[PciFunction]) -> Generator[Step,
     moving = [(function, vfio_driver(tree, function)) for function in functions if not function.on_vfio]
     apart, bound = [], []
     for function, driver in moving:
-        alone = {"driver": None, "override": driver}
-        apart.append(Step("driver", str(function.address), state(function.folder), alone))
-        bound.append(Step("driver", str(function.address), alone, {"driver": driver, "override": driver}))
-    # A function beside the main one may have no reset of its own: it is reset with the slot.
-    used = [
-        Step("reset", str(function.address), "clean", "used")
-        for function in functions
-        if function is functions[0] or "reset" in function.folder.names()
-    ]
+        before, after = state(function.folder), {"driver": driver, "override": driver}
+        if len(moving) > 1:
+            alone = {"driver": None, "override": driver}
+            apart.append(Step("driver", str(function.address), before, alone))
+            before = alone
+        bound.append(Step("driver", str(function.address), before, after))
     # Each pass is written down at once, and only when the one before it is done: see ``Step.more``.
-    for steps in (apart, bound, used):
+    for steps in (apart, bound):
         for number, step in enumerate(steps, 1):
             yield replace(step, more=number < len(steps))
+    # A function beside the main one may have no reset of its own: it is reset with the slot.
+    for function in functions:
+        if function is functions[0] or "reset" in function.folder.names():
+            yield Step("reset", str(function.address), "clean", "used", noted=True)
 
 
 def passed_through(host: Host, granted: GrantedDevice, functions: Sequence[PciFunction]) -> PreparedDevice:

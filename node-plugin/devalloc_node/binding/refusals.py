@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from devalloc.inventory import nic, storage, vgpu
 from devalloc.inventory.cards import Port, kind_of
 from devalloc.inventory.groups import Groups
-from devalloc.inventory.holders import Holders, nodes_of
+from devalloc.inventory.holders import Holders
 from devalloc.inventory.locate import group_members
 from devalloc.inventory.pci import BRIDGE, Address, PciFunction
 from devalloc.inventory.sight import blind_spot
@@ -45,7 +45,10 @@ def refuse_held(tree: Tree, port: Port, functions: Collection[PciFunction]) -> N
     holders = Holders.read(tree, functions, passed_over=())
     for function in asked.values():
         _refuse_reserved(tree, function, holders)
-    _refuse_blind(tree, functions)
+    known_by_others = bool(holders.nodes) or any(nic.interfaces(function) for function in functions)
+    if known_by_others and (blind := blind_spot(tree)) is not None:
+        names = ", ".join(str(function.address) for function in functions)
+        raise Denied("InUseUnknown", f"whether {names} is in use cannot be told: {blind}", retryable=True)
     for function in functions:
         _refuse_used(port, function, holders)
 
@@ -56,13 +59,14 @@ def _refuse_reserved(tree: Tree, function: PciFunction, holders: Holders) -> Non
     need = holders.reserved(function)
     if need is not None:
         raise Denied("DeviceReserved", f"{function.address} is reserved for the host: {need}")
-    for block in storage.blocks(function):
+    blocks = list(storage.blocks(function))
+    for block in blocks:
         refuse_claimed(tree, block.name, str(function.address))
     if nic.interfaces(function) and _unread(tree, "net", "route"):
         raise Denied(
             "InUseUnknown", f"whether the host needs {function.address} cannot be told: there is no /proc/net/route"
         )
-    if list(storage.blocks(function)) and _unread(tree, "self", "mountinfo") and _unread(tree, "mounts"):
+    if blocks and _unread(tree, "self", "mountinfo") and _unread(tree, "mounts"):
         raise Denied(
             "InUseUnknown", f"whether the host needs {function.address} cannot be told: there is no /proc/mounts"
         )
@@ -72,14 +76,6 @@ def _unread(tree: Tree, *names: str) -> bool:
     *folders, name = names
     folder = tree.proc.folder(*folders) if tree.proc and folders else tree.proc
     return folder is None or folder.raw(name) is None
-
-
-def _refuse_blind(tree: Tree, functions: Collection[PciFunction]) -> None:
-    known_by_others = any(any(nodes_of(function)) or nic.interfaces(function) for function in functions)
-    blind = blind_spot(tree) if known_by_others else None
-    if blind is not None:
-        names = ", ".join(str(function.address) for function in functions)
-        raise Denied("InUseUnknown", f"whether {names} is in use cannot be told: {blind}", retryable=True)
 
 
 def _refuse_used(port: Port, function: PciFunction, holders: Holders) -> None:

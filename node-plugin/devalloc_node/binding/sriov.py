@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from devalloc.inventory import nic
 from devalloc.inventory.cards import VirtualFunction
 from devalloc.inventory.locate import Located, VfDevice, read_function
 from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Tree
-from devalloc_node.binding import change, refusals, vfs
+from devalloc_node.binding import refusals, vfs
 from devalloc_node.binding.binding import Health, Steps
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.find import find
@@ -48,16 +48,20 @@ class Sriov:
         refusals.refuse_kind(self.config, device.port, "vf")
         wanted = wanted_settings(granted)
         _refuse_settings(vf, wanted)
-        refusals.refuse_held(tree, device.port, [vf.function] if vf.function is not None else [])
-        if vf.function is not None:
-            refusals.refuse_carrier(vf.function)
-            refusals.refuse_group(tree, self.config, [vf.function])
-        yield from self._created(vf)
-        tree = self.host.tree()
-        function = _there(tree, vf)
+        function = vf.function
+        refusals.refuse_held(tree, device.port, [function] if function is not None else [])
+        if function is not None:
+            refusals.refuse_carrier(function)
+            # The card's last user may remove them until this claim counts as another: then they are not as they were.
+            yield replace(vfs.autoprobe_step(vf.pf, None), more=True)
+            yield replace(vfs.count_step(vf.pf, None), more=not function.on_vfio)
+        else:
+            yield from self._created(vf)
+            tree = self.host.tree()
+            function = _there(tree, vf)
         refusals.refuse_group(tree, self.config, [function])
         if _has_settings(vf.pf):
-            yield settings_step(self.host, vf, wanted)
+            yield replace(settings_step(self.host, vf, wanted), more=not function.on_vfio)
         yield from handed_over(tree, [function])
         return passed_through(self.host, granted, [function])
 
@@ -65,15 +69,8 @@ class Sriov:
         return health_of_functions(self.host.tree(), device)
 
     def _created(self, vf: VirtualFunction) -> Generator[Step, None, None]:
-        """The steps after which the VF is there. They are told as well when it is: the PF's claims share them."""
+        """The steps after which the VF is there."""
         pf = vf.pf
-        if vf.function is not None:
-            yield vfs.autoprobe_step(pf, None)
-            # From here on this claim counts as one of the card's users, and nobody else removes its VFs; another claim,
-            # its last user, may have done so since they were seen.
-            _refuse_gone(self.host.tree(), vf)
-            yield vfs.count_step(change.function(self.host.tree(), str(pf.address)), None)
-            return
         total = pf.sriov.total if pf.sriov else 0
         count = self.config.vf_count(str(pf.address), total)
         if vf.index >= count:
@@ -83,14 +80,8 @@ class Sriov:
             raise Denied(
                 "NoIommuGroup", f"{pf.address} has no IOMMU group, nor would its VFs (is the IOMMU switched on?)"
             )
-        yield vfs.autoprobe_step(pf, 0)
-        yield vfs.count_step(change.function(self.host.tree(), str(pf.address)), count)
-
-
-def _refuse_gone(tree: Tree, vf: VirtualFunction) -> None:
-    function = read_function(tree, vf.address)
-    if function is None or function.physfn != vf.pf.address:
-        raise Denied("DeviceGone", f"{vf.address} is not there any more", retryable=True)
+        yield replace(vfs.autoprobe_step(pf, 0), more=True)
+        yield vfs.count_step(pf, count)
 
 
 def _there(tree: Tree, vf: VirtualFunction) -> PciFunction:

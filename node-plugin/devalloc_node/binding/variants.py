@@ -7,6 +7,7 @@ match the function's modalias the one with the fewest wildcards wins, as libvirt
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Iterator
 
 from devalloc.inventory.pci import PciFunction
@@ -17,6 +18,14 @@ from devalloc_node.host.files import is_name
 GENERIC = "vfio-pci"
 _PREFIX = b"alias vfio_pci:"
 _MAX_BYTES = 16 << 20
+
+
+Aliases = tuple[tuple[str, str], ...]
+"""Patterns of modaliases, and the module for each."""
+
+_known: dict[str, tuple[tuple[int, ...], Aliases]] = {}
+"""By path, what a ``modules.alias`` says and which file that was: every hand-over asks, and it has twenty thousand
+lines."""
 
 
 def vfio_driver(tree: Tree, function: PciFunction) -> str:
@@ -44,13 +53,33 @@ def _module(tree: Tree, modalias: str) -> str:
     return min(matching)[2] if matching else GENERIC
 
 
-def _aliases(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Patterns of modaliases, and the module for each."""
+def _aliases(tree: Tree) -> Aliases:
     kernel = tree.proc.folder("sys", "kernel") if tree.proc else None
     release = kernel.text("osrelease") if kernel else None
     folder = tree.folder("lib", "modules", release) if release and is_name(release) else None
-    content = (folder.raw("modules.alias", _MAX_BYTES) if folder else None) or b""
-    at = content.find(_PREFIX)  # a few lines of twenty thousand, in a file that every prepare reads
+    if folder is None:
+        return ()
+    identity = _identity(f"{folder.path}/modules.alias")  # before it is read: what is written meanwhile is read again
+    before, aliases = _known.get(folder.path, (None, ()))
+    if identity is None or before != identity:
+        content = folder.raw("modules.alias", _MAX_BYTES)
+        aliases = tuple(_listed(content or b""))
+        if identity is not None and content is not None:
+            _known[folder.path] = identity, aliases
+    return aliases
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    """Another one for another content; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _listed(content: bytes) -> Iterator[tuple[str, str]]:
+    at = content.find(_PREFIX)
     while at >= 0:
         end = content.find(b"\n", at)
         words = content[at : end if end >= 0 else None].decode("latin-1").split()

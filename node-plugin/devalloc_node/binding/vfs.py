@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from devalloc.inventory.locate import read_function
-from devalloc.inventory.pci import PciFunction
+from devalloc.inventory.pci import PciFunction, count_vfs
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import change
 from devalloc_node.binding.use import refuse_open, vfio_nodes
@@ -66,9 +66,12 @@ class CountKind:
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         change.refuse_unanswered(self.host, target)
         tree = self.host.tree()
+        folder = change.folder(tree, target)
+        if value and folder.number("sriov_numvfs") == value == count_vfs(folder):
+            return
         pf = change.function(tree, target)
         now = _count(pf)
-        if now == value and (value == 0 or len(pf.virtfns) == value):
+        if now == value == 0:
             return
         if now and value:
             raise Denied(

@@ -89,7 +89,9 @@ def settings_step(host: Host, vf: VirtualFunction, wanted: Mapping[str, Value]) 
         raise Denied(
             "ConfigUnsupported", f"{vf.pf.address}: its driver {vf.pf.driver} has no {', '.join(unknown)} of VFs"
         )
-    return Step("vf-settings", target, before, {**before, **wanted})
+    after = {**before, **wanted}
+    # Also where it is so already, for its user may change some of it: a trusted VF its MAC.
+    return Step("vf-settings", target, before, after, noted=after == before)
 
 
 def wanted_settings(granted: GrantedDevice) -> dict[str, Value]:

@@ -148,7 +148,7 @@ class Claims:
                     self.steps.undo_one(found, due, caller=caller)
             work = Work(ref.uid, caller)
             try:
-                self.steps.perform(work, device, step, due)
+                self.steps.perform(work, device, [step], due)
                 self.journal.done(work.take())
             except NodeError as error:
                 self._undo_added(ref.uid, step, error, caller)
@@ -228,9 +228,9 @@ class Claims:
             rendered = [render(grant, devices) for render in self._render.get(grant.kind, ())]
             contents = sorted((path, text) for each in rendered for path, text in each.files.items())
             if files := [Step("file", path, None, content.decode()) for path, content in contents]:
-                self.steps.perform_all(work, "", files, due)
+                self.steps.perform(work, "", files, due)
             prepared = Prepared(grant.ref, tuple(devices), _ids(rendered))
-            self.journal.finish(grant.ref.uid, prepared_content(prepared), work.take())
+            self.journal.finish(grant.ref.uid, prepared_content(prepared), work.take(), work.take_noted())
         except Exception as error:
             raise self._rolled_back(grant.ref, as_node_error(grant.ref, error), caller) from error
         return prepared
@@ -259,10 +259,7 @@ class Claims:
                     step = next(steps)
                     together.append(step)
                 try:
-                    if len(together) > 1:
-                        self.steps.perform_all(work, granted.name, together, due)
-                    else:
-                        self.steps.perform(work, granted.name, step, due)
+                    self.steps.perform(work, granted.name, together, due)
                 except NodeError as error:
                     # The binding may know better what it means, or another way.
                     step = steps.throw(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from devalloc_node.audit import audit
@@ -30,9 +30,15 @@ class Work:
     caller: str = ""
     performed: list[int] = field(default_factory=list)
     """Steps that are done, of which the journal is told with the next one."""
+    noted: list[tuple[str, str, Step]] = field(default_factory=list)
+    """Steps (owner, device, step) that need no doing, of which the journal is told with the next one as well."""
 
     def take(self) -> list[int]:
         taken, self.performed = self.performed, []
+        return taken
+
+    def take_noted(self) -> list[tuple[str, str, Step]]:
+        taken, self.noted = self.noted, []
         return taken
 
 
@@ -63,25 +69,32 @@ class Steps:
         self._locks = locks
         self._options = options
 
-    def perform(self, work: Work, device: str, step: Step, deadline: Deadline) -> None:
-        """Intent, change, and (told later) done. Raises NodeError; the step is in the journal then."""
-        if deadline.passed:
-            raise Failed("DeadlinePassed", f"no time was left for {_what(step)}; try again")
-        if step.shared is not None:
-            self._join(work, device, step, step.shared, deadline)
-            return
-        self.perform_all(work, device, [step], deadline)
-
-    def perform_all(self, work: Work, device: str, steps: Sequence[Step], deadline: Deadline) -> None:
-        """Several steps of the claim's own whose intents are written at once. Raises NodeError; all are in the journal
+    def perform(self, work: Work, device: str, steps: Sequence[Step], deadline: Deadline) -> None:
+        """Intents (written at once), changes, and (told later) done. Raises NodeError; what was begun is in the journal
         then."""
-        begun = self._journal.intend([(work.uid, device, step) for step in steps], work.take())
-        for number, step in zip(begun, steps, strict=True):
-            if deadline.passed:
-                raise Failed("DeadlinePassed", f"no time was left for {_what(step)}; try again")
-            self._apply(step, deadline)
+        _refuse_late(steps[0], deadline)
+        shared, own = [s for s in steps if s.shared is not None], [s for s in steps if s.shared is None]
+        if shared:
+            numbers = self._join(work, device, shared, own, deadline)
+        elif all(step.noted for step in own):
+            work.noted += [(work.uid, device, step) for step in own]
+            return
+        else:
+            numbers = self._intend(work, [(work.uid, device, step) for step in own])
+        for number, step in zip(numbers, own, strict=True):
+            if not step.noted:
+                _refuse_late(step, deadline)
+                self._apply(step, deadline)
+                _audit("step", step, work.uid, device, work.caller)
             work.performed.append(number)
-            _audit("step", step, work.uid, device, work.caller)
+
+    def _intend(self, work: Work, begun: Sequence[tuple[str, str, Step]]) -> Sequence[int]:
+        """Write down steps (owner, device, step), what was noted before them (undoing goes backwards), and what is done
+        since; the numbers of the steps."""
+        earlier = work.take_noted()
+        numbers = self._journal.intend([*earlier, *begun], work.take())
+        work.performed += numbers[: len(earlier)]
+        return numbers[len(earlier) :]
 
     def undo(self, uid: str, deadline: Deadline, guard: Guard, *, force: bool = False, caller: str = "") -> Undone:
         """All steps of a claim backwards. What cannot be undone keeps what is below it, and its record."""
@@ -166,29 +179,66 @@ class Steps:
                 audit("offered", device=withheld.device)
         return undone
 
-    def _join(self, work: Work, device: str, step: Step, name: str, deadline: Deadline) -> None:
+    def _join(
+        self, work: Work, device: str, steps: Sequence[Step], own: Sequence[Step], deadline: Deadline
+    ) -> Sequence[int]:
+        """Perform shared steps. ``own``: steps of the claim that are written down with them; their numbers."""
+        name = str(steps[0].shared)
         with self._locks.shared(name, deadline):
             users = self._journal.users(name)
-            found = self._recorded(name, step)
-            if found is not None and found.step.after != step.after:
-                self._refuse_other(step, found, {user.owner for user in users} - {work.uid})
-                # What was begun before it stands below it, and may be this very claim's.
-                if (problem := self.undo_shared(name, deadline, work.caller, found.id)) is not None:
-                    raise problem
-                found = None
-            begun = []
-            if not any(user.owner == work.uid and user.device == device for user in users):
-                begun.append((work.uid, device, Step(USE, name, None, None)))
-            if found is None:
-                # What the binding read may be older than the last change of another claim.
-                begun.append((name, "", Step(step.kind, step.target, self._read(step), step.after)))
-            numbers = self._journal.intend(begun, work.take()) if begun else ()
-            self._apply(step, deadline)
-            work.performed += numbers
-            if found is None:
-                _audit("step", step, name, "", work.caller)
-            elif found.state != "done":
-                work.performed.append(found.id)
+            found = self._settled(work, steps, name, {user.owner for user in users} - {work.uid}, deadline)
+            joining = not any(user.owner == work.uid and user.device == device for user in users)
+            begun = [(work.uid, device, Step(USE, name, None, None))] if joining else []
+            new = [step for step in steps if _property(step) not in found]
+            begun += [(name, "", self._as_it_is(step)) for step in new]
+            begun += [(work.uid, device, self._as_it_is(step)) for step in own]
+            numbers = self._intend(work, begun) if begun else ()
+            first, last = int(joining), len(begun) - len(own)
+            work.performed += numbers[:first]
+            known = dict(zip(map(_property, new), numbers[first:last], strict=True))
+            for step in steps:
+                _refuse_late(step, deadline)
+                self._apply(step, deadline)
+                if (number := known.get(_property(step))) is not None:
+                    _audit("step", step, name, "", work.caller)
+                    work.performed.append(number)
+                elif (record := found[_property(step)]).state != "done":
+                    work.performed.append(record.id)
+            return numbers[last:]
+
+    def _settled(
+        self, work: Work, steps: Sequence[Step], name: str, others: set[str], deadline: Deadline
+    ) -> dict[tuple[str, str], StepRecord]:
+        """Those of the shared steps that are in the journal as they are wanted. Others are undone, or refused."""
+        while True:
+            records = {_property(record.step): record for record in self._journal.steps(name)}
+            found = {_property(step): records[_property(step)] for step in steps if _property(step) in records}
+            differing = [step for step in steps if (record := found.get(_property(step))) is not None
+                         and record.step.after != step.after]  # fmt: skip
+            if not differing:
+                return found
+            first = min(differing, key=lambda step: found[_property(step)].id)
+            self._refuse_other(first, found[_property(first)], others)
+            # What was begun before it stands below it, and may be this very claim's.
+            if (problem := self.undo_shared(name, deadline, work.caller, found[_property(first)].id)) is not None:
+                raise problem
+
+    def _as_it_is(self, step: Step) -> Step:
+        """The step with what is there now, under the lock of what it hangs on: the binding looked before.
+
+        Raises Denied where that makes it another step than the binding meant.
+        """
+        if step.noted:
+            return step
+        now = self._read(step)
+        if step.before != now and (step.shared is None or step.before == step.after):
+            raise Denied(
+                "SharedDiffers",
+                f"{step.kind} of {step.target} was {step.before!r} and is {now!r} since just now: somebody else is "
+                "changing it; try again",
+                retryable=True,
+            )
+        return replace(step, before=now, shared=None)
 
     def _refuse_other(self, step: Step, found: StepRecord, others: set[str]) -> None:
         """Raises Denied where others rely on another value."""
@@ -200,12 +250,6 @@ class Steps:
                 f"{' and others' if others - set(sorted(others)[:3]) else ''}; unprepare those first",
                 retryable=True,
             )
-
-    def _recorded(self, name: str, step: Step) -> StepRecord | None:
-        for record in self._journal.steps(name):
-            if (record.step.kind, record.step.target) == (step.kind, step.target):
-                return record
-        return None
 
     def _leave(self, record: StepRecord, deadline: Deadline, caller: str) -> list[NodeError]:
         name, problem = record.step.target, None
@@ -262,6 +306,15 @@ def _explained(step: Step, act: Callable[[], object]) -> object:
     except Exception as error:
         LOG.exception("%s", _what(step))
         raise Failed("InternalError", f"{_what(step)}: {error!r}; the log has more") from error
+
+
+def _refuse_late(step: Step, deadline: Deadline) -> None:
+    if deadline.passed:
+        raise Failed("DeadlinePassed", f"no time was left for {_what(step)}; try again")
+
+
+def _property(step: Step) -> tuple[str, str]:
+    return step.kind, step.target
 
 
 def _what(step: Step) -> str:

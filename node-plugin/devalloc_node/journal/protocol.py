@@ -55,8 +55,15 @@ class Journal(Reader, Protocol):
 
     def done(self, steps: Collection[int]) -> None: ...
 
-    def finish(self, uid: str, prepared: Mapping[str, Value], done: Collection[int] = ()) -> None:
-        """The claim is prepared, all its steps are done, and so are ``done``."""
+    def finish(
+        self,
+        uid: str,
+        prepared: Mapping[str, Value],
+        done: Collection[int] = (),
+        begun: Sequence[tuple[str, str, Step]] = (),
+    ) -> None:
+        """The claim is prepared, all its steps are done, the last of them (``begun``, as in ``intend``) included, and
+        so are ``done``."""
 
     def release(self, uid: str) -> None:
         """The claim is being unprepared from now on."""

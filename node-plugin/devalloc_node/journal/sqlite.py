@@ -8,12 +8,13 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from devalloc.store.database import explained, open_database, transaction
-from devalloc.store.errors import Damaged, StoreError, Unusable
+from devalloc.store.database import explained, explanation, open_database, transaction
+from devalloc.store.errors import Damaged, Unusable
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal.folder import lost_log, make_private, move_aside, moved_aside, open_lock
@@ -110,58 +111,44 @@ class SQLiteJournal:
     # Reading.
 
     def claim(self, uid: str) -> ClaimRecord | None:
-        with self._transaction(write=False) as sql:
-            row = sql.execute(f"SELECT {CLAIM} FROM claims WHERE uid = ?", (uid,)).fetchone()
-        return None if row is None else _claim(row)
+        rows = self._rows(f"SELECT {CLAIM} FROM claims WHERE uid = ?", uid)
+        return _claim(rows[0]) if rows else None
 
     def claims(self) -> Sequence[ClaimRecord]:
-        with self._transaction(write=False) as sql:
-            rows = sql.execute(f"SELECT {CLAIM} FROM claims ORDER BY created, uid").fetchall()
-        return [_claim(row) for row in rows]
+        return [_claim(row) for row in self._rows(f"SELECT {CLAIM} FROM claims ORDER BY created, uid")]
 
     def held(self) -> Mapping[str, Holding]:
-        with self._transaction(write=False) as sql:
-            rows = sql.execute(f"{_HELD} ORDER BY key").fetchall()
-        return {row[0]: Holding(*row) for row in rows}
+        return {row[0]: Holding(*row) for row in self._rows(f"{_HELD} ORDER BY key")}
 
     def steps(self, owner: str) -> Sequence[StepRecord]:
-        with self._transaction(write=False) as sql:
-            rows = sql.execute(f"SELECT {STEP} FROM steps WHERE owner = ? ORDER BY id", (owner,)).fetchall()
-        return [_step(row) for row in rows]
+        return [_step(row) for row in self._rows(f"SELECT {STEP} FROM steps WHERE owner = ? ORDER BY id", owner)]
 
     def shared(self) -> Sequence[str]:
-        with self._transaction(write=False) as sql:
-            rows = sql.execute("SELECT DISTINCT owner FROM steps WHERE owner LIKE '%/%' ORDER BY owner").fetchall()
+        rows = self._rows("SELECT DISTINCT owner FROM steps WHERE owner LIKE '%/%' ORDER BY owner")
         return [name for (name,) in rows if not name.startswith(WITHHELD)]
 
     def users(self, name: str) -> Sequence[StepRecord]:
-        with self._transaction(write=False) as sql:
-            query = f"SELECT {STEP} FROM steps WHERE target = ? AND kind = ? ORDER BY id"
-            rows = sql.execute(query, (name, USE)).fetchall()
+        rows = self._rows(f"SELECT {STEP} FROM steps WHERE target = ? AND kind = ? ORDER BY id", name, USE)
         return [_step(row) for row in rows]
 
     def withheld(self) -> Sequence[Withheld]:
-        with self._transaction(write=False) as sql:
-            rows = sql.execute("SELECT device, key, reason, since FROM withheld ORDER BY device, key").fetchall()
+        rows = self._rows("SELECT device, key, reason, since FROM withheld ORDER BY device, key")
         found: dict[str, Withheld] = {}
         for device, key, reason, since in rows:
             found[device] = Withheld(device, (*(found[device].keys if device in found else ()), key), reason, since)
         return list(found.values())
 
     def record(self, room: str, name: str) -> Mapping[str, Value] | None:
-        with self._transaction(write=False) as sql:
-            row = sql.execute("SELECT content FROM records WHERE room = ? AND name = ?", (room, name)).fetchone()
-        return None if row is None else _value(row[0])
+        rows = self._rows("SELECT content FROM records WHERE room = ? AND name = ?", room, name)
+        return _value(rows[0][0]) if rows else None
 
     def records(self, room: str) -> Mapping[str, Mapping[str, Value]]:
-        with self._transaction(write=False) as sql:
-            rows = sql.execute("SELECT name, content FROM records WHERE room = ? ORDER BY name", (room,)).fetchall()
+        rows = self._rows("SELECT name, content FROM records WHERE room = ? ORDER BY name", room)
         return {name: _value(content) for name, content in rows}
 
     def setting(self, name: str) -> str | None:
-        with self._transaction(write=False) as sql:
-            row = sql.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
+        rows = self._rows("SELECT value FROM settings WHERE name = ?", name)
+        return str(rows[0][0]) if rows else None
 
     # Writing.
 
@@ -182,23 +169,23 @@ class SQLiteJournal:
     def intend(self, begun: Sequence[tuple[str, str, Step]], done: Collection[int] = ()) -> Sequence[int]:
         with self._transaction() as sql:
             _mark_done(sql, done)
-            numbers = []
-            for owner, device, step in begun:
-                cursor = sql.execute(
-                    "INSERT INTO steps (owner, device, kind, target, was, becomes, state)"
-                    " VALUES (?, ?, ?, ?, ?, ?, 'intent')",
-                    (owner, device, step.kind, step.target, _text(step.before), _text(step.after)),
-                )
-                numbers.append(int(cursor.lastrowid or 0))
-            return numbers
+            return [_begin(sql, owner, device, step) for owner, device, step in begun]
 
     def done(self, steps: Collection[int]) -> None:
         with self._transaction() as sql:
             _mark_done(sql, steps)
 
-    def finish(self, uid: str, prepared: Mapping[str, Value], done: Collection[int] = ()) -> None:
+    def finish(
+        self,
+        uid: str,
+        prepared: Mapping[str, Value],
+        done: Collection[int] = (),
+        begun: Sequence[tuple[str, str, Step]] = (),
+    ) -> None:
         with self._transaction() as sql:
             _mark_done(sql, done)
+            for owner, device, step in begun:
+                _begin(sql, owner, device, step)
             sql.execute("UPDATE steps SET state = 'done' WHERE owner = ? AND state = 'intent'", (uid,))
             sql.execute(
                 "UPDATE claims SET state = ?, prepared = ?, changed = ? WHERE uid = ?",
@@ -287,20 +274,26 @@ class SQLiteJournal:
                 path.unlink()
             raise
 
+    def _rows(self, query: str, *parameters: str) -> list[Any]:
+        """What one statement reads, which sees one moment by itself."""
+        with self._mutex, self._failing():
+            return self._connection.execute(query, parameters).fetchall()
+
     @contextmanager
-    def _transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
-        with self._mutex:
-            try:
-                # What only reads is one statement, which sees one moment by itself.
-                begun = transaction(self._connection, write=True) if write else nullcontext()
-                with explained(self.path, SCHEMA), begun:
-                    if write:
-                        self._refuse_lost()
-                    yield self._connection
-            except Damaged as error:
-                raise Failed("JournalDamaged", str(error), retryable=False) from error
-            except StoreError as error:
-                raise Failed("JournalUnavailable", str(error)) from error
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._mutex, self._failing(), transaction(self._connection, write=True):
+            self._refuse_lost()
+            yield self._connection
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Turn SQLite's errors into the plugin's."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            why = explanation(self.path, SCHEMA, error)
+            code = "JournalDamaged" if isinstance(why, Damaged) else "JournalUnavailable"
+            raise Failed(code, str(why), retryable=code == "JournalUnavailable") from error
 
     def _refuse_lost(self) -> None:
         """What is written to a file without a name is gone with this process, and nobody would know."""
@@ -338,6 +331,14 @@ def _refuse_steps(sql: sqlite3.Connection, owner: str) -> None:
     (left,) = sql.execute("SELECT count(*) FROM steps WHERE owner = ?", (owner,)).fetchone()
     if left:
         raise Failed("JournalDisagrees", f"{left} steps of {owner} are not undone, so it is not forgotten")
+
+
+def _begin(sql: sqlite3.Connection, owner: str, device: str, step: Step) -> int:
+    cursor = sql.execute(
+        "INSERT INTO steps (owner, device, kind, target, was, becomes, state) VALUES (?, ?, ?, ?, ?, ?, 'intent')",
+        (owner, device, step.kind, step.target, _text(step.before), _text(step.after)),
+    )
+    return int(cursor.lastrowid or 0)
 
 
 def _mark_done(sql: sqlite3.Connection, steps: Collection[int]) -> None:

@@ -168,6 +168,14 @@ class TestVariants:
         hand.unprepare(GPU_DEVICE)
         assert aliased.snapshot() == before
 
+    def test_a_newer_list_of_modules_is_heeded(self, aliased: FakeHost) -> None:
+        assert refusal(aliased, GPU_DEVICE) == "DriverMissing"
+        listing = aliased.root / "lib/modules/6.12.0-test/modules.alias"
+        listing.write_text(self.ALIASES.replace("nvgrace_gpu_vfio_pci", "renamed_vfio_pci"))
+        aliased.load_driver("renamed_vfio_pci")
+        Hand.on(aliased).prepare(GPU_DEVICE)
+        assert aliased.driver_of(GPU) == "renamed_vfio_pci"
+
     def test_a_lesser_one_is_never_taken_instead(self, aliased: FakeHost) -> None:
         with pytest.raises(Denied, match="modprobe nvgrace_gpu_vfio_pci") as caught:
             Hand.on(aliased).prepare(GPU_DEVICE)

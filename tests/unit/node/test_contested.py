@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.use import nodes_now
+from devalloc_node.claims.steps import Work
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import GrantedDevice
@@ -77,7 +79,7 @@ class TestDrivers:
             assert host.driver_of(PF) == "uio_pci_generic"
             assert unclaimed(plugin)
             events = [json.loads(record.getMessage()) for record in caplog.records if record.name == "devalloc.audit"]
-            assert [event["kind"] for event in events if event["event"] == "left"] == ["driver", "driver"]
+            assert [event["kind"] for event in events if event["event"] == "left"] == ["driver"]
 
     @pytest.mark.parametrize("scenario", ["whole-nic", "vfio-with-audio", "vf-that-was-there", "vf-to-be-created"])
     def test_whoever_probes_all_devices_at_any_time_takes_none_in_between(
@@ -162,16 +164,53 @@ class TestVfs:
 
     def test_vfs_that_went_since_they_were_seen_are_not_made_as_a_side_effect(self) -> None:
         """The last user of the card let them go, while this claim had seen them and was no user yet."""
-        with on("vf-that-was-there") as (host, _, _faults):
+        with on("vf-that-was-there") as (host, plugin, _faults):
             hand = Hand.on(host)
             granted = GrantedDevice((), "node-a-0000-41-00", "0000-41-10-0")
             binding = hand.bindings.choose(granted)
             steps = binding.prepare(granted, binding.keys(granted, "uid", ()), Deadline.after(5))
-            assert next(steps).kind == "vf-autoprobe"
+            shared = [next(steps), next(steps)]
+            assert [step.kind for step in shared] == ["vf-autoprobe", "vf-count"]
             host.set_numvfs(PF, 0)
-            with pytest.raises(Denied) as caught:
-                steps.send(None)
-            assert (caught.value.code, caught.value.retryable) == ("DeviceGone", True)
+            before = host.snapshot()
+            with pytest.raises(Denied, match="was 7 and is 0 since just now") as caught:
+                plugin.claims.steps.perform(Work("uid"), "d", shared, Deadline.after(5))
+            assert (caught.value.code, caught.value.retryable) == ("SharedDiffers", True)
+            assert host.snapshot() == before
+            assert unclaimed(plugin)
+
+    def test_nor_is_a_vf_taken_from_a_driver_that_it_got_since_it_was_seen(self) -> None:
+        with on("vf-that-was-there") as (host, plugin, _faults):
+            hand = Hand.on(host)
+            granted = GrantedDevice((), "node-a-0000-41-00", "0000-41-10-0")
+            binding = hand.bindings.choose(granted)
+            steps = list(islice(binding.prepare(granted, binding.keys(granted, "uid", ()), Deadline.after(5)), 4))
+            assert [step.kind for step in steps] == ["vf-autoprobe", "vf-count", "vf-settings", "driver"]
+            host.unbind("igbvf", VF)
+            before = host.snapshot()
+            with pytest.raises(Denied, match=r"driver of 0000:41:10\.0 was") as caught:
+                plugin.claims.steps.perform(Work("uid"), "d", steps, Deadline.after(5))
+            assert (caught.value.code, caught.value.retryable) == ("SharedDiffers", True)
+            assert host.snapshot() == before
+            assert unclaimed(plugin)
+
+    def test_they_are_made_for_the_claim_that_finds_them_gone_and_go_with_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with on("vf-that-was-there") as (host, plugin, faults):
+            lock = plugin.claims.locks.shared
+
+            def gone_meanwhile(name: str, deadline: Deadline) -> Any:
+                monkeypatch.undo()
+                host.set_numvfs(PF, 0)
+                return lock(name, deadline)
+
+            monkeypatch.setattr(plugin.claims.locks, "shared", gone_meanwhile)
+            plugin.prepare(faults.uid)
+            assert len(host.functions[PF].vfs) == 7
+            plugin.unprepare(faults.uid)
+            assert host.functions[PF].vfs == []
+            assert unclaimed(plugin)
 
 
 class TestVgpus:
