@@ -12,6 +12,7 @@ from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
 from devalloc.api.problems import Problem
 from devalloc.api.quantity import Format, Quantity
 from devalloc_solver.assignment import Entry, Placement
+from devalloc_solver.configs import copied
 from devalloc_solver.goals import Level
 from devalloc_solver.holdings import Key, Lost, node_of
 from devalloc_solver.intake import Intake
@@ -110,7 +111,11 @@ def answer_placement(placement: Placement, snapshot: Snapshot, intake: Intake) -
     annotations = {ALLOCATION_DETAILS: json.dumps([entry.slot.label for entry in placement.entries])}
     if placement.node is not None:
         annotations[ALLOCATED_NODE] = placement.node
-    class_configs, claim_configs = _configs(placement, intake)
+    class_configs, claim_configs = copied(
+        claim.namespace,
+        ((entry.slot.candidates.accepted[entry.device.index], entry.slot.spec.configs) for entry in placement.entries),
+        intake,
+    )
     return ClaimAnswer(
         namespace=claim.namespace,
         name=claim.metadata.name,
@@ -119,8 +124,8 @@ def answer_placement(placement: Placement, snapshot: Snapshot, intake: Intake) -
         allocations=tuple(_allocation(entry, snapshot) for entry in placement.entries),
         one_of=tuple(chosen.get(index) for index in range(len(claim.spec.claims))),
         annotations=annotations,
-        class_configs=class_configs,
-        claim_configs=claim_configs,
+        class_configs=tuple(class_configs),
+        claim_configs=tuple(claim_configs),
         warnings=intake.warnings.get(claim.key, ()),
     )
 
@@ -167,18 +172,3 @@ def _format(entry: Entry, name: str) -> Format:
     """Amounts are written the way the claim wrote its request."""
     found: Format = entry.slot.spec.requests[name].format
     return found
-
-
-def _configs(placement: Placement, intake: Intake) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
-    """Copies of what the classes of the devices and the chosen details refer to, each once, in spec order."""
-    claim = placement.demand.claim
-    of_class, of_claim = {}, {}
-    for entry in placement.entries:
-        name = entry.slot.candidates.accepted[entry.device.index]
-        for ref in intake.classes[name].spec.configs if name is not None else ():
-            key = (ref.api_version, ref.kind, ref.namespace, ref.name)
-            of_class[key] = intake.configs[key]
-        for own in entry.slot.spec.configs:
-            key = (own.api_version, own.kind, claim.namespace, own.name)
-            of_claim[key] = intake.configs[key]
-    return tuple(of_class.values()), tuple(of_claim.values())

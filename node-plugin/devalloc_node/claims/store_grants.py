@@ -67,7 +67,8 @@ class StoreGrants:
         # Without labels an entry may be of any detail: it is held unless all of them are for admins (S18).
         all_admin = bool(admin) and all(_class_of(detail) in admin for detail in _all_details(claim))
         found = []
-        for entry, label, detail in zip(status.allocations, labels, details, strict=True):
+        class_configs = _class_configs(claim, ref)
+        for index, (entry, label, detail) in enumerate(zip(status.allocations, labels, details, strict=True)):
             is_admin = all_admin if detail is None else _class_of(detail) in admin
             found.append(
                 GrantedDevice(
@@ -76,39 +77,11 @@ class StoreGrants:
                     device=entry.device_name,
                     admin=is_admin,
                     share=(label or "0") if entry.allocations and not is_admin else None,
-                    class_configs=self._class_configs(claim, ref, detail),
+                    class_configs=tuple(config for config, entries in class_configs if index in entries),
                     claim_configs=_claim_configs(claim, detail),
                 )
             )
         return tuple(found)
-
-    def _class_configs(self, claim: Object, ref: ClaimRef, detail: Mapping[str, Any] | None) -> Configs:
-        """Of the copies in the status, which say not whose they are, those of the detail's class."""
-        copies = _configs(claim, "classConfigs")
-        kinds = [config.get("kind") for config in copies]
-        if len(set(kinds)) == len(kinds):
-            return copies  # a binding takes those of its own kind
-        name = None if detail is None else _class_of(detail)
-        try:
-            refs = None if name is None else self._store.get("DeviceClass", None, name)["spec"].get("configs", ())
-        except NotFound:
-            refs = None
-        except StoreError as error:
-            raise _unavailable(ref, error) from error
-        if refs is None:
-            if name is not None or len({_class_of(each) for each in _all_details(claim)}) > 1:
-                # Settings of another class, such as its VLAN, would be worse than none.
-                raise Denied(
-                    "ClaimInvalid",
-                    f"claim {ref} has several class configurations of one kind, and which belong to "
-                    f"{'class ' + name if name else 'a detail without a class'} cannot be told any more; "
-                    "release the claim to have it allocated anew",
-                )
-            return copies
-        wanted = [(each.get("apiVersion"), each.get("kind"), each.get("namespace"), each.get("name")) for each in refs]
-        return tuple(
-            config for config in copies if (config.get("apiVersion"), config.get("kind"), *_place(config)) in wanted
-        )
 
 
 def claim_ref(claim: Object) -> ClaimRef:
@@ -152,6 +125,23 @@ def _spec(claim: Object) -> Mapping[str, Any]:
     return spec if isinstance(spec, dict) else {}
 
 
+def _class_configs(claim: Object, ref: ClaimRef) -> list[tuple[Mapping[str, Any], list[Any]]]:
+    """The copies in the status, and the indexes of the allocations that each is for: the allocator wrote them there,
+    where nobody writes who may only edit the claim (T6)."""
+    found = []
+    for config in _configs(claim, "classConfigs"):
+        metadata = config.get("metadata")
+        entries = _json({"metadata": metadata}, meta.CONFIG_OF) if isinstance(metadata, dict) else None
+        if not isinstance(entries, list):
+            raise Denied(
+                "ClaimInvalid",
+                f"which devices of claim {ref} {config.get('kind')} {'/'.join(map(str, _place(config)))} of a class is "
+                "for cannot be told; release the claim to have it allocated anew",
+            )
+        found.append((config, entries))
+    return found
+
+
 def _claim_configs(claim: Object, detail: Mapping[str, Any] | None) -> Configs:
     copies = _configs(claim, "claimConfigs")
     if detail is None:
@@ -183,7 +173,7 @@ def _json(claim: Object, annotation: str) -> Any:
     """The content of an annotation; None where it is missing or somebody else wrote there."""
     try:
         return json.loads(claim["metadata"].get("annotations", {}).get(annotation, "null"))
-    except ValueError:
+    except (ValueError, TypeError, AttributeError):
         return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
 from devalloc.api.quantity import Quantity
-from devalloc_solver.demand import Slot
+from devalloc_solver.configs import copied
 from devalloc_solver.index.seams import Given, Spot
 from devalloc_solver.intake import Intake
 
@@ -19,9 +19,8 @@ from devalloc_solver.intake import Intake
 def accept(claim: DeviceClaim, spot: Spot, intake: Intake, warnings: Sequence[str]) -> dict[str, Any]:
     """The dict of one allocated claim (settled L2)."""
     chosen: list[int | None] = [None] * len(claim.spec.claims)
-    slots = {(given.slot, given.accepted): None for given in spot.given}
-    for slot, _ in slots:
-        chosen[slot.detail] = slot.alternative
+    for given in spot.given:
+        chosen[given.slot.detail] = given.slot.alternative
     annotations = {ALLOCATION_DETAILS: _labels(tuple([given.slot.label for given in spot.given]))}
     if spot.node is not None:
         annotations[ALLOCATED_NODE] = spot.node
@@ -42,7 +41,7 @@ def accept(claim: DeviceClaim, spot: Spot, intake: Intake, warnings: Sequence[st
         "message": None,
         "annotations": annotations,
     }
-    of_class, of_claim = _configs(namespace, slots, intake)
+    of_class, of_claim = copied(namespace, ((given.accepted, given.slot.spec.configs) for given in spot.given), intake)
     if of_class:
         answer["classConfigs"] = of_class
     if of_claim:
@@ -95,18 +94,3 @@ def _share(claim: DeviceClaim, given: Given) -> dict[str, Any]:
             {"name": name, "allocation": str(Quantity(nano, requests[name].format))} for name, nano in given.amounts
         ],
     }
-
-
-def _configs(
-    namespace: str, slots: Iterable[tuple[Slot, Any]], intake: Intake
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Copies of what the classes of the devices and the chosen details refer to, each once, in spec order."""
-    of_class, of_claim = {}, {}
-    for slot, accepted in slots:
-        for ref in intake.classes[accepted].spec.configs if accepted is not None else ():
-            key = (ref.api_version, ref.kind, ref.namespace, ref.name)
-            of_class[key] = deepcopy(intake.configs[key])
-        for own in slot.spec.configs:
-            key = (own.api_version, own.kind, namespace, own.name)
-            of_claim[key] = deepcopy(intake.configs[key])
-    return list(of_class.values()), list(of_claim.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -121,10 +122,60 @@ def test_each_device_gets_the_configuration_of_its_own_class_and_detail(store: S
         {"deviceClass": "second", "configs": [reference("yours")]},
     )
     assert [names(each) for each in granted(store, claim)] == [(["one"], ["mine"]), (["two"], ["yours"])]
-    # Settings of a class that cannot be told any more are not replaced by another's.
+    # What a class says later, or that it is gone, changes nothing of an allocation.
     store.delete("DeviceClass", None, "second")
-    with pytest.raises(Denied, match="class second cannot be told any more"):
-        granted(store, claim)
+    assert [names(each)[0] for each in granted(store, claim)] == [["one"], ["two"]]
+
+
+def test_a_device_whose_class_has_no_configuration_gets_none_of_another_class(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=3, node=NODE), config("one", 1), class_with("first", "one"), class_with("plain"))
+    claim = allocated(store, {"deviceClass": "plain"}, {"deviceClass": "first"}, {})
+    assert [names(each)[0] for each in granted(store, claim)] == [[], ["one"], []]
+
+
+def test_of_a_type_that_several_classes_have_the_one_that_took_the_device_counts(store: SQLiteStore) -> None:
+    configs = [config(name, vlan) for vlan, name in enumerate(("one", "two"))]
+    classes = [class_with("first", "one"), class_with("second", "two")]
+    for made, model in zip(classes, ("a", "b"), strict=True):
+        made["spec"] |= {"deviceType": "gpu", "constraints": f"device.model == '{model}'"}
+    pools = [gpu_pool(model, devices=1, node=NODE, model=model) for model in ("a", "b")]
+    fill(store, *pools, *configs, *classes)
+    claim = allocated(store, {"deviceType": "gpu", "requests": {"count": 2}})
+    assert {each.pool: names(each)[0] for each in granted(store, claim)} == {"a": ["one"], "b": ["two"]}
+
+
+def test_an_editor_of_a_claim_does_not_choose_the_configuration_of_its_classes(store: SQLiteStore) -> None:
+    """Such as to leave its VLAN (T6): of the class only what the status says counts, which editors do not write."""
+    fill(
+        store,
+        gpu_pool("p", devices=3, node=NODE),
+        *(config(name, vlan) for vlan, name in enumerate(("one", "two"))),
+        class_with("first", "one"),
+        class_with("second", "two"),
+        class_with("plain"),
+    )
+    claim = allocated(store, {"deviceClass": "first"}, {"deviceClass": "second"})
+    spec = {"claims": [{"deviceClass": "plain"}, {"deviceClass": "first"}]}
+    for forged in (
+        {meta.ALLOCATED_SPEC: json.dumps(spec)},
+        {meta.ALLOCATION_DETAILS: '["1","0"]'},
+        {meta.ALLOCATED_SPEC: "null", meta.ALLOCATION_DETAILS: "null"},
+    ):
+        now = store.get("DeviceClaim", "default", "c")
+        now["metadata"]["annotations"] |= forged
+        store.replace(now)
+        assert [names(each)[0] for each in granted(store, claim)] == [["one"], ["two"]]
+
+
+def test_a_configuration_of_which_nobody_said_whose_it_is(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=1, node=NODE), config("one", 1), class_with("first", "one"))
+    claim = allocated(store, {"deviceClass": "first"})
+    for written in ({}, {meta.CONFIG_OF: "all"}, {meta.CONFIG_OF: '{"0": 0}'}):
+        now = store.get("DeviceClaim", "default", "c")
+        now["status"]["classConfigs"][0]["metadata"]["annotations"] = written
+        store.replace_status(now)
+        with pytest.raises(Denied, match="VfConfig default/one of a class is for cannot be told"):
+            granted(store, claim)
 
 
 def test_what_others_wrote_into_annotations_gives_no_admin_access(store: SQLiteStore) -> None:
