@@ -237,6 +237,15 @@ def test_what_the_host_needs_itself_is_refused_in_every_way(
     assert "default" in linux.guest.check(f"{IP} route")
     plugin.ask("unprepare", uid="a")
     assert "default" in linux.guest.check(f"{IP} route")
+    # Nor can a machine name such a disk as its own.
+    data = "/dev/disk/by-label/data"
+    for path in ("/dev/vda", data):
+        with pytest.raises(Refused, match="is reserved for the host") as refused:
+            plugin.ask("disk", path=path)
+        assert (refused.value.code, refused.value.denied) == ("DeviceReserved", True)
+    node = linux.guest.check(f"umount /mnt/data && readlink -f {data}").strip()
+    assert plugin.ask("disk", path=data)["path"] == node, "nothing is in its way any more"
+    linux.guest.check(f"mount {data} /mnt/data")
 
 
 def test_the_disk_that_the_host_runs_from_is_no_device_at_all(plugin: InsidePlugin, linux: Host) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable, Iterator
 
 from devalloc.inventory.holders import nodes_of
@@ -13,6 +11,7 @@ from devalloc.inventory.sight import blind_spot
 from devalloc.inventory.sysfs import Tree, openers
 from devalloc.inventory.vgpu import mdev_nodes
 from devalloc_node.errors import Denied
+from devalloc_node.host import blocks
 from devalloc_node.prepared import PreparedDevice
 
 _BY_IOMMUFD = "/dev/vfio/devices/"
@@ -36,18 +35,16 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
 
 
 def refuse_claimed(tree: Tree, block: str, what: str) -> None:
-    """Raises Denied ``DeviceReserved`` when the kernel keeps a disk for itself, also for what no list of mounts tells:
-    a file system of several disks, ZFS."""
+    """Raises Denied ``DeviceReserved`` when the kernel keeps a disk for itself."""
     try:
-        # Nothing is read: exclusive opening is how the kernel answers who has it.
-        os.close(os.open(tree.root / "dev" / block, os.O_RDONLY | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC))
+        is_reserved = blocks.is_kept(tree.root / "dev" / block)
     except FileNotFoundError:
         return
     except OSError as error:
-        if error.errno == errno.EBUSY:
-            raise Denied("DeviceReserved", f"{what} is reserved for the host: {block} is in use") from error
         why = f"{block} cannot be opened: {error.strerror}"
         raise Denied("InUseUnknown", f"whether the host needs {what} cannot be told: {why}") from error
+    if is_reserved:
+        raise Denied("DeviceReserved", f"{what} is reserved for the host: {block} is in use")
 
 
 def nodes_now(tree: Tree, device: PreparedDevice) -> set[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from devalloc_node.errors import Denied
+from devalloc_node.host import blocks
 from devalloc_node.machine.spec import Disk
 
 _QCOW2 = b"QFI\xfb"
@@ -51,8 +52,9 @@ def image(path: str, folders: Sequence[Path], what: str) -> Path:
 def disk_image(disk: Disk, folders: Sequence[Path]) -> Path:
     """The file or block device of a disk.
 
-    Raises Denied: as ``image``; ``DiskFormat`` for a format that is not raw or qcow2, or that the file does not have;
-    ``DiskNamesOthers`` for a qcow2 whose header names a further file, which nobody has checked.
+    Raises Denied: as ``image``; ``DeviceReserved`` for a block device that the host uses, or of which it uses a part,
+    ``InUseUnknown`` where that cannot be told; ``DiskFormat`` for a format that is not raw or qcow2, or that the file
+    does not have; ``DiskNamesOthers`` for a qcow2 whose header names a further file, which nobody has checked.
     """
     if disk.format not in ("raw", "qcow2"):
         raise Denied("DiskFormat", f"disk {disk.path}: its format must be said, raw or qcow2, and is {disk.format!r}")
@@ -60,9 +62,23 @@ def disk_image(disk: Disk, folders: Sequence[Path]) -> Path:
     mode = real.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise Denied("PathNotFile", f"disk {disk.path} is neither a file nor a block device")
+    if stat.S_ISBLK(mode):
+        _refuse_kept(disk.path, real)
     if disk.format == "qcow2":
         _check_qcow2(disk.path, real)
     return real
+
+
+def _refuse_kept(path: str, real: Path) -> None:
+    try:
+        is_kept = blocks.is_kept(real)
+    except OSError as error:
+        raise Denied("InUseUnknown", f"whether the host needs disk {path} cannot be told: {error.strerror}") from None
+    if is_kept:
+        raise Denied(
+            "DeviceReserved",
+            f"disk {path} is reserved for the host, which has it, or a part of it, mounted, as swap, or in a volume",
+        )
 
 
 def _check_qcow2(path: str, real: Path) -> None:

@@ -34,7 +34,8 @@ from devalloc_node.host.files import Files
 from devalloc_node.host.linux import LinuxHost
 from devalloc_node.journal import Journal, open_journal
 from devalloc_node.journal.sqlite import QUARANTINED
-from devalloc_node.machine import cgroup
+from devalloc_node.machine import cgroup, paths
+from devalloc_node.machine.spec import Disk
 from devalloc_node.settings import NodeSettings
 
 KIND = "DeviceClaim"
@@ -135,6 +136,10 @@ class Plugin:
         bindings = BindingConfig("guest", frozenset(kinds), max_vfs=max_vfs, erase_policy=erase_policy)
         self._node = self._made(replace(self._settings, bindings=bindings))
         return {}
+
+    def disk(self, path: str) -> Answer:
+        """Name a block device as the disk of a machine."""
+        return {"path": str(paths.disk_image(Disk(path, "raw"), [Path("/dev")]))}
 
     def stop_after(self, call: int) -> Answer:
         """Of what is asked next."""
