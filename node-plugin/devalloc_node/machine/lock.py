@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from devalloc_node.deadline import Deadline
@@ -30,7 +30,7 @@ class MachineLocks:
 
     @contextmanager
     def held(self, name: str, deadline: Deadline) -> Iterator[None]:
-        """Raises Failed (``MachineBusy``) at the deadline."""
+        """Raises Failed (``MachineBusy``) at the deadline, and where a lock cannot be had at all."""
         busy = Failed("MachineBusy", f"another change of machine {name} is under way; try again")
         with self._mutex:
             lock, count = self._threads.get(name, (threading.RLock(), 0))
@@ -61,17 +61,21 @@ class MachineLocks:
         finally:
             self._taken.discard(name)
             # Removed while it is locked: who waits for it notices (below) and makes a new one.
-            self._path(name).unlink(missing_ok=True)
+            with suppress(OSError):
+                self._path(name).unlink(missing_ok=True)
             os.close(fd)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.lock"
 
     def _file(self, name: str, deadline: Deadline, busy: Failed) -> int:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._path(name)
         while True:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise Failed("LockUnavailable", f"cannot lock {path}: {error.strerror}") from error
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_at(fd, path):

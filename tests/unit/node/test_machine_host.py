@@ -400,6 +400,13 @@ def test_a_lock_of_a_file_that_was_just_removed_is_worth_nothing(
             pass
 
 
+def test_a_lock_that_the_host_refuses_is_an_error_of_one_machine(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    with pytest.raises(Failed, match="state") as failed, MachineLocks(tmp_path / "state").held("m", Deadline.after(9)):
+        raise AssertionError("without a lock")
+    assert failed.value.code == "LockUnavailable"
+
+
 def test_one_change_of_a_machine_at_a_time_between_threads_and_instances(tmp_path: Path) -> None:
     one, other = MachineLocks(tmp_path), MachineLocks(tmp_path)
     with one.held("m", Deadline.after(5)):
