@@ -98,6 +98,8 @@ def scale(
             return goal
         raise Denied("MemoryRoomExhausted", f"machine {machine} was started without room for more memory")
     fixed = now.base + device.beside
+    if goal < fixed:
+        raise _foreign(machine, goal, fixed)
     return fixed + _scale_virtio_mem(monitor, machine, device, goal - fixed, deadline)
 
 
@@ -150,7 +152,10 @@ def _scale_dimms(
     monitor: Monitor, machine: str, goal: int, dimm_bytes: int, numa_node: int | None, deadline: Deadline
 ) -> int:
     now = observe(monitor, deadline)
-    wanted = -(-(goal - now.base) // dimm_bytes)
+    fixed = now.total - _plugged_in_dimms(monitor, deadline)
+    if goal < fixed:
+        raise _foreign(machine, goal, fixed)
+    wanted = -(-(goal - fixed) // dimm_bytes)
     while len(known := _dimms(monitor, deadline)) < wanted:
         number = min(set(range(len(known) + 1)) - known)
         backend = ram_backend(dimm_backend(number), dimm_bytes, numa_node)
@@ -192,6 +197,24 @@ def _dimms(monitor: Monitor, deadline: Deadline) -> set[int]:
     """The numbers of our DIMMs."""
     there = present(monitor, deadline)
     return {int(m[1]) for name, kind in there.items() if kind == "pc-dimm" and (m := _DIMM.fullmatch(name))}
+
+
+def _plugged_in_dimms(monitor: Monitor, deadline: Deadline) -> int:
+    """Bytes of our DIMMs."""
+    sizes = monitor.execute("query-memory-devices", deadline=deadline)
+    return sum(
+        int(each["data"]["size"])
+        for each in sizes
+        if each["type"] == "dimm" and _DIMM.fullmatch(each["data"].get("id") or "")
+    )
+
+
+def _foreign(machine: str, goal: int, fixed: int) -> Denied:
+    return Denied(
+        "MemoryBuiltIn",
+        f"machine {machine} has {_mib(fixed)} that were built in or plugged in by somebody else; it cannot have "
+        f"{_mib(goal)} while it runs",
+    )
 
 
 def _remove_dimm(monitor: Monitor, machine: str, number: int, deadline: Deadline) -> None:

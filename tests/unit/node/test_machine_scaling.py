@@ -309,6 +309,23 @@ def test_a_guest_that_is_stuck_is_denied_at_the_size_that_it_has_and_asked_for_n
     assert memory.scale(line, KEY, goal, soon(), dimm_bytes=None) == goal
 
 
+@pytest.mark.parametrize(("dimm", "room"), [(None, 2 * GIB), (512 * MIB, 0)])
+def test_memory_that_somebody_else_plugged_in_counts_and_stays(tmp_path: Path, dimm: int | None, room: int) -> None:
+    machine = FakeQemu(tmp_path / "adopted", room=room)
+    line = QmpMonitor(KEY, str(machine.path))
+    machine.backends["theirs"] = str(512 * MIB)
+    machine.devices["dimm-of-theirs"] = {"driver": "pc-dimm", "memdev": "theirs"}
+    assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=dimm) == GIB
+    assert machine.said == [], "it has that already"
+    assert memory.scale(line, KEY, GIB + 512 * MIB, soon(), dimm_bytes=dimm) == GIB + 512 * MIB
+    assert memory.scale(line, KEY, GIB, soon(), dimm_bytes=dimm) == GIB
+    with pytest.raises(Denied) as denied:
+        memory.scale(line, KEY, 768 * MIB, soon(), dimm_bytes=dimm)
+    assert denied.value.code == "MemoryBuiltIn"
+    line.close()
+    machine.close()
+
+
 def test_dimms_come_and_go_with_their_memory_of_the_host(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.room = 0
     for goal, dimms in ((GIB + 512 * MIB, 2), (512 * MIB, 0), (GIB, 1)):
