@@ -13,7 +13,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import cpu, launch, memory, paths
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.machine.monitor import Monitor, Peer
+from devalloc_node.machine.monitor import Monitor, Peer, readable
 from devalloc_node.machine.process import Process, memlock, process
 from devalloc_node.machine.spec import MIB, MachineSpec
 from devalloc_node.machine.view import Amounts
@@ -87,11 +87,12 @@ def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline
 
     monitor = connect(spec.key, str(path), command_seconds=config.command_seconds, check=note)
     try:
-        run = str(monitor.execute("query-uuid", deadline=deadline)["UUID"])
-        found = seen[-1]
-        if run == "00000000-0000-0000-0000-000000000000":
-            run = f"{boot_id()}-{found.pid}-{found.started}"
-        return Adopted(found, run, _amounts(monitor, deadline))
+        with readable(spec.key):
+            run = str(monitor.execute("query-uuid", deadline=deadline)["UUID"])
+            found = seen[-1]
+            if run == "00000000-0000-0000-0000-000000000000":
+                run = f"{boot_id()}-{found.pid}-{found.started}"
+            return Adopted(found, run, _amounts(monitor, deadline))
     finally:
         monitor.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from devalloc_node.errors import Failed, NodeError, Unknown
+from devalloc_node.errors import NodeError, Unknown
 from devalloc_node.machine import amounts, launch
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.process import Process
@@ -75,16 +75,11 @@ class Looks:
         return look
 
     def _look(self, record: MachineRecord, before: Amounts) -> Look:
-        key, now = record.spec.key, time.monotonic()
-        problem: NodeError
+        now = time.monotonic()
         try:
             return self._keep(record, Look(now + _FRESH_SECONDS, self._observe(record)))
-        except NodeError as error:
-            problem = error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a machine must not hide the others
-            nonsense = f"QEMU of machine {key} answers what cannot be read: {type(error).__name__} {error}"
-            problem = Failed("MonitorUnreadable", nonsense[:500])
-        return self._keep(record, Look(now + _HUNG_SECONDS, before, problem))
+        except NodeError as problem:
+            return self._keep(record, Look(now + _HUNG_SECONDS, before, problem))
 
     def forget(self, key: str) -> None:
         """It was changed."""

@@ -22,7 +22,7 @@ from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.lock import MachineLocks
 from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, ended, view
-from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor
+from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor, readable
 from devalloc_node.machine.process import Process, alive
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records, content_of, record_of
 from devalloc_node.machine.spec import machine_id
@@ -307,7 +307,8 @@ class Machines:
                 )
             self._lines[key] = (monitor, uses + 1)
         try:
-            yield monitor
+            with readable(key):
+                yield monitor
         finally:
             with self._mutex:
                 monitor, uses = self._lines.pop(key)

@@ -61,6 +61,20 @@ class Events(Protocol):
         """The next event; None when there is none before the deadline. Raises Unknown when the line breaks."""
 
 
+@contextmanager
+def readable(machine: str) -> Iterator[None]:
+    """Inside, answers are read: of another shape than QEMU's they are an error of this machine alone.
+
+    Raises Failed (``MonitorUnreadable``).
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        LOG.warning("machine %s", machine, exc_info=True)
+        why = f"QEMU of machine {machine} answers what cannot be read: {type(error).__name__} {error}"
+        raise Failed("MonitorUnreadable", why[:500]) from error
+
+
 class Monitor(Protocol):
     """A line to one QEMU. Safe for threads."""
 
@@ -166,7 +180,9 @@ class QmpMonitor:
             json.dumps(arguments)
         except (TypeError, ValueError) as error:
             raise Failed("MonitorMisused", f"{what} cannot be sent: {error}", retryable=False) from None
-        with self._lock:
+        if not self._lock.acquire(timeout=deadline.seconds):
+            raise Unknown("MonitorSilent", f"{what} was not sent: others still wait for answers; it hangs, or is busy")
+        try:
             self._open(deadline)
             limit = deadline.capped(self._command_seconds).seconds
             try:
@@ -181,6 +197,8 @@ class QmpMonitor:
             except Exception as error:  # what is no JSON, or no text at all, comes as anything
                 self._drop()
                 raise Unknown("MonitorLost", f"the line broke during {what}: {_short(error)}") from None
+        finally:
+            self._lock.release()
 
     @contextmanager
     def expect(self, *names: str) -> Iterator[Events]:
@@ -279,16 +297,19 @@ def _speaker(line: socket.socket, deadline: Deadline) -> Peer:
     if not ready.poll(deadline.seconds * 1000):
         raise TimeoutError
     begun, told, _, _ = line.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_PEEK)
+    if not begun:
+        raise EOFError("it closes the line")
     line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
     for level, kind, content in told:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             pid, uid, _ = _CREDENTIALS.unpack(content)
             return Peer(pid, uid, speaks=True)
-    raise EOFError("it closes the line" if not begun else "it does not say who it is")
+    raise EOFError("the kernel does not say who it is")
 
 
 async def _greeted(machine: str, line: socket.socket, listeners: list[_Listener], seconds: float) -> Any:
     client = QMPClient(machine, MAX_MESSAGE)
+    client.events.names.add("")  # no event is called so: its own listener keeps them for a reader whom there never is
     for listener in listeners:
         client.register_listener(listener)
     await asyncio.wait_for(client.connect(line), seconds)

@@ -300,6 +300,27 @@ def test_a_qemu_that_talks_nonsense_hides_no_other_machine(
     assert (seen.phase, seen.reason) == ("Unknown", "MonitorUnreadable")
 
 
+def test_nonsense_of_a_qemu_is_its_own_failure_and_no_bug(
+    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[str, Any] = {
+        "query_uuid": {},
+        "query_hotpluggable_cpus": [{"props": 7}],
+        "query_memory_size_summary": [],
+    }
+    for command, answer in said.items():
+        with monkeypatch.context() as only:
+            only.setattr(qemu, f"_do_{command}", lambda a, answer=answer: answer)
+            with pytest.raises(Failed) as failed:
+                machines.adopt(adopting(qemu.path), soon())
+            assert failed.value.code == "MonitorUnreadable"
+    machines.adopt(adopting(qemu.path), soon())
+    monkeypatch.setattr(qemu, "_do_query_hotpluggable_cpus", lambda a: [{"props": 7}])
+    with pytest.raises(Failed) as failed:
+        machines.scale(KEY, "vcpus", 2, soon())
+    assert failed.value.code == "MonitorUnreadable"
+
+
 def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def observe(record: MachineRecord) -> Amounts:
         if record.spec.name == "well":

@@ -16,6 +16,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine.monitor import Peer, QmpMonitor, Refused
 from tests.support.fake_qmp import FakeQemu, Trouble
+from tests.support.machines import until
 
 
 @pytest.fixture
@@ -183,3 +184,33 @@ def test_a_line_that_is_given_back_is_free_for_another_client(qemu: FakeQemu, li
         except Failed:
             assert time.monotonic() - began < 20
     other.close()
+
+
+def test_who_waits_behind_a_command_that_hangs_waits_no_longer_than_its_own_deadline(
+    qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    qemu.trouble["cont"] = "hang"
+
+    def hang() -> None:
+        with pytest.raises(Unknown):
+            line.execute("cont", deadline=soon(5))
+
+    other = threading.Thread(target=hang)
+    other.start()
+    until(lambda: line._client is not None, "the line is open")
+    with pytest.raises(Unknown) as unknown:
+        line.execute("query-status", deadline=soon(0.1))
+    assert other.is_alive(), "it was waited for"
+    assert unknown.value.code == "MonitorSilent"
+    qemu.close()
+    other.join()
+
+
+def test_events_that_nobody_waits_for_are_not_kept(qemu: FakeQemu, line: QmpMonitor) -> None:
+    with line.expect("DEVICE_DELETED") as events:
+        line.execute("query-status", deadline=soon())
+        for _ in range(50):
+            qemu.event("GUEST_SAYS", text="x" * 1000)
+        qemu.event("DEVICE_DELETED", device="last")
+        assert events.next(soon())["data"] == {"device": "last"}
+        assert line._client.events.history == ()
