@@ -34,11 +34,12 @@ from devalloc_node.feed import Checkup, DeviceHealth
 from devalloc_node.grant import ClaimRef, Grant, Grants
 from devalloc_node.health import HealthWatch, LinkErrors
 from devalloc_node.host.boundary import Host
+from devalloc_node.host.dryrun import DryRun
 from devalloc_node.journal import SQLiteJournal, open_journal
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.machines import Machines
 from devalloc_node.metrics import Metrics, served
-from devalloc_node.plan import planned
+from devalloc_node.plan import planned, rehearsed
 from devalloc_node.platform import Platform
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.service.door import open_door
@@ -48,7 +49,7 @@ from devalloc_node.service.registration import kubelet_paths
 from devalloc_node.service.server import Service
 from devalloc_node.service.watching import Pulse
 from devalloc_node.settings import KubeletSettings, NodeSettings
-from devalloc_node.step import ATTACHMENT
+from devalloc_node.step import ATTACHMENT, Step
 from devalloc_node.takeover import Place, taken
 from devalloc_node.vms.restarts import Restarts
 
@@ -114,6 +115,7 @@ class Node:
             render={"DeviceClaim": [files.spec], "ResourceClaim": [files.spec, files.metadata]},
             in_use=self._in_use,
             remains=files.remains,
+            rehearse=self._rehearse,
         )
         self.reconciler = Reconciler(
             self.claims, boot_id=self.boot_id, doubts=lambda held: strays(self.host.tree(), held)
@@ -127,7 +129,7 @@ class Node:
             node_name=settings.node_name,
             uid_of=source.uid_of,
             exclusive=self.claims.locks.named,
-            plan=lambda ref, due: planned(source.look or source.grants.get, self.bindings.choose, journal, ref, due),
+            plan=self._plan,
             kind=source.kind,
             changed=self._claims_changed,
         )
@@ -349,6 +351,14 @@ class Node:
         """What is unwell is published as not available, and what is well again as available."""
         self._republish()
         self.pulse.beat()
+
+    def _plan(self, ref: ClaimRef, due: Deadline) -> Sequence[Step]:
+        """The steps of preparing a claim. Writes nothing."""
+        return planned(self.source.look or self.source.grants.get, self.bindings.choose, self._journal, ref, due)
+
+    def _rehearse(self, ref: ClaimRef, due: Deadline) -> None:
+        if isinstance(self.host, DryRun):
+            rehearsed(self._plan(ref, due), ref, self.host.tell)
 
     def _in_use(self, device: PreparedDevice) -> str | None:
         """Who has a device open. Where others' processes cannot be seen, kernel and bindings have the last word."""

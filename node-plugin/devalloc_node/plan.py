@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from devalloc_node.binding.binding import Binding
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import NodeError
+from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.journal import Journal
 from devalloc_node.step import Step
@@ -47,3 +47,14 @@ def planned(
         finally:
             going.close()
     return steps
+
+
+def rehearsed(steps: Sequence[Step], ref: ClaimRef, tell: Callable[[str], None]) -> None:
+    """In a dry run: tells each step of preparing a claim, and refuses it before anything is written down. What was
+    begun would have to be undone, which is refused as well. Raises Denied ``DryRun``."""
+    texts = [f"{step.kind} of {step.target}: {step.before!r} becomes {step.after!r}" for step in steps]
+    for text in texts:
+        tell(f"claim {ref}: would do: {text}")
+    more = f" and {len(texts) - 3} steps more" if len(texts) > 3 else ""
+    first = "; ".join(text[:120] for text in texts[:3]) or "nothing but write the files that tell of its devices"
+    raise Denied("DryRun", f"nothing is changed in a dry run; preparing claim {ref} would do: {first}{more}")

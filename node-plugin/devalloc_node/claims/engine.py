@@ -55,10 +55,13 @@ class Claims:
         render: Mapping[str, Sequence[Render]] | None = None,
         in_use: InUse = lambda device: None,
         remains: Callable[[str], Sequence[str]] = lambda uid: (),
+        rehearse: Callable[[ClaimRef, Deadline], None] = lambda ref, due: None,
     ) -> None:
         """``grants``, ``render``: by kind of claim (``DeviceClaim``, ``ResourceClaim``).
 
         ``remains``: what the host still has of a UID that the journal does not know (T9), in words.
+
+        ``rehearse``: called before anything is done for a claim; raises Denied in a dry run.
         """
         self.journal = journal
         self.locks = locks
@@ -69,6 +72,7 @@ class Claims:
         self._render = render or {}
         self._in_use = in_use
         self._remains = remains
+        self._rehearse = rehearse
 
     def prepare(
         self, ref: ClaimRef, deadline: Deadline | None = None, *, kind: str | None = None, caller: str = ""
@@ -87,6 +91,7 @@ class Claims:
                 return self._again(record, record.prepared, ref, grants)
             if record is not None:
                 self.clear(record, due, caller)
+            self._rehearse(ref, due)
             try:
                 grant = grants.get(ref)
                 if grant.ref != ref:

@@ -14,8 +14,10 @@ import pytest
 
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.daemon import Node, Source, opened
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.host.dryrun import DryRun
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
@@ -342,3 +344,22 @@ def test_unprepare_of_a_claim_that_only_files_remember_is_no_success(bed: Bed) -
         error = kubelet.unprepare([ref])[ref.uid].error
         assert error.startswith("ClaimRemains: ")
         assert "devalloc.io_claim_uid-training.json" in error
+
+
+def test_in_a_dry_run_nothing_is_begun_that_would_have_to_be_undone(bed: Bed) -> None:
+    """As of a GPU that VFIO has already: only a reset after its use, and files, would change the host."""
+    for address in GPU_FUNCTIONS:
+        bed.host.unbind(bed.host.driver_of(address) or "", address)
+        bed.host.store(f"bus/pci/devices/{address}/driver_override", "vfio-pci")
+        bed.host.bind("vfio-pci", address)
+    before, told = bed.host.snapshot(), list[str]()
+    ref = bed.grants.add("a", GPU)
+    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with opened(bed.settings(), DryRun(LocalHost(bed.host), told.append), source) as node:
+        with pytest.raises(
+            Denied, match=r"default/a would do: reset of 0000:01:00.0: 'clean' becomes 'used'; reset of"
+        ):
+            node.prepare(ref, Deadline.after(20))
+        assert node.claims.describe() == {"claims": [], "shared": [], "withheld": []}
+    assert len(told) == 2
+    assert bed.host.snapshot() == before
