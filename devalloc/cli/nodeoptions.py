@@ -173,9 +173,9 @@ def node_settings(
             state=home / "machines",
             run=(machine_dir or door.parent / "machines").absolute(),
             binary=qemu,
-            # In a dry run no machine is started, which changes the host as well.
-            folders=() if dry_run else tuple(folder.absolute() for folder in image_folders),
-            socket_folders=() if dry_run else tuple(folder.absolute() for folder in qmp_folders),
+            folders=tuple(folder.absolute() for folder in image_folders),
+            socket_folders=tuple(folder.absolute() for folder in qmp_folders),
+            dry_run=dry_run,
         ),
         metrics=metrics,
         resync=resync,

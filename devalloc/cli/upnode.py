@@ -119,7 +119,9 @@ class UpNode:
             if self._stopped.is_set():
                 return
             self._rescan()
-            beside = (self._has_begun, on.store_machines(store, node))
+            beside = [self._has_begun]
+            if not self._options["dry_run"]:  # nothing is started in one, and nothing ended either
+                beside.append(on.store_machines(store, node))
             node.run(Publishing((), self._rescan), self._say, beside=beside)
 
     def _has_begun(self, stop: threading.Event) -> None:

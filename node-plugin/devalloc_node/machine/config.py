@@ -36,6 +36,9 @@ class MachineConfig:
     log_bytes: int = 8 << 20
     """A guest's log is emptied when it is longer."""
 
+    dry_run: bool = False
+    """Machines are looked at, and each change of one is refused."""
+
     def folder(self, machine_id: str) -> Path:
         """What lies in it: ``qmp``, ``console`` and ``agent`` (sockets), ``console.log``, ``qemu.log``."""
         return self.run / machine_id

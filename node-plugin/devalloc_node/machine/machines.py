@@ -78,12 +78,16 @@ class Machines:
 
     def recover(self) -> None:
         """Find the machines of an earlier run of the plugin: those that live are watched, the others are noted."""
+        if self.config.dry_run:
+            return
         for key in self.records.records(MACHINES):
             with suppress_and_log(key):
                 self._settle(key)
 
     def keep_logs_short(self, stop: threading.Event) -> None:
         """Empty what guests have filled, now and then until ``stop``: a guest writes as much as it likes."""
+        if self.config.dry_run:
+            return
         while not stop.wait(_LOG_SECONDS):
             with suppress_and_log("of this node"):
                 for key in self.records.records(MACHINES):
@@ -118,7 +122,9 @@ class Machines:
 
     def to_restart(self) -> Sequence[VirtualMachine]:
         """Machines that should run by their restart policy and do not: after a reboot, or because they ended."""
-        found = []
+        found: list[VirtualMachine] = []
+        if self.config.dry_run:
+            return found
         for key, content in self.records.records(MACHINES).items():
             with suppress_and_log(key):
                 record = record_of(key, content)
@@ -319,7 +325,9 @@ class Machines:
 
     @contextmanager
     def hold(self, key: str, deadline: Deadline) -> Iterator[None]:
-        """Be the only one who changes a machine. Raises Failed (``MachineBusy``)."""
+        """Be the only one who changes a machine. Raises Failed (``MachineBusy``), Denied (``DryRun``)."""
+        if self.config.dry_run:
+            raise Denied("DryRun", f"nothing is changed in a dry run: would change machine {key}")
         try:
             with self._locks.held(machine_id(key), deadline):
                 yield

@@ -507,6 +507,36 @@ def test_devices_that_do_not_fit_are_refused_before_the_first_is_plugged_in(
     assert again == steps, "what is plugged in already needs no slot"
 
 
+def test_in_a_dry_run_machines_are_seen_and_none_is_changed(
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    ((_, step),) = kind.attachments(KEY, prepared(), soon())
+    kind.apply(step.target, step.after, soon())
+    before, said = dict(machines.records.records(MACHINES)), list(qemu.said)
+    dry = Machines(replace(machines.config, dry_run=True), machines.records)
+    dry.recover()
+    seen = dry.get(KEY)
+    assert seen is not None
+    assert seen.phase == "Running"
+    for change in (
+        lambda: dry.start(virtual_machine("n"), soon()),
+        lambda: dry.adopt(adopting(qemu.path), soon()),
+        lambda: dry.resume(KEY, soon()),
+        lambda: dry.stop(KEY, 0, True, soon()),
+        lambda: dry.undo_start(KEY, soon()),
+        lambda: dry.forget(KEY, soon()),
+        lambda: dry.scale(KEY, "vcpus", 2, soon()),
+        lambda: AttachmentKind(dry, Owners()).apply(step.target, None, soon()),
+        lambda: AttachmentKind(dry, Owners()).force(step.target, None, soon()),
+    ):
+        with pytest.raises(Denied) as denied:
+            change()
+        assert denied.value.code == "DryRun"
+    dry.close()
+    assert (machines.records.records(MACHINES), qemu.said) == (before, said)
+
+
 def test_a_device_that_the_guest_keeps_keeps_its_step(machines: Machines, kind: AttachmentKind, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     ((_, step),) = kind.attachments(KEY, prepared(), soon())
