@@ -24,7 +24,6 @@ def cordon(names: tuple[str, ...], reason: str, store: Path | None) -> int:
     devalloc cordon 0000-08-00-0 --reason 'replacing the fan'
     devalloc cordon node/node-a
     """
-    import getpass
     from datetime import UTC, datetime
 
     from devalloc.cli.output import table
@@ -39,9 +38,20 @@ def cordon(names: tuple[str, ...], reason: str, store: Path | None) -> int:
             else:
                 click.echo("nothing is cordoned")
             return 0
-        why = f"by {getpass.getuser()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
+        why = f"by {_user()}, {datetime.now(UTC):%Y-%m-%d}" + (f": {reason}" if reason else "")
         targets = [cordons.find(objects, name) for name in names]
         for target in targets:
             cordons.cordon(objects, target, why)
             click.echo(f"{target} cordoned")
     return 0
+
+
+def _user() -> str:
+    """Who runs this; in containers often a number without a name."""
+    import getpass
+    import os
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

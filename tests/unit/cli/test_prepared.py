@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -102,6 +103,16 @@ def test_devices_are_cordoned_listed_and_uncordoned(devalloc: Shell) -> None:
     assert devalloc("uncordon", "node/node-a").out == "node node-a was not cordoned\n"
     devalloc.allocate()
     assert devalloc("get", "dclaim/uplink", "-o", "json").json["status"]["allocations"]
+
+
+def test_a_user_without_a_name_may_cordon(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose users are numbers."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2_000_000_123)
+    devalloc("apply", "-f", EXAMPLE)
+    assert devalloc("cordon", "node/node-a").code == 0
+    assert "by user 2000000123" in devalloc("cordon").out
 
 
 def test_what_is_not_there_cannot_be_cordoned(devalloc: Shell) -> None:
