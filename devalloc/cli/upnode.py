@@ -119,7 +119,7 @@ class UpNode:
             if self._stopped.is_set():
                 return
             self._rescan()
-            beside = [self._has_begun]
+            beside: list[Callable[[threading.Event], None]] = [self._has_begun]
             if not self._options["dry_run"]:  # nothing is started in one, and nothing ended either
                 beside.append(on.store_machines(store, node))
             node.run(Publishing((), self._rescan), self._say, beside=beside)
