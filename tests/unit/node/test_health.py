@@ -290,7 +290,7 @@ class TestClaims:
     def test_say_how_their_devices_are_while_they_are_prepared(self, store: SQLiteStore) -> None:
         ref = ClaimRef("default", "a", store.get("DeviceClaim", "default", "a")["metadata"]["uid"])
         prepared = [Prepared(ref, (PreparedDevice(("0",), "p", "d0", "vfio", (VF,)),))]
-        ward, statuses = Ward(WELL), ClaimStatuses(store)
+        ward, statuses = Ward(WELL), ClaimStatuses(store, "n")
         ward.watch.look()
         statuses.update(prepared, ward.watch.snapshot())
         assert self.conditions(store) == {"Ready": ("True", f"vfio: {VF}"), "Healthy": ("True", "")}
@@ -304,10 +304,23 @@ class TestClaims:
         statuses.update([], ward.watch.snapshot())
         assert self.conditions(store)["Ready"] == ("False", "")
 
+    def test_do_not_stay_ready_when_a_reboot_or_another_instance_undid_it(self, store: SQLiteStore) -> None:
+        ref = ClaimRef("default", "a", store.get("DeviceClaim", "default", "a")["metadata"]["uid"])
+        prepared = [Prepared(ref, (PreparedDevice(("0",), "p", "d0", "vfio", (VF,)),))]
+        ward = Ward(SICK)
+        ward.watch.look()
+        ClaimStatuses(store, "n").update(prepared, ward.watch.snapshot())
+        before = store.list()
+        ClaimStatuses(store, "another").update([], ward.watch.snapshot())
+        ClaimStatuses(store, "n").update(prepared, ward.watch.snapshot())
+        assert store.list() == before
+        ClaimStatuses(store, "n").update([], ward.watch.snapshot())
+        assert self.conditions(store) == {"Ready": ("False", ""), "Healthy": ("Unknown", "")}
+
     def test_that_are_gone_or_of_another_dialect_are_passed_over(self, store: SQLiteStore) -> None:
         before = store.list()
         strangers = [Prepared(ClaimRef("default", name, "x"), ()) for name in ("a", "nobody")]
-        statuses, checkup = ClaimStatuses(store), Ward().watch.snapshot()
+        statuses, checkup = ClaimStatuses(store, "n"), Ward().watch.snapshot()
         statuses.update(strangers, checkup)
         statuses.update([], checkup)
         assert store.list() == before
