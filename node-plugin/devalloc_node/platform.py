@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 from devalloc.api.virtualmachine import VirtualMachine
@@ -20,6 +20,8 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.held import Held
 from devalloc_node.journal import ClaimRecord
+from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import UNKNOWN, Amounts, Machine, Plug
 from devalloc_node.parts import Attachments, Claims, Machines
 from devalloc_node.prepared import Prepared
@@ -194,6 +196,8 @@ class Platform:
             if there is not None:
                 self._owned(key, machine.metadata.uid or "")
             begins = there is None or not there.runs or there.is_paused
+            if there is not None and not begins:
+                _refuse_other(there, spec_of(machine))
             if not begins and all(self.is_in(ref, key) for ref in refs):
                 return self.machine(key)
             for ref in refs:
@@ -404,6 +408,20 @@ class Platform:
             yield
         finally:
             self._changed()
+
+
+def _refuse_other(there: Machine, asked: MachineSpec) -> None:
+    """Raises Denied (``MachineExists``) where a machine that runs was started as something else than is asked for: only
+    its claims, and with them its slots, come and go while it runs."""
+    if there.started is None:
+        return
+    then, now = (replace(spec, claims=(), pci_slots=0) for spec in (there.started, asked))
+    other = [field.name for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)]
+    if other:
+        raise Denied(
+            "MachineExists",
+            f"machine {there.key} runs already, with other {', '.join(other)}; scale it, or delete it first",
+        )
 
 
 def _tried(undo: Callable[[], object]) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
 from devalloc_node.journal import open_journal
 from devalloc_node.machine import adopt
 from devalloc_node.machine.attachment import AttachmentKind
@@ -84,3 +85,18 @@ def test_a_device_that_the_guest_let_go_unasked_is_not_told_to_be_there_and_come
     world.qemu.let_go(name)
     world.platform.unprepare(ref, due())
     assert world.bench.is_initial()
+
+
+def test_a_machine_that_runs_as_something_else_is_not_told_to_be_what_was_asked_for(world: World) -> None:
+    world.adopted()
+    world.adopted()  # again is success
+    others = [
+        virtual_machine("m"),
+        virtual_machine("m", start=None, adopt={"qmpSocket": f"{world.qemu.path}2"}),
+        virtual_machine("m", start=None, adopt={"qmpSocket": str(world.qemu.path)}, cpu={"min": "2", "max": "2"}),
+    ]
+    for other, what in zip(others, ("kernel", "adopt", "cpus"), strict=True):
+        with pytest.raises(Denied, match=what) as denied:
+            world.platform.create(other, (), due())
+        assert denied.value.code == "MachineExists"
+    assert [machine.adopted for machine in world.machines.list()] == [True]
