@@ -25,6 +25,7 @@ from devalloc_node import audit, health, tally
 from devalloc_node.binding.table import Bindings, step_kinds
 from devalloc_node.binding.use import nodes_now
 from devalloc_node.claims import Claims, Locks, Options
+from devalloc_node.claims.describe import not_undone
 from devalloc_node.claims.files import ClaimFiles, FileKind
 from devalloc_node.claims.reconcile import Reconciler, Report
 from devalloc_node.claims.strays import strays
@@ -198,8 +199,8 @@ class Node:
             self._begun += 1
             number = self._begun
         withheld = health.uncleaned(self.claims.withheld())
-        withheld |= self.health.unhealthy()
-        withheld |= known.withheld
+        withheld |= health.not_undone(not_undone(self._journal))
+        withheld |= self.health.unhealthy() | known.withheld
         more = Known(known.held, health.backing(self.claims.prepared()), withheld)
         config = replace(self.settings.inventory.knowing(more), allowed=self.settings.bindings.allowed)
         found = discover(self.settings.root, node_name=self.settings.node_name, config=config)
@@ -300,6 +301,8 @@ class Node:
                 report = self.reconciler.reconcile()
                 if report.removed:
                     self.metrics.removed("claim", len(report.removed))
+                if report.finished or report.removed:
+                    self._claims_changed()
                 _tell(report, say)
             except Exception:
                 log.exception("could not look at the claims; trying again in %.0f s", self.settings.resync)

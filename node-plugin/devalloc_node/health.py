@@ -248,6 +248,12 @@ def uncleaned(withheld: Mapping[str, str]) -> dict[str, str]:
     return {name.partition("/")[2]: f"reset failed: {why}" for name, why in withheld.items()}
 
 
+def not_undone(devices: Mapping[str, str]) -> dict[str, str]:
+    """The same of devices whose claims could not be undone: kube-scheduler has forgotten such a claim when its pod was
+    deleted by force, and would give its devices to others."""
+    return {name.partition("/")[2]: f"in use: {why}" for name, why in devices.items()}
+
+
 def backing(prepared: Iterable[Prepared]) -> dict[str, frozenset[str]]:
     """What stands behind prepared devices, by their names, as the inventory calls it (``Known.prepared``)."""
     found: dict[str, frozenset[str]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from devalloc_node.journal import ClaimState
 from devalloc_node.journal.protocol import Reader
 
 
@@ -35,6 +36,17 @@ def described(journal: Reader) -> dict[str, Any]:
         for found in journal.withheld()
     ]
     return {"claims": claims, "shared": shared, "withheld": withheld}
+
+
+def not_undone(journal: Reader) -> dict[str, str]:
+    """Devices (``pool/device``) of claims that could not be undone, and why. Their claims hold them here until they
+    are, whoever else may think that they are free."""
+    found: dict[str, str] = {}
+    for record in journal.claims():
+        if record.state is not ClaimState.PREPARED:
+            stuck = [step for step in journal.steps(record.ref.uid) if step.state == "stuck"]
+            found |= {step.device: f"claim {record.ref} is not undone: {step.problem}" for step in stuck if step.device}
+    return found
 
 
 def _steps(journal: Reader, owner: str) -> list[dict[str, Any]]:

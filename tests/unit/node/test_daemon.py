@@ -12,10 +12,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from devalloc.api.meta import UNAVAILABLE
+from devalloc.inventory import Known
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.daemon import Node, Source, opened
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.host.dryrun import DryRun
 from devalloc_node.machine.config import MachineConfig
@@ -363,3 +365,27 @@ def test_in_a_dry_run_nothing_is_begun_that_would_have_to_be_undone(bed: Bed) ->
         assert node.claims.describe() == {"claims": [], "shared": [], "withheld": []}
     assert len(told) == 2
     assert bed.host.snapshot() == before
+
+
+def test_devices_of_a_claim_that_could_not_be_undone_are_not_offered_until_it_is(bed: Bed) -> None:
+    """Also where its claim is gone from the cluster, as of a pod that was deleted by force."""
+
+    def offered() -> str | None:
+        (pool,) = (pool for pool in node.discover(Known()).pools if pool.metadata.name == POOLS[GPU])
+        attributes = [*pool.spec.attributes, *pool.spec.devices[0].attributes]
+        return next((str(each.value) for each in attributes if each.name == UNAVAILABLE), None)
+
+    ref = bed.grants.add("a", GPU)
+    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with opened(bed.settings(), LocalHost(bed.host), source) as node:
+        node.prepare(ref, Deadline.after(20))
+        bed.host.remove("bus/pci/drivers/nvidia")
+        with pytest.raises(Failed, match="is its module loaded"):
+            node.unprepare(ref, Deadline.after(20))
+        why = offered()
+        assert why is not None
+        assert why.startswith("in use: claim default/a is not undone: 0000:01:00.0 has the driver")
+        bed.host.load_driver("nvidia")
+        node.unprepare(ref, Deadline.after(20))
+        assert offered() is None
+    assert bed.host.snapshot() == bed.before
