@@ -26,7 +26,7 @@ from devalloc_node.binding.table import Bindings, step_kinds
 from devalloc_node.binding.use import nodes_now
 from devalloc_node.claims import Claims, Locks, Options
 from devalloc_node.claims.describe import not_undone
-from devalloc_node.claims.files import ClaimFiles, FileKind
+from devalloc_node.claims.files import ClaimFiles, FileKind, folders_ever
 from devalloc_node.claims.reconcile import Reconciler, Report
 from devalloc_node.claims.strays import strays
 from devalloc_node.deadline import Deadline
@@ -106,12 +106,13 @@ class Node:
         self.machines = Machines(settings.machines, journal, changed=lambda key: self.pulse.beat())
         attachments = AttachmentKind(self.machines, host)
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)
+        ever = folders_ever(journal, settings.written)
         self.claims = Claims(
             journal,
             Locks(settings.state / "locks"),
             {source.kind: source.grants},
             self.bindings.choose,
-            {**step_kinds(host), "file": FileKind(host), ATTACHMENT: attachments},
+            {**step_kinds(host), "file": FileKind(host, ever), ATTACHMENT: attachments},
             options=Options(grace_seconds=settings.grace),
             render={"DeviceClaim": [files.spec], "ResourceClaim": [files.spec, files.metadata]},
             in_use=self._in_use,

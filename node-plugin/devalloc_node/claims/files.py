@@ -5,6 +5,7 @@ Steps of kind ``file`` put one there. A value is its text; None means no file.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import Grant
 from devalloc_node.host.boundary import Host
-from devalloc_node.journal.protocol import Reader
+from devalloc_node.host.files import Files
+from devalloc_node.journal.protocol import Journal, Reader
 from devalloc_node.metadata import claim_metadata
 from devalloc_node.prepared import PreparedDevice
 from devalloc_node.step import Value
 
 MAX_BYTES = 2**20
 """Far more than any of them has."""
+_FOLDERS = "files/folders"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,23 @@ class ClaimFiles:
         return [str(self.cdi / name) for name in names if name.startswith(starts)]
 
 
+def folders_ever(journal: Journal, now: Sequence[str]) -> tuple[str, ...]:
+    """All folders that files of claims may be in: those that are written to now, and, as the journal remembers, those
+    that were when the plugin was told others. Raises Failed."""
+    known: list[str] = json.loads(journal.setting(_FOLDERS) or "[]")
+    every = sorted({*known, *now})
+    if every != known:
+        journal.set(_FOLDERS, json.dumps(every))
+    return tuple(every)
+
+
 @dataclass(frozen=True, slots=True)
 class FileKind:
     """Writes and removes files below the folders that the host's boundary allows."""
 
     host: Host
+    earlier: tuple[str, ...] = ()
+    """Folders that it allowed once (``folders_ever``): what was written there is removed from there."""
 
     def read(self, target: str) -> Value:
         try:
@@ -81,7 +96,10 @@ class FileKind:
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         if value is None:
-            self.host.remove_file(target)
+            try:
+                self.host.remove_file(target)
+            except PermissionError:
+                Files(self.earlier).remove(target)
         else:
             self.host.put_file(target, value.encode())
         if self.read(target) != value:

@@ -20,6 +20,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.host.dryrun import DryRun
+from devalloc_node.host.files import Files
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
@@ -84,6 +85,7 @@ class Bed:
     grants: ListedGrants = field(default_factory=ListedGrants)
     said: list[str] = field(default_factory=list)
     metrics: str | None = None
+    cdi: str = "cdi"
 
     def __post_init__(self) -> None:
         settings = self.settings()
@@ -101,7 +103,7 @@ class Bed:
             state=self.folder / "state",
             machines=MachineConfig(state=self.folder / "state" / "machines", run=self.folder / "run"),
             socket=self.folder / "node.sock",
-            cdi=self.folder / "cdi",
+            cdi=self.folder / self.cdi,
             kubelet=KubeletSettings(self.folder / "kubelet", pod_uid=pod_uid),
             metrics=self.metrics or f"unix:{self.folder / 'metrics.sock'}",
             grace=0,
@@ -300,6 +302,19 @@ def bed_nodes(bed: Bed, kubelet: KubeletClient, ref: ClaimRef) -> list[str]:
     spec = json.loads((bed.folder / f"cdi/devalloc.io_claim_{ref.uid}.json").read_text())
     nodes = [node["path"] for each in spec["devices"] for node in each["containerEdits"]["deviceNodes"]]
     return [node for node in nodes if node != "/dev/vfio/vfio"]
+
+
+def test_what_was_written_to_another_folder_before_is_removed_from_there(bed: Bed) -> None:
+    ref = bed.grants.add("training", GPU)
+    with bed.running() as (_, kubelet):
+        assert kubelet.prepare([ref])[ref.uid].error == ""
+    assert bed.files()
+    bed.cdi = "elsewhere"
+    bed.host.files = Files(bed.settings().written)
+    with bed.running() as (_, kubelet):
+        assert kubelet.unprepare([ref])[ref.uid].error == ""
+    assert bed.files() == []
+    assert bed.host.snapshot() == bed.before
 
 
 def test_claims_that_are_gone_are_taken_back_when_the_plugin_looks(bed: Bed) -> None:
