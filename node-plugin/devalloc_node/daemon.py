@@ -200,8 +200,8 @@ class Node:
             self._begun += 1
             number = self._begun
         withheld = health.uncleaned(self.claims.withheld())
-        withheld |= health.not_undone(not_undone(self._journal))
-        withheld |= self.health.unhealthy() | known.withheld
+        withheld |= health.not_undone(not_undone(self._journal)) | self.health.unhealthy()
+        withheld |= known.withheld
         more = Known(known.held, health.backing(self.claims.prepared()), withheld)
         config = replace(self.settings.inventory.knowing(more), allowed=self.settings.bindings.allowed)
         found = discover(self.settings.root, node_name=self.settings.node_name, config=config)
