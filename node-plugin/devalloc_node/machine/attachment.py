@@ -127,9 +127,8 @@ class AttachmentKind:
         record, process = self._machines.running(key)
         adopt.check_memlock(record.spec, self._machines.config, process)
         nodes = list(value.get("nodes", ()))
-        self._machines.records.put(
-            PLUGS, target, {"value": dict(value), "owners": _owners(target, nodes, self._known(target))}
-        )
+        owners = _owners(target, nodes, self._known(target))
+        self._machines.records.put(PLUGS, target, {"value": dict(value), "owners": owners, "boot": adopt.boot_id()})
         if record.user is not None:
             for node in nodes:
                 self._owner.own(node, record.user, record.user)
@@ -198,8 +197,11 @@ def _device(name: str, value: Mapping[str, Any]) -> pci.PciDevice:
 
 
 def _owners(target: str, nodes: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Whose the nodes were before: what is known already is older than what a cut-off attempt left."""
-    before = dict(known.get("owners", {}))
+    """Whose the nodes were before: what is known already is older than what a cut-off attempt left. Not so where it is
+    of another run of the host, in which these nodes were those of other devices."""
+    this = adopt.boot_id()
+    older = known.get("owners", {}) if known.get("boot", this) == this else {}
+    before = {node: owner for node, owner in older.items() if node in nodes}
     for node in nodes:
         if node not in before:
             try:

@@ -612,6 +612,25 @@ def test_nodes_go_to_the_machines_user_and_back_to_whose_they_were(
     ]
 
 
+def test_nodes_that_a_device_had_before_a_reboot_are_others_now(
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path
+) -> None:
+    """The numbers of IOMMU groups are given anew, and the first device's of then may be the second's of now."""
+    first, second = tmp_path / "vfio-15", tmp_path / "vfio-16"
+    first.touch()
+    second.touch()
+    machines.adopt(adopting(qemu.path), soon())
+    ((_, step),) = kind.attachments(KEY, prepared(str(second)), soon())
+    before = {"value": {}, "owners": {str(first): [7, 7], str(second): [7, 7]}, "boot": "another"}
+    machines.records.put(PLUGS, step.target, before)
+    owners = Owners()
+    kind = AttachmentKind(machines, owners)
+    with first.open():  # by another device in the same machine
+        kind.apply(step.target, step.after, soon())
+        kind.apply(step.target, None, soon())
+    assert owners.told == [(str(second), os.getuid(), os.getgid())]
+
+
 def test_a_step_on_a_machine_that_is_not_there(kind: AttachmentKind) -> None:
     with pytest.raises(Denied) as denied:
         kind.apply("default/none/claim-1", {"functions": ["0000:41:00.0"], "nodes": []}, soon())
