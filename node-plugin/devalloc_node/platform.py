@@ -205,6 +205,7 @@ class Platform:
             before = {record.ref.uid for record in self.claims.journal.claims()}
             try:
                 if begins:
+                    self._wanted.pop(key, None)  # of its last run
                     self._clear(key, there, due, caller)
                 prepared = [self.claims.prepare(ref, due, kind=self._kind, caller=caller) for ref in refs]
                 if begins:

@@ -15,6 +15,9 @@ from devalloc_node.machine.records import MachineRecord
 from devalloc_node.machine.spec import CPU, MachineSpec, whole_cpus
 from devalloc_node.machine.view import Amounts
 
+_ANSWER_SECONDS = 5.0
+"""For one question after the deadline."""
+
 
 def asked_of(spec: MachineSpec) -> Amounts:
     """What the spec asks for."""
@@ -61,6 +64,14 @@ def apply(
         total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, numa_node=numa)
         return replace(told, memory_bytes=total)
     raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, and no {what!r}")
+
+
+def kept(record: MachineRecord, monitor: Monitor, what: str) -> Amounts:
+    """What QEMU was told in sum where the guest went no further with one amount. Raises NodeError."""
+    told, due = record.applied, Deadline.after(_ANSWER_SECONDS)
+    if what == "vcpus":
+        return replace(told, vcpus=cpu.count(monitor, due))
+    return replace(told, memory_bytes=memory.observe(monitor, due).total)
 
 
 def limit_cpu(spec: MachineSpec, config: MachineConfig, process: Process, thousandths: int) -> None:

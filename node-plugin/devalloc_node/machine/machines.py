@@ -293,7 +293,12 @@ class Machines:
         with self.hold(key, deadline):
             record, process = self.running(key)
             with self.line(record) as monitor:
-                told = amounts.apply(record, self.config, monitor, process, what, amount, deadline)
+                try:
+                    told = amounts.apply(record, self.config, monitor, process, what, amount, deadline)
+                except Denied as error:
+                    if error.code == "GuestRefused":  # no more is asked of it than what there is (T15)
+                        self._put(replace(record, applied=amounts.kept(record, monitor, what)))
+                    raise
             self._put(replace(record, applied=told))
 
     # Within this room.

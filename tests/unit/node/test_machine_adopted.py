@@ -279,6 +279,21 @@ def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(machi
     assert seen.applied.cpu_milli == seen.observed.cpu_milli == 3000, "whole vCPUs are their own bound"
 
 
+def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: Machines, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    qemu.stuck_at = 256 * MIB
+    with pytest.raises(Denied):
+        machines.scale(KEY, "memory", 1 << 30, soon(0.2))
+    machines.scale(KEY, "vcpus", 3, soon())
+    qemu.guest = "refuses"
+    with pytest.raises(Denied):
+        machines.scale(KEY, "vcpus", 2, soon())
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert qemu.requested == 256 * MIB
+    assert (seen.applied.memory_bytes, seen.applied.vcpus) == (768 * MIB, 3)
+
+
 def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: Machines, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     machines.records.put(MACHINES, "default/bad", {"manifest": {"kind": "Nonsense"}, "state": "running", "run": ""})
@@ -546,6 +561,35 @@ def test_a_device_that_the_guest_keeps_keeps_its_step(machines: Machines, kind: 
         kind.apply(step.target, None, patience(lambda: qemu.leaving))
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert kind.read(step.target) == step.after
+
+
+def test_force_ends_no_machine_that_was_not_even_asked(
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    ((_, step),) = kind.attachments(KEY, prepared(), soon())
+    kind.apply(step.target, step.after, soon())
+    ended: list[str] = []
+    monkeypatch.setattr(machines, "stop", lambda key, *_: ended.append(key))
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with machines.hold(KEY, soon()):
+            held.set()
+            over.wait(60)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait(60)
+    with pytest.raises(Failed) as busy:
+        kind.force(step.target, None, soon(0.1))
+    over.set()
+    other.join()
+    assert (busy.value.code, ended) == ("MachineBusy", [])
+    qemu.guest = "refuses"
+    with pytest.raises(Denied):  # as it goes on here
+        kind.force(step.target, None, soon())
+    assert ended == [KEY]
 
 
 def test_a_device_whose_node_qemu_still_holds_is_not_told_free(

@@ -100,3 +100,14 @@ def test_a_machine_that_runs_as_something_else_is_not_told_to_be_what_was_asked_
             world.platform.create(other, (), due())
         assert denied.value.code == "MachineExists"
     assert [machine.adopted for machine in world.machines.list()] == [True]
+
+
+def test_what_was_wanted_of_an_earlier_run_is_not_wanted_of_the_next(world: World) -> None:
+    world.adopted()
+    world.platform.scale(KEY, "vcpus", 3, due())
+    assert world.platform.machine(KEY).wanted.vcpus == 3
+    content = dict(world.machines.records.record(MACHINES, KEY) or {})
+    world.machines.records.put(MACHINES, KEY, {**content, "boot": "another"})  # its process is gone
+    world.qemu.cpus = {0: "/machine/unattached/device[0]"}
+    world.adopted()
+    assert world.platform.machine(KEY).wanted.vcpus == 1
