@@ -10,10 +10,10 @@ import click
 from devalloc.cli.output import Cell, Styled
 
 if TYPE_CHECKING:
-    from devalloc_node.pb.node_pb2 import Amounts, Machine
+    from devalloc_node.pb.node_pb2 import Amounts, Machine, MachineDevice
 
 HEADERS = ("NAME", "PHASE", "VCPUS", "MEMORY", "DEVICES", "CLAIMS", "REASON")
-WIDE = ("PID", "ID", "QMP SOCKET", "MESSAGE")
+WIDE = ("PLUGGED IN", "PID", "ID", "QMP SOCKET", "MESSAGE")
 _STYLES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
 _UNITS = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 
@@ -44,7 +44,8 @@ def row(machine: Machine, *, wide: bool, namespaces: bool) -> list[Cell]:
         machine.reason,
     ]
     if wide:
-        cells += [str(machine.pid or ""), machine.machine_id, machine.qmp_socket, machine.message]
+        plain = "; ".join(f"{each.name}: {plugged(each)}" for each in machine.devices if each.name)
+        cells += [plain, str(machine.pid or ""), machine.machine_id, machine.qmp_socket, machine.message]
     return cells
 
 
@@ -55,6 +56,14 @@ def headers(*, wide: bool) -> list[str]:
 def claims(machine: Machine) -> Sequence[str]:
     """Names of the claims whose devices are in it."""
     return list(dict.fromkeys(device.claim.name for device in machine.devices if device.HasField("claim")))
+
+
+def plugged(device: MachineDevice) -> str:
+    """What a device is that no claim stands for: ``/images/d (raw, virtio, read-only)``, ``tap0 52:54:00:00:00:01``."""
+    disk, nic = device.disk, device.nic
+    if device.HasField("disk"):
+        return f"{disk.path} ({disk.format}, {disk.device}{', read-only' if disk.read_only else ''})"
+    return f"{nic.interface or 'user network'} {nic.mac}".rstrip()
 
 
 def vcpus(wanted: Amounts, observed: Amounts) -> str:

@@ -37,6 +37,7 @@ from devalloc_node.health import HealthWatch, LinkErrors
 from devalloc_node.host.boundary import Host
 from devalloc_node.host.dryrun import DryRun
 from devalloc_node.journal import SQLiteJournal, open_journal
+from devalloc_node.machine import house
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.machines import Machines
 from devalloc_node.metrics import Metrics, served
@@ -173,7 +174,12 @@ class Node:
                 scraped = partial(self._scraped, address)
                 stack.enter_context(taken(f"metrics on {address}", scraped, wait=rolling, say=say))
             restarts = Restarts(self.platform, self.pulse, self.machines.to_restart)
-            own_loops: list[Loop] = [self.health.run, self._tell_claims, self.machines.keep_logs_short, restarts.run]
+            own_loops: list[Loop] = [
+                self.health.run,
+                self._tell_claims,
+                partial(house.keep, self.machines),
+                restarts.run,
+            ]
             loops = [*own_loops, *self._publishing.loops, *beside]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:

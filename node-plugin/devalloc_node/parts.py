@@ -9,6 +9,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import ClaimRecord, StepRecord
+from devalloc_node.machine.spec import PlainDevice
 from devalloc_node.machine.view import Machine, Plug
 from devalloc_node.prepared import Prepared
 from devalloc_node.step import Step
@@ -83,6 +84,12 @@ class Machines(Protocol):
 
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         """``what``: vcpus, cpu (thousandths of a core, 0 for no bound) or memory (bytes)."""
+
+    def plug_in(self, key: str, device: PlainDevice, deadline: Deadline) -> PlainDevice:
+        """A disk or network card without hardware behind it, into a machine that runs; as it is there then."""
+
+    def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
+        """Whether there was such a device. Raises Denied (``GuestRefused``)."""
 
 
 class Attachments(Protocol):

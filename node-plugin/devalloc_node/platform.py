@@ -20,7 +20,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.held import Held
 from devalloc_node.journal import ClaimRecord
-from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.machine.spec import MachineSpec, PlainDevice
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import UNKNOWN, Amounts, Machine, Plug
 from devalloc_node.parts import Attachments, Claims, Machines
@@ -117,11 +117,7 @@ class Platform:
     def attach(self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> list[Plug]:
         """Put all devices of a claim into a machine that runs, or none; prepares it where need be. Raises NodeError."""
         with self._telling(), self._exclusive(_lock(key), due):
-            machine = self._owned(key, owner)
-            if not machine.runs:
-                raise Denied(
-                    "MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first", retryable=True
-                )
+            self._started(key, owner)
             self._only_in(ref, key)
             was_held = self.claims.journal.claim(ref.uid) is not None
             try:
@@ -267,6 +263,8 @@ class Platform:
             if machine.runs and not machine.adopted:
                 self.machines.stop(key, 0 if machine.is_paused else seconds, force or machine.is_paused, due)
             self._give_back(key, due, force, caller)
+            if machine.adopted:  # it goes on, and nobody here would know any more what is plugged into it
+                self._unplug_all(machine, due, force, caller)
             self.machines.forget(key, due)
             self._wanted.pop(key, None)
             _note("deleted", key, caller, forced=force or None)
@@ -281,17 +279,39 @@ class Platform:
     def scale(self, key: str, what: str, amount: int, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Change one amount: ``vcpus``, ``cpu`` (thousandths of a core, 0: no bound) or ``memory`` (bytes)."""
         with self._telling(), self._exclusive(_lock(key), due):
-            machine = self._owned(key, owner)
-            if not machine.runs:
-                raise Denied(
-                    "MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first", retryable=True
-                )
+            machine = self._started(key, owner)
             name = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}[what]
             self.want(key, replace(self._asked(machine).wanted, **{name: amount}))
             self.machines.scale(key, what, amount, due)
             _note("scaled", key, caller, **{what: amount})
 
+    def plug(self, key: str, device: PlainDevice, due: Deadline, *, owner: str = "", caller: str = "") -> PlainDevice:
+        """Plug in a disk or network card of no claim, until it is unplugged or the machine's QEMU ends."""
+        with self._telling(), self._exclusive(_lock(key), due):
+            self._started(key, owner)
+            there = self.machines.plug_in(key, device, due)
+            _note("plugged", key, caller, device=device.name, host=there.what.host)
+        return there
+
+    def unplug(self, key: str, name: str, due: Deadline, *, owner: str = "", caller: str = "") -> bool:
+        """Take it out again; False where the machine has none of that name. Raises NodeError."""
+        with self._telling(), self._exclusive(_lock(key), due):
+            machine = self._owned(key, owner)
+            found = machine.runs and self.machines.unplug(key, name, due)
+            if found:
+                _note("unplugged", key, caller, device=name)
+        return found
+
     # Within.
+
+    def _started(self, key: str, owner: str) -> Machine:
+        """The machine, where it runs and the caller may change it. Raises Denied."""
+        machine = self._owned(key, owner)
+        if not machine.runs:
+            raise Denied(
+                "MachineNotRunning", f"machine {key} is {machine.phase.lower()}; start it first", retryable=True
+            )
+        return machine
 
     def _asked(self, machine: Machine) -> Machine:
         """With what is wanted of it now, and not when it was started; what it was last told, where nobody remembers."""
@@ -372,6 +392,17 @@ class Platform:
         self._detach(plugs, due, force, caller)
         for ref in dict.fromkeys(plug.ref for plug in plugs):
             self.claims.unprepare(ref, due, force=force, caller=caller)
+
+    def _unplug_all(self, machine: Machine, due: Deadline, force: bool, caller: str) -> None:
+        """Take plain devices out; with ``force`` what its guest keeps stays in it, which harms nobody else."""
+        for device in machine.plain if machine.runs else ():
+            try:
+                self.machines.unplug(machine.key, device.name, due.capped(due.seconds / 2) if force else due)
+                _note("unplugged", machine.key, caller, device=device.name)
+            except NodeError as error:
+                if not force:
+                    raise
+                log.warning("left in machine %s: %s", machine.key, error)
 
     def _detach(self, plugs: Iterable[Plug], due: Deadline, force: bool, caller: str) -> None:
         for plug in reversed(list(plugs)):

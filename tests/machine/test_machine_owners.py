@@ -19,22 +19,15 @@ from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import accel, devices, pci
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.machine.process import process
-from devalloc_node.machine.spec import Disk
+from devalloc_node.machine.process import holds, process
+from devalloc_node.machine.spec import Disk, PlainDevice
 from tests.support import tiny_guest
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, config, ended, plugin, short_folder, soon, until, virtual_machine
+from tests.support.machines import MIB, NoNodes, config, ended, plugin, short_folder, soon, until, virtual_machine
 from tests.support.qemu import TCG, Machine, Monitor
 
 KEY = "default/m"
-
-
-class NoNodes:
-    """No device of the host is given to anybody here."""
-
-    def own(self, node: str, uid: int, gid: int) -> None:
-        raise AssertionError(f"{node} was given to {uid}:{gid}")
 
 
 def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image: Image) -> None:
@@ -73,6 +66,16 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
             assert guest.run("echo x | dd of=/dev/nvme0n1 conv=fsync").status != 0
             assert (folder / "read-only").read_bytes().startswith(b"not to be changed")
             assert guest.check("cat /proc/cmdline").startswith("quiet console=ttyS0")
+
+            # One that comes later, of which its user could open no byte, is its guest's until it leaves again.
+            (folder / "later").write_bytes(b"only for root".ljust(MIB))
+            (folder / "later").chmod(0o600)
+            later = PlainDevice("later", Disk(str(folder / "later"), "raw"))
+            machines.plug_in(KEY, later, soon())
+            assert guest.until("head -c 13 /dev/vdb") == "only for root"
+            assert holds(seen.pid, [str(folder / "later")])
+            machines.unplug(KEY, "later", soon())
+            assert holds(seen.pid, [str(folder / "later")]) == []
 
             # Its guest powers down while it is waited for.
             timer = threading.Timer(0.3, lambda: guest._socket.sendall(b"x cG93ZXJvZmYgLWY=\n"))
@@ -214,7 +217,7 @@ def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine,
             with pytest.raises(Denied) as denied:
                 machines.adopt(adopted, soon())
             assert denied.value.code == "PathNotAllowed"
-        settings = replace(strict, socket_folders=(tmp_path,))
+        settings = replace(strict, socket_folders=(tmp_path,), folders=(tmp_path,))
         guest = machine.guest
         with plugin(settings) as machines:
             machines.adopt(adopted, soon())
@@ -225,19 +228,16 @@ def test_a_running_machine_is_adopted_changed_and_let_go_again(machine: Machine,
             guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-1 ]")
             machines.scale(KEY, "memory", 768 * MIB, soon())
             guest.until("[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 600000 ]")
-            disk = pci.plain_disk("d", Disk(str(tmp_path / "image"), "raw", device="nvme"), str(tmp_path / "image"))
+            disk = PlainDevice("d", Disk(str(tmp_path / "image"), "raw", device="nvme"))
             (tmp_path / "image").write_bytes(b"a disk that came later".ljust(MIB))
-            with machines.line(machines.known(KEY)) as line:
-                devices.plug(line, KEY, disk, soon())
-                guest.until("[ -e /dev/nvme0n1 ]")
-                assert guest.check("head -c 22 /dev/nvme0n1") == "a disk that came later"
-                devices.unplug(line, KEY, "d", soon())
-                devices.remove_backends(line, disk, soon())
-            guest.until("[ ! -e /dev/nvme0n1 ]")
+            machines.plug_in(KEY, disk, soon())
+            assert guest.until("head -c 22 /dev/nvme0n1") == "a disk that came later"
         with plugin(settings) as machines:  # restarted
             again = machines.get(KEY)
             assert again is not None
-            assert (again.pid, again.observed.vcpus) == (machine.process.pid, 2)
+            assert (again.pid, again.observed.vcpus, again.plain) == (machine.process.pid, 2, (disk,))
+            machines.unplug(KEY, "d", soon())
+            guest.until("[ ! -e /dev/nvme0n1 ]")
             machines.forget(KEY, soon())
             assert machines.list() == []
         assert guest.check("echo it goes on") == "it goes on"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,18 +14,38 @@ from devalloc_node.errors import Denied
 from devalloc_node.machine import cgroup, devices, pci
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.process import holds
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MIB, MICRO_APPEND, config, ended, plugin, short_folder, soon, virtual_machine
+from tests.support.machines import (
+    MIB,
+    MICRO_APPEND,
+    config,
+    ended,
+    plugin,
+    short_folder,
+    soon,
+    tap_interface,
+    until,
+    virtual_machine,
+)
+from tests.support.nodeservice import serving
+from tests.support.shell import Shell, devalloc
 
+__all__ = ["devalloc"]
 GIB = 1 << 30
 KEY = "default/m"
+EJECT_THE_LAST_CARD = """
+for slot in /sys/bus/pci/slots/*; do
+  ls -d /sys/bus/pci/devices/$(cat $slot/address).0/virtio*/net > /dev/null 2>&1 && echo 0 > $slot/power
+done; true
+"""
 
 
 @pytest.fixture
 def settings(micro: Image) -> Iterator[MachineConfig]:
     with short_folder() as folder:
-        made = config(micro, folder)
+        made = config(micro, folder, folders=(micro.folder, folder))
         with ended(made):
             yield made
 
@@ -65,41 +87,70 @@ def meanwhile(work: Callable[[], object]) -> Callable[[], None]:
     return join
 
 
-def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(machines: Machines, micro: Image) -> None:
+def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
+    machines: Machines, micro: Image, devalloc: Shell, tmp_path: Path
+) -> None:
     machines.start(virtual_machine("m", micro, pciSlots=9), soon())
     record = machines.known(KEY)
-    card = pci.plain_nic("early", mac="52:54:00:00:00:01")
-    with machines.line(record) as line:
-        devices.plug(line, KEY, card, soon())
-    guest = booted(machines)
-    assert guest.check("cat /sys/class/net/eth0/address").strip() == "52:54:00:00:00:01", "it was there from the start"
-    assert guest.check("cat /sys/devices/system/cpu/online") == "0"
+    # A disk and two network cards by the command, one of them before the machine's first instruction.
+    image = machines.config.folders[-1] / "data"
+    image.write_bytes(b"a disk that came later".ljust(MIB))
+    with ExitStack() as stack:
+        socket = stack.enter_context(serving(tmp_path, machines))
+        net = ("--tap", stack.enter_context(tap_interface())) if os.geteuid() == 0 else ("--user-net",)
 
-    # 1 -> 4 CPUs and 512 MiB -> 2 GiB, while a card of three functions is plugged in.
-    several = pci.PciDevice("card", ({"driver": "virtio-rng-pci"},) * 3)
-    with machines.line(record) as line:
-        cpus = meanwhile(lambda: machines.scale(KEY, "vcpus", 4, soon()))
-        memory = meanwhile(lambda: machines.scale(KEY, "memory", 2 * GIB, soon(60)))
-        devices.plug(line, KEY, several, soon())
-        cpus()
-        guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-3 ]")
-        guest.until("[ $(cat /sys/bus/pci/devices/*/device | grep -c 0x1044) = 3 ]")
-        address = pci.guest_address(line, "card.f2", soon())
-        assert guest.check(f"cat /sys/bus/pci/devices/{address}/device") == "0x1044"
-        memory()
-        assert 1.8 * GIB < memory_of(guest) < 2 * GIB
-        seen = machines.get(KEY)
-        assert seen is not None
-        assert (seen.observed.vcpus, seen.observed.memory_bytes) == (4, 2 * GIB)
+        def vm(verb: str, *args: str | Path) -> str:
+            done = devalloc("vm", verb, *args, "--socket", socket)
+            assert done.code == 0, done.err
+            return done.out
 
-        # And back, while both cards leave.
-        memory = meanwhile(lambda: machines.scale(KEY, "memory", 512 * MIB, soon(60)))
-        devices.unplug(line, KEY, "card", soon())
-        devices.unplug(line, KEY, "early", soon())
-        devices.remove_backends(line, card, soon())
-        guest.until("[ $(cat /sys/bus/pci/devices/*/device | grep -c 0x1044) = 0 ] && [ ! -e /sys/class/net/eth0 ]")
-        memory()
-        assert memory_of(guest) < 512 * MIB
+        vm("plug", "m", "early", *net, "--mac", "52:54:00:00:00:01")
+        guest = booted(machines)
+        assert guest.check("cat /sys/class/net/eth0/address").strip() == "52:54:00:00:00:01", "there from the start"
+        assert guest.check("cat /sys/devices/system/cpu/online") == "0"
+
+        # 1 -> 4 CPUs and 512 MiB -> 2 GiB, while a card of three functions and the others are plugged in.
+        several = pci.PciDevice("card", ({"driver": "virtio-rng-pci"},) * 3)
+        with machines.line(record) as line:
+            cpus = meanwhile(lambda: machines.scale(KEY, "vcpus", 4, soon()))
+            memory = meanwhile(lambda: machines.scale(KEY, "memory", 2 * GIB, soon(60)))
+            devices.plug(line, KEY, several, soon())
+            vm("plug", "m", "data", "--disk", image, "--format", "raw")
+            vm("plug", "m", "late", "--user-net")
+            cpus()
+            guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-3 ]")
+            guest.until("[ $(cat /sys/bus/pci/devices/*/device | grep -c 0x1044) = 3 ]")
+            address = pci.guest_address(line, "card.f2", soon())
+            assert guest.check(f"cat /sys/bus/pci/devices/{address}/device") == "0x1044"
+            assert guest.until("cat /sys/block/vda/serial") == "data"
+            assert guest.check("head -c 22 /dev/vda") == "a disk that came later"
+            guest.check("echo written by the guest | dd of=/dev/vda conv=notrunc,fsync 2>&1")
+            assert image.read_bytes().startswith(b"written by the guest")
+            guest.until("[ -e /sys/class/net/eth1 ]")
+            shown = vm("get", "m", "-o", "wide")
+            assert f"data: {image} (raw, virtio); early: " in shown
+            assert all(word in shown for word in net[1:]), "the interface"
+            refused = devalloc("vm", "plug", "m", "other", "--disk", image, "--format", "raw", "--socket", socket)
+            assert (refused.code, "[DiskInUse]" in refused.err) == (1, True)
+            memory()
+            assert 1.8 * GIB < memory_of(guest) < 2 * GIB
+            seen = machines.get(KEY)
+            assert seen is not None
+            assert (seen.observed.vcpus, seen.observed.memory_bytes) == (4, 2 * GIB)
+
+            # And back, while all of them leave, one of them by the guest's own doing.
+            memory = meanwhile(lambda: machines.scale(KEY, "memory", 512 * MIB, soon(60)))
+            devices.unplug(line, KEY, "card", soon())
+            assert vm("unplug", "m", "early", "data").count("unplugged") == 2
+            guest.check(EJECT_THE_LAST_CARD)
+            until(lambda: vm("get", "m", "-o", "json").count("plug-") == 0, "QEMU has let it go too")
+            assert vm("unplug", "m", "late") == "late unplugged from m\n", "what it stood on was there still"
+            assert vm("unplug", "m", "late") == "late is not in m\n"
+            guest.until("[ $(cat /sys/bus/pci/devices/*/device | grep -c 0x1044) = 0 ] && [ ! -e /dev/vda ]")
+            assert guest.run("ls -d /sys/class/net/eth*").status != 0
+            memory()
+            assert memory_of(guest) < 512 * MIB
+        assert holds(seen.pid, [str(image), "/dev/net/tun"]) == [], "they are free for others"
     seen = machines.get(KEY)
     assert seen is not None
     assert seen.observed.memory_bytes == 512 * MIB

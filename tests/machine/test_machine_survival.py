@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied, Unknown
-from devalloc_node.machine import devices, pci
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.process import process
+from devalloc_node.machine.spec import Nic, PlainDevice
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import MIB, config, ended, plugin, short_folder, soon, until, virtual_machine
@@ -69,8 +69,7 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         assert before is not None
         assert before.phase == "Running"
         assert process(before.pid) is not None
-        with second.line(second.known(KEY)) as line:
-            devices.plug(line, KEY, pci.plain_nic("n"), soon())
+        card = second.plug_in(KEY, PlainDevice("n", Nic()), soon())
         guest = Guest(settings.folder(second.known(KEY).spec.id) / "agent")
         guest.until("[ -e /sys/class/net/eth0 ]")
         guest.check("echo a mark in its memory > /tmp/mark")
@@ -84,12 +83,12 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         after = third.get(KEY)
         assert after is not None
         assert (after.pid, after.id, after.phase) == (before.pid, before.id, "Running")
+        assert after.plain == (card,)
         assert (after.observed.memory_bytes, after.applied.memory_bytes) == (768 * MIB, 768 * MIB)
         assert guest.check("cat /tmp/mark && ls -d /sys/class/net/eth0") == "a mark in its memory\n/sys/class/net/eth0"
         third.start(virtual_machine("m", micro), soon())
         assert qemus(settings) == [before.pid], "there is never a second one"
-        with third.line(third.known(KEY)) as line:
-            devices.unplug(line, KEY, "n", soon())
+        third.unplug(KEY, "n", soon())
         guest.until("[ ! -e /sys/class/net/eth0 ]")
 
         # It hangs: unknown, told within seconds, and nothing is taken for gone.

@@ -7,7 +7,9 @@ go wrong in the ways that a real one can.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import socket
 import threading
 import time
@@ -58,6 +60,16 @@ class FakeQemu:
         self.devices: dict[str, dict[str, Any]] = {}
         self.leaving: set[str] = set()
         self.backends: dict[str, str] = {}
+        self.nodes: dict[str, dict[str, Any]] = {}
+        """Of these, the block nodes, as they were added; ``fd`` is what a file stands on."""
+        self.nets: dict[str, dict[str, Any]] = {}
+        self.sets: dict[int, list[tuple[int, str, bool]]] = {}
+        """Sets of descriptors: each with what it was said to be, and whether it was taken away while it is in use."""
+        self.named: dict[str, int] = {}
+        """Descriptors that wait for a command that names them."""
+        self.refuses: dict[str, str] = {}
+        """Commands that are refused, and in what words."""
+        self._given: list[int] = []
         self.ports = [f"port{n}" for n in range(ports)]
         self.cpus: dict[int, str | None] = {n: f"/machine/unattached/device[{n}]" for n in range(cpus)}
         self.most_cpus = most_cpus
@@ -80,6 +92,13 @@ class FakeQemu:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+        with self._mutex:
+            held = [*self.named.values(), *(fd for fds in self.sets.values() for fd, _, _ in fds)]
+            held += [
+                each["fd"] for each in (*self.nodes.values(), *self.nets.values()) if isinstance(each.get("fd"), int)
+            ]
+            self._close(*held)
+            self.named, self.sets, self.nodes, self.nets = {}, {}, {}, {}
 
     def event(self, name: str, **data: Any) -> None:
         if not self.loses_events:
@@ -109,6 +128,8 @@ class FakeQemu:
             with contextlib.suppress(OSError, ValueError):
                 self._talk(client)
             client.close()
+            given, self._given = self._given, []
+            self._close(*given)
 
     def _talk(self, client: socket.socket) -> None:
         if self._wrong(client, "greeting"):
@@ -117,7 +138,10 @@ class FakeQemu:
         buffer = b""
         decoder = json.JSONDecoder()
         while True:
-            more = client.recv(65536)
+            more, fds, _, _ = socket.recv_fds(client, 65536, 4)
+            if fds:
+                self._close(*self._given)
+                self._given = fds
             if not more:
                 return
             buffer += more
@@ -170,8 +194,10 @@ class FakeQemu:
     # What it does.
 
     def _do(self, command: str, a: dict[str, Any]) -> Any:
-        if not command.startswith(("query-", "qom-list", "qom-get", "qmp_")):
+        if not command.startswith(("query-", "qom-list", "qom-get", "qmp_", "human-")):
             self.said.append((command, a))
+        if command in self.refuses:
+            raise Error(self.refuses[command])
         action: Callable[[dict[str, Any]], Any] | None = getattr(self, "_do_" + command.replace("-", "_"), None)
         if action is None:
             raise Error(f"The command {command} has not been found", "CommandNotFound")
@@ -216,8 +242,11 @@ class FakeQemu:
             return {"size": self.size, "requested-size": self.requested}[a["property"]]
         if name not in self.devices:
             raise Error(f"Device '{name}' not found", "DeviceNotFound")
-        bus = self.devices[name]["bus"]
-        return {"parent_bus": f"/machine/peripheral/{bus}/{bus}", "realized": True}[a["property"]]
+        device = self.devices[name]
+        bus = device["bus"]
+        told = {"parent_bus": f"/machine/peripheral/{bus}/{bus}", "realized": True}
+        told |= {"netdev": device.get("netdev"), "mac": device.get("mac", "52:54:00:12:34:56")}
+        return told[a["property"]]
 
     def _do_qom_set(self, a: dict[str, Any]) -> Any:
         if a["value"] > self.room or a["value"] % BLOCK:
@@ -271,6 +300,10 @@ class FakeQemu:
             raise Error("'no-such-device' is not a valid device model name")
         if a["driver"] == "pc-dimm" and a["memdev"] not in self.backends:
             raise Error(f"object '{a['memdev']}' not found")
+        if a.get("drive", "") not in {"", *self.nodes}:
+            raise Error(f"Property '{a['driver']}.drive' can't find value '{a['drive']}'")
+        if a.get("netdev", "") not in {"", *self.nets}:
+            raise Error(f"Property '{a['driver']}.netdev' can't find value '{a['netdev']}'")
         self.devices[name] = dict(a)
         return {}
 
@@ -311,19 +344,109 @@ class FakeQemu:
         del self.backends[a["id"]]
         return {}
 
+    def _do_add_fd(self, a: dict[str, Any]) -> Any:
+        self.sets.setdefault(a["fdset-id"], []).append((self._taken(), a.get("opaque", ""), False))
+        return {"fdset-id": a["fdset-id"], "fd": self.sets[a["fdset-id"]][-1][0]}
+
+    def _do_remove_fd(self, a: dict[str, Any]) -> Any:
+        if a["fdset-id"] not in self.sets:
+            raise Error(f"File descriptor named 'fdset-id:{a['fdset-id']}' not found")
+        self.sets[a["fdset-id"]] = [(fd, opaque, True) for fd, opaque, _ in self.sets[a["fdset-id"]]]
+        self._clean_sets()
+        return {}
+
+    def _do_query_fdsets(self, a: dict[str, Any]) -> Any:
+        told = {number: [{"fd": fd, "opaque": opaque} for fd, opaque, _ in fds] for number, fds in self.sets.items()}
+        return [{"fdset-id": number, "fds": fds} for number, fds in told.items()]
+
+    def _do_getfd(self, a: dict[str, Any]) -> Any:
+        self._close(*[self.named[name] for name in [a["fdname"]] if name in self.named])
+        self.named[a["fdname"]] = self._taken()
+        return {}
+
+    def _do_closefd(self, a: dict[str, Any]) -> Any:
+        if a["fdname"] not in self.named:
+            raise Error(f"File descriptor named '{a['fdname']}' not found")
+        self._close(self.named.pop(a["fdname"]))
+        return {}
+
     def _do_netdev_add(self, a: dict[str, Any]) -> Any:
-        return self._backend(a["id"], a["type"])
+        self._backend(a["id"], a["type"])
+        self.nets[a["id"]] = dict(a)
+        if "fd" in a:
+            self.nets[a["id"]]["fd"] = self.named.pop(a["fd"])
+        return {}
 
     def _do_netdev_del(self, a: dict[str, Any]) -> Any:
+        if a["id"] not in self.nets:
+            raise Error(f"Device '{a['id']}' not found", "DeviceNotFound")
         del self.backends[a["id"]]
+        self._close(*[fd for fd in [self.nets.pop(a["id"]).get("fd")] if fd is not None])
         return {}
+
+    def _do_human_monitor_command(self, a: dict[str, Any]) -> Any:
+        assert a["command-line"] == "info network"
+        told = ""
+        nets = dict(self.nets)
+        for name, device in self.devices.items():
+            net = nets.pop(device.get("netdev"), None)
+            if net is not None:
+                told += f"{name}: index=0,type=nic,model={device['driver']},macaddr={device.get('mac')}\r\n"
+                told += f" \\ {net['id']}: index=0,type={net['type']},fd=16\r\n"
+        return told + "".join(f"{name}: index=0,type={net['type']},fd=16\r\n" for name, net in nets.items())
 
     def _do_blockdev_add(self, a: dict[str, Any]) -> Any:
-        return self._backend(a["node-name"], a["driver"])
+        name, node = a["node-name"], dict(a)
+        if len(name) > 31 or not name[0].isalpha():
+            raise Error(f"Invalid node-name: '{name}'")
+        if "filename" in a and a["filename"].startswith("/dev/fdset/"):
+            node["fd"] = self._duplicate(int(a["filename"].rpartition("/")[2]), a["read-only"])
+        elif "file" in a and a["file"] not in self.nodes:
+            raise Error(f"Cannot find device='' nor node-name='{a['file']}'")
+        self._backend(name, a["driver"])
+        self.nodes[name] = node
+        return {}
 
     def _do_blockdev_del(self, a: dict[str, Any]) -> Any:
-        del self.backends[a["node-name"]]
+        name = a["node-name"]
+        if name not in self.nodes:
+            raise Error(f"Failed to find node with node-name='{name}'")
+        if name in [node.get("file") for node in self.nodes.values()] + [d.get("drive") for d in self.devices.values()]:
+            raise Error(f"Node {name} is in use")
+        del self.backends[name]
+        self._close(*[fd for fd in [self.nodes.pop(name).get("fd")] if fd is not None])
+        self._clean_sets()
         return {}
+
+    def _do_query_named_block_nodes(self, a: dict[str, Any]) -> Any:
+        return [
+            {"node-name": name, "drv": node["driver"], "ro": node["read-only"], "file": "/dev/fdset/…"}
+            for name, node in self.nodes.items()
+        ]
+
+    def _taken(self) -> int:
+        if not self._given:
+            raise Error("No file descriptor supplied via SCM_RIGHTS")
+        return self._given.pop(0)
+
+    def _duplicate(self, number: int, read_only: bool) -> int:
+        """Of a set, what is open for what is asked: QEMU has no other way to open such a file."""
+        wanted = os.O_RDONLY if read_only else os.O_RDWR
+        for fd, _, _ in self.sets.get(number, []):
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == wanted:
+                return os.dup(fd)
+        raise Error(f"Could not open '/dev/fdset/{number}': Permission denied")
+
+    def _clean_sets(self) -> None:
+        """A set goes with the last that stands on it, once it was taken away."""
+        used = [node.get("filename") for node in self.nodes.values()]
+        for number, fds in list(self.sets.items()):
+            if f"/dev/fdset/{number}" not in used and all(removed for _, _, removed in fds):
+                self._close(*[fd for fd, _, _ in self.sets.pop(number)])
+
+    def _close(self, *fds: int) -> None:
+        for fd in fds:
+            os.close(fd)
 
     def _do_query_pci(self, a: dict[str, Any]) -> Any:
         return []

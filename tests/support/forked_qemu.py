@@ -67,7 +67,9 @@ class Qemu(FakeQemu):
             "status": self.status,
             "devices": devices,
             "cpus": sorted(self.cpus),
-            "memory": (self.base, self.size, self.requested, sorted(self.backends)),
+            "memory": (self.base, self.size, self.requested),
+            "backends": sorted(self.backends),
+            "descriptors": [sorted(self.sets), sorted(self.named)],
         }
 
     def _do_quit(self, a: dict[str, Any]) -> Any:

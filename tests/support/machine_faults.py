@@ -54,8 +54,8 @@ from tests.support.gates import Ask, Gate, GatedJournal, Near, Outside, Store, r
 from tests.support.machines import MIB, virtual_machine
 
 KEY = "default/m"
-ASKING = ("query-", "qom-list", "qom-get", "qmp_")
-"""How commands to QEMU begin that change nothing."""
+ASKING = ("query-", "qom-list", "qom-get", "qmp_", "human-", "closefd")
+"""How commands to QEMU begin that change nothing: there is hardly ever a descriptor that waits to be closed."""
 OF_MACHINES = ("qmp.", "spawn.", "cgroup.", "host.own", "journal.put", "journal.drop")
 """How calls begin that only machines make."""
 FULL = "max 100000"
@@ -171,6 +171,7 @@ class MachineFaults(Faults):
         folder.chmod(0o711)  # machines run as users of their own
         (folder / "images").mkdir()
         (folder / "images/kernel").touch()
+        (folder / "images/disk").touch()
         ours = folder / "cgroup" / cgroup.OURS
         ours.mkdir(parents=True)
         for each in (ours, ours.parent):
@@ -370,9 +371,11 @@ def connecting(passed: Passed) -> Callable[..., Monitor]:
     """Lines to QEMU whose commands pass the gate, where they change something."""
 
     class GatedMonitor(QmpMonitor):
-        def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline) -> Any:
+        def execute(
+            self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline, fd: int | None = None
+        ) -> Any:
             def act() -> Any:
-                return super(GatedMonitor, self).execute(command, arguments, deadline=deadline)
+                return super(GatedMonitor, self).execute(command, arguments, deadline=deadline, fd=fd)
 
             if command.startswith(ASKING):
                 return act()

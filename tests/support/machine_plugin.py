@@ -31,9 +31,11 @@ def here(place: str) -> None:
 
 
 class KillingMonitor(QmpMonitor):
-    def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline) -> Any:
+    def execute(
+        self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline, fd: int | None = None
+    ) -> Any:
         here(f"before {command}")
-        answer = super().execute(command, arguments, deadline=deadline)
+        answer = super().execute(command, arguments, deadline=deadline, fd=fd)
         here(f"after {command}")
         return answer
 

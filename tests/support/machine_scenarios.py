@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from devalloc_node.grant import GrantedDevice
+from devalloc_node.machine.spec import Disk, Nic, PlainDevice
 from tests.support.fault_scenarios import VF, a2, device, gpu_with_audio, nic, two_cards
 from tests.support.machine_faults import KEY, MachinePlugin, MachineScenario, amounts, soon
 
@@ -48,6 +49,20 @@ def _delete_by_force(plugin: MachinePlugin) -> None:
 
 def _stop(plugin: MachinePlugin) -> None:
     plugin.platform.stop(KEY, None, soon())
+
+
+def _plug_in(plugin: MachinePlugin) -> None:
+    """A disk and a network card of no claim, and CPUs beside them."""
+    image = plugin.machines.config.folders[0] / "disk"
+    plugin.platform.plug(KEY, PlainDevice("data", Disk(str(image), "raw")), soon())
+    plugin.platform.plug(KEY, PlainDevice("lan", Nic(mac="52:54:00:00:00:01")), soon())
+    amounts(plugin, 2, 1000, 512)
+
+
+def _unplug(plugin: MachinePlugin) -> None:
+    amounts(plugin, 1, 1000, 512)
+    for name in ("data", "lan"):
+        plugin.platform.unplug(KEY, name, soon())
 
 
 SCENARIOS = {
@@ -120,6 +135,14 @@ SCENARIOS = {
             there=lambda plugin: amounts(plugin, 2, 1000, 1536),
             back=lambda plugin: amounts(plugin, 1, 1000, 512),
             spec=DIMMS,
+        ),
+        MachineScenario(
+            "machine-with-plain-devices",
+            lambda host: None,
+            (),
+            before=_create_empty,
+            there=_plug_in,
+            back=_unplug,
         ),
     )
 }

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pyroute2 import IPRoute
+
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.journal.sqlite import open_journal
@@ -22,6 +24,13 @@ from tests.support.images import Image
 from tests.support.qemu import MICRO_APPEND
 
 MIB = 1 << 20
+
+
+class NoNodes:
+    """No device of the host is given to anybody here."""
+
+    def own(self, node: str, uid: int, gid: int) -> None:
+        raise AssertionError(f"{node} was given to {uid}:{gid}")
 
 
 def soon(seconds: float = 30.0) -> Deadline:
@@ -103,6 +112,18 @@ def ended(settings: MachineConfig) -> Iterator[None]:
             if len(words) == 2:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(words[0]), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def tap_interface() -> Iterator[str]:
+    """A TAP interface of this host, which only root can make: its name."""
+    name = f"dvm{os.getpid()}"
+    with IPRoute() as host:
+        host.link("add", ifname=name, kind="tuntap", mode="tap")
+        try:
+            yield name
+        finally:
+            host.link("del", index=host.link_lookup(ifname=name)[0])
 
 
 def until(true: Callable[[], object], what: str, seconds: float = 60.0) -> None:

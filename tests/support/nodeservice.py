@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import grpc
 
 from devalloc.api.pool import DevicePool
 from devalloc_node.binding.binding import Health
+from devalloc_node.machine.attachment import AttachmentKind
+from devalloc_node.machine.machines import Machines as RealMachines
 from devalloc_node.metrics import Metrics
+from devalloc_node.parts import Attachments, Machines
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.plan import planned
@@ -19,6 +23,7 @@ from devalloc_node.platform import Platform
 from devalloc_node.service.door import Door, open_door
 from devalloc_node.service.node import About, NodeService
 from devalloc_node.service.watching import Pulse
+from tests.support.machines import NoNodes
 from tests.support.toyhost import Bench
 from tests.support.toymachines import ToyAttachment, ToyMachines
 
@@ -42,8 +47,10 @@ class Served:
         return self.door.path
 
 
-def platform_of(bench: Bench, machines: ToyMachines, pulse: Pulse | None = None) -> Platform:
-    """The platform of a bench that was made with the toy machines' attachments."""
+def platform_of(
+    bench: Bench, machines: Machines, pulse: Pulse | None = None, *, attachments: Attachments | None = None
+) -> Platform:
+    """The platform of a bench that was made with the machines' attachments; toy machines are those themselves."""
 
     def uid_of(namespace: str, name: str) -> str | None:
         grants = bench.grants.grants.values()
@@ -52,7 +59,7 @@ def platform_of(bench: Bench, machines: ToyMachines, pulse: Pulse | None = None)
     return Platform(
         bench.claims,
         machines,
-        machines,
+        cast(Attachments, machines) if attachments is None else attachments,
         node_name="node-a",
         uid_of=uid_of,
         exclusive=bench.claims.locks.named,
@@ -74,16 +81,7 @@ def served(folder: Path) -> Iterator[Served]:
     platform = platform_of(bench, machines, pulse)
     pools: list[DevicePool] = []
     health: dict[tuple[str, str], Health] = {}
-    about = About(
-        version="1.2.3",
-        boot_id="boot-1",
-        started_ms=1_700_000_000_000,
-        journal=lambda: pb.Journal(path=str(bench.folder), prepared_claims=len(bench.claims.prepared())),
-        pools=lambda: pools,
-        rescan=lambda due: pools,
-        health=lambda: health,
-    )
-    service = NodeService(platform, about, metrics, pulse)
+    service = NodeService(platform, _about(bench, pools, health), metrics, pulse)
     door = open_door(folder / "node.sock", [service.service()])
     channel = grpc.insecure_channel(f"unix:{door.path}")
     try:
@@ -92,3 +90,29 @@ def served(folder: Path) -> Iterator[Served]:
     finally:
         channel.close()
         door.stop(0.5)
+
+
+@contextmanager
+def serving(folder: Path, machines: RealMachines) -> Iterator[Path]:
+    """The service of real machines, which get no devices of claims: its socket."""
+    pulse = Pulse()
+    bench = Bench(folder / "claims")
+    platform = platform_of(bench, machines, pulse, attachments=AttachmentKind(machines, NoNodes()))
+    service = NodeService(platform, _about(bench, [], {}), Metrics(), pulse)
+    door = open_door(folder / "node.sock", [service.service()])
+    try:
+        yield door.path
+    finally:
+        door.stop(0.5)
+
+
+def _about(bench: Bench, pools: list[DevicePool], health: dict[tuple[str, str], Health]) -> About:
+    return About(
+        version="1.2.3",
+        boot_id="boot-1",
+        started_ms=1_700_000_000_000,
+        journal=lambda: pb.Journal(path=str(bench.folder), prepared_claims=len(bench.claims.prepared())),
+        pools=lambda: pools,
+        rescan=lambda due: pools,
+        health=lambda: health,
+    )

@@ -12,6 +12,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import StepRecord
+from devalloc_node.machine.spec import PlainDevice
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine, Plug
 from devalloc_node.prepared import Prepared
@@ -82,6 +83,21 @@ class ToyMachines:
         machine = self.known[key]
         self.known[key] = replace(machine, observed=replace(machine.observed, **{name: amount}))
 
+    def plug_in(self, key: str, device: PlainDevice, deadline: Deadline) -> PlainDevice:
+        self._check("plug_in", key)
+        others = [each for each in self.known[key].plain if each.name != device.name]
+        self.known[key] = replace(self.known[key], plain=(*others, device))
+        return device
+
+    def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
+        self._check("unplug", key)
+        left = tuple(each for each in self.known[key].plain if each.name != name)
+        found = left != self.known[key].plain
+        if found and key in self.stubborn:
+            raise Denied("GuestRefused", f"machine {key}: the guest refuses to let {name} go", retryable=True)
+        self.known[key] = replace(self.known[key], plain=left)
+        return found
+
     def attachments(self, key: str, prepared: Prepared, deadline: Deadline) -> Sequence[tuple[str, Step]]:
         used = [name for name in self.devices if name.startswith(f"{key}/")]
         new = [device for device in prepared.devices if not device.admin]
@@ -105,7 +121,7 @@ class ToyMachines:
     def end(self, key: str) -> None:
         """QEMU is gone, and with it what was plugged in."""
         with self.mutex:
-            self.known[key] = replace(self.known[key], phase="Stopped", pid=0, is_paused=False)
+            self.known[key] = replace(self.known[key], phase="Stopped", pid=0, is_paused=False, plain=())
             for name in [name for name in self.devices if name.startswith(f"{key}/")]:
                 del self.devices[name]
 

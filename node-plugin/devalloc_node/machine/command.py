@@ -17,6 +17,7 @@ VIRTIO_MEM = "vmem0"
 """The id of the virtio-mem device."""
 RAM = "ram0"
 MAX_PCI_SLOTS = 64
+NIC_DRIVERS = {"virtio": "virtio-net-pci", "e1000e": "e1000e"}
 FIRST_DISK_FD, FIRST_TAP_FD = 100, 200
 _FIRST_DEVICE, _LAST_DEVICE = 1, 30
 """Device numbers on the root bus that are free: 0 is the host bridge, 31 the chipset."""
@@ -235,9 +236,8 @@ def _nic(number: int, nic: Nic, addr: str) -> list[str]:
     else:
         backend = {"type": "tap", "id": name, "fd": str(tap_fd(number))}
     words = ["-netdev", _json(backend)]
-    driver = {"virtio": "virtio-net-pci", "e1000e": "e1000e"}[nic.model]
     mac = {} if nic.mac is None else {"mac": nic.mac}
-    return words + _device(driver=driver, id=f"{name}-dev", netdev=name, bus="pcie.0", addr=addr, **mac)
+    return words + _device(driver=NIC_DRIVERS[nic.model], id=f"{name}-dev", netdev=name, bus="pcie.0", addr=addr, **mac)
 
 
 class _Addresses:

@@ -12,7 +12,7 @@ from devalloc_node.machine.monitor import Monitor, Refused
 from devalloc_node.machine.pci import PERIPHERAL, Backend, PciDevice, Port, function_id, place, ports, present
 
 LOG = logging.getLogger(__name__)
-_ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
 """For one question while waiting: at the deadline it is still to be told how far it came."""
 _LOOK_SECONDS = 0.25
 """Between looks whether a device is gone: its event may have come while the line was broken."""
@@ -45,7 +45,7 @@ def plug(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline) 
     except NodeError:
         for name in reversed(added):
             _discard(monitor, name, deadline)
-        remove_backends(monitor, device, deadline)
+        remove_backends(monitor, device.backends, deadline)
         raise
 
 
@@ -77,7 +77,7 @@ def unplug(monitor: Monitor, machine: str, name: str, deadline: Deadline) -> Non
                         "is it running, and has it stopped using the device?",
                         retryable=True,
                     )
-                there = present(monitor, Deadline.after(_ANSWER_SECONDS))
+                there = present(monitor, Deadline.after(ANSWER_SECONDS))
                 left = [i for i in left if i in there and i != who]
 
 
@@ -90,9 +90,9 @@ def ask(monitor: Monitor, name: str, deadline: Deadline) -> None:
             raise
 
 
-def remove_backends(monitor: Monitor, device: PciDevice, deadline: Deadline) -> None:
-    """Take away what the device stood on, the last first. What is gone already is fine."""
-    for backend in reversed(device.backends):
+def remove_backends(monitor: Monitor, backends: Sequence[Backend], deadline: Deadline) -> None:
+    """Take away what a device stood on, the last first. What is gone already is fine."""
+    for backend in reversed(backends):
         try:
             monitor.execute(*backend.remove, deadline=deadline)
         except Refused as error:
@@ -114,17 +114,13 @@ def _free(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline)
 
 
 def _add_backends(monitor: Monitor, device: PciDevice, deadline: Deadline) -> None:
-    done: list[Backend] = []
-    for backend in device.backends:
+    for number, backend in enumerate(device.backends):
         try:
-            monitor.execute(*backend.add, deadline=deadline)
-        except Refused as error:
-            if "uplicate" in error.reason:  # left by an attempt that was cut off; ids are the device's own
-                continue
-            for earlier in reversed(done):
-                monitor.execute(*earlier.remove, deadline=deadline)
+            monitor.execute(*backend.add, deadline=deadline, fd=backend.fd)
+        except Refused:
+            # One of that name may be there, and is not taken for ours: it may stand on another file.
+            remove_backends(monitor, device.backends[:number], deadline)
             raise
-        done.append(backend)
 
 
 def _verified(monitor: Monitor, machine: str, device: PciDevice, deadline: Deadline) -> str:

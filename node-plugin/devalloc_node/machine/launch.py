@@ -297,9 +297,7 @@ def _resolved(
     taps = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None:
-            if "/" in nic.interface or not Path(f"/sys/class/net/{nic.interface}/tun_flags").exists():
-                raise Denied("TapMissing", f"there is no TAP interface {nic.interface!r} on this host", retryable=True)
-            taps[tap_fd(number)] = nic.interface
+            taps[tap_fd(number)] = paths.tap(nic.interface)
     return command(spec, start), files, taps
 
 

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from devalloc_node.errors import NodeError, Unknown
 from devalloc_node.machine import amounts, launch
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MachineRecord
+from devalloc_node.machine.spec import PlainDevice
 from devalloc_node.machine.view import UNKNOWN, Amounts, Machine
 
 LOOK_SECONDS = 2.0
@@ -32,14 +33,15 @@ class Look:
     until: float = 0.0
     """How long it counts, on the monotonic clock."""
     observed: Amounts = UNKNOWN
+    plain: tuple[PlainDevice, ...] = ()
     problem: NodeError | None = None
 
 
 class Looks:
     """The last look at each machine. Safe for threads."""
 
-    def __init__(self, observe: Callable[[MachineRecord], Amounts]) -> None:
-        """``observe`` asks QEMU. Raises NodeError."""
+    def __init__(self, observe: Callable[[MachineRecord], tuple[Amounts, tuple[PlainDevice, ...]]]) -> None:
+        """``observe`` asks QEMU what it has, and what was plugged into it. Raises NodeError."""
         self._observe = observe
         self._mutex = threading.Lock()
         self._last: dict[str, Look] = {}
@@ -47,7 +49,7 @@ class Looks:
     def at(self, record: MachineRecord) -> Look:
         """What QEMU says, at most a second old."""
         last = self._at_last(record)
-        return last if last.until > time.monotonic() else self._look(record, last.observed)
+        return last if last.until > time.monotonic() else self._look(record, last)
 
     def ahead(self, records: Iterable[MachineRecord]) -> None:
         """Look at several at once, so that ``at`` has its answer: those that hang take the time of one, together."""
@@ -57,13 +59,14 @@ class Looks:
             return
         pool = ThreadPoolExecutor(min(_TOGETHER, len(due)), thread_name_prefix="look")
         try:
-            asked = {pool.submit(self._look, record, last.observed): (record, last) for record, last in due}
+            asked = {pool.submit(self._look, record, last): (record, last) for record, last in due}
             late = wait(asked, timeout=LOOK_SECONDS + _SLACK_SECONDS).not_done
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         for record, last in (asked[one] for one in late):
             silent = f"QEMU of machine {record.spec.key} has not answered in time; others hang too, or the host is busy"
-            self._keep(record, Look(time.monotonic() + _FRESH_SECONDS, last.observed, Unknown("MonitorSilent", silent)))
+            problem = Unknown("MonitorSilent", silent)
+            self._keep(record, replace(last, until=time.monotonic() + _FRESH_SECONDS, problem=problem))
 
     def _at_last(self, record: MachineRecord) -> Look:
         with self._mutex:
@@ -74,12 +77,12 @@ class Looks:
             self._last[record.spec.key] = look
         return look
 
-    def _look(self, record: MachineRecord, before: Amounts) -> Look:
+    def _look(self, record: MachineRecord, before: Look) -> Look:
         now = time.monotonic()
         try:
-            return self._keep(record, Look(now + _FRESH_SECONDS, self._observe(record)))
+            return self._keep(record, Look(now + _FRESH_SECONDS, *self._observe(record)))
         except NodeError as problem:
-            return self._keep(record, Look(now + _HUNG_SECONDS, before, problem))
+            return self._keep(record, replace(before, until=now + _HUNG_SECONDS, problem=problem))
 
     def forget(self, key: str) -> None:
         """It was changed."""
@@ -123,4 +126,5 @@ def view(record: MachineRecord, process: Process | None, look: Look, config: Mac
         adopted=spec.adopt is not None,
         started=spec,
         is_paused=process is not None and record.state == "starting",
+        plain=look.plain if process is not None else (),
     )

@@ -17,7 +17,7 @@ from typing import Protocol
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine import accel, adopt, amounts, launch, users
+from devalloc_node.machine import accel, adopt, amounts, launch, plain, users
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.lock import MachineLocks
@@ -25,7 +25,7 @@ from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, ended, view
 from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor, readable
 from devalloc_node.machine.process import Process, alive
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records, content_of, record_of
-from devalloc_node.machine.spec import machine_id
+from devalloc_node.machine.spec import PlainDevice, machine_id
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine
 
@@ -34,8 +34,6 @@ _SETTLE_SECONDS = 120.0
 """How long a change of a machine is waited for before it is noted that the machine ended."""
 _PAUSED = "prelaunch"
 """What QEMU says of itself until its CPUs are let run for the first time."""
-_LOG_SECONDS = 5.0
-"""How often it is looked whether a guest has filled a log."""
 _ADOPTING = "adopting"
 """The lock under which it is seen to that one process is one machine; those of machines end in a digest."""
 
@@ -83,15 +81,6 @@ class Machines:
         for key in self.records.records(MACHINES):
             with suppress_and_log(key):
                 self._settle(key)
-
-    def keep_logs_short(self, stop: threading.Event) -> None:
-        """Empty what guests have filled, now and then until ``stop``: a guest writes as much as it likes."""
-        if self.config.dry_run:
-            return
-        while not stop.wait(_LOG_SECONDS):
-            with suppress_and_log("of this node"):
-                for key in self.records.records(MACHINES):
-                    launch.trim_logs(self.config, machine_id(key))
 
     def list(self) -> Sequence[Machine]:
         """All machines in care. Those that do not answer are told as unknown, and their times do not add up."""
@@ -301,6 +290,20 @@ class Machines:
                     raise
             self._put(replace(record, applied=told))
 
+    def plug_in(self, key: str, device: PlainDevice, deadline: Deadline) -> PlainDevice:
+        """Plug in what has no hardware behind it, for as long as this QEMU runs (``plain.plug``). Raises NodeError."""
+        with self.hold(key, deadline):
+            record, _ = self.running(key)
+            with self.line(record) as monitor:
+                return plain.plug(monitor, key, device, self.config.folders, deadline)
+
+    def unplug(self, key: str, name: str, deadline: Deadline) -> bool:
+        """Take it out again, as ``plain.unplug``; False where there is no such device. Raises NodeError."""
+        with self.hold(key, deadline):
+            record, _ = self.running(key)
+            with self.line(record) as monitor:
+                return plain.unplug(monitor, key, name, deadline)
+
     # Within this room.
 
     @contextmanager
@@ -340,10 +343,11 @@ class Machines:
             self._looks.forget(key)
             self._changed(key)
 
-    def _observed(self, record: MachineRecord) -> Amounts:
+    def _observed(self, record: MachineRecord) -> tuple[Amounts, tuple[PlainDevice, ...]]:
         with self.line(record) as monitor:
             due = Deadline.after(LOOK_SECONDS)
-            return amounts.observe(record, self.config, monitor, self.process_of(record), due)
+            seen = amounts.observe(record, self.config, monitor, self.process_of(record), due)
+            return seen, plain.plugged(monitor, due)
 
     def _put(self, record: MachineRecord) -> None:
         self.records.put(MACHINES, record.spec.key, content_of(record))

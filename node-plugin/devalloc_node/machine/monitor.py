@@ -78,9 +78,11 @@ def readable(machine: str) -> Iterator[None]:
 class Monitor(Protocol):
     """A line to one QEMU. Safe for threads."""
 
-    def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline) -> Any:
-        """QEMU's answer. Raises Refused; Failed where the line could not be opened, so that nothing was asked;
-        Unknown where the answer did not come."""
+    def execute(
+        self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline, fd: int | None = None
+    ) -> Any:
+        """QEMU's answer; ``fd`` is a descriptor that the command takes with it. Raises Refused; Failed where the line
+        could not be opened, so that nothing was asked; Unknown where the answer did not come."""
 
     def expect(self, *names: str) -> Any:
         """A context manager that gives the ``Events`` of these names: entered *before* the command that causes them."""
@@ -174,7 +176,9 @@ class QmpMonitor:
         self._socket: socket.socket | None = None
         self._listening: list[tuple[_Listener, _Listening]] = []
 
-    def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline) -> Any:
+    def execute(
+        self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline, fd: int | None = None
+    ) -> Any:
         what = f"{command} to QEMU of machine {self._machine}"
         try:
             json.dumps(arguments)
@@ -186,7 +190,7 @@ class QmpMonitor:
             self._open(deadline)
             limit = deadline.capped(self._command_seconds).seconds
             try:
-                return _LOOP.run(asyncio.wait_for(self._client.execute(command, arguments), limit))
+                return _LOOP.run(asyncio.wait_for(_asked(self._client, command, arguments, fd), limit))
             except ExecuteError as error:
                 raise Refused(self._machine, command, error.error_class, str(error)) from None
             except TimeoutError:
@@ -314,6 +318,12 @@ async def _greeted(machine: str, line: socket.socket, listeners: list[_Listener]
         client.register_listener(listener)
     await asyncio.wait_for(client.connect(line), seconds)
     return client
+
+
+async def _asked(client: Any, command: str, arguments: Mapping[str, Any] | None, fd: int | None) -> Any:
+    if fd is not None:  # QEMU keeps it for the command that comes next on this line
+        client.send_fd_scm(fd)
+    return await client.execute(command, arguments)
 
 
 def _shut(line: socket.socket) -> None:

@@ -81,6 +81,13 @@ def _refuse_kept(path: str, real: Path) -> None:
         )
 
 
+def tap(interface: str) -> str:
+    """A TAP interface that is there. Raises Denied (``TapMissing``)."""
+    if "/" in interface or not Path(f"/sys/class/net/{interface}/tun_flags").exists():
+        raise Denied("TapMissing", f"there is no TAP interface {interface!r} on this host", retryable=True)
+    return interface
+
+
 def _check_qcow2(path: str, real: Path) -> None:
     with real.open("rb") as file:
         header = file.read(80).ljust(80, b"\0")

@@ -10,9 +10,7 @@ from typing import Any
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
-from devalloc_node.machine.command import file_node, format_node
 from devalloc_node.machine.monitor import Monitor, Refused
-from devalloc_node.machine.spec import Disk
 from devalloc_node.prepared import PreparedDevice
 
 PERIPHERAL = "/machine/peripheral"
@@ -29,6 +27,8 @@ class Backend:
 
     add: Command
     remove: Command
+    fd: int | None = None
+    """The descriptor that ``add`` takes with it; open until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +76,6 @@ def passed_through(name: str, device: PreparedDevice) -> PciDevice:
     if len(device.functions) > 8:
         raise Denied("DeviceNotPluggable", f"device {device.name} has more than 8 functions")
     return PciDevice(checked_id(name), tuple({"driver": "vfio-pci", "host": address} for address in device.functions))
-
-
-def plain_disk(name: str, disk: Disk, path: str, *, block: bool = False) -> PciDevice:
-    """A disk without any hardware behind it; ``path`` is the one that was checked."""
-    node, file = f"{checked_id(name)}-disk", f"{name}-file"
-    backends = (
-        Backend(
-            ("blockdev-add", file_node(file, path, disk.read_only, block=block)), ("blockdev-del", {"node-name": file})
-        ),
-        Backend(("blockdev-add", format_node(disk, node, file)), ("blockdev-del", {"node-name": node})),
-    )
-    if disk.device == "nvme":
-        return PciDevice(name, ({"driver": "nvme", "drive": node, "serial": name[:20]},), backends)
-    return PciDevice(name, ({"driver": "virtio-blk-pci", "drive": node},), backends)
-
-
-def plain_nic(name: str, mac: str | None = None, interface: str | None = None) -> PciDevice:
-    """A network card without any hardware behind it: on a TAP interface, or on QEMU's own sockets."""
-    net = f"{checked_id(name)}-net"
-    kind: dict[str, Any] = {"type": "user", "id": net}
-    if interface is not None:
-        kind = {"type": "tap", "id": net, "ifname": interface, "script": "no", "downscript": "no"}
-    function = {"driver": "virtio-net-pci", "netdev": net} | ({} if mac is None else {"mac": mac})
-    return PciDevice(name, (function,), (Backend(("netdev_add", kind), ("netdev_del", {"id": net})),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,11 +95,9 @@ def _prepare(plan: dict, life: int) -> None:  # type: ignore[type-arg]
     plan["complain"] = complain
     os.chdir(plan["folder"])
     for number, (path, writable) in plan["files"].items():
-        _as(_opened(path, writable), int(number))
+        _as(opened(path, writable), int(number))
     for number, interface in plan["taps"].items():
-        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TAP))
-        _as(tap, int(number))
+        _as(opened_tap(interface), int(number))
     log = os.open("qemu.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if plan["uid"] is not None:
         os.fchown(log, plan["uid"], plan["uid"])
@@ -112,13 +110,28 @@ def _prepare(plan: dict, life: int) -> None:  # type: ignore[type-arg]
     os.set_inheritable(life, True)
 
 
-def _opened(path: str, writable: bool) -> int:
-    """A file that was checked, unless a link has come between: root opens here what a user may have moved."""
+def opened(path: str, writable: bool) -> int:
+    """A file that was checked, unless a link has come between: root opens here what a user may have moved.
+
+    Raises OSError.
+    """
     fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
     there = os.readlink(f"/proc/self/fd/{fd}")
     if there != path:
+        os.close(fd)
         raise OSError(f"{path} is {there} now")
     return fd
+
+
+def opened_tap(interface: str) -> int:
+    """A TAP interface, for QEMU. Raises OSError, EBUSY where somebody else has it."""
+    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TAP))
+    except OSError:
+        os.close(tap)
+        raise
+    return tap
 
 
 def _as(fd: int, number: int) -> None:

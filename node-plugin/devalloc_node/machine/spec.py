@@ -11,6 +11,12 @@ CPU = 1000
 """Thousandths in one CPU: amounts of CPU are integers of these."""
 
 
+PLAIN = "plug-"
+"""How the ids of plain devices begin in QEMU; those of claims are others."""
+MAX_PLAIN_NAME = 20
+"""As many characters as the serial number of a disk has, by which its guest finds it. QEMU's block nodes have 31."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """An amount that changes while the machine runs: thousandths of a CPU, or bytes."""
@@ -27,6 +33,11 @@ class Disk:
     read_only: bool = False
     device: Literal["virtio", "nvme"] = "virtio"
 
+    @property
+    def host(self) -> str:
+        """What of the host it stands on."""
+        return self.path
+
 
 @dataclass(frozen=True, slots=True)
 class Nic:
@@ -34,6 +45,25 @@ class Nic:
     interface: str | None = None
     """A TAP interface of the host that exists; None: through QEMU's own sockets."""
     mac: str | None = None
+
+    @property
+    def host(self) -> str:
+        """What of the host it stands on; empty where that is nothing of its own."""
+        return self.interface or ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainDevice:
+    """A disk or a network card without hardware behind it, plugged into a machine that runs already."""
+
+    name: str
+    """A DNS label of at most MAX_PLAIN_NAME characters."""
+    what: Disk | Nic
+
+    @property
+    def id(self) -> str:
+        """What it is called in QEMU; all that it stands on there begins with this and a dot."""
+        return f"{PLAIN}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

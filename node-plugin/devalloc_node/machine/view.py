@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.machine.spec import MachineSpec, Nic, PlainDevice
 from devalloc_node.step import Step
 
 
@@ -50,10 +50,14 @@ class Machine:
     is_paused: bool = False
     """It was started and its CPUs do not run yet: it waits for its devices."""
 
+    plain: tuple[PlainDevice, ...] = ()
+    """What was plugged in beside the devices of claims, as QEMU shows it."""
+
     @property
     def taps(self) -> tuple[str, ...]:
         """The interfaces of the host that its network cards are on."""
-        nics = () if self.started is None else self.started.nics
+        nics = [*(() if self.started is None else self.started.nics)]
+        nics += [each.what for each in self.plain if isinstance(each.what, Nic)]
         return tuple(nic.interface for nic in nics if nic.interface is not None)
 
     @property

@@ -370,18 +370,24 @@ class Amounts(_message.Message):
     def __init__(self, cpu_milli: _Optional[int] = ..., vcpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class MachineDevice(_message.Message):
-    __slots__ = ("id", "claim", "pool", "device", "host")
+    __slots__ = ("id", "claim", "pool", "device", "host", "name", "disk", "nic")
     ID_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    NIC_FIELD_NUMBER: _ClassVar[int]
     id: str
     claim: ClaimRef
     pool: str
     device: str
     host: str
-    def __init__(self, id: _Optional[str] = ..., claim: _Optional[_Union[ClaimRef, _Mapping]] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    name: str
+    disk: Disk
+    nic: Nic
+    def __init__(self, id: _Optional[str] = ..., claim: _Optional[_Union[ClaimRef, _Mapping]] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., name: _Optional[str] = ..., disk: _Optional[_Union[Disk, _Mapping]] = ..., nic: _Optional[_Union[Nic, _Mapping]] = ...) -> None: ...
 
 class Machine(_message.Message):
     __slots__ = ("machine", "phase", "wanted", "permitted", "applied", "observed", "reason", "message", "devices", "pid", "machine_id", "qmp_socket", "adopted", "taps")
@@ -534,6 +540,42 @@ class ScaleMachineReply(_message.Message):
     memory: Result
     observed: Amounts
     def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., vcpus: _Optional[_Union[Result, _Mapping]] = ..., cpu: _Optional[_Union[Result, _Mapping]] = ..., memory: _Optional[_Union[Result, _Mapping]] = ..., observed: _Optional[_Union[Amounts, _Mapping]] = ...) -> None: ...
+
+class PlugDeviceRequest(_message.Message):
+    __slots__ = ("machine", "name", "disk", "nic")
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    NIC_FIELD_NUMBER: _ClassVar[int]
+    machine: MachineRef
+    name: str
+    disk: Disk
+    nic: Nic
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., name: _Optional[str] = ..., disk: _Optional[_Union[Disk, _Mapping]] = ..., nic: _Optional[_Union[Nic, _Mapping]] = ...) -> None: ...
+
+class PlugDeviceReply(_message.Message):
+    __slots__ = ("result", "device")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    result: Result
+    device: MachineDevice
+    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., device: _Optional[_Union[MachineDevice, _Mapping]] = ...) -> None: ...
+
+class UnplugDeviceRequest(_message.Message):
+    __slots__ = ("machine", "name")
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    machine: MachineRef
+    name: str
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class UnplugDeviceReply(_message.Message):
+    __slots__ = ("result", "found")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    result: Result
+    found: bool
+    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., found: _Optional[bool] = ...) -> None: ...
 
 class GetMachineRequest(_message.Message):
     __slots__ = ("machine",)

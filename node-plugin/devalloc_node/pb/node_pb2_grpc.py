@@ -89,6 +89,16 @@ class NodeStub:
                 request_serializer=devalloc__node_dot_pb_dot_node__pb2.ScaleMachineRequest.SerializeToString,
                 response_deserializer=devalloc__node_dot_pb_dot_node__pb2.ScaleMachineReply.FromString,
                 _registered_method=True)
+        self.PlugDevice = channel.unary_unary(
+                '/devalloc.node.v1.Node/PlugDevice',
+                request_serializer=devalloc__node_dot_pb_dot_node__pb2.PlugDeviceRequest.SerializeToString,
+                response_deserializer=devalloc__node_dot_pb_dot_node__pb2.PlugDeviceReply.FromString,
+                _registered_method=True)
+        self.UnplugDevice = channel.unary_unary(
+                '/devalloc.node.v1.Node/UnplugDevice',
+                request_serializer=devalloc__node_dot_pb_dot_node__pb2.UnplugDeviceRequest.SerializeToString,
+                response_deserializer=devalloc__node_dot_pb_dot_node__pb2.UnplugDeviceReply.FromString,
+                _registered_method=True)
         self.GetMachine = channel.unary_unary(
                 '/devalloc.node.v1.Node/GetMachine',
                 request_serializer=devalloc__node_dot_pb_dot_node__pb2.GetMachineRequest.SerializeToString,
@@ -201,6 +211,21 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlugDevice(self, request, context):
+        """Plugs a disk or a network card that no claim stands for into a running machine. It stays until it is unplugged or
+        this QEMU ends: a machine that is started again has what its spec says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnplugDevice(self, request, context):
+        """Has the guest let such a device go, and frees its image or interface. Where the guest keeps it, it stays whole.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetMachine(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -298,6 +323,16 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.ScaleMachine,
                     request_deserializer=devalloc__node_dot_pb_dot_node__pb2.ScaleMachineRequest.FromString,
                     response_serializer=devalloc__node_dot_pb_dot_node__pb2.ScaleMachineReply.SerializeToString,
+            ),
+            'PlugDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlugDevice,
+                    request_deserializer=devalloc__node_dot_pb_dot_node__pb2.PlugDeviceRequest.FromString,
+                    response_serializer=devalloc__node_dot_pb_dot_node__pb2.PlugDeviceReply.SerializeToString,
+            ),
+            'UnplugDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnplugDevice,
+                    request_deserializer=devalloc__node_dot_pb_dot_node__pb2.UnplugDeviceRequest.FromString,
+                    response_serializer=devalloc__node_dot_pb_dot_node__pb2.UnplugDeviceReply.SerializeToString,
             ),
             'GetMachine': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMachine,
@@ -627,6 +662,60 @@ class Node:
             '/devalloc.node.v1.Node/ScaleMachine',
             devalloc__node_dot_pb_dot_node__pb2.ScaleMachineRequest.SerializeToString,
             devalloc__node_dot_pb_dot_node__pb2.ScaleMachineReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlugDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/devalloc.node.v1.Node/PlugDevice',
+            devalloc__node_dot_pb_dot_node__pb2.PlugDeviceRequest.SerializeToString,
+            devalloc__node_dot_pb_dot_node__pb2.PlugDeviceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnplugDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/devalloc.node.v1.Node/UnplugDevice',
+            devalloc__node_dot_pb_dot_node__pb2.UnplugDeviceRequest.SerializeToString,
+            devalloc__node_dot_pb_dot_node__pb2.UnplugDeviceReply.FromString,
             options,
             channel_credentials,
             insecure,

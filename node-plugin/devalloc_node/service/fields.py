@@ -12,6 +12,8 @@ from devalloc.api.decode import decode
 from devalloc.api.meta import DEVALLOC
 from devalloc.api.virtualmachine import MAX_CLAIMS, MAX_CPUS, VirtualMachine
 from devalloc_node.grant import ClaimRef
+from devalloc_node.machine.spec import MAX_PLAIN_NAME, PlainDevice
+from devalloc_node.machine.translate import spec_of
 from devalloc_node.names import is_label, is_subdomain, is_uid, shown
 from devalloc_node.pb import node_pb2 as pb
 
@@ -25,6 +27,7 @@ class BadField(Exception):
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}")
         self.path = path
+        self.why = why
 
 
 def claim_ref(message: pb.ClaimRef, path: str = "claim") -> ClaimRef:
@@ -96,15 +99,10 @@ def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
             initrd=spec.start.initrd,
             append=spec.start.append,
             iommu=spec.start.iommu,
-            disks=[
-                _said(path=disk.path, format=disk.format, device=disk.device, readOnly=disk.read_only)
-                for disk in spec.start.disks
-            ],
+            disks=[_disk(disk) for disk in spec.start.disks],
         ),
         **_said(
-            nics=[
-                _said(model=nic.model, backend=nic.backend, interface=nic.interface, mac=nic.mac) for nic in spec.nics
-            ],
+            nics=[_nic(nic) for nic in spec.nics],
             restartPolicy=spec.restart_policy,
         ),
     }
@@ -130,6 +128,47 @@ def adopted(request: pb.AdoptMachineRequest, node: str) -> VirtualMachine:
     if request.HasField("powerdown_seconds"):
         content["powerdownSeconds"] = request.powerdown_seconds
     return _machine(request.machine, content, claim_refs(request.claims))
+
+
+def plain_device(request: pb.PlugDeviceRequest) -> PlainDevice:
+    """The disk or network card that is to be plugged in, held to what CreateMachine holds them to. Raises BadField."""
+    name = plain_name(request.name)
+    which = request.WhichOneof("device")
+    if which is None:
+        raise BadField("disk", "is required, or nic: what is to be plugged in?")
+    bounds = {"min": 1, "max": 1}
+    content: dict[str, Any] = {"nodeName": "node", "cpu": bounds, "memory": {"min": "2Mi", "max": "2Mi"}}
+    if which == "disk":
+        where, content["start"] = "spec.start.disks[0]", {"disks": [_disk(request.disk)]}
+    else:
+        where, content["start"] = "spec.nics[0]", {"kernel": "/none"}
+        content["nics"] = [_nic(request.nic)]
+    try:
+        spec = spec_of(_machine(request.machine, content, ()))
+    except BadField as error:
+        raise BadField(error.path.replace(where, which), error.why) from None
+    return PlainDevice(name, spec.disks[0] if which == "disk" else spec.nics[0])
+
+
+def plain_name(text: str, path: str = "name") -> str:
+    """Of a device that no claim stands for. Raises BadField."""
+    if not text:
+        raise BadField(path, "is required")
+    if len(text) > MAX_PLAIN_NAME or not is_label(text):
+        raise BadField(
+            path, f"must be a DNS label in lower case of at most {MAX_PLAIN_NAME} characters, not {shown(text)}"
+        )
+    if text.startswith("claim-"):
+        raise BadField(path, f"is {text}, and devices of claims are called so: attach and detach their claim instead")
+    return text
+
+
+def _disk(disk: pb.Disk) -> dict[str, Any]:
+    return _said(path=disk.path, format=disk.format, device=disk.device, readOnly=disk.read_only)
+
+
+def _nic(nic: pb.Nic) -> dict[str, Any]:
+    return _said(model=nic.model, backend=nic.backend, interface=nic.interface, mac=nic.mac)
 
 
 def _cpu(bounds: pb.CpuBounds) -> dict[str, str]:

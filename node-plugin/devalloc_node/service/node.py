@@ -197,6 +197,22 @@ class NodeService(node_pb2_grpc.NodeServicer):
         }
         return self._change(context, "ScaleMachine", about, pb.ScaleMachineReply, work)
 
+    def PlugDevice(self, request: pb.PlugDeviceRequest, context: grpc.ServicerContext) -> pb.PlugDeviceReply:
+        def work(due: Deadline, caller: str) -> pb.PlugDeviceReply:
+            key, device = fields.machine_key(request.machine), fields.plain_device(request)
+            return pb.PlugDeviceReply(device=replies.plain(self._platform.plug(key, device, due, caller=caller)))
+
+        about = _machine(request.machine) | {"device": request.name[:64]}
+        return self._change(context, "PlugDevice", about, pb.PlugDeviceReply, work)
+
+    def UnplugDevice(self, request: pb.UnplugDeviceRequest, context: grpc.ServicerContext) -> pb.UnplugDeviceReply:
+        def work(due: Deadline, caller: str) -> pb.UnplugDeviceReply:
+            key, name = fields.machine_key(request.machine), fields.plain_name(request.name)
+            return pb.UnplugDeviceReply(found=self._platform.unplug(key, name, due, caller=caller))
+
+        about = _machine(request.machine) | {"device": request.name[:64]}
+        return self._change(context, "UnplugDevice", about, pb.UnplugDeviceReply, work)
+
     def GetMachine(self, request: pb.GetMachineRequest, context: grpc.ServicerContext) -> pb.Machine:
         return self._read(context, "GetMachine", lambda: self._told(fields.machine_key(request.machine)))
 

@@ -13,6 +13,8 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.held import Held
 from devalloc_node.journal import ClaimState, StepRecord
+from devalloc_node.machine.pci import function_id
+from devalloc_node.machine.spec import Disk, PlainDevice
 from devalloc_node.machine.view import Amounts, Machine, Plug
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.prepared import PreparedDevice
@@ -107,6 +109,19 @@ def plug(one: Plug) -> pb.MachineDevice:
     return pb.MachineDevice(id=one.id, claim=ref(one.ref), pool=pool, device=device, host=one.host)
 
 
+def plain(one: PlainDevice) -> pb.MachineDevice:
+    what = one.what
+    told = pb.MachineDevice(id=function_id(one.id, 0), name=one.name, host=what.host)
+    if isinstance(what, Disk):
+        disk = pb.Disk(path=what.path, format=what.format, read_only=what.read_only, device=what.device)
+        told.disk.CopyFrom(disk)
+    else:
+        backend = "user" if what.interface is None else "tap"
+        nic = pb.Nic(model=what.model, backend=backend, interface=what.interface or "", mac=what.mac or "")
+        told.nic.CopyFrom(nic)
+    return told
+
+
 def amounts(of: Amounts) -> pb.Amounts | None:
     """None where nothing is known."""
     if of == Amounts():
@@ -125,7 +140,7 @@ def machine(of: Machine, plugs: Iterable[Plug]) -> pb.Machine:
         observed=amounts(of.observed),
         reason=of.reason,
         message=_cut(of.message),
-        devices=[plug(one) for one in plugs],
+        devices=[*(plug(one) for one in plugs), *(plain(one) for one in of.plain)],
         pid=of.pid,
         machine_id=of.id,
         qmp_socket=of.qmp_socket,

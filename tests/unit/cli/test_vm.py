@@ -75,6 +75,29 @@ class TestMachines:
         empty = devalloc_vm("list")
         assert (empty.out, empty.err) == ("", "no machines in namespace default (-A shows all)\n")
 
+    def test_a_disk_and_network_cards_are_plugged_in_shown_and_unplugged(
+        self, devalloc_vm: Vm, plugin: Served, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        devalloc_vm.create()
+        monkeypatch.chdir("/usr")
+        disk = ("--disk", "images/d", "--format", "qcow2", "--read-only", "--nvme")
+        assert devalloc_vm("plug", "web", "data", *disk).out == (
+            "data plugged into web: /usr/images/d (qcow2, nvme, read-only)\n"
+        )
+        lan = devalloc_vm("plug", "default/web", "lan", "--tap", "tap0", "--mac", "52:54:00:00:00:01")
+        assert lan.out == "lan plugged into default/web: tap0 52:54:00:00:00:01\n"
+        assert devalloc_vm("plug", "web", "out", "--user-net").out == "out plugged into web: user network\n"
+        assert devalloc_vm("get", "web").out.splitlines()[1].split()[4] == "3"
+        assert "lan: tap0 52:54:00:00:00:01; out: user network" in devalloc_vm("get", "web", "-o", "wide").out
+        (shown, *_) = devalloc_vm("get", "web", "-o", "json").json["items"][0]["devices"]
+        assert shown["disk"] == {"path": "/usr/images/d", "format": "qcow2", "readOnly": True, "device": "nvme"}
+        gone = devalloc_vm("unplug", "web", "data", "nothing")
+        assert (gone.code, gone.out) == (0, "data unplugged from web\nnothing is not in web\n")
+        plugin.machines.stubborn.add("default/web")
+        kept = devalloc_vm("unplug", "web", "lan", "out")
+        assert (kept.code, kept.out) == (1, "")
+        assert kept.err.count("[GuestRefused] (the same may succeed later)") == 2
+
     def test_what_was_detached_is_given_back_when_it_is_unprepared(self, devalloc_vm: Vm, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
         devalloc_vm.create("web", "claim-uid-0")
@@ -160,6 +183,14 @@ class TestRefusals:
         [
             (["get", "../x"], "machine.namespace: must be a DNS label"),
             (["scale", "web"], "say what to change"),
+            (["plug", "web", "x"], "say what to plug in: --disk, --tap or --user-net"),
+            (["plug", "web", "x", "--disk", "/d", "--tap", "tap0"], "say what to plug in"),
+            (["plug", "web", "x", "--disk", "/d"], "say the image's --format, raw or qcow2"),
+            (["plug", "web", "x", "--disk", "/d", "--format", "raw", "--mac", "x"], "--mac goes with"),
+            (["plug", "web", "x", "--tap", "tap0", "--nvme"], "--nvme go with --disk"),
+            (["plug", "web", "X", "--user-net"], "name: must be a DNS label in lower case of at most 20 characters"),
+            (["plug", "web", "x", "--user-net", "--mac", "lots"], "nic.mac: "),
+            (["unplug", "web", "claim-1"], "attach and detach their claim instead"),
             (["scale", "web", "--memory", "lots"], "no amount of bytes"),
             (["scale", "web", "--cpu", "1.0001"], "no amount of cores"),
             (["adopt", "a", "--qmp-socket", "/x", "--cpu", "4..1", "--memory", "2Mi"], "cpu.max"),

@@ -21,11 +21,12 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, launch, looks, process
+from devalloc_node.machine import adopt, house, launch, looks, process
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, content_of, record_of
+from devalloc_node.machine.spec import PlainDevice
 from devalloc_node.machine.view import Amounts
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.step import ForcibleKind
@@ -337,9 +338,9 @@ def test_nonsense_of_a_qemu_is_its_own_failure_and_no_bug(
 
 
 def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def observe(record: MachineRecord) -> Amounts:
+    def observe(record: MachineRecord) -> tuple[Amounts, tuple[PlainDevice, ...]]:
         if record.spec.name == "well":
-            return Amounts(1000, 1, 512 * MIB)
+            return Amounts(1000, 1, 512 * MIB), ()
         assert answered.wait(60), "it was waited for"
         raise Unknown("MonitorSilent", "no answer")
 
@@ -473,12 +474,12 @@ def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(
 def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
     config: MachineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devalloc_node.machine.machines._LOG_SECONDS", 0.01)
+    monkeypatch.setattr(house, "LOG_SECONDS", 0.01)
     machines, stop = Machines(replace(config, log_bytes=10), MemoryRecords()), threading.Event()
     log = config.folder(put(machines).spec.id) / "console.log"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"a guest that writes and writes")
-    thread = threading.Thread(target=machines.keep_logs_short, args=(stop,))
+    thread = threading.Thread(target=house.keep, args=(machines, stop))
     thread.start()
     until(lambda: not log.read_bytes(), "the log is emptied", 10)
     stop.set()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -291,6 +292,8 @@ class TestMachines:
             plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=1)),
             plugin.node.AttachClaim(pb.AttachClaimRequest(claim=claim(), machine=web())),
             plugin.node.DetachClaim(pb.DetachClaimRequest(claim=claim(), machine=web())),
+            plugin.node.PlugDevice(plug()),
+            plugin.node.UnplugDevice(unplug()),
         ):
             assert (reply.result.outcome, reply.result.code) == (DENIED, "MachineOfStore")
             assert "devalloc apply" in reply.result.message
@@ -314,6 +317,108 @@ class TestMachines:
         assert "no machine default/web on node node-a" in refused.value.details()
         reply = plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=1))
         assert (reply.result.outcome, reply.result.code) == (DENIED, "MachineNotFound")
+
+
+DISK = pb.Disk(path="/images/d", format="raw")
+
+
+def plug(name: str = "data", **device: Message) -> pb.PlugDeviceRequest:
+    return pb.PlugDeviceRequest(machine=web(), name=name, **(device or {"disk": DISK}))
+
+
+def unplug(name: str = "data") -> pb.UnplugDeviceRequest:
+    return pb.UnplugDeviceRequest(machine=web(), name=name)
+
+
+class TestPlug:
+    def test_disks_and_network_cards_come_and_go_and_are_shown_beside_those_of_claims(self, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(creation("web", "claim-uid-0"))
+        reply = plugin.node.PlugDevice(plug())
+        assert reply.result == pb.Result(outcome=DONE)
+        disk = pb.Disk(path="/images/d", format="raw", device="virtio")
+        assert reply.device == pb.MachineDevice(id="plug-data.f0", name="data", host="/images/d", disk=disk)
+        assert plugin.node.PlugDevice(plug()) == reply
+        reply = plugin.node.PlugDevice(plug("lan", nic=pb.Nic(backend="tap", interface="tap0")))
+        assert (reply.device.host, reply.device.nic.model) == ("tap0", "virtio")
+        shown = plugin.node.GetMachine(pb.GetMachineRequest(machine=web()))
+        assert [device.name for device in shown.devices] == ["", "data", "lan"]
+        assert [device.HasField("claim") for device in shown.devices] == [True, False, False]
+        assert list(shown.taps) == ["tap0"]
+        assert plugin.node.UnplugDevice(unplug()) == pb.UnplugDeviceReply(result=pb.Result(outcome=DONE), found=True)
+        assert plugin.node.UnplugDevice(unplug()) == pb.UnplugDeviceReply(result=pb.Result(outcome=DONE))
+
+    @pytest.mark.parametrize(
+        ("request_of", "words"),
+        [
+            (lambda: plug(""), "name: is required"),
+            (lambda: plug("a/../b"), "name: must be a DNS label"),
+            (lambda: plug("Data"), "name: must be a DNS label"),
+            (lambda: plug("a.b"), "name: must be a DNS label"),
+            (lambda: plug("x" * 21), "of at most 20 characters"),
+            (lambda: plug("claim-0123456789"), "devices of claims are called so"),
+            (lambda: pb.PlugDeviceRequest(machine=web(), name="x"), "disk: is required, or nic"),
+            (lambda: plug(disk=pb.Disk(format="raw")), "disk.path: is required"),
+            (lambda: plug(disk=pb.Disk(path="/images/../etc/shadow", format="raw")), "disk.path: must be an absolute"),
+            (lambda: plug(disk=pb.Disk(path="/images/d")), "disk.format: is required"),
+            (lambda: plug(disk=pb.Disk(path="/images/d", format="auto")), "disk.format: "),
+            (lambda: plug(disk=pb.Disk(path="/images/d", format="raw", device="ide")), "disk.device: "),
+            (lambda: plug(nic=pb.Nic(backend="tap")), "nic.interface: is required with backend tap"),
+            (lambda: plug(nic=pb.Nic(backend="tap", interface="../../x")), "nic.interface: must be the name"),
+            (lambda: plug(nic=pb.Nic(interface="tap0")), "nic.interface: goes with backend tap only"),
+            (lambda: plug(nic=pb.Nic(mac="01:00:5e:00:00:01")), "nic.mac: "),
+        ],
+    )
+    def test_what_makes_no_sense_is_told_with_its_field(self, plugin: Served, request_of: Any, words: str) -> None:
+        plugin.node.CreateMachine(creation())
+        with pytest.raises(grpc.RpcError) as refused:
+            plugin.node.PlugDevice(request_of())
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert words in refused.value.details()
+        assert "plug_in default/web" not in plugin.machines.told
+
+    def test_devices_of_claims_are_not_unplugged(self, plugin: Served) -> None:
+        plugin.node.CreateMachine(creation())
+        with pytest.raises(grpc.RpcError, match="attach and detach their claim instead"):
+            plugin.node.UnplugDevice(unplug("claim-0123456789"))
+
+    def test_only_machines_that_run_have_devices(self, plugin: Served) -> None:
+        reply = plugin.node.PlugDevice(plug())
+        assert (reply.result.outcome, reply.result.code) == (DENIED, "MachineNotFound")
+        plugin.node.CreateMachine(creation())
+        plugin.node.PlugDevice(plug())
+        plugin.node.StopMachine(pb.StopMachineRequest(machine=web()))
+        reply = plugin.node.PlugDevice(plug())
+        assert (reply.result.outcome, reply.result.code) == (DENIED, "MachineNotRunning")
+        assert plugin.node.UnplugDevice(unplug()) == pb.UnplugDeviceReply(result=pb.Result(outcome=DONE)), "it is"
+
+    def test_a_guest_that_refuses_keeps_its_device(self, plugin: Served) -> None:
+        plugin.node.CreateMachine(creation())
+        plugin.node.PlugDevice(plug())
+        plugin.machines.stubborn.add("default/web")
+        reply = plugin.node.UnplugDevice(unplug())
+        assert (reply.result.outcome, reply.result.code, reply.result.retryable) == (DENIED, "GuestRefused", True)
+        assert len(plugin.node.GetMachine(pb.GetMachineRequest(machine=web())).devices) == 1
+
+    def test_an_adopted_machine_is_let_go_without_them_and_by_force_with_what_its_guest_keeps(
+        self, plugin: Served
+    ) -> None:
+        cpu, memory = (
+            pb.CpuBounds(min_milli=1000, max_milli=1000),
+            pb.MemoryBounds(min_bytes=2 << 20, max_bytes=4 << 20),
+        )
+        adoption = pb.AdoptMachineRequest(machine=web(), qmp_socket="/run/vms/web.qmp", cpu=cpu, memory=memory)
+        for force in (False, True):
+            plugin.node.AdoptMachine(adoption)
+            plugin.node.PlugDevice(plug())
+            if force:
+                plugin.machines.stubborn.add("default/web")
+                reply = plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web()))
+                assert (reply.result.outcome, reply.result.code) == (DENIED, "GuestRefused")
+            plugin.machines.told.clear()
+            reply = plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web(), force=force))
+            assert reply.result.outcome == DONE
+            assert plugin.machines.told == ["unplug default/web", "forget default/web"]
 
 
 class TestAttach:

@@ -1,0 +1,331 @@
+"""Disks and network cards without hardware behind them, plugged into a machine while it runs and taken out again.
+
+QEMU is the only record of them. All that is added to it for one is called by its id and what it is for
+(``plug-data.f0``, ``plug-data.disk``), and with a disk's descriptor goes the path that it was opened by. So they are
+known as long as this QEMU runs, whatever becomes of the plugin, and gone with it; what a call that was cut off left
+behind is seen to belong to no device. Files and interfaces are opened here and handed over: QEMU's user need not be
+able to open them.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.machine import devices, paths, spawn
+from devalloc_node.machine.command import NIC_DRIVERS, file_node, format_node
+from devalloc_node.machine.devices import ANSWER_SECONDS
+from devalloc_node.machine.monitor import Monitor, Refused
+from devalloc_node.machine.pci import PERIPHERAL, Backend, Command, PciDevice, function_id, present
+from devalloc_node.machine.spec import MAX_PLAIN_NAME, PLAIN, Disk, Nic, PlainDevice
+
+LOG = logging.getLogger(__name__)
+_OURS = re.compile(rf"({PLAIN}[a-z0-9][a-z0-9-]{{0,{MAX_PLAIN_NAME - 1}}})\.(\S+)")
+_NET = re.compile(rf"^(?: \\ )?({_OURS.pattern}): ", re.MULTILINE)
+"""A network backend in what QEMU tells people."""
+_DISKS = {"virtio-blk-pci": "virtio", "nvme": "nvme"}
+_NICS = {driver: model for model, driver in NIC_DRIVERS.items()}
+_FIRST_SET = 1000
+"""Of the sets of descriptors that disks are handed over in; those that a machine starts with are far below."""
+_TAP = "plug-tap"
+"""What the descriptor of a TAP interface is called between two commands, whichever device it is for."""
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What QEMU has of plain devices: each device by its id, and what devices stand on."""
+
+    devices: Mapping[str, PlainDevice]
+    nodes: frozenset[str]
+    """Block nodes."""
+    sets: Mapping[int, str]
+    """Sets of descriptors, with the id of the device that they are for."""
+    nets: Mapping[str, str]
+    """Network backends, with that id."""
+
+    def free_set(self) -> int:
+        return max([_FIRST_SET, *self.sets]) + 1
+
+    def left(self, of: str) -> bool:
+        """Whether there is anything that the device stands, or stood, on."""
+        return of in self.sets.values() or of in self.nets.values() or any(_id(node) == of for node in self.nodes)
+
+
+def plug(
+    monitor: Monitor, machine: str, device: PlainDevice, folders: Sequence[Path], deadline: Deadline
+) -> PlainDevice:
+    """Plug it in; as it is in the machine then. Does nothing where it is plugged in already.
+
+    Raises Denied: what a machine may not name (``PathNotAllowed``, ``DiskFormat``, ``TapMissing`` …), ``DeviceExists``,
+    ``DiskInUse``, ``TapInUse``, ``NoFreePciSlot``, ``QemuRefused``: nothing is left of it then. Failed, Unknown.
+    """
+    wanted = _resolved(device, folders)
+    seen = tidy(monitor, deadline)
+    there = seen.devices.get(wanted.id)
+    if there is not None:
+        if not _same(wanted, there):
+            raise Denied(
+                "DeviceExists",
+                f"machine {machine} has another device called {wanted.name}, {shown(there)}; unplug that one first, or "
+                f"call {shown(wanted)} otherwise",
+            )
+        return there
+    if seen.left(wanted.id):
+        raise _held(machine, wanted.name)
+    with _opened(machine, wanted) as fd:
+        if isinstance(wanted.what, Disk):
+            pci_device = _disk(wanted, wanted.what, seen.free_set(), fd)
+        else:
+            pci_device = _nic(wanted, wanted.what, fd)
+        try:
+            devices.plug(monitor, machine, pci_device, deadline)
+        except Refused as error:
+            if isinstance(wanted.what, Disk) and re.search(r"Failed to get .*lock", error.reason):
+                raise Denied(
+                    "DiskInUse",
+                    f"disk {wanted.what.path} is in use, by another machine or a process of this host: {error.reason}",
+                    retryable=True,
+                ) from error
+            raise
+    after = look(monitor, deadline).devices.get(wanted.id)
+    if after is None or not _same(wanted, after):
+        raise Failed(
+            "DeviceNotThere", f"QEMU of machine {machine} took {wanted.name} and shows {shown(after)}; unplug it"
+        )
+    return after
+
+
+def unplug(monitor: Monitor, machine: str, name: str, deadline: Deadline) -> bool:
+    """Have the guest let it go, and QEMU close what it stood on. False: there was no such device.
+
+    Raises Denied (``GuestRefused``, retryable) where the guest keeps it: it stays whole then. Unknown (``DeviceHeld``)
+    where QEMU does not let go of its file or interface.
+    """
+    id_of = PlainDevice(name, Nic()).id
+    seen = look(monitor, deadline)
+    if id_of not in seen.devices and not seen.left(id_of):
+        return False
+    if id_of in seen.devices:
+        devices.unplug(monitor, machine, id_of, deadline)
+    # QEMU takes the device apart a moment after it is not shown any more, and refuses to take its backends before.
+    while tidy(monitor, Deadline.after(ANSWER_SECONDS)).left(id_of):
+        if deadline.passed:
+            raise _held(machine, name)
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def tidy(monitor: Monitor, deadline: Deadline) -> Seen:
+    """Take away what stands for no device: a call was cut off, or a guest has let its device go by itself.
+
+    What there is then. Nobody else may change plain devices of the machine meanwhile.
+    """
+    seen = look(monitor, deadline)
+    spent = [command for id_of in sorted(_strays(seen)) for command in _removal(seen, id_of)]
+    for command in [*spent, ("closefd", {"fdname": _TAP})]:
+        try:
+            monitor.execute(*command, deadline=deadline)
+        except Refused as error:
+            LOG.debug("%s", error)
+    return look(monitor, deadline) if spent else seen
+
+
+def has_strays(monitor: Monitor, deadline: Deadline) -> bool:
+    """Whether there is anything for ``tidy`` to take away, unless a device is being plugged in or taken out."""
+    return bool(_strays(look(monitor, deadline)))
+
+
+def plugged(monitor: Monitor, deadline: Deadline) -> tuple[PlainDevice, ...]:
+    """The plain devices in the machine, by name."""
+    if not any(_id(name) for name in present(monitor, deadline)):
+        return ()
+    return tuple(device for _, device in sorted(look(monitor, deadline).devices.items()))
+
+
+def look(monitor: Monitor, deadline: Deadline) -> Seen:
+    """What QEMU has now."""
+    told = monitor.execute("query-named-block-nodes", {"flat": True}, deadline=deadline)
+    nodes = {node["node-name"]: node for node in told if _id(node["node-name"])}
+    sets, files = {}, {}
+    for each in monitor.execute("query-fdsets", deadline=deadline):
+        for fd in each["fds"]:
+            id_of, _, path = fd.get("opaque", "").partition(" ")
+            if _id(f"{id_of}.file"):
+                sets[int(each["fdset-id"])], files[id_of] = id_of, path
+    found = {}
+    for name, driver in present(monitor, deadline).items():
+        id_of = _id(name)
+        if id_of is None or name != function_id(id_of, 0):
+            continue
+        what: Disk | Nic | None = None
+        if driver in _DISKS and id_of in files and (node := nodes.get(f"{id_of}.disk")) is not None:
+            what = Disk(files[id_of], node["drv"], bool(node["ro"]), _DISKS[driver])  # type: ignore[arg-type]
+        elif driver in _NICS:
+            what = _seen_nic(monitor, id_of, _NICS[driver], deadline)
+        if what is not None:  # else it is not ours, whatever it is called
+            found[id_of] = PlainDevice(id_of.removeprefix(PLAIN), what)
+    return Seen(found, frozenset(nodes), sets, _nets(monitor, deadline))
+
+
+def shown(device: PlainDevice | None) -> str:
+    """For messages: what of the host it is."""
+    if device is None:
+        return "nothing"
+    if isinstance(device.what, Disk):
+        how = f"{device.what.format}, {device.what.device}{', read-only' if device.what.read_only else ''}"
+        return f"disk {device.what.path} ({how})"
+    where = "the host's own sockets" if device.what.interface is None else f"TAP {device.what.interface}"
+    return f"a {device.what.model} network card{f' {device.what.mac}' if device.what.mac else ''} on {where}"
+
+
+def _id(name: str) -> str | None:
+    """The id of the plain device that something in QEMU is called after."""
+    found = _OURS.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def _same(wanted: PlainDevice, there: PlainDevice) -> bool:
+    """Whether it is the one that is wanted; an address that nobody asked for is QEMU's own."""
+    if isinstance(wanted.what, Nic) and isinstance(there.what, Nic) and wanted.what.mac is None:
+        there = replace(there, what=replace(there.what, mac=None))
+    return wanted == there
+
+
+def _held(machine: str, name: str) -> Unknown:
+    return Unknown("DeviceHeld", f"machine {machine} shows {name} as gone, and QEMU still holds what it stood on")
+
+
+# Of this host.
+
+
+def _resolved(device: PlainDevice, folders: Sequence[Path]) -> PlainDevice:
+    """With the path that its links lead to; what may not be named is refused as for machines that start."""
+    what = device.what
+    if isinstance(what, Disk):
+        return replace(device, what=replace(what, path=str(paths.disk_image(what, folders))))
+    if what.interface is not None:
+        paths.tap(what.interface)
+    return replace(device, what=replace(what, mac=None if what.mac is None else what.mac.lower()))
+
+
+@contextmanager
+def _opened(machine: str, device: PlainDevice) -> Iterator[int | None]:
+    """The descriptor of its image or interface; None where it needs none. Raises Denied, Failed."""
+    what, fd = device.what, None
+    try:
+        if isinstance(what, Disk):
+            fd = spawn.opened(what.path, not what.read_only)
+        elif what.interface is not None:
+            fd = spawn.opened_tap(what.interface)
+    except OSError as error:
+        if isinstance(what, Nic) and error.errno == errno.EBUSY:
+            raise Denied(
+                "TapInUse", f"TAP {what.interface} is in use, by another machine or a process of this host",
+                retryable=True,
+            ) from None  # fmt: skip
+        raise Failed(
+            "HostRefused", f"{shown(device)} cannot be opened for machine {machine}: {error.strerror or error}"
+        ) from None
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+# As QEMU has it.
+
+
+def _disk(device: PlainDevice, disk: Disk, fdset: int, fd: int | None) -> PciDevice:
+    assert fd is not None
+    file, node = f"{device.id}.file", f"{device.id}.disk"
+    block = stat.S_ISBLK(os.fstat(fd).st_mode)
+    backends = (
+        Backend(
+            ("add-fd", {"fdset-id": fdset, "opaque": f"{device.id} {disk.path}"}),
+            ("remove-fd", {"fdset-id": fdset}),
+            fd,
+        ),
+        Backend(
+            ("blockdev-add", file_node(file, f"/dev/fdset/{fdset}", disk.read_only, block=block)), _without_node(file)
+        ),
+        Backend(("blockdev-add", format_node(disk, node, file)), _without_node(node)),
+    )
+    driver = next(driver for driver, name in _DISKS.items() if name == disk.device)
+    return PciDevice(device.id, ({"driver": driver, "drive": node, "serial": device.name},), backends)
+
+
+def _nic(device: PlainDevice, nic: Nic, fd: int | None) -> PciDevice:
+    net = f"{device.id}.net" + ("" if nic.interface is None else f".{nic.interface}")
+    kind: dict[str, Any] = {"type": "user", "id": net}
+    backends = []
+    if nic.interface is not None:
+        kind = {"type": "tap", "id": net, "fd": _TAP}
+        backends.append(Backend(("getfd", {"fdname": _TAP}), ("closefd", {"fdname": _TAP}), fd))
+    backends.append(Backend(("netdev_add", kind), _without_net(net)))
+    function = {"driver": NIC_DRIVERS[nic.model], "netdev": net} | ({} if nic.mac is None else {"mac": nic.mac})
+    return PciDevice(device.id, (function,), tuple(backends))
+
+
+def _seen_nic(monitor: Monitor, id_of: str, model: str, deadline: Deadline) -> Nic | None:
+    where = f"{PERIPHERAL}/{function_id(id_of, 0)}"
+    try:
+        net, mac = (
+            str(monitor.execute("qom-get", {"path": where, "property": name}, deadline=deadline))
+            for name in ("netdev", "mac")
+        )
+    except Refused:  # it has gone meanwhile
+        return None
+    if _id(net) != id_of:
+        return None
+    _, _, interface = net.partition(".net.")
+    return Nic(model, interface or None, mac.lower())  # type: ignore[arg-type]
+
+
+def _nets(monitor: Monitor, deadline: Deadline) -> dict[str, str]:
+    """Network backends of plain devices. QEMU tells of them to people only."""
+    try:
+        told = monitor.execute("human-monitor-command", {"command-line": "info network"}, deadline=deadline)
+    except Refused as error:
+        LOG.debug("%s", error)
+        return {}
+    return {found[1]: found[2] for found in _NET.finditer(told.replace("\r", "")) if found[3].startswith("net")}
+
+
+def _strays(seen: Seen) -> set[str]:
+    """The ids of devices that are not there, and on whose behalf something is."""
+    known = {_id(node) or "" for node in seen.nodes} | set(seen.sets.values()) | set(seen.nets.values())
+    return known - seen.devices.keys()
+
+
+def _removal(seen: Seen, id_of: str) -> Iterator[Command]:
+    """What takes away all that a device stood on, what stands on something else first."""
+    for node in (f"{id_of}.disk", f"{id_of}.file"):
+        if node in seen.nodes:
+            yield _without_node(node)
+    for fdset, of in seen.sets.items():
+        if of == id_of:
+            yield "remove-fd", {"fdset-id": fdset}
+    for net, of in seen.nets.items():
+        if of == id_of:
+            yield _without_net(net)
+
+
+def _without_node(name: str) -> Command:
+    return "blockdev-del", {"node-name": name}
+
+
+def _without_net(name: str) -> Command:
+    return "netdev_del", {"id": name}

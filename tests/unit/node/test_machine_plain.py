@@ -1,0 +1,406 @@
+"""Plain disks and network cards in a running machine: plugged in whole, known from QEMU alone, gone without a trace."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, Unknown
+from devalloc_node.machine import house, paths, plain, spawn
+from devalloc_node.machine.monitor import QmpMonitor
+from devalloc_node.machine.spec import Disk, Nic, PlainDevice
+from tests.support.fake_qmp import FakeQemu
+from tests.support.machines import until
+from tests.support.patience import patience
+from tests.unit.node.test_machine_adopted import KEY, adopting, config, machines
+
+__all__ = ["config", "machines"]
+MAC = "52:54:00:aa:00:01"
+
+
+@pytest.fixture
+def qemu(tmp_path: Path) -> Iterator[FakeQemu]:
+    machine = FakeQemu(tmp_path / "qmp")
+    yield machine
+    machine.close()
+
+
+@pytest.fixture
+def line(qemu: FakeQemu) -> Iterator[QmpMonitor]:
+    monitor = QmpMonitor(KEY, str(qemu.path))
+    yield monitor
+    monitor.close()
+
+
+@pytest.fixture(autouse=True)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Images, and an interface that this process may open without any rights."""
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "raw").write_bytes(b"a disk".ljust(4096))
+    (images / "qcow2").write_bytes((b"QFI\xfb" + b"\0\0\0\3").ljust(4096, b"\0"))
+    real = paths.tap
+    monkeypatch.setattr(paths, "tap", lambda name: name if name == "tap0" else real(name))
+    monkeypatch.setattr(spawn, "opened_tap", lambda name: os.open(images / "tap", os.O_RDWR | os.O_CREAT))
+    return images
+
+
+def soon(seconds: float = 60.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+def raw(folder: Path, name: str = "data") -> PlainDevice:
+    return PlainDevice(name, Disk(str(folder / "raw"), "raw"))
+
+
+def qcow2(folder: Path) -> PlainDevice:
+    return PlainDevice("a-disk-of-20-letters", Disk(str(folder / "qcow2"), "qcow2", True, "nvme"))
+
+
+def card(name: str = "lan", interface: str | None = "tap0", mac: str | None = MAC) -> PlainDevice:
+    return PlainDevice(name, Nic("virtio", interface, mac))
+
+
+ALL = {
+    "raw": raw,
+    "qcow2": qcow2,
+    "tap": lambda folder: card(),
+    "user": lambda folder: PlainDevice("net", Nic("e1000e", None, MAC)),
+}
+
+
+def state(qemu: FakeQemu) -> tuple[object, ...]:
+    """All that a plain device is in a QEMU."""
+    sets = {number: [opaque for _, opaque, _ in fds] for number, fds in qemu.sets.items()}
+    return dict(qemu.devices), dict(qemu.backends), sets, sorted(qemu.named)
+
+
+def held(folder: Path) -> list[str]:
+    """What this process, which is plugin and QEMU, has open of the host's."""
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [link for link in links if link.startswith(str(folder))]
+
+
+NOTHING = ({}, {}, {}, [])
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_it_is_plugged_in_known_again_by_whoever_comes_next_and_gone_without_a_trace(
+    kind: str, host: Path, qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    device = ALL[kind](host)
+    assert plain.plug(line, KEY, device, [host], soon()) == device
+    assert len(held(host)) == {"raw": 2, "qcow2": 2, "tap": 1, "user": 0}[kind], "QEMU has them open, and nobody else"
+    inside = state(qemu)
+    said = [command for command, _ in qemu.said]
+    assert said[-1] == "device_add"
+    assert plain.plug(line, KEY, device, [host], soon()) == device, "again is success"
+    assert state(qemu) == inside
+    line.close()
+    later = QmpMonitor(KEY, str(qemu.path))
+    assert plain.plugged(later, soon()) == (device,)
+    assert plain.unplug(later, KEY, device.name, soon())
+    assert state(qemu) == NOTHING
+    assert plain.plugged(later, soon()) == ()
+    assert not plain.unplug(later, KEY, device.name, soon()), "there is none any more"
+    later.close()
+    assert held(host) == [], "neither side has the image or the interface open"
+
+
+def test_a_disk_is_opened_here_as_it_was_said_to_be_and_by_its_name_the_guest_finds_it(
+    host: Path, qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    plain.plug(line, KEY, qcow2(host), [host], soon())
+    added = [arguments for command, arguments in qemu.said if command == "blockdev-add"]
+    assert [(a["driver"], a["read-only"]) for a in added] == [("file", True), ("qcow2", True)]
+    assert (added[0]["filename"], added[1]["backing"]) == ("/dev/fdset/1001", None)
+    (device,) = qemu.devices.values()
+    assert (device["driver"], device["serial"]) == ("nvme", "a-disk-of-20-letters")
+
+
+def test_several_at_once_do_not_get_each_others_files(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
+    every = [card(), card("lan-net", None), raw(host), qcow2(host)]
+    for device in every:
+        plain.plug(line, KEY, device, [host], soon())
+    assert plain.plugged(line, soon()) == tuple(sorted(every, key=lambda device: device.id))
+    assert plain.unplug(line, KEY, "lan", soon())
+    assert len(qemu.devices) == 3
+    for device in every[1:]:
+        assert plain.unplug(line, KEY, device.name, soon())
+    assert state(qemu) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda host: PlainDevice("data", Disk(str(host / "qcow2"), "qcow2")), "qcow2"),
+        (lambda host: PlainDevice("data", Disk(str(host / "raw"), "raw", True)), "read-only"),
+        (lambda host: PlainDevice("data", Disk(str(host / "raw"), "raw", device="nvme")), "nvme"),
+        (lambda host: card("data"), "TAP tap0"),
+    ],
+)
+def test_another_device_of_the_same_name_is_refused(
+    host: Path, qemu: FakeQemu, line: QmpMonitor, other: Any, words: str
+) -> None:
+    plain.plug(line, KEY, raw(host), [host], soon())
+    before = state(qemu)
+    with pytest.raises(Denied, match=words) as denied:
+        plain.plug(line, KEY, other(host), [host], soon())
+    assert denied.value.code == "DeviceExists"
+    assert state(qemu) == before
+
+
+def test_an_address_that_nobody_asked_for_is_any(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
+    there = plain.plug(line, KEY, card(mac=None), [host], soon())
+    assert there.what == Nic("virtio", "tap0", "52:54:00:12:34:56")
+    assert plain.plug(line, KEY, card(mac=None), [host], soon()) == there
+    assert plain.plug(line, KEY, card(mac="52:54:00:12:34:56".upper()), [host], soon()) == there
+    with pytest.raises(Denied):
+        plain.plug(line, KEY, card(mac=MAC), [host], soon())
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        (Disk("/etc/passwd", "raw"), "PathNotAllowed"),
+        (Disk("HOST/../raw", "raw"), "PathNotAllowed"),
+        (Disk("HOST/none", "raw"), "PathMissing"),
+        (Disk("HOST", "raw"), "PathNotFile"),
+        (Disk("HOST/raw", "qcow2"), "DiskFormat"),
+        (Disk("HOST/raw", "vmdk"), "DiskFormat"),  # type: ignore[arg-type]
+        (Nic("virtio", "no-such-tap"), "TapMissing"),
+        (Nic("virtio", "lo"), "TapMissing"),
+    ],
+)
+def test_what_a_machine_may_not_be_started_with_is_not_plugged_in_either(
+    host: Path, qemu: FakeQemu, line: QmpMonitor, what: Disk | Nic, code: str
+) -> None:
+    if isinstance(what, Disk):
+        what = Disk(what.path.replace("HOST", str(host)), what.format)
+    with pytest.raises(Denied) as denied:
+        plain.plug(line, KEY, PlainDevice("x", what), [host], soon())
+    assert denied.value.code == code
+    assert qemu.said == []
+
+
+def test_what_others_have_is_told_as_in_use(
+    host: Path, qemu: FakeQemu, line: QmpMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(name: str) -> int:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(spawn, "opened_tap", busy)
+    qemu.refuses["device_add"] = 'Failed to get "write" lock'
+    for device, code in ((card(), "TapInUse"), (raw(host), "DiskInUse")):
+        with pytest.raises(Denied) as denied:
+            plain.plug(line, KEY, device, [host], soon())
+        assert (denied.value.code, denied.value.retryable) == (code, True)
+    assert state(qemu) == NOTHING
+
+
+def test_an_image_that_was_moved_after_it_was_checked_is_not_opened(
+    host: Path, qemu: FakeQemu, line: QmpMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = paths.disk_image
+
+    def swapped(disk: Disk, folders: Any) -> Path:
+        real = checked(disk, folders)
+        real.unlink()
+        real.symlink_to("/etc/passwd")
+        return real
+
+    monkeypatch.setattr(paths, "disk_image", swapped)
+    with pytest.raises(Failed, match="cannot be opened"):
+        plain.plug(line, KEY, raw(host), [host], soon())
+    assert state(qemu) == NOTHING
+
+
+@pytest.mark.parametrize("guest", ["refuses", "silent"])
+def test_a_device_that_the_guest_keeps_stays_whole_until_it_lets_go(
+    host: Path, qemu: FakeQemu, line: QmpMonitor, guest: str
+) -> None:
+    plain.plug(line, KEY, raw(host), [host], soon())
+    inside = state(qemu)
+    qemu.guest = guest  # type: ignore[assignment]
+    with pytest.raises(Denied) as denied:
+        plain.unplug(line, KEY, "data", soon() if guest == "refuses" else patience(lambda: qemu.leaving))
+    assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
+    assert state(qemu) == inside
+    threading.Timer(0.05, qemu.let_go, ["plug-data.f0"]).start()
+    qemu.guest = "silent"
+    assert plain.unplug(line, KEY, "data", soon())
+    assert state(qemu) == NOTHING
+
+
+def test_an_image_that_qemu_does_not_close_is_not_told_free(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
+    plain.plug(line, KEY, raw(host), [host], soon())
+    qemu.refuses["blockdev-del"] = "Node plug-data.disk is in use"
+    for _ in range(2):
+        with pytest.raises(Unknown) as unknown:
+            plain.unplug(line, KEY, "data", patience(lambda: not qemu.devices))
+        assert unknown.value.code == "DeviceHeld"
+    with pytest.raises(Unknown):
+        plain.plug(line, KEY, raw(host), [host], soon())
+    del qemu.refuses["blockdev-del"]
+    assert plain.unplug(line, KEY, "data", soon())
+    assert state(qemu) == NOTHING
+
+
+# Every change, failed in every way (T18).
+
+ADDS = ("add-fd", "blockdev-add", "getfd", "netdev_add", "device_add")
+
+
+class Killed(BaseException):
+    """As kill -9: nothing of the plugin is done after it."""
+
+
+class Dying(QmpMonitor):
+    """A plugin that is killed before or after one of its commands."""
+
+    def __init__(self, qemu: FakeQemu, number: int, when: str) -> None:
+        super().__init__(KEY, str(qemu.path))
+        self.number, self.when, self.commands = number, when, 0
+
+    def execute(
+        self, command: str, arguments: Mapping[str, Any] | None = None, *, deadline: Deadline, fd: int | None = None
+    ) -> Any:
+        is_it = False
+        if not command.startswith(("query-", "qom-", "human-")):
+            is_it = self.commands == self.number
+            self.commands += 1
+        if is_it and self.when == "before":
+            raise Killed
+        try:
+            return super().execute(command, arguments, deadline=deadline, fd=fd)
+        finally:
+            if is_it:
+                raise Killed
+
+
+@pytest.mark.parametrize("kind", ["raw", "tap"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_any_command_it_is_plugged_in_whole_by_the_next_try_or_nothing_is_left(
+    host: Path, qemu: FakeQemu, kind: str, when: str
+) -> None:
+    device = ALL[kind](host)
+    later = QmpMonitor(KEY, str(qemu.path))
+
+    def life(monitor: QmpMonitor) -> None:
+        plain.plug(monitor, KEY, device, [host], soon())
+        plain.unplug(monitor, KEY, device.name, soon())
+
+    whole = Dying(qemu, -1, when)
+    plain.plug(whole, KEY, device, [host], soon())
+    undisturbed = state(qemu)
+    plain.unplug(whole, KEY, device.name, soon())
+    whole.close()
+    for number in range(whole.commands):
+        for again in (True, False):
+            dying = Dying(qemu, number, when)
+            with pytest.raises(Killed):
+                life(dying)
+            dying.close()
+            if again:
+                plain.plug(later, KEY, device, [host], soon())
+                assert state(qemu) == undisturbed, f"killed {when} command {number}, and asked again"
+                plain.unplug(later, KEY, device.name, soon())
+            else:
+                plain.tidy(later, soon())
+                is_there = bool(qemu.devices)
+                assert state(qemu) == (undisturbed if is_there else NOTHING), f"killed {when} command {number}"
+                assert plain.unplug(later, KEY, device.name, soon()) == is_there
+            assert state(qemu) == NOTHING
+            later.close()
+    assert whole.commands >= 7
+
+
+@pytest.mark.parametrize("kind", ["raw", "tap"])
+def test_whichever_command_is_refused_nothing_is_left_and_the_next_try_ends_well(
+    host: Path, qemu: FakeQemu, line: QmpMonitor, kind: str
+) -> None:
+    device = ALL[kind](host)
+    plain.plug(line, KEY, device, [host], soon())
+    plain.unplug(line, KEY, device.name, soon())
+    commands = dict.fromkeys(command for command, _ in qemu.said if command in ADDS)
+    assert len(commands) >= 3
+    for command in commands:
+        qemu.refuses[command] = "it was made to fail"
+        with pytest.raises(Denied, match="made to fail"):
+            plain.plug(line, KEY, device, [host], soon())
+        assert state(qemu) == NOTHING, command
+        qemu.refuses.clear()
+        plain.plug(line, KEY, device, [host], soon())
+        plain.unplug(line, KEY, device.name, soon())
+        assert (state(qemu), held(host)) == (NOTHING, []), command
+
+
+def test_a_qemu_that_hangs_is_unknown_and_the_next_try_ends_well(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
+    qemu.trouble["blockdev-add"] = "hang"
+    with pytest.raises(Unknown):
+        plain.plug(line, KEY, raw(host), [host], soon(0.4))
+    assert len(held(host)) == 1, "what QEMU was given before"
+    qemu.trouble.clear()
+    plain.plug(line, KEY, raw(host), [host], soon())
+    plain.unplug(line, KEY, "data", soon())
+    assert state(qemu) == NOTHING
+
+
+# In the care of a plugin.
+
+
+def test_what_a_guest_let_go_by_itself_is_cleared_away_without_being_asked(
+    host: Path, qemu: FakeQemu, machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(house, "TIDY_SECONDS", 0.01)
+    machines.config = replace(machines.config, folders=(host,))
+    machines.adopt(adopting(qemu.path), soon())
+    for device in (raw(host), card()):
+        machines.plug_in(KEY, device, soon())
+    seen = machines.get(KEY)
+    assert (seen.plain, seen.taps) == ((raw(host), card()), ("tap0",))
+    stop = threading.Event()
+    thread = threading.Thread(target=house.keep, args=(machines, stop))
+    thread.start()
+    qemu.let_go("plug-data.f0")
+    until(lambda: "plug-data.disk" not in qemu.backends and not qemu.sets, "nothing of the disk is left", 10)
+    stop.set()
+    thread.join()
+    assert set(qemu.backends) == {"plug-lan.net.tap0"}, "and nothing else was touched"
+    assert machines.get(KEY).plain == (card(),)
+
+
+def test_what_somebody_else_plugged_in_is_not_ours_whatever_it_is_called(
+    host: Path, qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    def others() -> None:
+        line.execute("netdev_add", {"type": "user", "id": "lan"}, deadline=soon())
+        for name, more in (("plug-x.f0", {}), ("plug-UP.f0", {}), ("disk.f0", {}), ("plug-n.f0", {"netdev": "lan"})):
+            driver = "virtio-net-pci" if more else "virtio-rng-pci"
+            bus = f"port{len(qemu.devices)}"
+            line.execute("device_add", {"driver": driver, "id": name, "bus": bus, **more}, deadline=soon())
+
+    others()
+    before = state(qemu)
+    assert plain.plugged(line, soon()) == ()
+    assert not plain.has_strays(line, soon())
+    plain.tidy(line, soon())
+    for name in ("x", "n"):
+        assert not plain.unplug(line, KEY, name, soon())
+    assert state(qemu) == before
+    with pytest.raises(Denied, match="4 root ports are taken"):
+        plain.plug(line, KEY, raw(host), [host], soon())
+    assert state(qemu) == before
