@@ -22,6 +22,40 @@ _OFFERS = ("gpu", "vgpu", "vf", "nic", "accelerator", "storage")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
+def state_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--state DIR: passed as ``state: Path | None``."""
+    return click.option(
+        "--state",
+        type=_FOLDER,
+        metavar="DIR",
+        envvar="DEVALLOC_NODE_STATE",
+        help="Journal, locks and audit log of what is done to the host [env: DEVALLOC_NODE_STATE; default: node "
+        "beside the store; for the claims of a cluster /var/lib/devalloc/node].",
+    )(function)
+
+
+def machine_dir_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--machine-dir DIR: passed as ``machine_dir: Path | None``."""
+    return click.option(
+        "--machine-dir",
+        type=_FOLDER,
+        metavar="DIR",
+        help="Where machines have their sockets and logs [default: machines beside the socket].",
+    )(function)
+
+
+def places(state: Path | None, socket: Path, machine_dir: Path | None) -> tuple[Path, Path]:
+    """The folders of the plugin's state, and of the machines' sockets."""
+    return (state or _home()).absolute(), (machine_dir or socket.absolute().parent / "machines").absolute()
+
+
+def _home() -> Path:
+    from devalloc.store.paths import default_path
+
+    here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
+    return default_path(here).parent / "node"
+
+
 def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of ``node_settings``, passed by the names of its arguments."""
     for option in (
@@ -56,12 +90,7 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Machines may use kernels and disks below this folder; may be given several times. None by default.",
         ),
         click.option("--qemu", default="qemu-system-x86_64", metavar="PROGRAM", help="What runs machines."),
-        click.option(
-            "--machine-dir",
-            type=_FOLDER,
-            metavar="DIR",
-            help="Where machines have their sockets and logs [default: machines beside the socket].",
-        ),
+        machine_dir_option,
         click.option(
             "--cdi-dir",
             type=_FOLDER,
@@ -77,14 +106,7 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Serve devalloc.node.v1 there, for this user and root only [env: DEVALLOC_NODE_SOCKET; default: "
             f"{SOCKET} for root and the usual store, else node.sock in --state].",
         ),
-        click.option(
-            "--state",
-            type=_FOLDER,
-            metavar="DIR",
-            envvar="DEVALLOC_NODE_STATE",
-            help="Journal, locks and audit log of what is done to the host [env: DEVALLOC_NODE_STATE; default: node "
-            "beside the store; for the claims of a cluster /var/lib/devalloc/node].",
-        ),
+        state_option,
         click.option(
             "--allow",
             "allowed",
@@ -137,7 +159,6 @@ def node_settings(
 ) -> NodeSettings:
     """The settings for the options of ``node_options`` and ``inventory_options``. Raises BadInput."""
     from devalloc.cli.inventory import settings
-    from devalloc.store.paths import default_path
     from devalloc_node.machine.config import MachineConfig
     from devalloc_node.settings import NodeSettings
 
@@ -151,9 +172,8 @@ def node_settings(
         except ValueError as error:
             raise BadInput(f"--metrics: {error}") from None
     root = os.geteuid() == 0
-    here = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
-    home = (state or default_path(here).parent / "node").absolute()
-    door = (socket or (SOCKET if root else home / SOCKET.name)).absolute()
+    door = (socket or (SOCKET if root else (state or _home()) / SOCKET.name)).absolute()
+    home, run = places(state, door, machine_dir)
     options = {
         "allowed": allowed,
         "allow_shared_groups": allow_shared_groups,
@@ -171,7 +191,7 @@ def node_settings(
         kubelet=kubelet,
         machines=MachineConfig(
             state=home / "machines",
-            run=(machine_dir or door.parent / "machines").absolute(),
+            run=run,
             binary=qemu,
             folders=tuple(folder.absolute() for folder in image_folders),
             socket_folders=tuple(folder.absolute() for folder in qmp_folders),

@@ -11,6 +11,7 @@ from devalloc.cli.nodesocket import socket_option
 from devalloc.cli.options import all_namespaces_option, duration, files_option, namespace_option, output_option
 from devalloc.cli.output import note
 from devalloc.cli.verb import BadInput, verb
+from devalloc.cli.vmpowerdown import power_down
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -487,7 +488,8 @@ def watch(namespace: str, all_namespaces: bool, output: str, socket: Path) -> in
     return 0
 
 
-for _verb in (list_machines, get, create, adopt, stop, delete, attach, detach, plug, unplug, unprepare, scale, watch):
+_MACHINES = (list_machines, get, create, adopt, stop, delete, scale, watch, power_down)
+for _verb in (*_MACHINES, attach, detach, plug, unplug, unprepare):
     vm.add_command(_verb)
 
 

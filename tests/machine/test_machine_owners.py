@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,20 @@ from typing import Any
 import pytest
 
 from devalloc_node.errors import Denied, Failed
+from devalloc_node.journal import open_journal
 from devalloc_node.machine import accel, devices, pci
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import holds, process
-from devalloc_node.machine.spec import Disk, PlainDevice
+from devalloc_node.machine.spec import Disk, PlainDevice, machine_id
 from tests.support import tiny_guest
 from tests.support.guest import Guest
 from tests.support.images import Image
 from tests.support.machines import MIB, NoNodes, config, ended, plugin, short_folder, soon, until, virtual_machine
+from tests.support.nodeservice import served
 from tests.support.qemu import TCG, Machine, Monitor
+from tests.support.shell import Shell
 
 KEY = "default/m"
 
@@ -202,6 +207,33 @@ def test_a_guest_is_asked_to_power_down_and_what_it_holds_on_to_is_taken_by_forc
             kind.force(f"{KEY}/claim-1", None, soon(2))
             assert process(pid) is None
             machines.forget(KEY, soon())
+
+
+def test_guests_of_a_host_that_shuts_down_power_down_and_come_back_with_it(
+    micro: Image, tmp_path: Path, tiny: Callable[[bool], dict[str, Any]]
+) -> None:
+    small = {"memory": {"min": "64Mi", "max": "64Mi"}, "start": tiny(True)}
+    with short_folder() as place:
+        home = place / "node"
+        settings = config(micro, place, folders=(tmp_path,), state=home / "machines")
+        words = ("vm", "power-down", "--state", home, "--machine-dir", settings.run, "--socket", place / "node.sock")
+        devalloc = Shell(tmp_path / "store.db")
+        with ended(settings), closing(open_journal(home)) as journal, closing(Machines(settings, journal)) as machines:
+            for name in ("waits", "m", "n"):
+                machines.start(virtual_machine(name, **small), soon())
+            for name in ("m", "n"):
+                machines.resume(f"default/{name}", soon())
+                log = settings.folder(machine_id(f"default/{name}")) / "console.log"
+                until(lambda log=log: log.read_bytes()[-1:] == b"K", "the guest is up")  # type: ignore[misc]
+            with served(place):
+                refused = devalloc(*words)
+            assert (refused.code, refused.out) == (1, "")
+            assert "stop it first" in refused.err
+            done = devalloc(*words)
+            assert (done.code, done.out) == (0, "default/m powered down\ndefault/n powered down\n")
+            phases = {machine.key: machine.phase for machine in machines.list()}
+            assert phases == {"default/m": "Stopped", "default/n": "Stopped", "default/waits": "Starting"}
+            assert sorted(machine.metadata.name for machine in machines.to_restart()) == ["m", "n"]
 
 
 def test_an_unprobed_disk_cannot_even_be_written_down() -> None:

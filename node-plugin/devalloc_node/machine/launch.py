@@ -27,6 +27,8 @@ from devalloc_node.machine.process import Process, alive, kill, process, wait
 from devalloc_node.machine.spec import MachineSpec
 
 LOG = logging.getLogger(__name__)
+GUESTS_UNIT = "devalloc-guests.service"
+"""What asks guests to power down when the host does; it may not be there."""
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2000
 _ENDING_SECONDS = 0.2
@@ -125,6 +127,7 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[st
     service += [f"--description=devalloc machine {spec.key}", "--service-type=exec", "--slice=devalloc-machines.slice"]
     # The limits are set by spawn, which may run as root here.
     service += ["--property=KillMode=mixed", "--property=LimitMEMLOCK=infinity", "--property=TasksMax=infinity"]
+    service += [f"--property=Before={GUESTS_UNIT}"]  # what starts later is stopped earlier
     return [*service, "--", *words]
 
 

@@ -175,6 +175,7 @@ def test_with_systemd_a_machine_is_a_service_of_its_own_and_else_it_detaches(tmp
     assert with_systemd[0] == "systemd-run"
     assert f"--unit=devalloc-{SPEC.id}.service" in with_systemd
     assert "--detach" not in with_systemd
+    assert "--property=Before=devalloc-guests.service" in with_systemd, "whose guests are asked before they are ended"
     assert "--scope" not in with_systemd
     assert spawn_words(SPEC, MachineConfig(systemd=False), plan)[-2:] == [str(plan), "--detach"]
 

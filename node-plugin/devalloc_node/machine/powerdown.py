@@ -1,0 +1,52 @@
+"""Asking all guests of a host that shuts down to power down, while the plugin does not run.
+
+Nothing is noted of it: the machines stay wanted, and come back with the host as their restart policies say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import NodeError
+from devalloc_node.machine import launch
+from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.process import Process
+from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
+
+_MOST = 256
+"""Machines that are waited for at the same time."""
+
+
+def power_down_all(machines: Machines, deadline: Deadline) -> Mapping[str, str]:
+    """What became of each machine that runs, by its key: "" where its guest has powered down, else why it has not.
+
+    Each has as long as its own spec says. Adopted machines are left alone, and those whose CPUs do not run yet.
+    Raises Failed where the machines are not known.
+    """
+    found: dict[str, str] = {}
+    asked: list[tuple[MachineRecord, Process]] = []
+    for key, content in machines.records.records(MACHINES).items():
+        try:
+            record = record_of(key, content)
+            process = None if record.spec.adopt else machines.process_of(record)
+        except NodeError as error:
+            found[key] = error.message
+        else:
+            if process is not None and record.state != "starting":
+                asked.append((record, process))
+    if not asked:
+        return found
+
+    def ask(one: tuple[MachineRecord, Process]) -> str:
+        record, process = one
+        seconds = min(record.spec.powerdown_seconds, deadline.seconds)
+        with machines.line(record) as monitor:
+            if launch.power_down(monitor, process, seconds, deadline):
+                return ""
+        return f"its guest has not powered down within {seconds:.0f} s"
+
+    with ThreadPoolExecutor(min(_MOST, len(asked))) as pool:
+        keys = (record.spec.key for record, _ in asked)
+        return found | dict(zip(keys, pool.map(ask, asked), strict=True))
