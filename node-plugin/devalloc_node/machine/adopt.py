@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -88,9 +89,10 @@ def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline
     monitor = connect(spec.key, str(path), command_seconds=config.command_seconds, check=note)
     try:
         with readable(spec.key):
-            run = str(monitor.execute("query-uuid", deadline=deadline)["UUID"])
+            known = UUID(monitor.execute("query-uuid", deadline=deadline)["UUID"])
             found = seen[-1]
-            if run == "00000000-0000-0000-0000-000000000000":
+            run = str(known)
+            if not known.int:
                 run = f"{boot_id()}-{found.pid}-{found.started}"
             return Adopted(found, run, _amounts(monitor, deadline))
     finally:

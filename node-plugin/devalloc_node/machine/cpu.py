@@ -10,12 +10,14 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.command import cpu_id
 from devalloc_node.machine.devices import ask
-from devalloc_node.machine.monitor import Monitor
+from devalloc_node.machine.monitor import Monitor, bounded
 from devalloc_node.machine.pci import PERIPHERAL
 
 _ANSWER_SECONDS = 5.0
 """For one question while waiting: at the deadline it is still to be told how far it came."""
 _LOOK_SECONDS = 0.1
+_MOST = 1 << 16
+"""vCPUs: more than any machine has."""
 _EJECT = 3
 """Of the guest's reports (ACPI _OST): about a request to eject."""
 _REFUSALS = frozenset({0x01, 0x02, 0x80, 0x81, 0x82})
@@ -51,7 +53,7 @@ def scale(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> int:
 
 
 def _taken(known: list[Slot]) -> int:
-    return sum(int(slot["vcpus-count"]) for slot in known if "qom-path" in slot)
+    return bounded(sum(int(slot["vcpus-count"]) for slot in known if "qom-path" in slot), _MOST)
 
 
 def _add(monitor: Monitor, machine: str, known: list[Slot], deadline: Deadline) -> None:

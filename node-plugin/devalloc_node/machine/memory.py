@@ -11,13 +11,15 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.command import dimm_backend, dimm_id, ram_backend
 from devalloc_node.machine.devices import ask
-from devalloc_node.machine.monitor import Monitor, Refused
+from devalloc_node.machine.monitor import Monitor, Refused, bounded
 from devalloc_node.machine.pci import PERIPHERAL, present
 from devalloc_node.machine.spec import MIB
 
 _ANSWER_SECONDS = 5.0
 """For one question while waiting: at the deadline it is still to be told how far it came."""
 _LOOK_SECONDS = 0.1
+_MOST = 1 << 60
+"""Bytes: more than any machine has."""
 _DIMM = re.compile(r"dimm([0-9]+)", re.ASCII)
 _BACKEND = re.compile(r"dimm([0-9]+)-ram", re.ASCII)
 
@@ -51,7 +53,7 @@ class VirtioMem:
 def observe(monitor: Monitor, deadline: Deadline) -> Memory:
     """What there is now."""
     summary = monitor.execute("query-memory-size-summary", deadline=deadline)
-    return Memory(int(summary["base-memory"]), int(summary.get("plugged-memory", 0)))
+    return Memory(bounded(summary["base-memory"], _MOST), bounded(summary.get("plugged-memory", 0), _MOST))
 
 
 def virtio_mem(monitor: Monitor, deadline: Deadline) -> VirtioMem | None:

@@ -71,8 +71,16 @@ def readable(machine: str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         LOG.warning("machine %s", machine, exc_info=True)
-        why = f"QEMU of machine {machine} answers what cannot be read: {type(error).__name__} {error}"
-        raise Failed("MonitorUnreadable", why[:500]) from error
+        why = f"QEMU of machine {machine} answers what cannot be read: {type(error).__name__} {_short(error)}"
+        raise Failed("MonitorUnreadable", why) from error
+
+
+def bounded(value: Any, most: int) -> int:
+    """A number of an answer, from 0 to ``most``. Raises TypeError, ValueError."""
+    found = int(value)
+    if not 0 <= found <= most:
+        raise ValueError(f"{value!r:.50} is not from 0 to {most}")
+    return found
 
 
 class Monitor(Protocol):
@@ -192,7 +200,7 @@ class QmpMonitor:
             try:
                 return _LOOP.run(asyncio.wait_for(_asked(self._client, command, arguments, fd), limit))
             except ExecuteError as error:
-                raise Refused(self._machine, command, error.error_class, str(error)) from None
+                raise Refused(self._machine, command, error.error_class, _short(error)) from None
             except TimeoutError:
                 self._drop()
                 raise Unknown(
@@ -335,6 +343,7 @@ def _shut(line: socket.socket) -> None:
 
 def _short(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
+    text = text.encode("utf-8", "replace").decode()  # JSON can name characters that there are not
     return text if len(text) <= 300 else text[:297] + "..."
 
 

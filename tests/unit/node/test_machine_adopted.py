@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +29,9 @@ from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, conten
 from devalloc_node.machine.spec import PlainDevice
 from devalloc_node.machine.view import Amounts
 from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.service import replies
 from devalloc_node.step import ForcibleKind
-from tests.support.fake_qmp import FakeQemu
+from tests.support.fake_qmp import Error, FakeQemu
 from tests.support.machines import until, virtual_machine
 from tests.support.patience import patience
 
@@ -335,6 +336,34 @@ def test_nonsense_of_a_qemu_is_its_own_failure_and_no_bug(
     with pytest.raises(Failed) as failed:
         machines.scale(KEY, "vcpus", 2, soon())
     assert failed.value.code == "MonitorUnreadable"
+
+
+def test_lies_of_a_qemu_can_be_told_and_hide_no_other_machine(
+    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no message of ours can carry would end the whole list."""
+
+    def refuse(a: object) -> None:
+        raise Error("\ud800" + "x" * 3_000_000)
+
+    lies: list[tuple[str, Callable[[object], Any]]] = [
+        ("query_memory_size_summary", lambda a: {"base-memory": 1 << 70}),
+        ("query_memory_size_summary", lambda a: {"base-memory": -5}),
+        ("query_hotpluggable_cpus", lambda a: [{"props": {}, "vcpus-count": 1 << 40, "qom-path": "x"}]),
+        ("query_hotpluggable_cpus", refuse),
+    ]
+    machines.adopt(adopting(qemu.path), soon())
+    for command, answer in lies:
+        with monkeypatch.context() as only:
+            only.setattr(qemu, f"_do_{command}", answer)
+            machines._looks.forget(KEY)
+            (seen,) = machines.list()
+            told = replies.machine(seen, [])
+            assert (seen.phase, len(told.message) < 500) == ("Unknown", True)
+    machines.forget(KEY, soon())
+    qemu.uuid = "\ud800"
+    with pytest.raises(Failed, match="cannot be read"):
+        machines.adopt(adopting(qemu.path), soon())
 
 
 def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
