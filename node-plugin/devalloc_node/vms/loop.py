@@ -131,7 +131,12 @@ class VirtualMachines:
         kept = {key for key, machine in known.items() if machine.uid}
         for one in claimed.due(claims.values(), machines, held, node, kept):
             self._begin(f"claim {one.ref.uid}", (one.ref, one.force), partial(self._unprepare, one))
-        mine = [obj for obj in machines if node in (objects.node_of(obj), objects.holder_of(obj))]
+        here = {machine.uid for machine in known.values()}  # of objects that were taken from this node by hand, too
+        mine = [
+            obj
+            for obj in machines
+            if node in (objects.node_of(obj), objects.holder_of(obj)) or obj["metadata"]["uid"] in here
+        ]
         for obj in mine:
             depends = _depends(obj, claims, known.get(objects.key_of(obj)))
             self._begin(f"vm {obj['metadata']['uid']}", depends, partial(self._keeper.keep, obj, claims))

@@ -207,6 +207,18 @@ class TestStart:
         assert world.machines.told == []
         assert "finalizers" not in world.store.get("VirtualMachine", "default", "web")["metadata"]
 
+    def test_a_machine_whose_object_was_taken_from_this_node_by_hand_ends_here(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        obj = world.store.get("VirtualMachine", "default", "web")
+        metadata = {name: obj["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion")}
+        spec = {**obj["spec"], "nodeName": "node-b"}
+        world.store.replace({**obj, "metadata": {**metadata, "finalizers": [], "annotations": {}}, "spec": spec})
+        world.round(times=2)
+        assert world.machines.known == {}, "or it runs on both nodes"
+        assert world.is_free("gpu")
+
     def test_a_name_that_another_machine_has_is_refused(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
