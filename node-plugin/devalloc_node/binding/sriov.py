@@ -53,7 +53,7 @@ class Sriov:
         if function is not None:
             refusals.refuse_carrier(function)
             # The card's last user may remove them until this claim counts as another: then they are not as they were.
-            yield replace(vfs.autoprobe_step(vf.pf, None), more=True)
+            # Whether others would get a driver by themselves does not matter to it.
             yield replace(vfs.count_step(vf.pf, None), more=not function.on_vfio)
         else:
             yield from self._created(vf)
@@ -80,7 +80,7 @@ class Sriov:
             raise Denied(
                 "NoIommuGroup", f"{pf.address} has no IOMMU group, nor would its VFs (is the IOMMU switched on?)"
             )
-        yield replace(vfs.autoprobe_step(pf, 0), more=True)
+        yield replace(vfs.autoprobe_step(pf), more=True)
         yield vfs.count_step(pf, count)
 
 

@@ -22,10 +22,10 @@ def shared_name(pf: PciFunction) -> str:
     return f"pf/{pf.address}"
 
 
-def autoprobe_step(pf: PciFunction, after: int | None) -> Step:
-    """``after`` None: as it is."""
+def autoprobe_step(pf: PciFunction) -> Step:
+    """Its VFs are to get no drivers; where the kernel has no switch for that, they do."""
     before = _autoprobe(pf.folder)
-    return Step("vf-autoprobe", str(pf.address), before, before if after is None else after, shared_name(pf))
+    return Step("vf-autoprobe", str(pf.address), before, None if before is None else 0, shared_name(pf))
 
 
 def count_step(pf: PciFunction, after: int | None) -> Step:

@@ -169,8 +169,8 @@ class TestVfs:
             granted = GrantedDevice((), "node-a-0000-41-00", "0000-41-10-0")
             binding = hand.bindings.choose(granted)
             steps = binding.prepare(granted, binding.keys(granted, "uid", ()), Deadline.after(5))
-            shared = [next(steps), next(steps)]
-            assert [step.kind for step in shared] == ["vf-autoprobe", "vf-count"]
+            shared = [next(steps)]
+            assert [step.kind for step in shared] == ["vf-count"]
             host.set_numvfs(PF, 0)
             before = host.snapshot()
             with pytest.raises(Denied, match="was 7 and is 0 since just now") as caught:
@@ -179,13 +179,23 @@ class TestVfs:
             assert host.snapshot() == before
             assert unclaimed(plugin)
 
+    def test_whether_new_vfs_get_drivers_is_nothing_to_who_has_one(self) -> None:
+        """An admin has said so since the first claim of the card was prepared; both are prepared all the same."""
+        with on("vf-beside-another-claim") as (host, plugin, faults):
+            host.set_autoprobe(PF, True)
+            plugin.prepare(faults.uid)
+            plugin.unprepare(faults.uid)
+            plugin.unprepare("0")
+            assert unclaimed(plugin)
+            assert host.read(host.path(PF, "sriov_numvfs")) == "0"
+
     def test_nor_is_a_vf_taken_from_a_driver_that_it_got_since_it_was_seen(self) -> None:
         with on("vf-that-was-there") as (host, plugin, _faults):
             hand = Hand.on(host)
             granted = GrantedDevice((), "node-a-0000-41-00", "0000-41-10-0")
             binding = hand.bindings.choose(granted)
-            steps = list(islice(binding.prepare(granted, binding.keys(granted, "uid", ()), Deadline.after(5)), 4))
-            assert [step.kind for step in steps] == ["vf-autoprobe", "vf-count", "vf-settings", "driver"]
+            steps = list(islice(binding.prepare(granted, binding.keys(granted, "uid", ()), Deadline.after(5)), 3))
+            assert [step.kind for step in steps] == ["vf-count", "vf-settings", "driver"]
             host.unbind("igbvf", VF)
             before = host.snapshot()
             with pytest.raises(Denied, match=r"driver of 0000:41:10\.0 was") as caught:
