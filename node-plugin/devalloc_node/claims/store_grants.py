@@ -67,7 +67,7 @@ class StoreGrants:
         # Without labels an entry may be of any detail: it is held unless all of them are for admins (S18).
         all_admin = bool(admin) and all(_class_of(detail) in admin for detail in _all_details(claim))
         found = []
-        class_configs = _class_configs(claim, ref)
+        class_configs = _class_configs(claim, ref, len(status.allocations))
         for index, (entry, label, detail) in enumerate(zip(status.allocations, labels, details, strict=True)):
             is_admin = all_admin if detail is None else _class_of(detail) in admin
             found.append(
@@ -125,14 +125,14 @@ def _spec(claim: Object) -> Mapping[str, Any]:
     return spec if isinstance(spec, dict) else {}
 
 
-def _class_configs(claim: Object, ref: ClaimRef) -> list[tuple[Mapping[str, Any], list[Any]]]:
+def _class_configs(claim: Object, ref: ClaimRef, count: int) -> list[tuple[Mapping[str, Any], list[Any]]]:
     """The copies in the status, and the indexes of the allocations that each is for: the allocator wrote them there,
-    where nobody writes who may only edit the claim (T6)."""
+    where nobody writes who may only edit the claim (T6). ``count``: allocations that could be read."""
     found = []
     for config in _configs(claim, "classConfigs"):
         metadata = config.get("metadata")
         entries = _json({"metadata": metadata}, meta.CONFIG_OF) if isinstance(metadata, dict) else None
-        if not isinstance(entries, list):
+        if not isinstance(entries, list) or count != len(claim["status"]["allocations"]):
             raise Denied(
                 "ClaimInvalid",
                 f"which devices of claim {ref} {config.get('kind')} {'/'.join(map(str, _place(config)))} of a class is "

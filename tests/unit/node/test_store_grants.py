@@ -176,6 +176,11 @@ def test_a_configuration_of_which_nobody_said_whose_it_is(store: SQLiteStore) ->
         store.replace_status(now)
         with pytest.raises(Denied, match="VfConfig default/one of a class is for cannot be told"):
             granted(store, claim)
+    now["status"]["classConfigs"][0]["metadata"]["annotations"] = {meta.CONFIG_OF: "[0]"}
+    now["status"]["allocations"].insert(0, {"devicePoolName": "p"})  # which it does not count from
+    store.replace_status({**store.get("DeviceClaim", "default", "c"), "status": now["status"]})
+    with pytest.raises(Denied, match="VfConfig default/one of a class is for cannot be told"):
+        granted(store, claim)
 
 
 def test_what_others_wrote_into_annotations_gives_no_admin_access(store: SQLiteStore) -> None:
