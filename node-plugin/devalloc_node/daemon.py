@@ -19,11 +19,12 @@ from typing import Literal, TypeVar
 
 from devalloc.api.pool import DevicePool
 from devalloc.inventory import Discovery, Known, discover
-from devalloc.inventory.sysfs import Tree, openers
+from devalloc.inventory.sight import blind_spot
+from devalloc.inventory.sysfs import Tree
 from devalloc.version import installed_version
 from devalloc_node import audit, health, tally
 from devalloc_node.binding.table import Bindings, step_kinds
-from devalloc_node.binding.use import nodes_now
+from devalloc_node.binding.use import user_of
 from devalloc_node.claims import Claims, Locks, Options
 from devalloc_node.claims.describe import not_undone
 from devalloc_node.claims.files import ClaimFiles, FileKind, folders_ever
@@ -35,7 +36,6 @@ from devalloc_node.feed import Checkup, DeviceHealth
 from devalloc_node.grant import ClaimRef, Grant, Grants
 from devalloc_node.health import HealthWatch, LinkErrors
 from devalloc_node.host.boundary import Host
-from devalloc_node.host.dryrun import DryRun
 from devalloc_node.journal import SQLiteJournal, open_journal
 from devalloc_node.machine import house
 from devalloc_node.machine.attachment import AttachmentKind
@@ -43,7 +43,7 @@ from devalloc_node.machine.machines import Machines
 from devalloc_node.metrics import Metrics, served
 from devalloc_node.plan import planned, rehearsed
 from devalloc_node.platform import Platform
-from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.prepared import Prepared
 from devalloc_node.service.door import open_door
 from devalloc_node.service.node import About, NodeService
 from devalloc_node.service.plugin import KubeletSockets
@@ -116,12 +116,15 @@ class Node:
             {**step_kinds(host), "file": FileKind(host, ever), ATTACHMENT: attachments},
             options=Options(grace_seconds=settings.grace),
             render={"DeviceClaim": [files.spec], "ResourceClaim": [files.spec, files.metadata]},
-            in_use=self._in_use,
+            in_use=lambda device: user_of(self.host.tree(), device),
             remains=files.remains,
-            rehearse=self._rehearse,
+            rehearse=lambda ref, due: rehearsed(host, lambda: self._plan(ref, due), ref),
         )
         self.reconciler = Reconciler(
-            self.claims, boot_id=self.boot_id, doubts=lambda held: strays(self.host.tree(), held)
+            self.claims,
+            boot_id=self.boot_id,
+            doubts=lambda held: strays(self.host.tree(), held),
+            blind=lambda: blind_spot(self.host.tree()),
         )
         self.health = HealthWatch(self._subjects, on_change=self._health_changed)
         self.metrics = Metrics(lambda: tally.state(journal, self.machines.list()))
@@ -365,18 +368,6 @@ class Node:
     def _plan(self, ref: ClaimRef, due: Deadline) -> Sequence[Step]:
         """The steps of preparing a claim. Writes nothing."""
         return planned(self.source.look or self.source.grants.get, self.bindings.choose, self._journal, ref, due)
-
-    def _rehearse(self, ref: ClaimRef, due: Deadline) -> None:
-        if isinstance(self.host, DryRun):
-            rehearsed(self._plan(ref, due), ref, self.host.tell)
-
-    def _in_use(self, device: PreparedDevice) -> str | None:
-        """Who has a device open. Where others' processes cannot be seen, kernel and bindings have the last word."""
-        tree = self.host.tree()
-        nodes = nodes_now(tree, device)
-        if tree.proc is None or not nodes:
-            return None
-        return next(iter(openers(tree.proc, nodes, ()).values()), None)
 
 
 def boot_id(tree: Tree) -> str:

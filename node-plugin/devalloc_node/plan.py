@@ -8,6 +8,8 @@ from devalloc_node.binding.binding import Binding
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.host.boundary import Host
+from devalloc_node.host.dryrun import DryRun
 from devalloc_node.journal import Journal
 from devalloc_node.step import Step
 
@@ -49,12 +51,14 @@ def planned(
     return steps
 
 
-def rehearsed(steps: Sequence[Step], ref: ClaimRef, tell: Callable[[str], None]) -> None:
+def rehearsed(host: Host, plan: Callable[[], Sequence[Step]], ref: ClaimRef) -> None:
     """In a dry run: tells each step of preparing a claim, and refuses it before anything is written down. What was
     begun would have to be undone, which is refused as well. Raises Denied ``DryRun``."""
-    texts = [f"{step.kind} of {step.target}: {step.before!r} becomes {step.after!r}" for step in steps]
+    if not isinstance(host, DryRun):
+        return
+    texts = [f"{step.kind} of {step.target}: {step.before!r} becomes {step.after!r}" for step in plan()]
     for text in texts:
-        tell(f"claim {ref}: would do: {text}")
+        host.tell(f"claim {ref}: would do: {text}")
     more = f" and {len(texts) - 3} steps more" if len(texts) > 3 else ""
     first = "; ".join(text[:120] for text in texts[:3]) or "nothing but write the files that tell of its devices"
     raise Denied("DryRun", f"nothing is changed in a dry run; preparing claim {ref} would do: {first}{more}")

@@ -57,6 +57,15 @@ def nodes_now(tree: Tree, device: PreparedDevice) -> set[str]:
     return {node for node in now if node in device.nodes or node.startswith(_BY_IOMMUFD)}
 
 
+def user_of(tree: Tree, device: PreparedDevice) -> str | None:
+    """Who has a prepared device open, such as ``qemu (1234)``. Where others' processes cannot be seen, kernel and
+    bindings have the last word."""
+    nodes = nodes_now(tree, device)
+    if tree.proc is None or not nodes:
+        return None
+    return next(iter(openers(tree.proc, nodes, ()).values()), None)
+
+
 def _functions(tree: Tree, addresses: Iterable[str]) -> Iterator[PciFunction]:
     for text in addresses:
         address = Address.parse(text)

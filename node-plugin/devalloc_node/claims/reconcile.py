@@ -50,13 +50,16 @@ class Reconciler:
         *,
         boot_id: Callable[[], str],
         doubts: Callable[[frozenset[str]], Sequence[str]] = lambda held: (),
+        blind: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``doubts``: given all keys that are held, what the host has of the kind that devalloc makes, in words. Asked
-        after a journal was lost, for as long as that one lies beside the new one."""
+        after a journal was lost, for as long as that one lies beside the new one. ``blind``: why it cannot be seen what
+        all processes have open; None where it can."""
         self._claims = claims
         self._boot_id = boot_id
         self._doubts = doubts
+        self._blind = blind
         self._clock = clock
         self._gone_since: dict[str, float] = {}
 
@@ -144,12 +147,18 @@ class Reconciler:
             self._gone_since.clear()
             report.halted = f"no claim is taken for gone, because not all could be asked for: {error}"
             return
+        blind = self._blind() if gone else None
         now = self._clock()
         self._gone_since = {record.ref.uid: self._gone_since.get(record.ref.uid, now) for record in gone}
         for record in gone:
             left = self._claims.options.grace_seconds - (now - self._gone_since[record.ref.uid])
             if left > 0:
                 report.waiting.append(f"claim {record.ref} is gone; it is unprepared in {left:.0f} s if it stays so")
+            elif blind is not None:
+                report.stuck.append(
+                    f"claim {record.ref} is gone, and stays prepared, for whether its devices are in use cannot be told "
+                    f"({blind}); unprepare it when they are not"
+                )
             elif len(report.removed) >= self._claims.options.removals:
                 report.waiting.append(f"claim {record.ref} is gone; enough was removed in this pass")
             else:

@@ -331,6 +331,21 @@ def test_claims_that_are_gone_are_taken_back_when_the_plugin_looks(bed: Bed) -> 
     assert any("default/training" in text for text in bed.said)
 
 
+def test_claims_that_are_gone_stay_where_nobody_can_tell_whether_they_are_in_use(bed: Bed) -> None:
+    """As in a pod without the host's processes: a machine may go on there, and would be reset with its device (T16)."""
+    ref = bed.grants.add("training", GPU)
+    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with opened(bed.settings(), LocalHost(bed.host), source) as node:
+        node.prepare(ref, Deadline.after(20))
+        bed.host.blind()
+        del bed.grants.granted[ref.uid]
+        before, report = bed.host.snapshot(), node.reconciler.reconcile()
+        (why,) = report.stuck
+        assert "claim default/training is gone, and stays prepared" in why
+        assert "only the processes of this container can be seen" in why
+        assert (report.removed, bed.host.snapshot() == before, bed.host.resets) == ([], True, [])
+
+
 def test_a_claim_waits_for_the_older_one_of_its_name(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The metadata files of both would be the same ones."""
     older = bed.grants.add("training", GPU, uid="uid-1")
