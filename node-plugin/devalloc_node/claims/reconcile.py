@@ -156,7 +156,7 @@ class Reconciler:
                 report.waiting.append(f"claim {record.ref} is gone; it is unprepared in {left:.0f} s if it stays so")
             elif blind is not None:
                 report.stuck.append(
-                    f"claim {record.ref} is gone, and stays prepared, for whether its devices are in use cannot be told "
+                    f"claim {record.ref} is gone, and stays prepared: whether its devices are in use cannot be told "
                     f"({blind}); unprepare it when they are not"
                 )
             elif len(report.removed) >= self._claims.options.removals:
