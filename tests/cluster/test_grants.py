@@ -35,7 +35,8 @@ SHARE = "6c1b2f3e-9d41-4b25-8a3f-000000000001"
 
 
 def config(kind: str, driver: str = "devalloc.io") -> dict[str, Any]:
-    parameters = {"apiVersion": "devalloc.io/v1alpha1", "kind": kind, "spec": {}}
+    spec = {"profile": "nvidia-746"} if kind == "VgpuConfig" else {}
+    parameters = {"apiVersion": "devalloc.io/v1alpha1", "kind": kind, "spec": spec}
     return {"opaque": {"driver": driver, "parameters": parameters}}
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from devalloc.api.configs import VfConfig, VfioConfig, VgpuConfig
+from devalloc.api.decode import decode
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, Configs, Grant, GrantedDevice
 from devalloc_node.kube.client import ApiError, Client, Object, segment
-from devalloc_node.names import is_subdomain
+from devalloc_node.names import is_subdomain, shown
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
@@ -124,8 +126,23 @@ class ResourceClaimGrants:
                 continue
             if not isinstance(opaque["parameters"], dict):
                 raise ValueError("has parameters that are no object")
-            found.append(opaque["parameters"])
+            found.append(_configuration(opaque["parameters"], request))
         return tuple(reversed(found))
+
+
+def _configuration(parameters: Mapping[str, Any], request: str) -> Mapping[str, Any]:
+    """Parameters for our driver as a configuration object; they need no name. Raises Denied: what nobody understands
+    must not be passed over, for it may be what confines the device."""
+    manifest = {"metadata": {"name": "parameters"}, **parameters}
+    decoded = decode(manifest)
+    if not isinstance(decoded.object, VfConfig | VfioConfig | VgpuConfig):
+        what = "; ".join(f"{problem.path}: {problem.message}" for problem in decoded.problems[:3])
+        raise Denied(
+            "ConfigInvalid",
+            f"the parameters for request {shown(request)} are none of VfConfig, VfioConfig, VgpuConfig: "
+            f"{what or shown(str(parameters.get('kind')))}",
+        )
+    return manifest
 
 
 def _nodes(allocation: Mapping[str, Any]) -> list[str] | None:

@@ -1,0 +1,56 @@
+"""What opaque parameters of ResourceClaims become; the rest of these grants is asked of a real API server."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from devalloc_node.binding.vfsettings import wanted_settings
+from devalloc_node.errors import Denied
+from devalloc_node.grant import ClaimRef, GrantedDevice
+from devalloc_node.kube.client import Client
+from devalloc_node.kube.grants import ResourceClaimGrants
+
+REF = ClaimRef("default", "a", "uid")
+
+
+class Server:
+    """Knows one claim for a VF, whose class has these parameters."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        opaque = {"driver": "devalloc.io", "parameters": parameters}
+        result = {"request": "vf", "driver": "devalloc.io", "pool": "n-0000-41-00", "device": "0000-41-10-0"}
+        devices = {"results": [result], "config": [{"source": "FromClass", "requests": ["vf"], "opaque": opaque}]}
+        self.claim = {"metadata": {"uid": "uid"}, "status": {"allocation": {"devices": devices}}}
+
+    def get(self, path: str, **more: Any) -> dict[str, Any]:
+        return self.claim
+
+
+def granted(**parameters: Any) -> GrantedDevice:
+    (device,) = ResourceClaimGrants(cast(Client, Server(parameters)), "devalloc.io", "n").get(REF).devices
+    return device
+
+
+@pytest.mark.parametrize("more", [{}, {"metadata": {"name": "tenant-7"}}])
+def test_parameters_need_no_name(more: dict[str, Any]) -> None:
+    device = granted(apiVersion="devalloc.io/v1alpha1", kind="VfConfig", spec={"vlan": 7}, **more)
+    assert wanted_settings(device) == {"vlan": 7}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"apiVersion": "devalloc.io/v1alpha1", "kind": "VFConfig", "spec": {"vlan": 7}}, "VFConfig"),
+        ({"apiVersion": "devalloc.io/v1alpha1", "kind": "VfConfig", "spec": {"vlam": 7}}, "vlam"),
+        ({"apiVersion": "devalloc.io/v1", "kind": "VfConfig", "spec": {"vlan": 7}}, "must be devalloc.io/v1alpha1"),
+        ({"apiVersion": "v1", "kind": "ConfigMap", "data": {"vlan": "7"}}, "ConfigMap"),
+        ({"vlan": 7}, "kind"),
+    ],
+)
+def test_parameters_that_nobody_understands_are_not_passed_over(parameters: dict[str, Any], said: str) -> None:
+    """They may be what keeps the device in its network."""
+    with pytest.raises(Denied, match=said) as caught:
+        granted(**parameters)
+    assert caught.value.code == "ConfigInvalid"
