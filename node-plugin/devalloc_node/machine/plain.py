@@ -48,6 +48,8 @@ class Seen:
     """What QEMU has of plain devices: each device by its id, and what devices stand on."""
 
     devices: Mapping[str, PlainDevice]
+    others: frozenset[str]
+    """What is called as plain devices are, and is none: somebody else plugged it in, and has what it stands on."""
     nodes: frozenset[str]
     """Block nodes."""
     sets: Mapping[int, str]
@@ -82,6 +84,10 @@ def plug(
                 f"call {shown(wanted)} otherwise",
             )
         return there
+    if wanted.id in seen.others:
+        raise Denied(
+            "DeviceExists", f"somebody else has plugged {wanted.id} into machine {machine}; choose another name"
+        )
     if seen.left(wanted.id):
         raise _held(machine, wanted.name)
     with _opened(machine, wanted) as fd:
@@ -115,7 +121,7 @@ def unplug(monitor: Monitor, machine: str, name: str, deadline: Deadline) -> boo
     """
     id_of = PlainDevice(name, Nic()).id
     seen = look(monitor, deadline)
-    if id_of not in seen.devices and not seen.left(id_of):
+    if id_of in seen.others or (id_of not in seen.devices and not seen.left(id_of)):
         return False
     if id_of in seen.devices:
         devices.unplug(monitor, machine, id_of, deadline)
@@ -164,7 +170,7 @@ def look(monitor: Monitor, deadline: Deadline) -> Seen:
             id_of, _, path = fd.get("opaque", "").partition(" ")
             if _id(f"{id_of}.file"):
                 sets[int(each["fdset-id"])], files[id_of] = id_of, path
-    found = {}
+    found, others = {}, set()
     for name, driver in present(monitor, deadline).items():
         id_of = _id(name)
         if id_of is None or name != function_id(id_of, 0):
@@ -174,9 +180,11 @@ def look(monitor: Monitor, deadline: Deadline) -> Seen:
             what = Disk(files[id_of], node["drv"], bool(node["ro"]), _DISKS[driver])  # type: ignore[arg-type]
         elif driver in _NICS:
             what = _seen_nic(monitor, id_of, _NICS[driver], deadline)
-        if what is not None:  # else it is not ours, whatever it is called
+        if what is None:
+            others.add(id_of)
+        else:
             found[id_of] = PlainDevice(id_of.removeprefix(PLAIN), what)
-    return Seen(found, frozenset(nodes), sets, _nets(monitor, deadline))
+    return Seen(found, frozenset(others), frozenset(nodes), sets, _nets(monitor, deadline))
 
 
 def shown(device: PlainDevice | None) -> str:
@@ -307,7 +315,7 @@ def _nets(monitor: Monitor, deadline: Deadline) -> dict[str, str]:
 def _strays(seen: Seen) -> set[str]:
     """The ids of devices that are not there, and on whose behalf something is."""
     known = {_id(node) or "" for node in seen.nodes} | set(seen.sets.values()) | set(seen.nets.values())
-    return known - seen.devices.keys()
+    return known - seen.devices.keys() - seen.others
 
 
 def _removal(seen: Seen, id_of: str) -> Iterator[Command]:

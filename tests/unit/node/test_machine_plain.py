@@ -387,6 +387,8 @@ def test_what_somebody_else_plugged_in_is_not_ours_whatever_it_is_called(
     host: Path, qemu: FakeQemu, line: QmpMonitor
 ) -> None:
     def others() -> None:
+        node = {"driver": "null-co", "node-name": "plug-x.disk", "read-only": False}
+        line.execute("blockdev-add", node, deadline=soon())
         line.execute("netdev_add", {"type": "user", "id": "lan"}, deadline=soon())
         for name, more in (("plug-x.f0", {}), ("plug-UP.f0", {}), ("disk.f0", {}), ("plug-n.f0", {"netdev": "lan"})):
             driver = "virtio-net-pci" if more else "virtio-rng-pci"
@@ -400,6 +402,8 @@ def test_what_somebody_else_plugged_in_is_not_ours_whatever_it_is_called(
     plain.tidy(line, soon())
     for name in ("x", "n"):
         assert not plain.unplug(line, KEY, name, soon())
+        with pytest.raises(Denied, match="somebody else"):
+            plain.plug(line, KEY, raw(host, name), [host], soon())
     assert state(qemu) == before
     with pytest.raises(Denied, match="4 root ports are taken"):
         plain.plug(line, KEY, raw(host), [host], soon())
