@@ -20,10 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -63,6 +64,19 @@ class Limits:
     message_bytes: int = 4 * 2**20
     """Of one message, either way; a longer one fails its call (RESOURCE_EXHAUSTED)."""
     metadata_bytes: int = 16 * 2**10
+
+
+_ASIDE = ThreadPoolExecutor(8, thread_name_prefix="watch")
+"""Threads of streams of the standard services, of all servers: whoever keeps many open holds up only their like."""
+
+
+class _Reflection(reflection.ReflectionServicer):  # type: ignore[misc]
+    """Its streams last as long as their clients like."""
+
+    def ServerReflectionInfo(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        yield from super().ServerReflectionInfo(request_iterator, context)
+
+    ServerReflectionInfo.experimental_thread_pool = _ASIDE  # type: ignore[attr-defined]
 
 
 class SocketServer:
@@ -115,10 +129,12 @@ def serve(path: Path, services: Sequence[Service], limits: Limits | None = None)
     )
     for service in services:
         service.add(server)
-    status = health.HealthServicer()
+    # The way of its own that takes no threads holds a lock while it sends, and never ends when a watcher leaves then.
+    status = health.HealthServicer(experimental_non_blocking=False, experimental_thread_pool=_ASIDE)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     names = [service.name for service in services]
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    reflected = _Reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, server)
     with ExitStack() as stack:
         try:
             identity = stack.enter_context(_bound(path, server))

@@ -219,3 +219,35 @@ def test_reflection_lists_what_is_served(folder: Path) -> None:
         server.stop()
     names = {service.name for service in answer.list_services_response.service}
     assert names == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+def test_streams_of_the_standard_services_hold_nobody_else_up(folder: Path) -> None:
+    path, over = folder / "node.sock", threading.Event()
+
+    def nothing() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+        over.wait(60)
+        yield from ()
+
+    server = serve(path, [])
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        reflected = reflection_pb2_grpc.ServerReflectionStub(channel)
+        watched = health_pb2_grpc.HealthStub(channel)
+        streams = [reflected.ServerReflectionInfo(nothing()) for _ in range(12)]
+        streams += [watched.Watch(health_pb2.HealthCheckRequest()) for _ in range(12)]
+        assert all(serving(path) for _ in range(5))
+        over.set()
+    server.stop(0)
+
+
+def test_it_stops_though_a_watcher_leaves_at_that_moment(folder: Path) -> None:
+    path = folder / "node.sock"
+    server = serve(path, [])
+    channel = grpc.insecure_channel(f"unix:{path}")
+    watchers = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(6)]
+    for watcher in watchers:
+        assert next(watcher).status == health_pb2.HealthCheckResponse.SERVING
+    channel.close()
+    stopping = threading.Thread(target=server.stop, args=(0,), daemon=True)
+    stopping.start()
+    stopping.join(60)
+    assert not stopping.is_alive()
