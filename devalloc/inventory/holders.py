@@ -23,6 +23,7 @@ _LINK_LOCAL = "20"
 _NODES = (("uio", "/dev"), ("ptp", "/dev"), ("accel", "/dev/accel"), ("infiniband_verbs", "/dev/infiniband"))
 """Classes of the kernel's below a function's folder, and where the nodes of their devices are."""
 _DRM = re.compile(r"(?:card|renderD)[0-9]+", re.ASCII)
+_GENERIC = re.compile(r"ng[0-9]+n[0-9]+", re.ASCII)
 MONITORS = frozenset({"nvidia-persiste", "nvidia-vgpud", "nvidia-vgpu-mgr", "nv-hostengine", "dcgm-exporter"})
 """Processes (as cut off by the kernel) that keep GPUs open to watch them, not to use them."""
 
@@ -174,7 +175,9 @@ def nodes_of(function: PciFunction) -> Iterator[str]:
     for kind, folder in _NODES:
         yield from (f"{folder}/{name}" for name in function.folder.names(kind))
     yield from (f"/dev/dri/{name}" for name in function.folder.names("drm") if _DRM.fullmatch(name))
-    yield from (f"/dev/{name}" for name in controllers(function))
+    for controller in controllers(function):
+        yield f"/dev/{controller}"
+        yield from (f"/dev/{name}" for name in function.folder.names("nvme", controller) if _GENERIC.fullmatch(name))
     yield from (f"/dev/{block.name}" for block in blocks(function))
     yield from _nvidia_node(function)
 

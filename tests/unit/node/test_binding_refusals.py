@@ -238,6 +238,12 @@ class TestWhatIsInUse:
         host.process(812, "dpdk-testpmd", opens=(node,))
         assert refusal(host, NIC_DEVICE, allowed=ALL) == "DeviceInUse"
 
+    def test_by_a_program_that_sends_a_drive_its_commands_itself(self, host: FakeHost) -> None:
+        host.add(cards.nvme())
+        host.write(f"{host.path('0000:42:00.0')}/nvme/nvme0/ng0n1/dev", "241:0")
+        host.process(812, "fio", opens=("/dev/ng0n1",))
+        assert refusal(host, DISK_DEVICE, allowed=ALL, erase_policy=True) == "DeviceInUse"
+
     def test_what_vfio_lets_somebody_use_without_an_iommu_is_not_taken(self, gpu: FakeHost) -> None:
         """Its group is none, and its node has another name (T5)."""
         hand = Hand.on(gpu)
