@@ -103,8 +103,9 @@ def get(names: tuple[str, ...], namespace: str, output: str, socket: Path, timeo
 def create(files: tuple[str, ...], namespace: str, socket: Path, timeout: float) -> int:
     """Start the machines of manifests, or adopt those with spec.adopt, with all devices of their claims or not at all.
 
-    The claims must be allocated on this node. Nothing is written to the store: a machine that shall come back after
-    a reboot is an object there (`devalloc apply`).
+    The claims must be allocated on this node. Nothing is written to the store: the node plugin keeps the machines, and
+    starts them again as their restartPolicy says. Those that shall follow their manifests are objects there (`devalloc
+    apply`).
 
     \b
     devalloc vm create -f vm.yaml
