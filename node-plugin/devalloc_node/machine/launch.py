@@ -235,9 +235,20 @@ def clean(machine_id: str, config: MachineConfig) -> None:
         config.state / f"{machine_id}.start",
         *(config.folder(machine_id) / n for n in ("qmp", "console", "agent")),
     ):
-        path.unlink(missing_ok=True)
+        try:
+            _remove(path)
+        except OSError as error:
+            LOG.warning("machine %s leaves %s behind: %s", machine_id, path, error)
     with suppress(Failed):
         cgroup.remove(cgroup.group(config.cgroups, machine_id))
+
+
+def _remove(path: Path) -> None:
+    """Of a machine's folder, in which a QEMU that was taken over may have made anything. Raises OSError."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        shutil.rmtree(path)
 
 
 def forget(machine_id: str, config: MachineConfig) -> None:
@@ -314,7 +325,7 @@ def _folder(spec: MachineSpec, config: MachineConfig, given: Launch) -> Path:
         if folder.is_symlink():
             raise Denied("PathNotAllowed", f"{folder} is a link")
         for name in ("qmp", "console", "agent", "qemu.log"):
-            (folder / name).unlink(missing_ok=True)
+            _remove(folder / name)
         if given.uid is not None:
             os.chown(folder, given.uid, given.uid, follow_symlinks=False)
             for left in folder.iterdir():

@@ -492,6 +492,17 @@ def test_a_guest_that_runs_is_not_taken_for_one_that_never_ran_because_the_plugi
     assert (seen.phase, seen.is_paused) == (phase, phase == "Starting")
 
 
+def test_what_a_machine_left_in_its_folder_keeps_nobody_from_starting(
+    machines: Machines, config: MachineConfig
+) -> None:
+    folder = config.folder(put(machines).spec.id)
+    (folder / "qmp" / "deep").mkdir(parents=True)
+    machines.recover()
+    assert list(folder.iterdir()) == []
+    machines.forget(KEY, soon())
+    assert machines.list() == []
+
+
 def test_what_could_not_be_started_again_is_tried_again_until_somebody_stops_it(machines: Machines) -> None:
     put(machines, state="starting")
     machines.undo_start(KEY, soon())
