@@ -445,5 +445,5 @@ def suppress_and_log(key: str) -> Iterator[None]:
     """One bad machine must not hide the others."""
     try:
         yield
-    except NodeError as error:
+    except (NodeError, OSError) as error:
         LOG.warning("machine %s: %s", key, error)
