@@ -44,8 +44,9 @@ def not_undone(journal: Reader) -> dict[str, str]:
     found: dict[str, str] = {}
     for record in journal.claims():
         if record.state is not ClaimState.PREPARED:
-            stuck = [step for step in journal.steps(record.ref.uid) if step.state == "stuck"]
-            found |= {step.device: f"claim {record.ref} is not undone: {step.problem}" for step in stuck if step.device}
+            why = next((step.problem for step in journal.steps(record.ref.uid) if step.state == "stuck"), None)
+            devices = [held.device for held in journal.held().values() if held.uid == record.ref.uid] if why else []
+            found |= dict.fromkeys(devices, f"claim {record.ref} is not undone: {why}")
     return found
 
 

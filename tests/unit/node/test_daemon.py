@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -397,14 +398,17 @@ def test_in_a_dry_run_nothing_is_begun_that_would_have_to_be_undone(bed: Bed) ->
     assert bed.host.snapshot() == before
 
 
-def test_devices_of_a_claim_that_could_not_be_undone_are_not_offered_until_it_is(bed: Bed) -> None:
+def offered(node: Node) -> str | None:
+    """Why the GPU is not; None where it is."""
+    (pool,) = (pool for pool in node.discover(Known()).pools if pool.metadata.name == POOLS[GPU])
+    attributes = [*pool.spec.attributes, *pool.spec.devices[0].attributes]
+    return next((str(each.value) for each in attributes if each.name == UNAVAILABLE), None)
+
+
+def test_devices_of_a_claim_that_could_not_be_undone_are_not_offered_until_it_is(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where its claim is gone from the cluster, as of a pod that was deleted by force."""
-
-    def offered() -> str | None:
-        (pool,) = (pool for pool in node.discover(Known()).pools if pool.metadata.name == POOLS[GPU])
-        attributes = [*pool.spec.attributes, *pool.spec.devices[0].attributes]
-        return next((str(each.value) for each in attributes if each.name == UNAVAILABLE), None)
-
     ref = bed.grants.add("a", GPU)
     source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
     with opened(bed.settings(), LocalHost(bed.host), source) as node:
@@ -412,10 +416,19 @@ def test_devices_of_a_claim_that_could_not_be_undone_are_not_offered_until_it_is
         bed.host.remove("bus/pci/drivers/nvidia")
         with pytest.raises(Failed, match="is its module loaded"):
             node.unprepare(ref, Deadline.after(20))
-        why = offered()
-        assert why is not None
-        assert why.startswith("in use: claim default/a is not undone: 0000:01:00.0 has the driver")
+        assert (offered(node) or "").startswith("in use: claim default/a is not undone: 0000:01:00.0 has the driver")
         bed.host.load_driver("nvidia")
         node.unprepare(ref, Deadline.after(20))
-        assert offered() is None
+        assert offered(node) is None
+
+        node.prepare(ref, Deadline.after(20))
+        with monkeypatch.context() as patch:
+            # The device is as it was, and still the claim's.
+            patch.setattr(Files, "remove", lambda files, path: os.rmdir("/proc/self/fd"))
+            with pytest.raises(Failed, match="HostRefused"):
+                node.unprepare(ref, Deadline.after(20))
+        assert {bed.driver(address) for address in GPU_FUNCTIONS} == {"nvidia", "snd_hda_intel"}
+        assert (offered(node) or "").startswith("in use: claim default/a is not undone: file of")
+        node.unprepare(ref, Deadline.after(20))
+        assert offered(node) is None
     assert bed.host.snapshot() == bed.before
