@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from devalloc.api.quantity import NANO
 from devalloc.api.virtualmachine import MachineStart, VirtualMachine
+from devalloc.cli.verb import BadInput
 from devalloc_node.pb import node_pb2 as pb
 
 if TYPE_CHECKING:
@@ -13,9 +14,13 @@ if TYPE_CHECKING:
 
 
 def request_of(manifest: dict[str, Any]) -> pb.CreateMachineRequest | pb.AdoptMachineRequest:
-    """What asks for the machine of a manifest that is valid."""
+    """What asks for the machine of a manifest that is valid. Raises BadInput for one that is not to run."""
     machine = VirtualMachine.model_validate(manifest)
     spec = machine.spec
+    if not spec.running:
+        raise BadInput(
+            f"machine {'/'.join(machine.key)} is not to run (spec.running: false); there is nothing to create"
+        )
     ref = pb.MachineRef(namespace=machine.namespace, name=machine.metadata.name)
     claims = [pb.ClaimRef(namespace=machine.namespace, name=name) for name in spec.claims]
     if spec.adopt is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -267,6 +268,12 @@ class TestSocket:
                 pytest.fail("it was opened")
         finally:
             os.seteuid(0)
+
+    def test_what_is_not_to_run_is_not_started(self, devalloc: Shell, plugin: Served, tmp_path: Path) -> None:
+        (tmp_path / "vm.json").write_text(json.dumps(vm("web", running=False)))
+        refused = devalloc("vm", "create", "-f", tmp_path / "vm.json", "--socket", plugin.socket)
+        assert (refused.code, "running: false" in refused.err) == (2, True)
+        assert plugin.machines.known == {}
 
     def test_the_environment_names_it(self, plugin: Served, devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DEVALLOC_NODE_SOCKET", str(plugin.socket))
