@@ -75,6 +75,16 @@ def readable(machine: str) -> Iterator[None]:
         raise Failed("MonitorUnreadable", why) from error
 
 
+def text(value: Any, most: int = 4096) -> str:
+    """A text of an answer, of at most so many characters, all of which there are. Raises TypeError, ValueError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.50} is no text")
+    if len(value) > most:
+        raise ValueError(f"a text of {len(value)} characters, and at most {most} are read")
+    value.encode()
+    return value
+
+
 def bounded(value: Any, most: int) -> int:
     """A number of an answer, from 0 to ``most``. Raises TypeError, ValueError."""
     found = int(value)

@@ -26,7 +26,7 @@ from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine import devices, paths, spawn
 from devalloc_node.machine.command import NIC_DRIVERS, file_node, format_node
 from devalloc_node.machine.devices import ANSWER_SECONDS
-from devalloc_node.machine.monitor import Monitor, Refused
+from devalloc_node.machine.monitor import Monitor, Refused, bounded, text
 from devalloc_node.machine.pci import PERIPHERAL, Backend, Command, PciDevice, function_id, present
 from devalloc_node.machine.spec import MAX_PLAIN_NAME, PLAIN, Disk, Nic, PlainDevice
 
@@ -36,6 +36,8 @@ _NET = re.compile(rf"^(?: \\ )?({_OURS.pattern}): ", re.MULTILINE)
 """A network backend in what QEMU tells people."""
 _DISKS = {"virtio-blk-pci": "virtio", "nvme": "nvme"}
 _NICS = {driver: model for model, driver in NIC_DRIVERS.items()}
+_MOST = 1024
+"""Devices in one machine: more than any has slots for."""
 _FIRST_SET = 1000
 """Of the sets of descriptors that disks are handed over in; those that a machine starts with are far below."""
 _TAP = "plug-tap"
@@ -169,7 +171,7 @@ def look(monitor: Monitor, deadline: Deadline) -> Seen:
         for fd in each["fds"]:
             id_of, _, path = fd.get("opaque", "").partition(" ")
             if _id(f"{id_of}.file"):
-                sets[int(each["fdset-id"])], files[id_of] = id_of, path
+                sets[int(each["fdset-id"])], files[id_of] = id_of, text(path)
     found, others = {}, set()
     for name, driver in present(monitor, deadline).items():
         id_of = _id(name)
@@ -177,13 +179,14 @@ def look(monitor: Monitor, deadline: Deadline) -> Seen:
             continue
         what: Disk | Nic | None = None
         if driver in _DISKS and id_of in files and (node := nodes.get(f"{id_of}.disk")) is not None:
-            what = Disk(files[id_of], node["drv"], bool(node["ro"]), _DISKS[driver])  # type: ignore[arg-type]
+            what = Disk(files[id_of], text(node["drv"], 64), bool(node["ro"]), _DISKS[driver])  # type: ignore[arg-type]
         elif driver in _NICS:
             what = _seen_nic(monitor, id_of, _NICS[driver], deadline)
         if what is None:
             others.add(id_of)
         else:
             found[id_of] = PlainDevice(id_of.removeprefix(PLAIN), what)
+    bounded(len(found), _MOST)
     return Seen(found, frozenset(others), frozenset(nodes), sets, _nets(monitor, deadline))
 
 
@@ -291,7 +294,7 @@ def _seen_nic(monitor: Monitor, id_of: str, model: str, deadline: Deadline) -> N
     where = f"{PERIPHERAL}/{function_id(id_of, 0)}"
     try:
         net, mac = (
-            str(monitor.execute("qom-get", {"path": where, "property": name}, deadline=deadline))
+            text(monitor.execute("qom-get", {"path": where, "property": name}, deadline=deadline))
             for name in ("netdev", "mac")
         )
     except Refused:  # it has gone meanwhile

@@ -360,6 +360,17 @@ def test_lies_of_a_qemu_can_be_told_and_hide_no_other_machine(
             (seen,) = machines.list()
             told = replies.machine(seen, [])
             assert (seen.phase, len(told.message) < 500) == ("Unknown", True)
+    qemu.devices["plug-x.f0"] = {"driver": "nvme", "bus": "port0"}
+    for path, driver in (("/a\ud800", "raw"), ("/" + "a" * 5000, "raw"), ("/a", "\ud800"), ("/a", 7)):
+        node = {"node-name": "plug-x.disk", "drv": driver, "ro": False}
+        fds = {"fdset-id": 1001, "fds": [{"fd": 3, "opaque": f"plug-x {path}"}]}
+        with monkeypatch.context() as only:
+            only.setattr(qemu, "_do_query_named_block_nodes", lambda a, node=node: [node])
+            only.setattr(qemu, "_do_query_fdsets", lambda a, fds=fds: [fds])
+            machines._looks.forget(KEY)
+            (seen,) = machines.list()
+            replies.machine(seen, [])
+            assert seen.reason == "MonitorUnreadable"
     machines.forget(KEY, soon())
     qemu.uuid = "\ud800"
     with pytest.raises(Failed, match="cannot be read"):
