@@ -209,7 +209,7 @@ class Node:
             self._begun += 1
             number = self._begun
         withheld = health.uncleaned(self.claims.withheld())
-        withheld |= health.not_undone(not_undone(self._journal)) | self.health.unhealthy()
+        withheld |= health.not_undone(not_undone(self._journal, self.reconciler.gone)) | self.health.unhealthy()
         withheld |= known.withheld
         more = Known(known.held, health.backing(self.claims.prepared()), withheld)
         config = replace(self.settings.inventory.knowing(more), allowed=self.settings.bindings.allowed)
@@ -308,10 +308,10 @@ class Node:
                 self.health.poke()
                 self._republish()
             try:
-                report = self.reconciler.reconcile()
+                before, report = self.reconciler.gone, self.reconciler.reconcile()
                 if report.removed:
                     self.metrics.removed("claim", len(report.removed))
-                if report.finished or report.removed:
+                if report.finished or report.removed or before != self.reconciler.gone:
                     self._claims_changed()
                 _tell(report, say)
             except Exception:

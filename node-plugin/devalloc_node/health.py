@@ -249,8 +249,8 @@ def uncleaned(withheld: Mapping[str, str]) -> dict[str, str]:
 
 
 def not_undone(devices: Mapping[str, str]) -> dict[str, str]:
-    """The same of devices whose claims could not be undone: kube-scheduler has forgotten such a claim when its pod was
-    deleted by force, and would give its devices to others."""
+    """The same of devices whose claims are not undone: kube-scheduler has forgotten a claim when its pod was deleted by
+    force, and would give its devices to others."""
     return {name.partition("/")[2]: f"in use: {why}" for name, why in devices.items()}
 
 

@@ -63,6 +63,11 @@ class Reconciler:
         self._clock = clock
         self._gone_since: dict[str, float] = {}
 
+    @property
+    def gone(self) -> frozenset[str]:
+        """UIDs of the claims that do not exist any more, as of the last pass, and are prepared or were until then."""
+        return frozenset(self._gone_since)
+
     def recover(self) -> Report:
         """At start: take note of a reboot, and undo what a crash left unfinished."""
         journal, report = self._claims.journal, Report()

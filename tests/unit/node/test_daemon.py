@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -330,6 +330,22 @@ def test_claims_that_are_gone_are_taken_back_when_the_plugin_looks(bed: Bed) -> 
             threading.Event().wait(0.01)
     assert bed.host.snapshot() == bed.before
     assert any("default/training" in text for text in bed.said)
+
+
+def test_devices_of_a_claim_that_is_gone_are_not_offered_while_it_is_prepared(bed: Bed) -> None:
+    """For the time of grace, and for as long as a machine goes on with them."""
+    settings, ref = replace(bed.settings(), grace=300), bed.grants.add("a", GPU)
+    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with opened(settings, LocalHost(bed.host), source) as node:
+        bed.host.process(4711, opens=node.prepare(ref, Deadline.after(20)).devices[0].nodes)
+        node.reconciler.reconcile()
+        assert offered(node) is None, "its claim exists, which tells whose it is"
+        kept = bed.grants.granted.pop(ref.uid)
+        assert len(node.reconciler.reconcile().waiting) == 1
+        assert offered(node) == "in use: claim default/a is not undone: it is gone, and still prepared"
+        bed.grants.granted[ref.uid] = kept
+        node.reconciler.reconcile()
+        assert offered(node) is None
 
 
 def test_claims_that_are_gone_stay_where_nobody_can_tell_whether_they_are_in_use(bed: Bed) -> None:
