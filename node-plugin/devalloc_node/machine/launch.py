@@ -57,7 +57,14 @@ def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
 
 def check(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
     """Whether it can be started, before anything of it is. Raises Denied."""
-    _resolved(spec, config, given)
+    _, files, _ = _resolved(spec, config, given)
+    for path, writable in files.values():
+        with suppress(OSError):  # why it cannot be opened is told when it is opened for the machine
+            fd = spawn.opened(path, False)
+            try:
+                paths.check_free(fd, path, writable=writable)
+            finally:
+                os.close(fd)
     room.check(spec, given.accel)
 
 

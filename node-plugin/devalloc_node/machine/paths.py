@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import struct
@@ -14,6 +15,10 @@ from devalloc_node.machine.spec import Disk
 
 _QCOW2 = b"QFI\xfb"
 _EXTERNAL_DATA = 1 << 2
+_FLOCK = struct.Struct("hhqqi4x")
+"""As fcntl(2) has it where pointers have 64 bits."""
+_WRITES, _READS_ALONE, _NO_OTHER_WRITES = 101, 200, 201
+"""Bytes of an image that QEMU locks: it writes, bears no other reader, bears no other writer."""
 
 
 def resolved(path: str, folders: Sequence[Path], what: str) -> Path:
@@ -79,6 +84,21 @@ def _refuse_kept(path: str, real: Path) -> None:
             "DeviceReserved",
             f"disk {path} is reserved for the host, which has it, or a part of it, mounted, as swap, or in a volume",
         )
+
+
+def check_free(fd: int, path: str, *, writable: bool) -> None:
+    """That no other QEMU has an image open that does not get along with this one. Raises Denied (``DiskInUse``).
+
+    QEMU would refuse too, and tells it by the same locks; but some versions keep an image open whose disk they refused.
+    """
+    for byte in (_READS_ALONE, _WRITES, *([_NO_OTHER_WRITES] if writable else [])):
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        try:
+            kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+        except OSError:  # no locks where this lies, and QEMU goes without them
+            return
+        if kind != fcntl.F_UNLCK:
+            raise Denied("DiskInUse", f"disk {path} is in use by another machine, or by a tool of QEMU", retryable=True)
 
 
 def tap(interface: str) -> str:

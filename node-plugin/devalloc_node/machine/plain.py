@@ -250,6 +250,8 @@ def _opened(machine: str, device: PlainDevice) -> Iterator[int | None]:
             "HostRefused", f"{shown(device)} cannot be opened for machine {machine}: {error.strerror or error}"
         ) from None
     try:
+        if isinstance(what, Disk) and fd is not None:
+            paths.check_free(fd, what.path, writable=not what.read_only)
         yield fd
     finally:
         if fd is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
@@ -361,3 +362,18 @@ def test_what_qemu_will_never_have_is_not_to_be_tried_again(tmp_path: Path, word
     with pytest.raises(Failed, match="did not start: qemu-system") as failed:
         launch.await_monitor(SPEC, config, Gone(), Deadline.after(5))  # type: ignore[arg-type]
     assert (failed.value.code, failed.value.retryable) == ("MachineDidNotStart", again)
+
+
+def test_a_machine_is_not_started_on_an_image_that_another_one_writes_to(images: Path, tmp_path: Path) -> None:
+    image = images / "disk"
+    image.write_bytes(b"content".ljust(4096))
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", folders=(images,))
+    spec = replace(SPEC, disks=(Disk(str(image), "raw"),), kernel=None, initrd=None, append="", nics=())
+    given = Launch("uuid", None, "tcg")
+    check(spec, config, given)
+    with image.open("rb") as other:
+        fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 201, 1, 0))
+        with pytest.raises(Denied) as denied:
+            check(spec, config, given)
+        assert (denied.value.code, denied.value.retryable) == ("DiskInUse", True)
+    check(spec, config, given)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import struct
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -202,12 +204,41 @@ def test_what_others_have_is_told_as_in_use(
         raise OSError(errno.EBUSY, "Device or resource busy")
 
     monkeypatch.setattr(spawn, "opened_tap", busy)
-    qemu.refuses["device_add"] = 'Failed to get "write" lock'
+    qemu.refuses["device_add"] = 'Failed to get "write" lock'  # somebody was quicker
     for device, code in ((card(), "TapInUse"), (raw(host), "DiskInUse")):
         with pytest.raises(Denied) as denied:
             plain.plug(line, KEY, device, [host], soon())
         assert (denied.value.code, denied.value.retryable) == (code, True)
     assert state(qemu) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("locked", "refused"),
+    [
+        ({100, 101, 201}, {True, False}),  # a disk that is written to
+        ({100, 201}, {True}),  # one that is read only
+        ({100}, set()),
+        ({100, 101, 200, 201, 202, 203}, {True, False}),
+    ],
+)
+def test_images_are_shared_as_qemus_locks_have_it_before_qemu_is_asked(
+    host: Path, qemu: FakeQemu, line: QmpMonitor, locked: set[int], refused: set[bool]
+) -> None:
+    with (host / "raw").open("rb") as other:
+        for byte in locked:
+            lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0)
+            fcntl.fcntl(other, fcntl.F_OFD_SETLK, lock)
+        for writable in (True, False):
+            disk = PlainDevice("x", Disk(str(host / "raw"), "raw", read_only=not writable))
+            if writable in refused:
+                with pytest.raises(Denied) as denied:
+                    plain.plug(line, KEY, disk, [host], soon())
+                assert (denied.value.code, denied.value.retryable) == ("DiskInUse", True)
+                assert qemu.said == [("closefd", {"fdname": "plug-tap"})] * len(qemu.said)
+            else:
+                plain.plug(line, KEY, disk, [host], soon())
+                plain.unplug(line, KEY, "x", soon())
+        assert len(held(host)) == 1, "only that other one"
 
 
 def test_an_image_that_was_moved_after_it_was_checked_is_not_opened(
