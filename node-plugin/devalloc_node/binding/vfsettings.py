@@ -44,6 +44,7 @@ class SettingsKind:
         try:
             return dict(self.host.vf_settings(interface, index))
         except OSError as error:
+            self._place(target)  # it may have gone with its card's last user meanwhile, and come again
             raise change.refused(f"asking {interface} for its VF {index}", error) from error
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:

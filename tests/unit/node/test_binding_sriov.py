@@ -11,6 +11,7 @@ import pytest
 from devalloc_node.binding.table import step_kinds
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.host.boundary import VfSettings
 from tests.support import cards
 from tests.support.fakehost import FRESH, FakeHost, LocalHost
 from tests.support.faketree import memory_folder
@@ -299,3 +300,18 @@ def test_a_prepared_vf_goes_bad_with_its_pf_and_leaves_nothing_to_undo(host: Fak
         else:
             kinds[step.kind].apply(step.target, step.before, Deadline.after(5))
     assert host.read(host.path(PF, "sriov_drivers_autoprobe")) == "1"
+
+
+def test_a_vf_that_goes_while_its_settings_are_asked_for_is_gone(host: FakeHost) -> None:
+    """With its card's last user: whoever prepares it then makes it anew, and is not refused for good."""
+
+    class Going(LocalHost):
+        def vf_settings(self, interface: str, index: int) -> VfSettings:
+            self.write(f"bus/pci/devices/{PF}/sriov_numvfs", "0", Deadline.after(5))
+            return super().vf_settings(interface, index)
+
+    going = Going(host)
+    going.write(f"bus/pci/devices/{PF}/sriov_numvfs", "7", Deadline.after(5))
+    with pytest.raises(Denied) as caught:
+        step_kinds(going)["vf-settings"].read(f"{PF}/0")
+    assert caught.value.code == "DeviceGone"
