@@ -1,4 +1,4 @@
-"""What preparing and unpreparing a claim costs: wall, CPU and waiting for the disk apart, alone and 64 at once."""
+"""What preparing and unpreparing a claim costs: wall, CPU and waiting apart, alone and 64 at once."""
 
 from __future__ import annotations
 
@@ -7,27 +7,43 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import Row, benchmark
+from devalloc.api import meta
+from devalloc.inventory.sight import blind_spot
+from devalloc.inventory.sysfs import Folder, Tree
+from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.table import Bindings, step_kinds
 from devalloc_node.claims import Claims, Locks
+from devalloc_node.claims.files import ClaimFiles, FileKind
+from devalloc_node.claims.store_grants import StoreGrants, claim_ref
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.grant import ClaimRef, GrantedDevice
+from devalloc_node.host.files import Files
 from devalloc_node.journal import open_journal
+from devalloc_node.journal.sqlite import SQLiteJournal
+from devalloc_node.step import Step
 from tests.support import cards
 from tests.support.fakehost import FakeHost, RemoteHost, serving
 from tests.support.faketree import memory_folder
+from tests.support.gates import CHANGES, WRITES
 from tests.support.toyhost import ToyGrants
 
 CALLS = 20
 """Claims prepared and unprepared, one after the other, in a run."""
 AT_ONCE = 64
+DESCRIPTORS = 4000
+"""Held open by other processes where a busy host is measured."""
+_ALIASES = 20_000
+"""Lines of ``modules.alias`` on a host with a distribution's kernel."""
 
 
 @dataclass(frozen=True)
@@ -36,45 +52,77 @@ class Cost:
 
     wall: float
     cpu: float
-    """Of the thread that asked, host and kernel not included: those are another process."""
-    disk: float
-    """Waiting until the journal is on disk."""
+    """Of the thread that asked, in user mode and in the kernel."""
+    journal: float
+    """Waiting for the journal: for the disk, and for its lock."""
+    kernel: float
+    """Waiting for answers of the kernel, which another process plays."""
+    writes: int
+    """Transactions of the journal."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is prepared, and where."""
+
+    build: Callable[[FakeHost], None]
+    device: GrantedDevice
+    busy: bool = False
+    """Look for who has the device open among the processes of this machine, which have thousands of descriptors."""
+    whole: bool = False
+    """With the claim in a store and a CDI spec on disk, as ``devalloc node`` has them."""
 
 
 @benchmark(
     "prepare",
     "Preparing and unpreparing a claim",
     method="The engine with the real bindings, journal (WAL, synchronous=FULL) and locks, over a fake kernel in "
-    "another process: a GPU with its audio function through vfio-pci, a VF whose PF has VFs, a VF that has to be "
-    "created with six others, a vGPU of an A2 by mdev, of an L40S by the vendor's VFIO. Median, min and max are what a "
-    "caller waits; CPU is that of the calling thread, its "
-    "median and the 99th of a hundred; disk is what the journal waits for, beyond its CPU; the rest is "
-    "waiting for the (fake) kernel. With the journal in memory it waits for nothing. "
-    f"{AT_ONCE} at once: as many threads, each a claim of one or two of 16 VFs, so that most are refused; the time "
-    f"until the last is done and all is undone again, by the number of calls. A run is the median of {CALLS} calls.",
+    "another process. Devices: a VF (sriov) of a PF that has seven; one that has to be created with six others; a GPU "
+    "with its audio function (vfio); a vGPU of an A2 (mdev) and of an L40S (vgpu). `whole`: the claim is in a store, "
+    "where it is marked, and its CDI spec is written, as `devalloc node` does. Median, min and max are wall "
+    "time: what a caller waits. CPU is that of the calling thread, in user mode and the kernel, median and 99th of a "
+    "hundred. I/O wait is apart for the journal (disk; at 64 at once its lock too) and the (fake) kernel's answers. "
+    "With the journal in memory (tmpfs) it waits for nothing. `writes` are the journal's transactions. `descriptors`: "
+    "how many are open on the machine whose processes are searched for users of the device; 1 where those are played. "
+    "`least` is what the host itself costs: the same writes to the kernel and as many commits to a database like the "
+    "journal's, with no check at all. "
+    f"{AT_ONCE} at once: as many threads, each with a claim of one or two of 16 VFs, so that most are refused; their "
+    "wall and wait have the others' CPU in them, for they share Python's lock. "
+    f"A run is {CALLS} calls, one after the other, or {AT_ONCE} at once; its figure is their median.",
 )
 def prepare(runs: int) -> Iterator[Row]:
-    for where, folder in (("disk", None), ("memory", "/dev/shm")):
-        for name, (build, device) in DEVICES.items():
-            with bench(build, folder) as (claims, grants):
-                costs = [cost for _ in range(runs + 1) for cost in _alone(claims, grants, device)]
-            for act, found in (("prepare", [a for a, _ in costs]), ("unprepare", [b for _, b in costs])):
-                yield _row({"journal": where, "device": name, "call": act}, found[CALLS:])
-        with bench(_many_vfs, folder) as (claims, grants):
-            seconds = [_at_once(claims, grants) for _ in range(runs + 1)][1:]
-        what = {"journal": where, "device": f"{AT_ONCE} at once", "call": "both"}
-        what |= dict.fromkeys(("CPU", "disk", "CPU p99", "wall p99"), "")
-        yield Row({**what}, tuple(seconds))
+    with descriptors_held(DESCRIPTORS):
+        for where, folder in (("disk", None), ("memory", "/dev/shm")):
+            for name, subject in SUBJECTS.items():
+                if (reason := _unmeasurable(subject)) is not None:
+                    print(f"({name}: left out, {reason})")
+                    continue
+                with bench(subject, folder) as (claims, source):
+                    shown = {"journal": where, "device": name, "at once": 1, "descriptors": _descriptors(subject)}
+                    alone = [cost for _ in range(runs + 1) for cost in _alone(claims, source, subject.device)]
+                    least = [cost for _ in range(runs + 1) for cost in _least(claims, source, subject.device)]
+                named = {"prepare": [a for a, _ in alone], "unprepare": [b for _, b in alone], "least": least}
+                for call, costs in named.items():
+                    yield _row(shown | {"call": call}, [costs[i : i + CALLS] for i in range(0, len(costs), CALLS)][1:])
+            with bench(SUBJECTS["VF"], folder, _many_vfs) as (claims, source):
+                rounds = [_at_once(claims, source) for _ in range(runs + 1)][1:]
+            shown = {"journal": where, "device": "1 or 2 of 16 VFs", "at once": AT_ONCE, "descriptors": 1}
+            for call in ("prepare", "refused", "unprepare"):
+                yield _row(shown | {"call": call}, [costs[call] for costs in rounds])
 
 
-def _row(what: dict[str, str | int], costs: list[Cost]) -> Row:
-    walls = [cost.wall for cost in costs]
-    shown = {"CPU": [cost.cpu for cost in costs], "disk": [cost.disk for cost in costs]}
-    parts = {name: f"{statistics.median(values) * 1000:.1f}" for name, values in shown.items()}
-    worst = {"CPU p99": shown["CPU"], "wall p99": walls}
-    parts |= {name: f"{_p99(values) * 1000:.1f}" for name, values in worst.items()}
-    medians = (statistics.median(walls[start : start + CALLS]) for start in range(0, len(walls), CALLS))
-    return Row({**what, **parts}, tuple(medians))
+def _row(what: dict[str, str | int], rounds: Sequence[Sequence[Cost]]) -> Row:
+    costs = [cost for each in rounds for cost in each]
+    parts = {
+        "writes": statistics.median(cost.writes for cost in costs),
+        "CPU": statistics.median(cost.cpu for cost in costs) * 1000,
+        "CPU p99": _p99([cost.cpu for cost in costs]) * 1000,
+        "I/O wait: journal": statistics.median(cost.journal for cost in costs) * 1000,
+        "I/O wait: kernel": statistics.median(cost.kernel for cost in costs) * 1000,
+        "wall p99": _p99([cost.wall for cost in costs]) * 1000,
+    }
+    shown = {name: f"{max(value, 0):.{int(name != 'writes')}f}" for name, value in parts.items()}
+    return Row({**what, **shown}, tuple(statistics.median(cost.wall for cost in each) for each in rounds))
 
 
 def _p99(values: list[float]) -> float:
@@ -106,51 +154,143 @@ def _many_vfs(host: FakeHost) -> None:
     host.add(cards.connectx(vfs=16))
 
 
-DEVICES: dict[str, tuple[Callable[[FakeHost], None], GrantedDevice]] = {
-    "GPU": (_gpu, GrantedDevice(("0",), "n-0000-01-00", "0000-01-00-0")),
-    "VF": (_nic_with_vfs, GrantedDevice(("0",), "n-0000-41-00", "0000-41-10-0")),
-    "VF to be created": (_nic, GrantedDevice(("0",), "n-0000-41-00", "0000-41-10-0")),
-    "vGPU, mdev": (_a2, GrantedDevice(("0",), "n-0000-08-00", "0000-08-00-4-nvidia-746")),
-    "vGPU, VFIO": (_l40s, GrantedDevice(("0",), "n-0000-26-00", "0000-26-00-4-nvidia-1148")),
+_VF = GrantedDevice(("0",), "n-0000-41-00", "0000-41-10-0")
+_GPU = GrantedDevice(("0",), "n-0000-01-00", "0000-01-00-0")
+SUBJECTS = {
+    "VF": Subject(_nic_with_vfs, _VF),
+    "VF, whole": Subject(_nic_with_vfs, _VF, whole=True),
+    "VF to be created": Subject(_nic, _VF),
+    "GPU": Subject(_gpu, _GPU),
+    "GPU, busy host": Subject(_gpu, _GPU, busy=True),
+    "vGPU, mdev": Subject(_a2, GrantedDevice(("0",), "n-0000-08-00", "0000-08-00-4-nvidia-746")),
+    "vGPU, VFIO": Subject(_l40s, GrantedDevice(("0",), "n-0000-26-00", "0000-26-00-4-nvidia-1148")),
 }
 
 
-class TimedJournal:
-    """A journal that adds up what its calls wait for, by thread."""
+class Waits(threading.local):
+    """What the calls of a thread waited for since the last `take`, in seconds."""
 
-    def __init__(self, journal: object) -> None:
-        self._journal = journal
-        self.local = threading.local()
+    journal = kernel = 0.0
+    writes = 0
+
+    def take(self) -> tuple[float, float, int]:
+        taken = self.journal, self.kernel, self.writes
+        self.journal = self.kernel = 0.0
+        self.writes = 0
+        return taken
+
+
+class TimedJournal:
+    """A journal whose calls tell what they wait for."""
+
+    def __init__(self, journal: SQLiteJournal, waits: Waits, host: TimedHost) -> None:
+        self.inner, self.waits, self.host = journal, waits, host
 
     def __getattr__(self, name: str) -> object:
-        method = getattr(self._journal, name)
+        method = getattr(self.inner, name)
 
         def timed(*arguments: object) -> object:
             wall, cpu = time.perf_counter(), time.thread_time()
             try:
                 return method(*arguments)
             finally:
-                waited = (time.perf_counter() - wall) - (time.thread_time() - cpu)
-                self.local.waited = getattr(self.local, "waited", 0.0) + waited
+                self.waits.journal += (time.perf_counter() - wall) - (time.thread_time() - cpu)
+                self.waits.writes += name in WRITES
 
         return timed
 
 
+class _BusyTree(Tree):
+    """The files of a fake host, and the processes of this machine."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.proc = Folder(self, "/proc")
+
+    def holds(self, path: str) -> bool:
+        return super().holds(path) or path.startswith("/proc/")
+
+
+class TimedHost(RemoteHost):
+    """A host whose calls tell what they wait for, and which remembers its changes."""
+
+    def __init__(self, root: Path, address: str, waits: Waits, folder: str, *, busy: bool) -> None:
+        super().__init__(root, address)
+        self.waits, self.busy = waits, busy
+        self.files = Files((folder,))
+        self.changes: list[tuple[str, tuple[Any, ...]]] = []
+
+    def tree(self) -> Tree:
+        return _BusyTree(self.root) if self.busy else super().tree()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        if method in CHANGES:
+            self.changes.append((method, arguments))
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            return super().call(method, *arguments)
+        finally:
+            self.waits.kernel += (time.perf_counter() - wall) - (time.thread_time() - cpu)
+
+    def put_file(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        self.files.put(path, content, mode)
+
+    def remove_file(self, path: str) -> None:
+        self.files.remove(path)
+
+
+class StoredClaims:
+    """Allocated claims in a store on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = SQLiteStore(folder / "devalloc.db")
+        self.grants = StoreGrants(self.store, "n")
+
+    def add(self, uid: str, *devices: GrantedDevice) -> ClaimRef:
+        """A claim that holds these."""
+        name = f"claim-{uid}-{time.monotonic_ns()}"
+        spec = {"claims": [{"deviceClass": "any", "count": len(devices)}]}
+        metadata = {"name": name, "namespace": "default"}
+        made = self.store.create(
+            {"apiVersion": meta.DEVMGMT, "kind": "DeviceClaim", "metadata": metadata, "spec": spec}
+        )
+        allocations = [{"devicePoolName": device.pool, "deviceName": device.device} for device in devices]
+        return claim_ref(self.store.replace_status({**made, "status": {"allocations": allocations}}))
+
+
+Source = ToyGrants | StoredClaims
+
+
 @contextmanager
-def bench(build: Callable[[FakeHost], None], folder: str | None) -> Iterator[tuple[Claims, ToyGrants]]:
+def bench(
+    subject: Subject, folder: str | None, build: Callable[[FakeHost], None] | None = None
+) -> Iterator[tuple[Claims, Source]]:
     """An engine over a kernel that another process plays."""
-    with (
-        memory_folder() as root,
-        tempfile.TemporaryDirectory(dir=folder) as state,
-        _kernel(Path(root), build) as address,
-        closing(open_journal(Path(state) / "node")) as journal,
-    ):
-        host = RemoteHost(Path(root), address)
+    waits = Waits()
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(memory_folder()))
+        state = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+        address = stack.enter_context(_kernel(root, build or subject.build))
+        journal = stack.enter_context(closing(open_journal(state / "node")))
+        host = TimedHost(root, address, waits, str(state), busy=subject.busy)
         bindings = Bindings(host, BindingConfig("n", allowed=frozenset({"gpu", "vgpu", "vf"})))
-        grants, timed = ToyGrants(), TimedJournal(journal)
-        locks = Locks(Path(state) / "locks")
-        claims = Claims(timed, locks, {"DeviceClaim": grants}, bindings.choose, step_kinds(host))  # type: ignore[arg-type]
-        yield claims, grants
+        source: Source = ToyGrants()
+        if subject.whole:
+            source = StoredClaims(state)
+            stack.callback(source.store.close)
+        files = ClaimFiles("devalloc.io", state / "cdi", state / "data", journal)
+        yield (
+            Claims(
+                TimedJournal(journal, waits, host),  # type: ignore[arg-type]
+                Locks(state / "locks"),
+                {"DeviceClaim": source.grants if isinstance(source, StoredClaims) else source},
+                bindings.choose,
+                {**step_kinds(host), "file": FileKind(host)},
+                render={"DeviceClaim": [files.spec]} if subject.whole else {},
+                remains=files.remains if subject.whole else lambda uid: (),
+            ),
+            source,
+        )
 
 
 @contextmanager
@@ -164,6 +304,11 @@ def _kernel(root: Path, build: Callable[[FakeHost], None]) -> Iterator[str]:
             os.close(asks)
             host = FakeHost(root)
             build(host)
+            host.proc("sys/kernel/osrelease", "6.12.0-bench\n")
+            modules = root / "lib/modules/6.12.0-bench"
+            modules.mkdir(parents=True)
+            lines = (f"alias pci:v00008086d{number:08X}sv*sd*bc*sc*i* module_{number}\n" for number in range(_ALIASES))
+            (modules / "modules.alias").write_text("".join(lines) + "alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n")
             with serving(host) as address:
                 os.write(says, address.encode())
                 os.read(asked, 1)
@@ -179,36 +324,123 @@ def _kernel(root: Path, build: Callable[[FakeHost], None]) -> Iterator[str]:
         os.close(says)
 
 
-def _alone(claims: Claims, grants: ToyGrants, device: GrantedDevice) -> Iterator[tuple[Cost, Cost]]:
+@contextmanager
+def descriptors_held(count: int, each: int = 500) -> Iterator[None]:
+    """Processes that have so many descriptors open between them, half of them pipes and half of them a file."""
+    asked, asks = os.pipe()
+    said, says = os.pipe()
+    children = []
+    for _ in range(count // each):
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(asks)
+                kept = [os.pipe() for _ in range(each // 4)], [os.open(__file__, os.O_RDONLY) for _ in range(each // 2)]
+                os.write(says, b"." if kept else b"")
+                os.read(asked, 1)
+            finally:
+                os._exit(0)
+        children.append(child)
+    os.close(asked)
+    try:
+        for _ in children:
+            os.read(said, 1)
+        yield
+    finally:
+        os.close(asks)
+        for child in children:
+            os.waitpid(child, 0)
+        os.close(said)
+        os.close(says)
+
+
+def _unmeasurable(subject: Subject) -> str | None:
+    """Why a busy host cannot be measured here."""
+    return blind_spot(Tree(Path("/"))) if subject.busy else None
+
+
+def _descriptors(subject: Subject) -> int:
+    """How many are open where users are looked for."""
+    if not subject.busy:
+        return 1
+    found = 0
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            try:
+                found += len(os.listdir(process / "fd"))
+            except OSError:  # it has ended
+                continue
+    return found
+
+
+def _alone(claims: Claims, source: Source, device: GrantedDevice) -> Iterator[tuple[Cost, Cost]]:
     for number in range(CALLS):
-        ref = grants.add(f"u{number}", device)
+        ref = source.add(f"u{number}", device)
         yield _cost(claims, lambda ref=ref: claims.prepare(ref)), _cost(claims, lambda ref=ref: claims.unprepare(ref))  # type: ignore[misc]
 
 
 def _cost(claims: Claims, act: Callable[[], object]) -> Cost:
-    journal: TimedJournal = claims.journal  # type: ignore[assignment]
-    journal.local.waited = 0.0
+    waits: Waits = claims.journal.waits  # type: ignore[attr-defined]
+    waits.take()
     wall, cpu = time.perf_counter(), time.thread_time()
     act()
-    return Cost(time.perf_counter() - wall, time.thread_time() - cpu, journal.local.waited)
+    return Cost(time.perf_counter() - wall, time.thread_time() - cpu, *waits.take())
 
 
-def _at_once(claims: Claims, grants: ToyGrants) -> float:
+def _least(claims: Claims, source: Source, device: GrantedDevice) -> Iterator[Cost]:
+    """The changes of a prepare and its commits, bare."""
+    host: TimedHost = claims.journal.host  # type: ignore[attr-defined]
+    journal: SQLiteJournal = claims.journal.inner  # type: ignore[attr-defined]
+    ref = source.add("least", device)
+    host.changes.clear()
+    writes = _cost(claims, lambda: claims.prepare(ref)).writes
+    forth = tuple(host.changes)
+    host.changes.clear()
+    claims.unprepare(ref)
+    back = tuple(host.changes)
+    step = Step("bare", "0000:41:10.0", None, {"driver": "vfio-pci", "override": "vfio-pci"})
+
+    def replay(changes: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        for method, arguments in changes:
+            again = (Deadline.after(5) if isinstance(each, Deadline) else each for each in arguments)
+            host.call(method, *again)
+
+    def act() -> None:
+        for _ in range(writes):
+            journal.intend([("bare", "", step)])
+        replay(forth)
+
+    for _ in range(CALLS):
+        cost = _cost(claims, act)
+        yield Cost(cost.wall, cost.cpu, cost.wall - cost.cpu - cost.kernel, cost.kernel, writes)
+        replay(back)
+        for each in journal.steps("bare"):
+            journal.undone(each.id)
+
+
+def _at_once(claims: Claims, source: Source) -> dict[str, list[Cost]]:
     refs: list[ClaimRef] = []
     for number in range(AT_ONCE):
         vfs = {number % 16, number * 7 % 16} if number % 3 == 0 else {number % 16}
         names = [f"0000-61-{2 + vf >> 3:02x}-{2 + vf & 7}" for vf in sorted(vfs)]
-        refs.append(grants.add(f"u{number}", *(GrantedDevice(("0",), "n-0000-61-00", name) for name in names)))
+        refs.append(source.add(f"u{number}", *(GrantedDevice(("0",), "n-0000-61-00", name) for name in names)))
+    found: dict[str, list[Cost]] = {"prepare": [], "refused": [], "unprepare": []}
 
-    def use(ref: ClaimRef) -> int:
-        try:
-            claims.prepare(ref)
-        except NodeError:
-            return 1
-        claims.unprepare(ref)
-        return 2
+    def use(ref: ClaimRef) -> None:
+        refused = False
 
-    start = time.perf_counter()
+        def act() -> None:
+            nonlocal refused
+            try:
+                claims.prepare(ref)
+            except NodeError:
+                refused = True
+
+        cost = _cost(claims, act)
+        found["refused" if refused else "prepare"].append(cost)
+        if not refused:
+            found["unprepare"].append(_cost(claims, lambda: claims.unprepare(ref)))
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        calls = sum(pool.map(use, refs))
-    return (time.perf_counter() - start) / calls
+        list(pool.map(use, refs))
+    return found

@@ -15,7 +15,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -251,9 +251,10 @@ def openers(proc: Folder, nodes: Collection[str], passed_over: Collection[str]) 
     what they hold.
     """
     found: dict[str, str] = {}
+    wanted = {os.fsencode(node): node for node in nodes}
     for pid in sorted((name for name in proc.names() if name.isdecimal()), key=int):
-        for node in _open_files(f"{proc.path}/{pid}/fd"):
-            if node not in nodes or node in found:
+        for node in _open_nodes(f"{proc.path}/{pid}/fd", wanted):
+            if node in found:
                 continue
             process = proc.folder(pid)
             name = (process and process.text("comm")) or "process"
@@ -262,17 +263,31 @@ def openers(proc: Folder, nodes: Collection[str], passed_over: Collection[str]) 
     return found
 
 
-def _open_files(folder: str) -> Iterator[str]:
-    """Where the links in a process's ``fd`` folder point."""
+def _open_nodes(folder: str, wanted: Mapping[bytes, str]) -> list[str]:
+    """Which of the wanted paths the links in a process's ``fd`` folder lead to.
+
+    A host has thousands of descriptors, and whoever takes a device from it waits for all of them: hence bytes, and
+    names from the folder on, which is a quarter less work.
+    """
+    found = []
+    place = os.fsencode(folder)
     try:
-        descriptors = os.listdir(folder)
+        descriptors = os.listdir(place)
+        opened = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if descriptors else -1
     except OSError:  # the process has ended, or is another user's
-        return
-    for descriptor in descriptors:
-        try:
-            yield os.readlink(f"{folder}/{descriptor}")
-        except OSError:  # closed since; the others are open all the same
-            continue
+        return []
+    try:
+        for descriptor in descriptors:
+            try:
+                target = os.readlink(descriptor, dir_fd=opened)
+            except OSError:  # closed since; the others are open all the same
+                continue
+            if target in wanted:
+                found.append(wanted[target])
+    finally:
+        if opened >= 0:
+            os.close(opened)
+    return found
 
 
 def ipv4_interfaces(tree: Tree) -> set[str]:

@@ -102,6 +102,7 @@ class Steps:
         shared: list[NodeError] = []
         kept: set[str] = set()
         gone: set[str] = set()
+        unused: set[str] = set()
         for record in reversed(self._journal.steps(uid)):
             if record.device in gone:
                 continue
@@ -109,8 +110,10 @@ class Steps:
             if not lasting and (record.device in kept or "" in kept or (kept and not record.device)):
                 continue
             try:
-                if not lasting and record.step.kind not in self._options.outer:
+                # Once: what takes a device away from its user looks again, right before it does.
+                if not lasting and record.step.kind not in self._options.outer and record.device not in unused:
                     guard(record.device)
+                    unused.add(record.device)
                 shared += self._undo_one(record, deadline, force=force, caller=caller)
             except _Withheld as withheld:
                 gone.add(withheld.device)

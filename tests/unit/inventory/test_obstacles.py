@@ -250,8 +250,10 @@ class TestUsers:
         host.add(cards.gpu(driver="vfio-pci", iommu_group=15))
         hold_open(host, "/dev/vfio/15")
         listed = os.listdir
-        closed = ["10", "12"][::order]
-        monkeypatch.setattr(os, "listdir", lambda path: [*closed, *listed(path)] if "/fd" in path else listed(path))
+        closed = [b"10", b"12"][::order]
+        monkeypatch.setattr(
+            os, "listdir", lambda path: [*closed, *listed(path)] if os.fsencode(path).endswith(b"/fd") else listed(path)
+        )
         assert reason(host, GPU_DEVICE) == "in use: qemu-system-x86 4711"
 
     def test_a_used_vf_takes_its_part_from_the_port(self, host: FakeSysfs) -> None:
