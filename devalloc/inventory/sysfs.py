@@ -23,6 +23,10 @@ from pathlib import Path
 MAX_BYTES = 1 << 20
 """Most bytes read of one file; the largest that matter here (mountinfo of a busy host) stay well below."""
 
+_FIRST_READ = 1 << 16
+_PAGE = 4096
+"""Most that sysfs gives at a time."""
+
 # What the kernel answers for an attribute that has no value at the moment, or whose device has just gone.
 _ABSENT = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ESRCH}
@@ -180,13 +184,18 @@ class Folder:
                 return None
             descriptor = os.open(real, flags)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
                 self.tree.fault(path, "is no file")
                 return None
-            content = bytearray()
-            while len(content) <= limit and (part := os.read(descriptor, limit + 1 - len(content))):
-                content += part
-            return bytes(content)
+            content = os.read(descriptor, min(limit + 1, _FIRST_READ))
+            # Files of /proc have no size and come in parts; what has one and comes short of a page has come whole.
+            if found.st_size and (len(content) < _PAGE or len(content) == found.st_size):
+                return content
+            parts = bytearray(content)
+            while len(parts) <= limit and (part := os.read(descriptor, limit + 1 - len(parts))):
+                parts += part
+            return bytes(parts)
         finally:
             os.close(descriptor)
 
