@@ -147,13 +147,16 @@ class Folder:
             self._report(place.path, error)
             return []
 
-    def link(self, name: str) -> str | None:
-        """The last component of where a link points, whether or not that exists (such as the name of a driver)."""
+    def link(self, name: str, *, may_be_denied: bool = False) -> str | None:
+        """The last component of where a link points, whether or not that exists (such as the name of a driver).
+
+        ``may_be_denied``: it is no fault that this process may not read it."""
         path = f"{self.path}/{_component(name)}"
         try:
             target = os.readlink(path)
         except OSError as error:
-            self._report(path, error)
+            if not (may_be_denied and isinstance(error, PermissionError)):
+                self._report(path, error)
             return None
         return target.rstrip("/").rpartition("/")[2] or None
 
