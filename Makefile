@@ -17,8 +17,10 @@ FUZZ_INSTANCES ?= 20000
 # How many instances of each kind it compares with exhaustive search; the tests look at the first of them.
 FUZZ_EXAMPLES ?= 400
 SEARCHED := normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py
-# Workers of the quick tiers; machine and cluster tests own the machine while they run.
+# Workers of the quick tiers; cluster tests own the machine while they run.
 JOBS ?= auto
+# Of the machine tier: each of two emulated hosts keeps one CPU busy, and what is not emulated waits most of the time.
+MACHINE_JOBS ?= 2
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -61,7 +63,8 @@ test-conformance: setup ## cases with known answers, examples, oracles
 	$(call tier,conformance,-n $(JOBS))
 
 test-machine: setup ## real QEMU and kernel (skips where there is none)
-	$(call tier,machine)
+	@$(BIN)/python -m tests.support.images > /dev/null || true  # says how far it is, which workers cannot
+	$(call tier,machine,-n $(MACHINE_JOBS))
 
 test-cluster: setup ## a real Kubernetes control plane (skips where there is none)
 	$(call tier,cluster)

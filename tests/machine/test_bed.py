@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import sriov_host, tiny_guest
+from tests.support import tiny_guest
 from tests.support.guest import GuestGone
 from tests.support.images import Image
 from tests.support.qemu import TCG, Machine, Monitor
@@ -87,17 +87,3 @@ def test_the_stubborn_tiny_guest_keeps_what_is_unplugged(micro: Image, tmp_path:
         process.kill()
         process.wait()
         monitor.close()
-
-
-def test_the_host_in_a_machine_has_an_iommu_two_nodes_and_virtual_functions(host: Machine) -> None:
-    def facts(name: str) -> dict[str, str]:
-        return {card: host.guest.check(f"cat /sys/bus/pci/devices/{card}/{name}") for card in sriov_host.CARDS}
-
-    assert facts("sriov_totalvfs") == dict.fromkeys(sriov_host.CARDS, "7")
-    assert list(facts("numa_node").values()) == ["0", "1"]
-    devices = (*sriov_host.CARDS, sriov_host.NVME, sriov_host.GPU, sriov_host.PLAIN_NIC)
-    groups = [host.guest.check(f"readlink /sys/bus/pci/devices/{device}/iommu_group") for device in devices]
-    assert len(set(groups)) == len(devices), "each is in a group of its own"
-    assert host.guest.check("devalloc --version").startswith("devalloc")
-    pools = host.guest.check("devalloc discover -o name", seconds=120).split()
-    assert {f"devicepool/guest-{device[:-2].replace(':', '-')}" for device in devices} <= set(pools)

@@ -15,8 +15,12 @@ from typing import Any
 import pytest
 
 from tests.support import sriov_host, tiny_guest
-from tests.support.host_commands import LONG, HostCommands, seconds_until_said
+from tests.support.guest import Answer
+from tests.support.host_commands import LONG, HostCommands
 from tests.support.qemu import Machine
+
+pytestmark = pytest.mark.timeout(900)
+"""Seconds; a machine that others use as well boots slowly."""
 
 IMAGES, MANIFESTS = "/run/images", "/run/manifests"
 VFS = 2
@@ -32,18 +36,23 @@ kind: DeviceClaim
 metadata: {name: uplink}
 spec: {claims: [{deviceClass: vf}]}
 """
-MACHINE = f"""\
+
+
+def machine(name: str, claims: str = "") -> bytes:
+    """A VirtualMachine whose kernel has its name."""
+    return f"""\
 apiVersion: devalloc.io/v1alpha1
 kind: VirtualMachine
-metadata: {{name: web}}
+metadata: {{name: {name}}}
 spec:
   nodeName: guest
   cpu: {{min: 1, max: 1}}
   memory: {{min: 64Mi, max: 64Mi}}
-  start: {{kernel: {IMAGES}/web}}
+  start: {{kernel: {IMAGES}/{name}}}
   pciSlots: 1
   powerdownSeconds: 1
-"""
+  claims: [{claims}]
+""".encode()
 
 
 @dataclass(frozen=True)
@@ -59,38 +68,38 @@ class Node:
 
     def devalloc(self, line: str) -> str:
         """What a command line says, which must succeed."""
-        began = time.monotonic()
-        try:
-            return self.lines.check(f"devalloc {line}")
-        finally:
-            print(f"devalloc {line}: {time.monotonic() - began:.1f} s")
+        answer = self._run(line)
+        assert answer.status == 0, answer.output
+        return answer.output
 
-    def in_time(self, line: str) -> str:
-        """As ``devalloc``, again while it says that the same may succeed later: the host may be too slow for it."""
-        deadline = time.monotonic() + LONG
-        line += "" if "--timeout" in line else f" --timeout {LONG:.0f}s"
-        while True:
-            began = time.monotonic()
-            answer = self.lines.run(f"devalloc {line}")
-            print(f"devalloc {line}: {time.monotonic() - began:.1f} s: {answer.output}")
+    def in_time(self, line: str, *seconds: int) -> str:
+        """As ``devalloc``, again with more time where the host was too slow for it."""
+        for timeout in seconds or (LONG, LONG):
+            answer = self._run(f"{line} --timeout {timeout:.0f}s")
             if not answer.status:
                 return answer.output
             late = any(words in answer.output for words in ("(the same may succeed later)", "no answer in time"))
             assert late, answer.output
-            assert time.monotonic() < deadline, answer.output
+        raise AssertionError(answer.output)
 
-    def text(self, path: str) -> str:
-        """Of a file of a device's folder."""
-        return self.host.guest.check(f"cat /sys/bus/pci/devices/{path}")
+    def refused(self, line: str, code: str, *seconds: int) -> str:
+        """What a command line says that fails with a code, again with more time where the host was too slow for it."""
+        for timeout in seconds:
+            answer = self._run(f"{line} --timeout {timeout}s")
+            assert answer.status == 1, answer.output
+            if f"[{code}]" in answer.output:
+                return answer.output
+        raise AssertionError(answer.output)
 
-    def link(self, path: str) -> str:
-        """The last part of where a link in a device's folder leads; "" where there is none."""
-        return self.host.guest.run(f"readlink /sys/bus/pci/devices/{path}").output.rpartition("/")[2]
+    def _run(self, line: str) -> Answer:
+        began = time.monotonic()
+        answer = self.lines.run(f"devalloc {line}")
+        print(f"devalloc {line}: {time.monotonic() - began:.1f} s: {answer.output}")
+        return answer
 
-    def holders(self, node: str) -> list[str]:
-        """Programs that hold a device node open."""
-        script = f"for p in /proc/[0-9]*; do ls -l $p/fd 2>/dev/null | grep -q ' {node}$' && cat $p/comm; done; true"
-        return self.host.guest.check(script).split()
+    def look(self) -> dict[str, Any]:
+        """What the host has now: "devices" and "interfaces", and "nodes" of /dev/vfio, by name."""
+        return self.lines.snapshot()
 
     def assert_as_before(self) -> None:
         """Soon: a card whose VFs go away takes its time, and up does later what it had no time for."""
@@ -106,8 +115,10 @@ def node(host: Machine) -> Iterator[Node]:
     before = lines.snapshot()
     host.guest.check(f"mkdir -p {IMAGES} {MANIFESTS}")
     lines.put(f"{IMAGES}/web", tiny_guest.image())
+    lines.put(f"{IMAGES}/stubborn", tiny_guest.image(ejects=False))
     lines.put(f"{MANIFESTS}/claim.yaml", CLASS_AND_CLAIM.encode())
-    lines.put(f"{MANIFESTS}/web.yaml", MACHINE.encode())
+    lines.put(f"{MANIFESTS}/web.yaml", machine("web"))
+    lines.put(f"{MANIFESTS}/stubborn.yaml", machine("stubborn", "uplink"))
     up = lines.start(f"devalloc up --image-folder {IMAGES} --max-vfs {VFS}")
     host.guest.until("[ -S /run/devalloc/node.sock ]", seconds=LONG)
     try:
@@ -116,53 +127,95 @@ def node(host: Machine) -> Iterator[Node]:
         print(host.guest.run(f"cat {up}").output)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def claimed(node: Node) -> Node:
-    """The node where the claim ``uplink`` is allocated."""
+    """The node where the claim ``uplink`` is allocated. The tests share it, for each command line takes seconds."""
     node.devalloc(f"apply -f {MANIFESTS}/claim.yaml")
     node.in_time("wait uplink")
     return node
 
 
-def test_a_virtual_function_goes_into_a_machine_and_comes_back(claimed: Node) -> None:
-    node = claimed
+def held_by_qemu(seen: dict[str, Any]) -> list[str]:
+    """The nodes of IOMMU groups that a QEMU has open."""
+    return [name for name, node in seen["nodes"].items() if name != "vfio" and node["held_by"] == ["qemu-system-x86"]]
+
+
+def test_the_host_in_a_machine_has_an_iommu_two_nodes_and_virtual_functions(node: Node) -> None:
+    def facts(name: str) -> dict[str, str]:
+        return {card: node.host.guest.check(f"cat /sys/bus/pci/devices/{card}/{name}") for card in sriov_host.CARDS}
+
+    assert facts("sriov_totalvfs") == dict.fromkeys(sriov_host.CARDS, "7")
+    assert list(facts("numa_node").values()) == ["0", "1"]
+    devices = (*sriov_host.CARDS, sriov_host.NVME, sriov_host.GPU, sriov_host.PLAIN_NIC)
+    groups = [node.before["devices"][device]["iommu_group"] for device in devices]
+    assert len({*groups, ""}) == len(devices) + 1, "each is in a group of its own"
+    assert node.host.guest.check("devalloc --version").startswith("devalloc")
     found = node.devalloc("discover -o name").split()
-    assert {f"devicepool/guest-0000-{card}" for card in ("41-00", "42-00", "81-00", "82-00", "83-00")} <= set(found)
-    vfs = [node.text(f"{card}/sriov_numvfs") for card in sriov_host.CARDS]
-    assert vfs == ["0", "0"], "allocated is not touched: nobody has wanted it in a machine yet"
+    assert {f"devicepool/guest-{device[:-2].replace(':', '-')}" for device in devices} <= set(found)
+
+
+def test_a_virtual_function_goes_into_a_machine_and_comes_out_again(claimed: Node) -> None:
+    node = claimed
+    assert node.look() == node.before, "allocated is not touched: nobody has wanted it in a machine yet"
 
     node.in_time(f"vm create -f {MANIFESTS}/web.yaml")
     told = re.search(r"attached to web: guest-(\S+)/(\S+)", node.in_time("vm attach web uplink"))
     assert told, "the answer says which device it is"
     card, vf = (name.replace("-", ":", 2).replace("-", ".") for name in (f"{told[1]}-0", told[2]))
     assert card in sriov_host.CARDS
-    assert (node.text(f"{card}/sriov_numvfs"), node.text(f"{card}/sriov_drivers_autoprobe")) == (str(VFS), "0")
-    assert [node.link(f"{card}/virtfn{number}/driver") for number in range(VFS)].count("vfio-pci") == 1
-    assert node.link(f"{vf}/driver") == "vfio-pci"
-    group = f"/dev/vfio/{node.link(f'{vf}/iommu_group')}"
-    assert [name[:4] for name in node.holders(group)] == ["qemu"]
-    owner = f"stat -c %u {group}"
-    assert node.host.guest.check(owner) != "0", "each machine has a user of its own"
+    seen = node.look()
+    devices = seen["devices"]
+    assert (devices[card]["sriov_numvfs"], devices[card]["sriov_drivers_autoprobe"]) == (str(VFS), "0")
+    new = sorted(set(devices) - set(node.before["devices"]))
+    assert (len(new), vf in new) == (VFS, True)
+    assert [name for name in new if devices[name]["driver"]] == [vf]
+    assert devices[vf]["driver"] == "vfio-pci"
+    group = devices[vf]["iommu_group"]
+    assert held_by_qemu(seen) == [group]
+    assert seen["nodes"][group]["owner"] != 0, "each machine has a user of its own"
 
     node.in_time("vm detach web uplink")
-    assert node.holders(group) == []
-    assert node.host.guest.check(owner) == "0"
-    assert node.link(f"{vf}/driver") == "vfio-pci", "it stays prepared, for the next machine"
-
-    node.in_time("vm unprepare uplink")
-    node.assert_as_before()
-    assert "released" in node.devalloc("release uplink")
+    seen = node.look()
+    assert seen["nodes"][group] == {"owner": 0, "held_by": []}
+    assert seen["devices"][vf]["driver"] == "vfio-pci", "it stays prepared, for the next machine"
     node.in_time("vm delete web --force")
+
+
+def test_what_a_guest_does_not_let_go_stays_with_its_machine_until_that_is_ended(claimed: Node) -> None:
+    node = claimed
+    node.in_time(f"vm create -f {MANIFESTS}/stubborn.yaml")
+    inside = node.look()
+    assert len(held_by_qemu(inside)) == 1
+
+    refused = node.refused("vm detach stubborn uplink", "GuestRefused", 8, *[30] * 6)
+    assert "uplink: denied: machine default/stubborn: the guest has not let claim-" in refused
+    assert refused.endswith("[GuestRefused] (the same may succeed later)")
+    assert node.look() == inside, "nothing is unbound under a running machine"
+
+    node.in_time("vm detach stubborn uplink --force", 16, 80, 200)
+    assert node.host.guest.run("cat /proc/[0-9]*/comm | grep -q ^qemu").status == 1, "the machine was ended"
+    seen = node.look()
+    assert held_by_qemu(seen) == []
+    assert seen["devices"] == inside["devices"], "the claim stays prepared"
+    node.in_time("vm delete stubborn")
+
+
+def test_what_is_unprepared_is_as_it_was_found(claimed: Node) -> None:
+    claimed.in_time("vm unprepare uplink")
+    claimed.assert_as_before()
+    assert "released" in claimed.devalloc("release uplink")
 
 
 def test_a_card_that_is_plugged_into_the_host_is_offered_and_one_that_is_pulled_is_not(node: Node) -> None:
     """The delay is printed, by the host's clock; it is emulated, and several times as slow as a host."""
     card, pool = "/sys/bus/pci/devices/0000:44:00.0", "guest-0000-44-00"
+    appears = node.lines.watching(card, node.up, f"pools:.created.*{pool}")
     node.host.monitor.execute("device_add", driver="igb", id="card", bus="hot0", mac="52:54:00:00:00:03")
-    appeared = seconds_until_said(node.host.guest, f"[ -e {card} ]", node.up, f"pools: created.*{pool}")
+    appeared = appears()
     assert f"devicepool/{pool}" in node.devalloc("get pools -o name").split()
 
+    goes = node.lines.watching(card, node.up, f"pools:.*deleted.*{pool}")
     node.host.monitor.execute("device_del", id="card")
-    went = seconds_until_said(node.host.guest, f"[ ! -e {card} ]", node.up, f"pools:.*deleted.*{pool}")
+    went = goes()
     assert f"devicepool/{pool}" not in node.devalloc("get pools -o name").split()
     print(f"published {appeared:.1f} s after it appeared, withdrawn {went:.1f} s after it went")

@@ -20,7 +20,9 @@ SERVER = """\
 # The shell on a serial port: $1 is its name, such as ttyS1.
 stty -F /dev/$1 raw -echo 2>/dev/null
 exec 3<>/dev/$1
-until read -t 3 -r mark text <&3; do echo READY >&3; done
+# Said at once, for nobody is to wait for it, and again, for there may be nobody yet who hears.
+echo READY >&3
+until read -t 1 -r mark text <&3; do echo READY >&3; done
 while :; do
   if [ -n "$text" ]; then
     echo "$mark begin" >&3

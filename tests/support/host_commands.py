@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -34,16 +35,20 @@ class HostCommands:
 
     def start(self, line: str) -> str:
         """Start one that goes on; the path of the file with what it says."""
-        name = f"{self._folder}/{next(self._numbers)}"
-        self.put(f"{name}.new", line.encode())
-        self.guest.check(f"mv {name}.new {name}.run")
+        number = next(self._numbers)
+        name = f"{self._folder}/{number}"
+        self.guest.check(f"{_writing(f'{name}.run', line.encode())}; echo {number} > {self._folder}/asked")
         return f"{name}.out"
+
+    def finish(self, output: str) -> Answer:
+        """Wait for the end of one that was started; what it said in all."""
+        name = output.removesuffix(".out")
+        waiting = f"mkfifo {name}.end; [ -e {name}.rc ] || read -r nothing < {name}.end; rm {name}.end"
+        return self.guest.run(f"{waiting}; cat {name}.out; exit $(cat {name}.rc)", seconds=2 * LONG)
 
     def run(self, line: str) -> Answer:
         """Run one to its end."""
-        name = self.start(line).removesuffix(".out")
-        waiting = f"until [ -e {name}.rc ]; do sleep 0.05; done; cat {name}.out; exit $(cat {name}.rc)"
-        return self.guest.run(waiting, seconds=LONG)
+        return self.finish(self.start(line))
 
     def check(self, line: str) -> str:
         """What one says that must succeed; AssertionError with all of it."""
@@ -53,19 +58,28 @@ class HostCommands:
 
     def put(self, path: str, content: bytes) -> None:
         """Write a small file."""
-        self.guest.check(f"echo {base64.b64encode(content).decode()} | base64 -d > {path}")
+        self.guest.check(_writing(path, content))
 
     def snapshot(self) -> dict[str, Any]:
         """The state of the host's devices, as far as preparing a claim may change it."""
         return dict(json.loads(self.check(str(INSIDE / "snapshot.py"))))
 
+    def watching(self, path: str, log: str, words: str) -> Callable[[], float]:
+        """Look from now on when ``path`` appears or goes, and when a later line of a log matches ``words``.
 
-def seconds_until_said(guest: Guest, happened: str, log: str, words: str) -> float:
-    """By the host's clock, from when a test of its shell became true until a line of a log matches ``words``."""
-    clock = "read now rest < /proc/uptime"
-    script = (
-        f"until {happened}; do sleep 0.02; done; {clock}; begin=$now; "
-        f"until grep -q '{words}' {log}; do sleep 0.02; done; {clock}; echo $begin $now"
-    )
-    begin, end = guest.check(script, seconds=LONG).split()
-    return float(end) - float(begin)
+        The returned function waits for both; seconds between them, by the host's clock.
+        """
+        output = self.start(f"{INSIDE / 'delay.py'} {path} {log} {words}")
+        self.guest.until(f"grep -q watching {output}", seconds=LONG)
+
+        def seconds() -> float:
+            answer = self.finish(output)
+            assert answer.status == 0, answer.output
+            return float(answer.output.split()[-1])
+
+        return seconds
+
+
+def _writing(path: str, content: bytes) -> str:
+    """The command that writes a small file."""
+    return f"echo {base64.b64encode(content).decode()} | base64 -d > {path}"

@@ -125,7 +125,7 @@ class Machine:
             error.add_note("\n".join(said))
             raise
 
-    def cut_power(self, *, seconds: float = 120) -> None:
+    def cut_power(self, *, seconds: float = 300) -> None:
         """SIGKILL, and start again from the disks as they are; ``guest`` and ``monitor`` are new ones then."""
         self.kill()
         for socket_ in ("qmp", "plugin.qmp", "shell"):

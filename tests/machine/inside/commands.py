@@ -1,9 +1,11 @@
 """Run in a test host: runs command lines of devalloc, each in a process of its own that is forked from this one.
 
 A start of Python with all that devalloc loads costs seconds of a CPU that is emulated; a fork costs nothing. A command
-line is a file ``NAME.run`` in the folder that is given (a first word other than ``devalloc`` is a script of Python).
-What it says comes into ``NAME.out``, as it says it; its exit status into ``NAME.rc`` when it has ended. ``ready``
-appears in the folder when the first can come.
+line is a file ``NAME.run`` in the folder that is given (a first word other than ``devalloc`` is a script of Python);
+then a line with NAME comes through the pipe ``asked`` there. What the command says comes into ``NAME.out``, as it says
+it, and its exit status into ``NAME.rc`` when it has ended; whoever waits for that makes a pipe ``NAME.end`` and opens
+it to read. Nobody has to look again and again: each look is a process, and takes the CPU from what is waited for.
+``ready`` appears in the folder when the first can come.
 """
 
 from __future__ import annotations
@@ -31,20 +33,24 @@ def main(folder: Path) -> None:
     for name in LOADED:
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, lambda *_: _reap(folder))
-    (folder / "ready").touch()
-    while True:
-        for asked in sorted(folder.glob("*.run")):
-            line = asked.read_text()
-            asked.unlink()
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-            child = os.fork()
-            if not child:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-                _run(line, folder / f"{asked.stem}.out")
-            RUNNING[child] = asked.stem
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        time.sleep(0.1)
+    if not (folder / "asked").exists():
+        os.mkfifo(folder / "asked")
+    with os.fdopen(os.open(folder / "asked", os.O_RDWR)) as asked:  # for writing too: so it never ends
+        (folder / "ready").touch()
+        for line in asked:
+            _start(folder, line.strip())
+
+
+def _start(folder: Path, name: str) -> None:
+    line = (folder / f"{name}.run").read_text()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        _run(line, folder / f"{name}.out")
+    RUNNING[child] = name
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 RUNNING: dict[int, str] = {}
@@ -59,6 +65,16 @@ def _reap(folder: Path) -> None:
         done = folder / f"{RUNNING.pop(child)}.rc"
         done.with_suffix(".tmp").write_text(str(os.waitstatus_to_exitcode(status)))
         done.with_suffix(".tmp").rename(done)
+        _tell(done.with_suffix(".end"))
+
+
+def _tell(waiting: Path) -> None:
+    """Wake who waits there; not there: nobody does, or no longer."""
+    while waiting.exists():
+        try:
+            return os.close(os.open(waiting, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:  # made and not opened yet
+            time.sleep(0.01)
 
 
 def _run(line: str, output: Path) -> None:

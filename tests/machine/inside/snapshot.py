@@ -28,8 +28,20 @@ def snapshot() -> dict[str, object]:
         found[device.name] = facts
     links = json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True).stdout)
     interfaces = {link["ifname"]: [link.get("address"), link.get("vfinfo_list", [])] for link in links}
-    nodes = sorted(node.name for node in Path("/dev/vfio").iterdir())
-    return {"devices": found, "interfaces": interfaces, "nodes": nodes}
+    return {"devices": found, "interfaces": interfaces, "nodes": _nodes()}
+
+
+def _nodes() -> dict[str, dict[str, object]]:
+    """The device nodes of VFIO: whose each is, and the programs that have it open."""
+    nodes = sorted(Path("/dev/vfio").iterdir())
+    users: dict[str, list[str]] = {str(node): [] for node in nodes}
+    for opened in Path("/proc").glob("[0-9]*/fd/*") if len(nodes) > 1 else ():
+        try:
+            if (target := os.readlink(opened)) in users:
+                users[target].append((opened.parents[1] / "comm").read_text().strip())
+        except OSError:
+            continue  # closed meanwhile
+    return {node.name: {"owner": node.stat().st_uid, "held_by": sorted(set(users[str(node)]))} for node in nodes}
 
 
 if __name__ == "__main__":
