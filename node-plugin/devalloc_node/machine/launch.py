@@ -171,6 +171,11 @@ def life(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Proces
         os.close(fd)
 
 
+def lives(config: MachineConfig) -> set[str]:
+    """The machines, by id, that have a life file."""
+    return {path.name.removesuffix(".life") for path in config.state.glob("*.life")}
+
+
 def _is_locked(fd: int) -> bool:
     """Whether another process has locked the file for itself alone."""
     try:

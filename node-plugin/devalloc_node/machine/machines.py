@@ -78,9 +78,19 @@ class Machines:
         """Find the machines of an earlier run of the plugin: those that live are watched, the others are noted."""
         if self.config.dry_run:
             return
-        for key in self.records.records(MACHINES):
+        known = self.records.records(MACHINES)
+        for key in known:
             with suppress_and_log(key):
                 self._settle(key)
+        for found in launch.lives(self.config) - {machine_id(key) for key in known}:
+            with suppress_and_log(found):
+                if (process := launch.life(found, self.config)) is not None:
+                    LOG.warning(
+                        "machine %s (process %d) runs, and the journal does not know it; end it by hand where it is "
+                        "not wanted: until then no machine of its name can be started",
+                        found,
+                        process.pid,
+                    )
 
     def list(self) -> Sequence[Machine]:
         """All machines in care. Those that do not answer are told as unknown, and their times do not add up."""
@@ -170,6 +180,13 @@ class Machines:
                 if known.state == "starting":  # perhaps the plugin was killed in the middle of it
                     self._come_up(known, deadline)
                 return
+            if (found := launch.life(spec.id, self.config)) is not None:  # a journal was lost, or an older one put back
+                raise Denied(
+                    "MachineRuns",
+                    f"machine {spec.key} runs already, as process {found.pid}, and the journal does not know it; end "
+                    "that process first",
+                    retryable=True,
+                )
             how = accel.chosen(self.config)
             began = False
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from devalloc_node.machine import adopt
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES, MachineRecord, content_of
+from devalloc_node.machine.spec import machine_id
 from devalloc_node.platform import Platform
 from tests.support.fake_qmp import FakeQemu
 from tests.support.faketree import memory_folder
@@ -111,3 +115,27 @@ def test_what_was_wanted_of_an_earlier_run_is_not_wanted_of_the_next(world: Worl
     world.qemu.cpus = {0: "/machine/unattached/device[0]"}
     world.adopted()
     assert world.platform.machine(KEY).wanted.vcpus == 1
+
+
+def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = world.machines.config
+    config.state.mkdir()
+    life = config.life(machine_id(KEY))
+    script = "import fcntl,os,sys,time;f=open(sys.argv[1]);fcntl.flock(f,2);print(1,flush=True);time.sleep(600)"
+    life.touch()
+    lost = subprocess.Popen([sys.executable, "-c", script, str(life)], stdout=-1)
+    with lost:
+        assert lost.stdout is not None
+        assert lost.stdout.readline() == b"1\n"
+        there = process(lost.pid)
+        assert there is not None
+        life.write_text(f"{there.pid} {there.started}\n")
+        with pytest.raises(Denied, match=f"process {lost.pid}") as denied:
+            world.platform.create(virtual_machine("m"), (), due())
+        assert (denied.value.code, lost.poll()) == ("MachineRuns", None)
+        world.machines.recover()
+        assert f"process {lost.pid}" in caplog.text
+        assert world.machines.list() == []
+        lost.kill()
