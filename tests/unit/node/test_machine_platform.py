@@ -38,7 +38,17 @@ class Owners:
 class World:
     def __init__(self, folder: Path) -> None:
         self.qemu = FakeQemu(folder / "qmp")
-        config = MachineConfig(folder / "state", folder / "run", socket_folders=(folder,), accel="tcg", users=None)
+        config = MachineConfig(
+            folder / "state",
+            folder / "run",
+            "/bin/true",
+            folders=(folder,),
+            socket_folders=(folder,),
+            accel="tcg",
+            users=None,
+            systemd=False,
+            cgroups=folder,
+        )
         self.machines = Machines(config, open_journal(folder / "records"))
         kind = AttachmentKind(self.machines, Owners())
         self.bench = Bench(folder / "plugin", extra={"kinds": {"attachment": kind}})
@@ -122,20 +132,24 @@ def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
 ) -> None:
     config = world.machines.config
     config.state.mkdir()
+    kernel = config.state / "kernel"
+    kernel.touch()
     life = config.life(machine_id(KEY))
     script = "import fcntl,os,sys,time;f=open(sys.argv[1]);fcntl.flock(f,2);print(1,flush=True);time.sleep(600)"
     life.touch()
     lost = subprocess.Popen([sys.executable, "-c", script, str(life)], stdout=-1)
     with lost:
-        assert lost.stdout is not None
-        assert lost.stdout.readline() == b"1\n"
-        there = process(lost.pid)
-        assert there is not None
-        life.write_text(f"{there.pid} {there.started}\n")
-        with pytest.raises(Denied, match=f"process {lost.pid}") as denied:
-            world.platform.create(virtual_machine("m"), (), due())
-        assert (denied.value.code, lost.poll()) == ("MachineRuns", None)
-        world.machines.recover()
-        assert f"process {lost.pid}" in caplog.text
-        assert world.machines.list() == []
-        lost.kill()
+        try:
+            assert lost.stdout is not None
+            assert lost.stdout.readline() == b"1\n"
+            there = process(lost.pid)
+            assert there is not None
+            life.write_text(f"{there.pid} {there.started}\n")
+            with pytest.raises(Denied, match=f"process {lost.pid}") as denied:
+                world.platform.create(virtual_machine("m", start={"kernel": str(kernel)}), (), due())
+            assert (denied.value.code, lost.poll()) == ("MachineRuns", None)
+            world.machines.recover()
+            assert f"process {lost.pid}" in caplog.text
+            assert world.machines.list() == []
+        finally:
+            lost.kill()
