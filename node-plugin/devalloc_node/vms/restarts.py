@@ -72,9 +72,10 @@ class Restarts:
                 self._platform.named(ClaimRef(machine.namespace, name, ""), prepared=True)
                 for name in machine.spec.claims
             ]
+            refs += [plug.ref for plug in self._platform.plugs(key)]  # attached while it ran
             self._platform.create(
                 machine,
-                refs,
+                list(dict.fromkeys(refs)),
                 Deadline.after(WORK_SECONDS),
                 caller="restart policy",
                 still=partial(self._is_due, key),

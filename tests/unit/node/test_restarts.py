@@ -60,6 +60,16 @@ def test_it_comes_back_with_its_devices(world: World) -> None:
     assert len(world.machines.devices) == 1
 
 
+def test_it_comes_back_with_what_was_attached_while_it_ran(world: World) -> None:
+    world.create(machine_of(vm("web")))
+    world.platform.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
+    world.machines.end("default/web")
+    world.now = 100
+    world.restarts.round()
+    assert world.machines.known["default/web"].runs
+    assert len(world.machines.devices) == 1
+
+
 def test_those_of_the_store_are_left_to_its_loop(world: World) -> None:
     world.create(machine_of(vm("web", uid="vm-1")))
     world.machines.end("default/web")
