@@ -30,7 +30,7 @@ from devalloc_node.errors import NodeError, Unknown
 from devalloc_node.host.boundary import VfSettings
 from devalloc_node.host.files import Files, is_name
 from tests.support.fakesysfs import FakeSysfs
-from tests.support.faketree import fail
+from tests.support.faketree import fail, real
 
 FRESH = {
     "mac": "00:00:00:00:00:00",
@@ -105,8 +105,10 @@ class FakeHost(FakeSysfs):
 
     def _holds_up(self, path: str, text: str) -> bool:
         """Whether a write has to wait for a process: what it takes away is open."""
-        value = text.strip()
-        folder = (self.sys / path).resolve().parent.name
+        nodes = {node for nodes in self._open.values() for node in nodes}
+        if not nodes:
+            return False
+        value, folder = text.strip(), os.path.basename(os.path.dirname(real(f"{self._sys}/{path}")))
         taken: list[str] = []
         if path.endswith("/unbind"):
             taken = [value]
@@ -114,7 +116,6 @@ class FakeHost(FakeSysfs):
             taken = self.functions[folder].vfs
         elif path.endswith("/remove"):
             taken = [folder]
-        nodes = {node for nodes in self._open.values() for node in nodes}
         return any(self._node_of(name) in nodes for name in taken)
 
     def _node_of(self, name: str) -> str | None:
@@ -122,7 +123,7 @@ class FakeHost(FakeSysfs):
         for place in (f"bus/pci/devices/{name}", f"bus/mdev/devices/{name}"):
             link = self.sys / place / "iommu_group"
             if link.exists():
-                group = link.resolve().name
+                group = os.path.basename(real(str(link)))
                 return f"/dev/vfio/{group}" if (self.root / f"dev/vfio/{group}").exists() else None
         return None
 
@@ -158,7 +159,7 @@ class FakeHost(FakeSysfs):
 
     def _unanswered(self, device: str) -> bool:
         with self._kernel:
-            places = ((str((self.sys / path).resolve()), text) for path, text in self._waiting)
+            places = ((real(f"{self._sys}/{path}"), text) for path, text in self._waiting)
             return any(device == text.strip() or device in place.split("/") for place, text in places)
 
     def _refuse_running(self, vf: str) -> None:

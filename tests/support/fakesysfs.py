@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.support import cards, fakeclasses
 from tests.support.cards import Function, Sriov
-from tests.support.faketree import FakeTree, fail
+from tests.support.faketree import FakeTree, fail, real
 from tests.support.fakevgpu import VgpuKernel
 
 
@@ -362,11 +362,11 @@ class FakeSysfs(FakeTree):
 
     def store(self, path: str | Path, text: str) -> None:
         """Write to a file of the tree (path below sys, links allowed), with the kernel's effect."""
-        file = (self.sys / path).resolve()
+        file = Path(real(f"{self._sys}/{path}"))
         if not file.exists():
             raise fail(errno.ENOENT, str(path))
         value, folder = text.strip(), file.parent.name
-        relative = file.relative_to(self.sys.resolve()).parts
+        relative = file.relative_to(self.sys).parts
         match relative:
             case ("bus", "pci", "drivers_probe"):
                 self.probe(value)
@@ -393,7 +393,7 @@ class FakeSysfs(FakeTree):
             case (*_, "remove"):
                 self.remove_function(folder)
             case _:
-                self.write(str(file.relative_to(self.sys.resolve())), text)
+                self.write(str(file.relative_to(self.sys)), text)
 
 
 def _is_vfio(driver: str | None) -> bool:
