@@ -188,11 +188,17 @@ DeviceStatuses = Annotated[
 ]
 
 
+Index = Annotated[int, Field(ge=0, lt=MAX_DEVICES)]
+
+
 class DeviceClaimStatus(ApiModel):
     """What the claim got."""
 
     class_configs: list[dict[str, Any]] = Field(default_factory=list)
     """Copies of the classes' configuration objects as of the allocation."""
+    class_config_allocations: list[list[Index]] = Field(default_factory=list)
+    """Of each copy in ``classConfigs`` the indexes of the allocations that it is for; empty: all are for all. Unlike
+    annotations, who may only edit the claim does not write this."""
     claim_configs: list[dict[str, Any]] = Field(default_factory=list)
     """Copies of the claim's configuration objects as of the allocation."""
     allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=MAX_DEVICES)

@@ -107,7 +107,7 @@ def _is_held_back(claim: Object) -> bool:
 
 
 def _granted(claim: Object, answer: Mapping[str, Any], admin: frozenset[str]) -> Change:
-    written = ("allocations", "classConfigs", "claimConfigs")
+    written = ("allocations", "classConfigs", "classConfigAllocations", "claimConfigs")
     status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
     status |= {name: answer[name] for name in written if answer.get(name)}
     annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: spec_text(claim), meta.RELEASE: None}

@@ -36,8 +36,8 @@ class ClaimAnswer:
     message: str | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     """to be written on the claim together with the allocation"""
-    class_configs: tuple[dict[str, Any], ...] = ()
-    claim_configs: tuple[dict[str, Any], ...] = ()
+    configs: Mapping[str, Any] = field(default_factory=dict)
+    """what ``devalloc_solver.configs.copied`` says"""
     warnings: tuple[str, ...] = ()
     funnel: tuple[dict[str, Any], ...] = ()
     blockers: tuple[dict[str, Any], ...] = ()
@@ -61,8 +61,7 @@ class ClaimAnswer:
         }
         where_something_to_say = {
             "annotations": dict(self.annotations),
-            "classConfigs": list(self.class_configs),
-            "claimConfigs": list(self.claim_configs),
+            **self.configs,
             "warnings": list(self.warnings),
             "funnel": list(self.funnel),
             "blockers": list(self.blockers),
@@ -111,11 +110,6 @@ def answer_placement(placement: Placement, snapshot: Snapshot, intake: Intake) -
     annotations = {ALLOCATION_DETAILS: json.dumps([entry.slot.label for entry in placement.entries])}
     if placement.node is not None:
         annotations[ALLOCATED_NODE] = placement.node
-    class_configs, claim_configs = copied(
-        claim.namespace,
-        ((entry.slot.candidates.accepted[entry.device.index], entry.slot.spec.configs) for entry in placement.entries),
-        intake,
-    )
     return ClaimAnswer(
         namespace=claim.namespace,
         name=claim.metadata.name,
@@ -124,8 +118,11 @@ def answer_placement(placement: Placement, snapshot: Snapshot, intake: Intake) -
         allocations=tuple(_allocation(entry, snapshot) for entry in placement.entries),
         one_of=tuple(chosen.get(index) for index in range(len(claim.spec.claims))),
         annotations=annotations,
-        class_configs=tuple(class_configs),
-        claim_configs=tuple(claim_configs),
+        configs=copied(
+            claim.namespace,
+            ((e.slot.candidates.accepted[e.device.index], e.slot.spec.configs) for e in placement.entries),
+            intake,
+        ),
         warnings=intake.warnings.get(claim.key, ()),
     )
 
@@ -146,8 +143,11 @@ def answer_allocated(
         node=node_of(claim, snapshot),
         allocations=tuple(a.to_manifest() for a in claim.status.allocations),
         one_of=tuple(chosen.get(index) for index in range(len(claim.spec.claims))),
-        class_configs=tuple(claim.status.class_configs),
-        claim_configs=tuple(claim.status.claim_configs),
+        configs={
+            "classConfigs": claim.status.class_configs,
+            "classConfigAllocations": claim.status.class_config_allocations,
+            "claimConfigs": claim.status.claim_configs,
+        },
         warnings=warnings + told,
         lost=gone,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta
@@ -125,21 +125,27 @@ def _spec(claim: Object) -> Mapping[str, Any]:
     return spec if isinstance(spec, dict) else {}
 
 
-def _class_configs(claim: Object, ref: ClaimRef, count: int) -> list[tuple[Mapping[str, Any], list[Any]]]:
+def _class_configs(claim: Object, ref: ClaimRef, count: int) -> list[tuple[Mapping[str, Any], Container[int]]]:
     """The copies in the status, and the indexes of the allocations that each is for: the allocator wrote them there,
     where nobody writes who may only edit the claim (T6). ``count``: allocations that could be read."""
-    found = []
-    for config in _configs(claim, "classConfigs"):
-        metadata = config.get("metadata")
-        entries = _json({"metadata": metadata}, meta.CONFIG_OF) if isinstance(metadata, dict) else None
-        if not isinstance(entries, list) or count != len(claim["status"]["allocations"]):
-            raise Denied(
-                "ClaimInvalid",
-                f"which devices of claim {ref} {config.get('kind')} {'/'.join(map(str, _place(config)))} of a class is "
-                "for cannot be told; release the claim to have it allocated anew",
-            )
-        found.append((config, entries))
-    return found
+    configs = _configs(claim, "classConfigs")
+    said = claim["status"].get("classConfigAllocations")
+    if not said:
+        return [(config, range(count)) for config in configs]
+    is_whole = count == len(claim["status"]["allocations"]) and len(configs) == len(claim["status"]["classConfigs"])
+    if not is_whole or not _are_indexes(said) or len(said) != len(configs):
+        raise Denied(
+            "ClaimInvalid",
+            f"which devices of claim {ref} its status.classConfigs are for cannot be told from "
+            "status.classConfigAllocations; release the claim to have it allocated anew",
+        )
+    return list(zip(configs, said, strict=True))
+
+
+def _are_indexes(found: Any) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(each, list) and all(type(index) is int for index in each) for each in found
+    )
 
 
 def _claim_configs(claim: Object, detail: Mapping[str, Any] | None) -> Configs:

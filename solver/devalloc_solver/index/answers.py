@@ -11,7 +11,7 @@ from typing import Any
 from devalloc.api.claim import DeviceClaim, DeviceClaimStatus
 from devalloc.api.meta import ALLOCATED_NODE, ALLOCATION_DETAILS
 from devalloc.api.quantity import Quantity
-from devalloc_solver.configs import copied
+from devalloc_solver.configs import OF_CONFIGS, copied
 from devalloc_solver.index.seams import Given, Spot
 from devalloc_solver.intake import Intake
 
@@ -41,11 +41,7 @@ def accept(claim: DeviceClaim, spot: Spot, intake: Intake, warnings: Sequence[st
         "message": None,
         "annotations": annotations,
     }
-    of_class, of_claim = copied(namespace, ((given.accepted, given.slot.spec.configs) for given in spot.given), intake)
-    if of_class:
-        answer["classConfigs"] = of_class
-    if of_claim:
-        answer["claimConfigs"] = of_claim
+    answer |= copied(namespace, ((given.accepted, given.slot.spec.configs) for given in spot.given), intake)
     if warnings:
         answer["warnings"] = list(warnings)
     return answer
@@ -65,7 +61,7 @@ def noted(answer: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "annotations": {**answer["annotations"]},
     }
-    for name in ("classConfigs", "claimConfigs"):
+    for name in OF_CONFIGS:
         if name in answer:
             content[name] = deepcopy(answer[name])
     return content
@@ -75,8 +71,7 @@ def with_status(claim: DeviceClaim, answer: Mapping[str, Any]) -> DeviceClaim:
     """The claim as it is once its answer is written on it."""
     content = {
         "allocations": answer["allocations"],
-        "classConfigs": answer.get("classConfigs", []),
-        "claimConfigs": answer.get("claimConfigs", []),
+        **{name: answer[name] for name in OF_CONFIGS if name in answer},
     }
     status = DeviceClaimStatus.model_validate(content, by_alias=True, by_name=False)
     annotations = {**claim.metadata.annotations, **answer["annotations"]}

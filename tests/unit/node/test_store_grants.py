@@ -167,20 +167,28 @@ def test_an_editor_of_a_claim_does_not_choose_the_configuration_of_its_classes(s
         assert [names(each)[0] for each in granted(store, claim)] == [["one"], ["two"]]
 
 
-def test_a_configuration_of_which_nobody_said_whose_it_is(store: SQLiteStore) -> None:
-    fill(store, gpu_pool("p", devices=1, node=NODE), config("one", 1), class_with("first", "one"))
-    claim = allocated(store, {"deviceClass": "first"})
-    for written in ({}, {meta.CONFIG_OF: "all"}, {meta.CONFIG_OF: '{"0": 0}'}):
+def test_a_configuration_for_all_devices_needs_no_more_words(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=2, node=NODE), config("one", 1), class_with("first", "one"))
+    claim = allocated(store, {"deviceClass": "first", "requests": {"count": 2}})
+    assert claim["status"]["classConfigs"] == [store.get("VfConfig", "default", "one")]
+    assert "classConfigAllocations" not in claim["status"]
+    assert [names(each)[0] for each in granted(store, claim)] == [["one"], ["one"]]
+
+
+def test_a_configuration_of_which_nobody_can_tell_whose_it_is(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("p", devices=2, node=NODE), config("one", 1), class_with("first", "one"), class_with("plain"))
+    claim = allocated(store, {"deviceClass": "first"}, {"deviceClass": "plain"})
+    said = claim["status"]["classConfigAllocations"]
+    assert said == [[0]]
+    for damaged in (
+        *({"classConfigAllocations": written} for written in ("all", {"0": 0}, [0], [["0"]], [[True]], [[0], [1]])),
+        {"classConfigs": ["not an object", config("one", 1)]},
+        {"allocations": [{"devicePoolName": "p"}, *claim["status"]["allocations"]]},  # which it does not count from
+    ):
         now = store.get("DeviceClaim", "default", "c")
-        now["status"]["classConfigs"][0]["metadata"]["annotations"] = written
-        store.replace_status(now)
-        with pytest.raises(Denied, match="VfConfig default/one of a class is for cannot be told"):
+        store.replace_status({**now, "status": claim["status"] | damaged})
+        with pytest.raises(Denied, match=r"which devices of claim default/c its status.classConfigs are for"):
             granted(store, claim)
-    now["status"]["classConfigs"][0]["metadata"]["annotations"] = {meta.CONFIG_OF: "[0]"}
-    now["status"]["allocations"].insert(0, {"devicePoolName": "p"})  # which it does not count from
-    store.replace_status({**store.get("DeviceClaim", "default", "c"), "status": now["status"]})
-    with pytest.raises(Denied, match="VfConfig default/one of a class is for cannot be told"):
-        granted(store, claim)
 
 
 def test_what_others_wrote_into_annotations_gives_no_admin_access(store: SQLiteStore) -> None:
