@@ -44,8 +44,8 @@ def _once(host: Machine, commands: HostCommands, port: str, up: str) -> tuple[fl
     address = CARDS[port]
     folder, pool = f"/sys/bus/pci/devices/{address}", f"guest-{address[:-2].replace(':', '-')}"
     appears = commands.watching(folder, up, f"created.*{pool}")
-    host.monitor.execute("device_add", driver="igb", id=port, bus=port)
+    host.monitor.execute("device_add", driver="igb", id=f"card-{port}", bus=port)
     appeared = appears()
     goes = commands.watching(folder, up, f"deleted.*{pool}")
-    host.monitor.execute("device_del", id=port)
+    host.monitor.execute("device_del", id=f"card-{port}")
     return appeared, goes()
