@@ -76,7 +76,8 @@ def get(names: tuple[str, ...], namespace: str, output: str, socket: Path, timeo
     \b
     devalloc vm get web -o yaml
     """
-    from devalloc.cli.nodesocket import connected, machine_ref
+    from devalloc.cli.nodesocket import connected, content, machine_ref
+    from devalloc.cli.output import dump
     from devalloc.cli.verb import Failed
     from devalloc_node.pb.node_pb2 import GetMachineRequest
 
@@ -91,7 +92,10 @@ def get(names: tuple[str, ...], namespace: str, output: str, socket: Path, timeo
         except Failed as error:
             error.show()
             missing += 1
-    _print(found, output, namespaces=False)
+    if output in ("json", "yaml") and len(names) == 1 and found:
+        dump(content(found[0]), output)
+    else:
+        _print(found, output, namespaces=False)
     return 1 if missing else 0
 
 
@@ -227,7 +231,8 @@ def delete(
     with connected(socket) as node:
         for name in names:
             request = DeleteMachineRequest(machine=machine_ref(name, namespace), grace_ms=_ms(grace), force=force)
-            code = max(code, _said(name, "deleted", node.DeleteMachine(request, timeout=timeout + (grace or 0)).result))
+            reply = node.DeleteMachine(request, timeout=timeout + (grace or 0))
+            code = max(code, _said(name, "deleted" if reply.found else "is not there", reply.result))
     return code
 
 
@@ -280,6 +285,7 @@ def detach(machine: str, claims: tuple[str, ...], force: bool, namespace: str, s
             )
             reply = node.DetachClaim(request, timeout=timeout)
             done = f"detached from {machine}" + (", which was ended" if reply.ended_machine else "")
+            done = done if reply.found else f"is not in {machine}"
             code = max(code, _said(claim, done, reply.result))
     return code
 
@@ -392,7 +398,8 @@ def unprepare(claims: tuple[str, ...], force: bool, namespace: str, socket: Path
             request = UnprepareClaimRequest(claim=claim_ref(claim, namespace), force=force)
             reply = node.UnprepareClaim(request, timeout=timeout)
             ended = f"; {', '.join(reply.ended_machines)} ended for it" if reply.ended_machines else ""
-            code = max(code, _said(claim, f"unprepared{ended}", reply.result))
+            done = f"unprepared{ended}" if reply.found else "is not prepared here"
+            code = max(code, _said(claim, done, reply.result))
     return code
 
 

@@ -130,13 +130,14 @@ class Platform:
 
     def detach(
         self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", force: bool = False, caller: str = ""
-    ) -> bool:
-        """Take a claim's devices out of a machine; whether the machine was ended for it. Nothing to do: success."""
+    ) -> bool | None:
+        """Take a claim's devices out of a machine; whether the machine was ended for it. None: it had none of them."""
         with self._telling(), self._exclusive(_lock(key), due):
             self._owned(key, owner)
             ran = self._runs(key)
-            self._detach([plug for plug in self.plugs(key) if plug.ref.uid == ref.uid], due, force, caller)
-            return force and ran and not self._runs(key)
+            plugs = [plug for plug in self.plugs(key) if plug.ref.uid == ref.uid]
+            self._detach(plugs, due, force, caller)
+            return force and ran and not self._runs(key) if plugs else None
 
     def is_in(self, ref: ClaimRef, key: str) -> bool:
         """Whether all devices of a claim are in a machine that runs, as QEMU shows it. Raises NodeError.
@@ -251,14 +252,14 @@ class Platform:
         owner: str = "",
         force: bool = False,
         caller: str = "",
-    ) -> None:
+    ) -> bool:
         """Stop it, give back what its claims hold, forget it. An adopted one only loses its devices. Raises NodeError.
 
-        A machine that is not there is success.
+        False where there is no such machine.
         """
         with self._telling(), self._exclusive(_lock(key), due):
             if self.machines.get(key) is None:
-                return
+                return False
             machine = self._owned(key, owner)
             if machine.runs and not machine.adopted:
                 self.machines.stop(key, 0 if machine.is_paused else seconds, force or machine.is_paused, due)
@@ -268,6 +269,7 @@ class Platform:
             self.machines.forget(key, due)
             self._wanted.pop(key, None)
             _note("deleted", key, caller, forced=force or None)
+        return True
 
     def give_back(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Unprepare the claims of a machine that does not run; it stays known. Raises NodeError."""

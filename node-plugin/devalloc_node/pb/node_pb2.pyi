@@ -218,14 +218,16 @@ class UnprepareClaimRequest(_message.Message):
     def __init__(self, claim: _Optional[_Union[ClaimRef, _Mapping]] = ..., dry_run: _Optional[bool] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class UnprepareClaimReply(_message.Message):
-    __slots__ = ("result", "steps", "ended_machines")
+    __slots__ = ("result", "steps", "ended_machines", "found")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     ENDED_MACHINES_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
     result: Result
     steps: _containers.RepeatedCompositeFieldContainer[Step]
     ended_machines: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., ended_machines: _Optional[_Iterable[str]] = ...) -> None: ...
+    found: bool
+    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., ended_machines: _Optional[_Iterable[str]] = ..., found: _Optional[bool] = ...) -> None: ...
 
 class ListClaimsRequest(_message.Message):
     __slots__ = ("namespace", "steps")
@@ -268,12 +270,14 @@ class DetachClaimRequest(_message.Message):
     def __init__(self, claim: _Optional[_Union[ClaimRef, _Mapping]] = ..., machine: _Optional[_Union[MachineRef, _Mapping]] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class DetachClaimReply(_message.Message):
-    __slots__ = ("result", "ended_machine")
+    __slots__ = ("result", "ended_machine", "found")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     ENDED_MACHINE_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
     result: Result
     ended_machine: bool
-    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., ended_machine: _Optional[bool] = ...) -> None: ...
+    found: bool
+    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., ended_machine: _Optional[bool] = ..., found: _Optional[bool] = ...) -> None: ...
 
 class MachineSpec(_message.Message):
     __slots__ = ("cpu", "memory", "start", "nics", "pci_slots", "restart_policy", "powerdown_seconds", "node_name")
@@ -510,10 +514,12 @@ class DeleteMachineRequest(_message.Message):
     def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., grace_ms: _Optional[int] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class DeleteMachineReply(_message.Message):
-    __slots__ = ("result",)
+    __slots__ = ("result", "found")
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
     result: Result
-    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ...) -> None: ...
+    found: bool
+    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., found: _Optional[bool] = ...) -> None: ...
 
 class ScaleMachineRequest(_message.Message):
     __slots__ = ("machine", "vcpus", "cpu_milli", "memory_bytes")

@@ -99,9 +99,10 @@ class NodeService(node_pb2_grpc.NodeServicer):
                 return pb.UnprepareClaimReply()  # nobody knows it, and nothing of that name is prepared (T9)
             if request.dry_run:
                 steps = [replies.recorded(step) for held in self._platform.held(ref.uid) for step in held.steps]
-                return pb.UnprepareClaimReply(steps=reversed(steps))
+                return pb.UnprepareClaimReply(steps=reversed(steps), found=bool(self._platform.held(ref.uid)))
+            found = bool(self._platform.held(ref.uid))
             ended = self._platform.unprepare(ref, due, force=request.force, caller=caller)
-            return pb.UnprepareClaimReply(ended_machines=ended)
+            return pb.UnprepareClaimReply(ended_machines=ended, found=found)
 
         about = _named(request.claim) | _forced(request.force)
         return self._change(context, "UnprepareClaim", about, pb.UnprepareClaimReply, work)
@@ -130,7 +131,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
             key = fields.machine_key(request.machine)
             ref = self._platform.named(fields.claim_ref(request.claim), prepared=True)
             ended = self._platform.detach(ref, key, due, force=request.force, caller=caller)
-            return pb.DetachClaimReply(ended_machine=ended)
+            return pb.DetachClaimReply(ended_machine=bool(ended), found=ended is not None)
 
         about = _named(request.claim) | _machine(request.machine) | _forced(request.force)
         return self._change(context, "DetachClaim", about, pb.DetachClaimReply, work)
@@ -170,8 +171,9 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def DeleteMachine(self, request: pb.DeleteMachineRequest, context: grpc.ServicerContext) -> pb.DeleteMachineReply:
         def work(due: Deadline, caller: str) -> pb.DeleteMachineReply:
             key = fields.machine_key(request.machine)
-            self._platform.delete(key, _seconds(request.grace_ms), due, force=request.force, caller=caller)
-            return pb.DeleteMachineReply()
+            grace = _seconds(request.grace_ms)
+            found = self._platform.delete(key, grace, due, force=request.force, caller=caller)
+            return pb.DeleteMachineReply(found=found)
 
         about = _machine(request.machine) | _forced(request.force)
         longer = request.grace_ms / 1000

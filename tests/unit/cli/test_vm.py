@@ -90,7 +90,7 @@ class TestMachines:
         assert devalloc_vm("plug", "web", "out", "--user-net").out == "out plugged into web: user network\n"
         assert devalloc_vm("get", "web").out.splitlines()[1].split()[4] == "3"
         assert "lan: tap0 52:54:00:00:00:01; out: user network" in devalloc_vm("get", "web", "-o", "wide").out
-        (shown, *_) = devalloc_vm("get", "web", "-o", "json").json["items"][0]["devices"]
+        (shown, *_) = devalloc_vm("get", "web", "-o", "json").json["devices"]
         assert shown["disk"] == {"path": "/usr/images/d", "format": "qcow2", "readOnly": True, "device": "nvme"}
         gone = devalloc_vm("unplug", "web", "data", "nothing")
         assert (gone.code, gone.out) == (0, "data unplugged from web\nnothing is not in web\n")
@@ -106,7 +106,26 @@ class TestMachines:
         assert not plugin.bench.is_initial()
         assert devalloc_vm("unprepare", "claim-uid-0").out == "claim-uid-0 unprepared\n"
         assert plugin.bench.is_initial()
-        assert devalloc_vm("unprepare", "claim-uid-0").code == 0, "it is"
+        again = devalloc_vm("unprepare", "claim-uid-0")
+        assert (again.code, again.out) == (0, "claim-uid-0 is not prepared here\n"), "nothing had to be done"
+
+    def test_what_was_not_there_is_not_said_to_be_gone_now(self, devalloc_vm: Vm, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        devalloc_vm.create("web")
+        for said, *args in (
+            ("never is not there", "delete", "never"),
+            ("nothere is not prepared here", "unprepare", "nothere"),
+            ("claim-uid-0 is not in web", "detach", "web", "claim-uid-0"),
+        ):
+            found = devalloc_vm(*args)
+            assert (found.code, found.out) == (0, f"{said}\n")
+
+    def test_one_machine_is_printed_as_it_is_and_several_as_a_list(self, devalloc_vm: Vm) -> None:
+        devalloc_vm.create("a")
+        devalloc_vm.create("b")
+        assert devalloc_vm("get", "a", "-o", "json").json["machine"]["name"] == "a"
+        both = devalloc_vm("get", "a", "b", "-o", "json").json["items"]
+        assert [one["machine"]["name"] for one in both] == ["a", "b"]
 
     def test_unprepare_ends_a_machine_only_by_force(self, devalloc_vm: Vm, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")

@@ -93,7 +93,7 @@ class TestClaims:
         assert listed.state == pb.Claim.PREPARED
         assert {step.kind: step.done for step in listed.steps} == {"use": True, "property": True, "reset": True}
         reply = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=claim(uid="uid-0")))
-        assert reply.result == pb.Result(outcome=DONE)
+        assert reply == pb.UnprepareClaimReply(result=pb.Result(outcome=DONE), found=True)
         assert plugin.bench.host.state == {}
         assert not plugin.node.ListClaims(pb.ListClaimsRequest()).claims
 
@@ -136,7 +136,8 @@ class TestClaims:
 
     def test_unprepare_of_what_nobody_knows_succeeds(self, plugin: Served) -> None:
         for asked in (claim("nobody"), claim("nobody", "no-such-uid")):
-            assert plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=asked)).result.outcome == DONE
+            reply = plugin.node.UnprepareClaim(pb.UnprepareClaimRequest(claim=asked))
+            assert (reply.result.outcome, reply.found) == (DONE, False)
 
     def test_a_dry_run_tells_the_steps_and_takes_none(self, plugin: Served) -> None:
         ref = plugin.bench.add("a/slot-1")
@@ -491,7 +492,7 @@ class TestAttach:
         plugin.node.CreateMachine(creation("web", "claim-uid-0"))
         plugin.machines.stubborn.add("default/web")
         reply = plugin.node.DetachClaim(pb.DetachClaimRequest(claim=claim(), machine=web(), force=True))
-        assert (reply.result.outcome, reply.ended_machine) == (DONE, True)
+        assert (reply.result.outcome, reply.ended_machine, reply.found) == (DONE, True, True)
         assert len(plugin.bench.claims.prepared()) == 1
 
 
