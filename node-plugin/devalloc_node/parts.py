@@ -69,6 +69,12 @@ class Machines(Protocol):
     def start(self, machine: VirtualMachine, deadline: Deadline) -> None:
         """With its CPUs stopped. One that runs already as it is wanted stays as it is."""
 
+    def lost(self, key: str) -> object | None:
+        """What lives as the machine though nothing is known of it; None where nothing does."""
+
+    def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
+        """Keep one that is lost again, if it is that run. Raises Denied (``MachineRuns``) where it is another."""
+
     def resume(self, key: str, deadline: Deadline) -> None: ...
 
     def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None: ...

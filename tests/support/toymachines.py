@@ -34,6 +34,8 @@ class ToyMachines:
     patience: dict[str, float | None] = field(default_factory=dict)
     """Seconds that guests were given to power down."""
     slots: int = 4
+    forgotten: dict[str, Machine] = field(default_factory=dict)
+    """Machines that live and that nothing is known of."""
     touched: Callable[[], None] = lambda: None
     """Called before each change of QEMU, and before its answer gets back; may raise."""
     mutex: threading.RLock = field(default_factory=threading.RLock)
@@ -49,6 +51,16 @@ class ToyMachines:
         there = self.known.get(key)
         if there is None or not there.runs:
             self.known[key] = self._new(machine, is_paused=True)
+
+    def lost(self, key: str) -> Machine | None:
+        return self.forgotten.get(key)
+
+    def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
+        there = self.forgotten.get(key)
+        if there is not None:
+            if machine is None or there.id != run:
+                raise Denied("MachineRuns", f"machine {key} runs, and is not {run}", retryable=True)
+            self.known[self._check("take_up", key)] = self.forgotten.pop(key)
 
     def resume(self, key: str, deadline: Deadline) -> None:
         self._check("resume", key)

@@ -17,7 +17,7 @@ from typing import Protocol
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine import accel, adopt, amounts, launch, plain, users
+from devalloc_node.machine import accel, adopt, amounts, launch, lost, plain, users
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.lock import MachineLocks
@@ -32,8 +32,6 @@ from devalloc_node.machine.view import Amounts, Machine
 LOG = logging.getLogger(__name__)
 _SETTLE_SECONDS = 120.0
 """How long a change of a machine is waited for before it is noted that the machine ended."""
-_PAUSED = "prelaunch"
-"""What QEMU says of itself until its CPUs are let run for the first time."""
 _ADOPTING = "adopting"
 """The lock under which it is seen to that one process is one machine; those of machines end in a digest."""
 
@@ -86,9 +84,11 @@ class Machines:
             with suppress_and_log(found):
                 if (process := launch.life(found, self.config)) is not None:
                     LOG.warning(
-                        "machine %s (process %d) runs, and the journal does not know it; end it by hand where it is "
-                        "not wanted: until then no machine of its name can be started",
+                        "machine %s (process %d) runs, and the journal does not know it; it is taken up where a "
+                        "VirtualMachine of the store tells of this run; end it by hand where it is not wanted (kill "
+                        "%d): until then no other machine of its name can be started",
                         found,
+                        process.pid,
                         process.pid,
                     )
 
@@ -181,12 +181,7 @@ class Machines:
                     self._come_up(known, deadline)
                 return
             if (found := launch.life(spec.id, self.config)) is not None:  # a journal was lost, or an older one put back
-                raise Denied(
-                    "MachineRuns",
-                    f"machine {spec.key} runs already, as process {found.pid}, and the journal does not know it; end "
-                    "that process first",
-                    retryable=True,
-                )
+                raise lost.refusal(spec.key, found)
             how = accel.chosen(self.config)
             began = False
             try:
@@ -203,6 +198,24 @@ class Machines:
                 if began and error.code != "MachineRuns":
                     self._take_back(record, error)
                 raise error from None
+
+    def lost(self, key: str) -> Process | None:
+        """The process of a machine that lives and has no record; None where there is none. Raises NodeError."""
+        return None if self.records.record(MACHINES, key) is not None else launch.life(machine_id(key), self.config)
+
+    def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
+        """Keep one that is ``lost`` again, as ``machine``, if it is the ``run`` that this was last seen as.
+
+        Nothing to do where none is lost. Raises Denied (``MachineRuns``) where it is another run; Failed, Unknown.
+        """
+        if self.lost(key) is None:
+            return
+        with self.hold(key, deadline):
+            if (process := self.lost(key)) is not None:
+                if machine is None:
+                    raise lost.refusal(key, process)
+                self._put(lost.recognised(self, machine, run, process, deadline))
+                self._deaths.watch(key, process)
 
     def resume(self, key: str, deadline: Deadline) -> None:
         """Let its CPUs run. Nothing to do where they do."""
@@ -431,6 +444,8 @@ class Machines:
                 # Whoever was stopping it is no more, and its guest goes on; or who started it came to the end of that.
                 if record.state == "stopping" or (record.state == "starting" and self._has_run(record)):
                     self._put(record.become("running"))
+                elif record.state in ("stopped", "failed"):  # an older journal was put back: this is a later run of it
+                    self._put(lost.seen(self, record, Deadline.after(LOOK_SECONDS)))
                 self._deaths.watch(key, process)
             elif record.state not in ("stopped", "failed"):
                 self._put(ended(record, self.config))
@@ -440,7 +455,7 @@ class Machines:
         """Whether its CPUs were let run. Where that cannot be told, the record counts."""
         with suppress_and_log(record.spec.key), self.line(record) as monitor:
             status = monitor.execute("query-status", deadline=Deadline.after(LOOK_SECONDS))["status"]
-            return bool(status != _PAUSED)
+            return bool(status != lost.PAUSED)
         return False
 
     def _died(self, key: str) -> None:

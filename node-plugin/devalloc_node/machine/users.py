@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+
 from devalloc_node.errors import Denied
-from devalloc_node.machine import adopt
+from devalloc_node.machine import adopt, launch
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records
+from devalloc_node.machine.spec import machine_id
 
 LOCK = "users"
 """The lock under which they are given; those of machines end in a digest."""
@@ -16,9 +20,12 @@ def free(key: str, config: MachineConfig, records: Records) -> int | None:
     plugin's own. It is given when it is written down: until then hold LOCK. Raises Denied (``NoFreeUser``)."""
     if config.users is None or adopt.own_user() != 0:
         return None
-    taken = {}
+    taken: set[object] = set()
+    for other_id in launch.lives(config) - {machine_id(key)}:  # also those that the journal has lost
+        with suppress(OSError):
+            taken.add(os.lstat(config.folder(other_id)).st_uid)
     for other, content in records.records(MACHINES).items():
-        taken[content.get("user")] = other
+        taken.add(content.get("user"))
         if other == key and content.get("user") in config.users:
             return int(content["user"])
     for user in config.users:

@@ -27,6 +27,8 @@ WORK_SECONDS = 30.0
 """For one change; powering down has its own time beside it."""
 SCALE_SECONDS = 10.0
 """For one amount: a guest that boots, or does not want to, is asked again later."""
+_RUN = ("machineID", "pid")
+"""Parts of the status that tell which run of a machine there is."""
 
 Claims = Mapping[tuple[str, str], Object]
 """DeviceClaims by namespace and name."""
@@ -62,6 +64,7 @@ class Keeper:
             if held is None:
                 holder = objects.holder_of(obj)  # who has the last word on its status
                 return Outcome("MachineElsewhere", f"it is still on node {holder}") if holder else None
+            self._take_up(obj, vm)
             if vm is None:
                 problem = next((problem for problem in decoded.problems if problem.is_error), None)
                 outcome = Outcome("MachineInvalid", str(problem or "it cannot be read"))
@@ -119,6 +122,8 @@ class Keeper:
         """It is deleted, or of another node now: nothing of it stays here. Where that fails it stays held."""
         key, uid = objects.key_of(obj), obj["metadata"]["uid"]
         try:
+            if objects.holder_of(obj) == self._platform.node_name:
+                self._take_up(obj, vm)
             machine = self._platform.machines.get(key)
             # Another one of its name is not its own; one whose record cannot be read may be.
             if machine is not None and (machine.uid == uid or machine.started is None):
@@ -143,6 +148,14 @@ class Keeper:
                 self._platform.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
 
     # Within.
+
+    def _take_up(self, obj: Object, vm: VirtualMachine | None) -> None:
+        """After a journal was lost, or an older one put back: its machine may run though nothing is known of it.
+
+        Raises Denied (``MachineRuns``) where what runs as it is not the run that the object tells of.
+        """
+        run = obj.get("status", {}).get("machineID", "")
+        self._platform.machines.take_up(objects.key_of(obj), vm, run, Deadline.after(WORK_SECONDS))
 
     def _mine(self, key: str, uid: str) -> Machine | None:
         """The object's machine. Raises Denied (``MachineExists``) where another one has its name."""
@@ -245,7 +258,10 @@ class Keeper:
         reason, message = outcome.reason, outcome.message
         if machine is not None and not reason and machine.phase != "Running":
             reason, message = machine.reason, machine.message
-        objects.tell(self._store, obj, objects.status_of(vm, machine, plugs, reason, message))
+        status = objects.status_of(vm, machine, plugs, reason, message)
+        if machine is None and self._platform.machines.lost(key) is not None:  # it is to be known again by what it was
+            status = {**{name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}, **status}
+        objects.tell(self._store, obj, status)
 
 
 def _pending(vm: VirtualMachine, machine: Machine) -> list[Outcome]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -131,25 +132,72 @@ def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = world.machines.config
+    with living(config) as lost:
+        kernel = config.state / "kernel"
+        kernel.touch()
+        with pytest.raises(Denied, match=f"process {lost.pid}") as denied:
+            world.platform.create(virtual_machine("m", start={"kernel": str(kernel)}), (), due())
+        assert (denied.value.code, lost.poll()) == ("MachineRuns", None)
+        world.machines.recover()
+        assert f"process {lost.pid}" in caplog.text
+        assert world.machines.list() == []
+
+
+@contextmanager
+def living(config: MachineConfig) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is the machine, by its life file."""
     config.state.mkdir()
-    kernel = config.state / "kernel"
-    kernel.touch()
     life = config.life(machine_id(KEY))
     script = "import fcntl,os,sys,time;f=open(sys.argv[1]);fcntl.flock(f,2);print(1,flush=True);time.sleep(600)"
     life.touch()
-    lost = subprocess.Popen([sys.executable, "-c", script, str(life)], stdout=-1)
-    with lost:
+    with subprocess.Popen([sys.executable, "-c", script, str(life)], stdout=-1) as lives:
         try:
-            assert lost.stdout is not None
-            assert lost.stdout.readline() == b"1\n"
-            there = process(lost.pid)
+            assert lives.stdout is not None
+            assert lives.stdout.readline() == b"1\n"
+            there = process(lives.pid)
             assert there is not None
             life.write_text(f"{there.pid} {there.started}\n")
-            with pytest.raises(Denied, match=f"process {lost.pid}") as denied:
-                world.platform.create(virtual_machine("m", start={"kernel": str(kernel)}), (), due())
-            assert (denied.value.code, lost.poll()) == ("MachineRuns", None)
-            world.machines.recover()
-            assert f"process {lost.pid}" in caplog.text
-            assert world.machines.list() == []
+            yield lives
         finally:
-            lost.kill()
+            lives.kill()
+
+
+@pytest.mark.parametrize(("status", "state"), [("running", "running"), ("prelaunch", "starting")])
+def test_a_machine_that_the_journal_lost_is_taken_up_if_its_object_tells_of_this_very_run(
+    world: World, status: str, state: str
+) -> None:
+    config, machine = world.machines.config, virtual_machine("m")
+    with living(config), memory_qemu(config) as qemu:
+        qemu.status = status
+        for wrong in ("", "6a8f0b3e-0000-4000-8000-000000000002"):
+            with pytest.raises(Denied) as denied:
+                world.machines.take_up(KEY, machine, wrong, due())
+            assert (denied.value.code, world.machines.get(KEY)) == ("MachineRuns", None)
+        world.machines.take_up(KEY, machine, qemu.uuid, due())
+        record = world.machines.known(KEY)
+        assert (record.state, record.run, record.machine) == (state, qemu.uuid, machine)
+        world.machines.take_up(KEY, machine, "another", due())  # it is not lost any more
+        assert world.machines.known(KEY) == record
+        assert qemu.said == [], "nothing is done to it"
+
+
+def test_a_machine_that_an_older_journal_has_as_stopped_is_seen_to_run(world: World) -> None:
+    config = world.machines.config
+    with living(config) as lives, memory_qemu(config) as qemu:
+        old = MachineRecord(virtual_machine("m").to_manifest(), "failed", "an older run", reason="StartUndone")
+        world.machines.records.put(MACHINES, KEY, content_of(old))
+        world.machines.recover()
+        machine = world.platform.machine(KEY)
+        assert (machine.phase, machine.id, machine.reason, machine.pid) == ("Running", qemu.uuid, "", lives.pid)
+
+
+@contextmanager
+def memory_qemu(config: MachineConfig) -> Iterator[FakeQemu]:
+    """What answers on the machine's own socket."""
+    config.folder(machine_id(KEY)).mkdir(parents=True)
+    qemu = FakeQemu(config.folder(machine_id(KEY)) / "qmp")
+    qemu.uuid = "6a8f0b3e-0000-4000-8000-000000000001"
+    try:
+        yield qemu
+    finally:
+        qemu.close()

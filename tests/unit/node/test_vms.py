@@ -167,6 +167,29 @@ class TestStart:
         assert (world.status()["phase"], world.status()["reason"]) == ("Pending", reason)
         assert world.machines.told == []
 
+    def test_a_machine_that_the_journal_lost_runs_on_and_is_its_objects(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        told = world.status()
+        world.machines.forgotten["default/web"] = world.machines.known.pop("default/web")
+        world.machines.told.clear()
+        world.round(times=2)
+        assert world.machines.told == ["take_up default/web"]
+        assert world.status() == told
+
+    def test_a_deleted_object_stays_while_what_may_be_its_machine_runs(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        run = world.status()["machineID"]
+        lost = world.machines.forgotten["default/web"] = replace(world.machines.known.pop("default/web"), id="later")
+        world.store.delete("VirtualMachine", "default", "web")
+        world.round(times=2)
+        assert (world.status()["reason"], world.status()["machineID"]) == ("MachineRuns", run)
+        world.machines.forgotten["default/web"] = replace(lost, id=run)
+        world.round(times=2)
+        assert not world.exists("VirtualMachine", "web")
+        assert world.machines.forgotten == world.machines.known == {}
+
     def test_a_start_that_fails_leaves_nothing_and_is_tried_again_ever_more_rarely(self, world: World) -> None:
         world.claim("gpu", "a/slot-0", "b/slot-1")
         world.apply(vm("web", "gpu"))

@@ -1,0 +1,68 @@
+"""Machines that live and that the journal does not know: it was lost, or an older one was put back."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine import adopt
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.process import Process
+from devalloc_node.machine.records import MachineRecord
+from devalloc_node.machine.translate import spec_of
+
+if TYPE_CHECKING:
+    from devalloc_node.machine.machines import Machines
+
+LOG = logging.getLogger(__name__)
+PAUSED = "prelaunch"
+"""What QEMU says of itself until its CPUs are let run for the first time."""
+
+
+def refusal(name: str, process: Process) -> Denied:
+    """What is said of one that nobody can tell what it is."""
+    return Denied(
+        "MachineRuns",
+        f"machine {name} runs already, as process {process.pid}, and the journal does not know it; shut its guest down "
+        f"or end that process first (kill {process.pid})",
+        retryable=True,
+    )
+
+
+def recognised(machines: Machines, machine: VirtualMachine, run: str, process: Process, due: Deadline) -> MachineRecord:
+    """The record of one that lives, if it is the ``run`` that its object tells of; of what it is the object is told.
+
+    Raises Denied (``MachineRuns``) where it is another, Failed, Unknown where it does not say.
+    """
+    spec = spec_of(machine)
+    if not run:
+        raise refusal(spec.key, process)
+    record = MachineRecord(machine.to_manifest(), "running", run, user_of(machines.config, spec.id))
+    there = seen(machines, record, due)
+    if there.run != run:
+        raise refusal(spec.key, process)
+    LOG.warning("machine %s (process %d), which the journal does not know, is taken up again", spec.key, process.pid)
+    return there
+
+
+def seen(machines: Machines, record: MachineRecord, due: Deadline) -> MachineRecord:
+    """What QEMU says of a machine that lives: which run it is, and whether its CPUs ever ran. Raises NodeError."""
+    with machines.line(record) as monitor:
+        run = str(UUID(monitor.execute("query-uuid", deadline=due)["UUID"]))
+        status = monitor.execute("query-status", deadline=due)["status"]
+    return replace(record.become("starting" if status == PAUSED else "running"), run=run)
+
+
+def user_of(config: MachineConfig, found: str) -> int | None:
+    """What a machine's QEMU runs as, by its folder, which it cannot give away. Raises Failed."""
+    try:
+        user = os.lstat(config.folder(found)).st_uid
+    except OSError as error:
+        raise Failed("HostUnreadable", f"the folder of machine {found} cannot be looked at: {error}") from None
+    return None if user == adopt.own_user() else user
