@@ -67,15 +67,29 @@ def plugged(device: MachineDevice) -> str:
 
 
 def vcpus(wanted: Amounts, observed: Amounts) -> str:
-    """``2``, or ``2 of 4`` where it has not what is wanted; ``(4)`` where it has nothing, or nobody knows."""
+    """``2``, or ``2 of 4`` where it has not what is wanted; ``(4)`` where it has nothing, or nobody knows.
+
+    ``2 at 1500m`` where they may not use all of their time.
+    """
     want = str(wanted.vcpus) if wanted.HasField("vcpus") else ""
-    return _of(str(observed.vcpus) if observed.HasField("vcpus") else "", want)
+    told = _of(str(observed.vcpus) if observed.HasField("vcpus") else "", want)
+    return f"{told} at {cores(observed.cpu_milli)}" if is_bounded(observed) else told
 
 
 def memory(wanted: Amounts, observed: Amounts) -> str:
     """``2Gi``, or ``1Gi of 2Gi`` where it has not what is wanted."""
     want = size(wanted.memory_bytes) if wanted.HasField("memory_bytes") else ""
     return _of(size(observed.memory_bytes) if observed.HasField("memory_bytes") else "", want)
+
+
+def is_bounded(amounts: Amounts) -> bool:
+    """Whether its vCPUs together may use less than all of their time."""
+    return amounts.HasField("cpu_milli") and amounts.cpu_milli < amounts.vcpus * 1000
+
+
+def cores(milli: int) -> str:
+    """Thousandths of a core as people write them: 1500m, 2."""
+    return f"{milli}m" if milli % 1000 else str(milli // 1000)
 
 
 def _of(have: str, want: str) -> str:

@@ -18,9 +18,7 @@ def request_of(manifest: dict[str, Any]) -> pb.CreateMachineRequest | pb.AdoptMa
     machine = VirtualMachine.model_validate(manifest)
     spec = machine.spec
     if not spec.running:
-        raise BadInput(
-            f"machine {'/'.join(machine.key)} is not to run (spec.running: false); there is nothing to create"
-        )
+        raise BadInput("it is not to run (spec.running: false); there is nothing to create")
     ref = pb.MachineRef(namespace=machine.namespace, name=machine.metadata.name)
     claims = [pb.ClaimRef(namespace=machine.namespace, name=name) for name in spec.claims]
     if spec.adopt is not None:

@@ -117,23 +117,32 @@ def create(files: tuple[str, ...], namespace: str, socket: Path, timeout: float)
     from devalloc.cli import machinespecs
     from devalloc.cli.documents import read
     from devalloc.cli.nodesocket import connected
+    from devalloc.cli.verb import Failed
 
     documents = read(files, namespace)
     code = documents.exit_code
     machines = []
     for document in documents.good:
         if document.content["kind"] == "VirtualMachine":
-            machines.append(document.content)
+            machines.append(document)
         else:
             note(f"error: {document.source}: only VirtualMachines are created here, not {document.content['kind']}")
             code = 2
-    with connected(socket) as node:
-        for manifest in machines:
+    with connected(socket):
+        pass  # where nobody answers, that is said once
+    for document in machines:
+        manifest = document.content
+        name = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+        try:
             request = machinespecs.request_of(manifest)
-            ask = node.AdoptMachine if "adopt" in manifest["spec"] else node.CreateMachine
-            done = "adopted" if "adopt" in manifest["spec"] else "created"
-            name = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
-            code = max(code, _said(name, done, ask(request, timeout=timeout).result))
+            with connected(socket) as node:
+                ask = node.AdoptMachine if "adopt" in manifest["spec"] else node.CreateMachine
+                result = ask(request, timeout=timeout).result
+        except Failed as error:
+            note(f"error: {document.source}: machine {name}: {error.message}")
+            code = max(code, error.exit_code)
+        else:
+            code = max(code, _said(name, "adopted" if "adopt" in manifest["spec"] else "created", result))
     return code
 
 
@@ -427,7 +436,7 @@ def scale(
     \b
     devalloc vm scale web --vcpus 4 --memory 2Gi
     """
-    from devalloc.cli.machines import bytes_of, milli_of, size
+    from devalloc.cli.machines import bytes_of, cores, is_bounded, milli_of, size
     from devalloc.cli.nodesocket import connected, content, failure, machine_ref
     from devalloc.cli.output import dump
     from devalloc_node.pb.node_pb2 import ScaleMachineRequest
@@ -457,10 +466,12 @@ def scale(
     seen, has = reply.observed, []
     if seen.HasField("vcpus"):
         has.append(f"{seen.vcpus} vCPU{'s' if seen.vcpus != 1 else ''}")
+    if seen.HasField("cpu_milli") and (request.HasField("cpu_milli") or is_bounded(seen)):
+        has.append(f"{cores(seen.cpu_milli)} of CPU")
     if seen.HasField("memory_bytes"):
         has.append(f"{size(seen.memory_bytes)} of memory")
     if has:
-        click.echo(f"{name} has {' and '.join(has)}")
+        click.echo(f"{name} has {', '.join(has[:-1])}{' and ' if has[1:] else ''}{has[-1]}")
     return code
 
 

@@ -175,6 +175,10 @@ def test_memory_in_dimms_of_a_numa_node_a_part_of_a_cpu_and_an_iommu(machines: M
         assert cgroup.limit_of(group) == 500
         machines.scale(KEY, "cpu", 2000, soon())
         assert cgroup.limit_of(group) is None, "whole CPUs are bounded by being so many"
+        machines.scale(KEY, "cpu", 1000, soon())
+        assert cgroup.limit_of(group) == 1000, "they are two, and may use the time of one"
+        machines.scale(KEY, "cpu", 0, soon())
+        assert cgroup.limit_of(group) is None
     guest = booted(machines)
     assert guest.check("cat /sys/devices/system/cpu/online") == "0-1"
     assert memory_of(guest) > 512 * MIB, "a DIMM that was there from the start"

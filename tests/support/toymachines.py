@@ -93,7 +93,10 @@ class ToyMachines:
             raise Denied("GuestRefused", f"the guest of machine {key} keeps its {what}", retryable=True)
         name = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}[what]
         machine = self.known[key]
-        self.known[key] = replace(machine, observed=replace(machine.observed, **{name: amount}))
+        observed = machine.observed
+        if what == "vcpus" and observed.cpu_milli == (observed.vcpus or 0) * 1000:  # bounded by being so many
+            observed = replace(observed, cpu_milli=amount * 1000)
+        self.known[key] = replace(machine, observed=replace(observed, **{name: amount}))
 
     def plug_in(self, key: str, device: PlainDevice, deadline: Deadline) -> PlainDevice:
         self._check("plug_in", key)

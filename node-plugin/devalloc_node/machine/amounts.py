@@ -29,9 +29,7 @@ def observe(
 ) -> Amounts:
     """What QEMU has, and the kernel gives it."""
     vcpus = cpu.count(monitor, deadline)
-    share = None
-    if process is not None and (group := _group(record.spec, config, process)) is not None:
-        share = cgroup.limit_of(group)
+    share = None if process is None else share_of(record.spec, config, process)
     milli = vcpus * CPU if share is None else min(share, vcpus * CPU)
     return Amounts(milli, vcpus, memory.observe(monitor, deadline).total)
 
@@ -50,13 +48,12 @@ def apply(
     if what == "vcpus":
         _within(spec, "vCPUs", amount, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most))
         there = cpu.scale(monitor, spec.key, amount, deadline)
-        # Whole CPUs have no other bound than their number.
-        share = told.cpu_milli if (told.cpu_milli or 0) % CPU else there * CPU
-        return replace(told, vcpus=there, cpu_milli=share)
+        bounded = share_of(spec, config, process) is not None or (told.cpu_milli or 0) % CPU
+        return replace(told, vcpus=there, cpu_milli=told.cpu_milli if bounded else there * CPU)
     if what == "cpu":
         if amount:
             _within(spec, "thousandths of a CPU", amount, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
-        limit_cpu(spec, config, process, amount)
+        limit_cpu(spec, config, process, amount, cpu.count(monitor, deadline))
         return replace(told, cpu_milli=amount or None)
     if what == "memory":
         _within(spec, "bytes of memory", amount, spec.memory.least, spec.memory.most)
@@ -74,12 +71,18 @@ def kept(record: MachineRecord, monitor: Monitor, what: str) -> Amounts:
     return replace(told, memory_bytes=memory.observe(monitor, due).total)
 
 
-def limit_cpu(spec: MachineSpec, config: MachineConfig, process: Process, thousandths: int) -> None:
-    """Bound its CPU time where the amount is no whole number of CPUs (whole ones its vCPUs bound), read back.
+def share_of(spec: MachineSpec, config: MachineConfig, process: Process) -> int | None:
+    """Thousandths of a CPU that its cgroup bounds it to; None where nothing but its vCPUs does."""
+    group = _group(spec, config, process)
+    return None if group is None else cgroup.limit_of(group)
+
+
+def limit_cpu(spec: MachineSpec, config: MachineConfig, process: Process, thousandths: int, vcpus: int) -> None:
+    """Bound its CPU time (0: no bound), read back. Its vCPUs themselves bound it to as many CPUs as there are.
 
     Raises Denied (``CgroupShared``) for an adopted machine that is not alone in its cgroup; Failed.
     """
-    wanted = thousandths if thousandths % CPU else None
+    wanted = thousandths if thousandths % CPU or 0 < thousandths < vcpus * CPU else None
     group = _group(spec, config, process)
     if group is None:
         if wanted is None:
@@ -87,7 +90,7 @@ def limit_cpu(spec: MachineSpec, config: MachineConfig, process: Process, thousa
         raise Denied(
             "CgroupShared",
             f"machine {spec.key} (process {process.pid}) has no cgroup of its own, so that it cannot be given "
-            f"{thousandths} thousandths of a CPU; give it whole ones",
+            f"{thousandths} thousandths of a CPU; change how many vCPUs it has",
         )
     if spec.adopt is None and launch.uses_systemd(config):
         _tell_systemd(spec, wanted)

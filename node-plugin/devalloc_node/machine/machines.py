@@ -25,7 +25,7 @@ from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, ended, view
 from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor, readable
 from devalloc_node.machine.process import Process, alive
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records, content_of, record_of
-from devalloc_node.machine.spec import PlainDevice, machine_id
+from devalloc_node.machine.spec import PlainDevice, machine_id, whole_cpus
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine
 
@@ -390,7 +390,7 @@ class Machines:
             if monitor.execute("query-uuid", deadline=deadline)["UUID"] != record.run:
                 raise Denied("MachineRuns", f"another run of machine {spec.key} lives already")
         process = self._lives(record)
-        amounts.limit_cpu(spec, self.config, process, spec.cpus.use)
+        amounts.limit_cpu(spec, self.config, process, spec.cpus.use, whole_cpus(spec.cpus.use))
         self._put(replace(record, applied=amounts.asked_of(spec)))
         self._deaths.watch(spec.key, process)
 

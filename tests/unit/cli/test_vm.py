@@ -63,6 +63,9 @@ class TestMachines:
         assert devalloc_vm("scale", "web", "--vcpus", "4", "--memory", "2Gi").out == (
             "web has 4 vCPUs and 2Gi of memory\n"
         )
+        assert devalloc_vm("scale", "web", "--cpu", "1500m").out == "web has 4 vCPUs, 1500m of CPU and 2Gi of memory\n"
+        assert devalloc_vm("get", "web").out.splitlines()[1].split()[2:5] == ["4", "at", "1500m"]
+        assert devalloc_vm("scale", "web", "--cpu", "4").out == "web has 4 vCPUs, 4 of CPU and 2Gi of memory\n"
         plugin.machines.stubborn.add("default/web")
         assert devalloc_vm("scale", "web", "--vcpus", "1").code == 1
         assert devalloc_vm("get", "web").out.splitlines()[1].split()[2:6] == ["4", "of", "1", "2Gi"]
@@ -235,6 +238,16 @@ class TestRefusals:
         assert found.out == "default/right created\n"
         assert "spec.memory.max" in found.err
         assert "only VirtualMachines are created here, not DeviceClaim" in found.err
+
+    def test_of_several_machines_each_wrong_one_is_named_and_the_others_are_made(
+        self, devalloc_vm: Vm, plugin: Served
+    ) -> None:
+        manifests = [vm("rests", running=False), vm("web", nics=[{"backend": "tap", "interface": "way-too-long-name"}])]
+        found = devalloc_vm("create", "-f", "-", stdin=text(*manifests, vm("good")))
+        assert (found.code, found.out) == (2, "default/good created\n")
+        web, rests = found.err.splitlines()
+        assert rests.startswith("error: stdin, document 1: machine default/rests: it is not to run")
+        assert web.startswith("error: stdin, document 2")
 
     def test_a_machine_for_another_node_is_refused(self, devalloc_vm: Vm) -> None:
         found = devalloc_vm("create", "-f", "-", stdin=text(vm(nodeName="node-b")))
