@@ -10,7 +10,7 @@ from pathlib import Path
 
 from devalloc.store.errors import Damaged, StoreError, Unavailable, Unusable
 from devalloc.store.migrations import Schema, migrate
-from devalloc.store.paths import prepare
+from devalloc.store.paths import file_at, prepare
 
 BUSY_SECONDS = 30.0
 """How long a write waits for the writes of other processes."""
@@ -30,6 +30,16 @@ def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+def open_named(path: Path, schema: Schema) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
+    """As ``open_database``, and which file it is (``file_at``)."""
+    while True:
+        before = file_at(path)
+        connection = open_database(path, schema)
+        if before in (None, now := file_at(path)):
+            return connection, now
+        connection.close()  # another was put in its place meanwhile
 
 
 def open_reader(path: Path, schema: Schema) -> sqlite3.Connection:

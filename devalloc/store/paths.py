@@ -52,6 +52,17 @@ def prepare(path: Path, noun: str = "store") -> None:
         raise Unavailable(f"cannot open the {noun} {path}: {error.strerror}") from error
 
 
+def file_at(path: Path) -> tuple[int, int] | None:
+    """Which file has the name, as device and inode; None where none has. Raises Unavailable."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unavailable(f"cannot look at {path}: {error.strerror}") from error
+    return found.st_dev, found.st_ino
+
+
 def check_private(path: Path) -> None:
     """Refuse a link, anything but a plain file, and another user's file; take rights away from group and others."""
     try:

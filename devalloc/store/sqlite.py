@@ -8,6 +8,7 @@ Restoring a backup: ``restore``.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -19,12 +20,14 @@ from pathlib import Path
 
 from devalloc.store import lifecycle, migrations
 from devalloc.store.copies import copy_out, put_back
-from devalloc.store.database import explained, open_database, open_reader, transaction
-from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, Invalid, NotFound
+from devalloc.store.database import explained, open_named, open_reader, transaction
+from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, Invalid, NotFound, Unavailable
 from devalloc.store.key import Key, Object
 from devalloc.store.lease import hold
-from devalloc.store.paths import prepare_folder
+from devalloc.store.paths import file_at, prepare_folder
 from devalloc.store.protocol import Change, Event, EventType, Fence, Listing
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 """How long a watch may take to see a change. An idle watch then costs some 0.3 % of a core."""
@@ -40,7 +43,7 @@ class SQLiteStore:
         self.path = path
         self._deletions_kept = deletions_kept
         self._lock = threading.RLock()
-        self._connection = open_database(path, migrations.STORE)
+        self._connection, self._file = open_named(path, migrations.STORE)
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
         key = Key.checked(kind, namespace, name)
@@ -61,9 +64,12 @@ class SQLiteStore:
     ) -> Generator[Event, None, None]:
         wanted, version = _kinds(kinds), _version(since)
         until = None if timeout is None else time.monotonic() + timeout
+        file = file_at(self.path)
         with closing(open_reader(self.path, migrations.STORE)) as connection:
             rows, seen = _Rows(connection), None
             while stop is None or not stop.is_set():
+                if (now_there := file_at(self.path)) != file:
+                    raise self._removed() if now_there is None else Expired("the store was replaced; list again")
                 with explained(self.path, migrations.STORE):
                     (now,) = connection.execute("PRAGMA data_version").fetchone()
                     events: list[Event] = []
@@ -168,10 +174,29 @@ class SQLiteStore:
         with self._transaction(write=False) as rows:
             return rows.problems()
 
+    def _removed(self) -> Unavailable:
+        return Unavailable(
+            f"the store {self.path} was removed while it is in use; nothing was written. Put it, or a backup, back"
+        )
+
     @contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[_Rows]:
-        with self._lock, explained(self.path, migrations.STORE), transaction(self._connection, write=write):
-            yield _Rows(self._connection)
+        with self._lock:
+            self._follow()
+            with explained(self.path, migrations.STORE), transaction(self._connection, write=write):
+                yield _Rows(self._connection)
+
+    def _follow(self) -> None:
+        """Go on with the file that has the name now: another was put in its place, and nobody would see what is
+        written to the one that was there. Raises Unavailable where there is none."""
+        if (now := file_at(self.path)) == self._file:
+            return
+        if now is None:
+            raise self._removed()
+        before = self._connection
+        self._connection, self._file = open_named(self.path, migrations.STORE)
+        before.close()
+        log.warning("the store %s was replaced, by a restore or by hand; going on with what is there now", self.path)
 
 
 class _Rows:

@@ -15,6 +15,7 @@ from typing import Any
 
 from devalloc.store.database import explained, explanation, open_database, transaction
 from devalloc.store.errors import Damaged, Unusable
+from devalloc.store.paths import file_at
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal.folder import lost_log, make_private, move_aside, moved_aside, open_lock
@@ -95,7 +96,7 @@ class SQLiteJournal:
                 # What is in the database itself does not depend on the log. Where others read, theirs goes on.
                 self._connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            self._file = _identity(path)
+            self._file = file_at(path)
         except BaseException:
             self._connection.close()
             raise
@@ -298,7 +299,7 @@ class SQLiteJournal:
     def _refuse_lost(self) -> None:
         """What is written to a file without a name is gone with this process, and nobody would know."""
         log_file = self.path.with_name(f"{self.path.name}-wal")
-        lost = self.path if _identity(self.path) != self._file else log_file if _identity(log_file) is None else None
+        lost = self.path if file_at(self.path) != self._file else log_file if file_at(log_file) is None else None
         if lost is not None:
             raise Failed(
                 "JournalGone",
@@ -316,15 +317,6 @@ class SQLiteJournal:
         found = found or problems(self._connection)
         if found:
             raise Damaged(f"the journal {self.path} is damaged ({found[0]}).")
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """What a name leads to; None where it leads to nothing."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _refuse_steps(sql: sqlite3.Connection, owner: str) -> None:

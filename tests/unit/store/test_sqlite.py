@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from devalloc.store import Held, Invalid, StoreError, Unavailable, Unusable, migrations
+from devalloc.store import Expired, Held, Invalid, StoreError, Unavailable, Unusable, migrations
 from devalloc.store.lease import hold
 from devalloc.store.paths import default_path
 from devalloc.store.sqlite import SQLiteStore, restore
@@ -408,6 +408,37 @@ class TestRestore:
         with hold(path), pytest.raises(Held):
             restore(tmp_path / "copy.db", path)
         assert self.names(path) == ["kept", "later"]
+
+    def test_who_has_the_former_one_open_goes_on_with_the_restored_one(
+        self, store: SQLiteStore, path: Path, tmp_path: Path
+    ) -> None:
+        kept = store.create(claim("kept"))
+        store.backup(tmp_path / "copy.db")
+        store.create(claim("later"))
+        identity, since = store.identity(), store.list().resource_version
+        with closing(store.watch(since=since, timeout=10)) as events:
+            store.create(claim("last"))
+            assert next(events).object["metadata"]["name"] == "last"
+            aside = restore(tmp_path / "copy.db", path)
+            with pytest.raises(Expired):
+                next(events)
+        assert store.identity() != identity
+        assert [each["metadata"]["name"] for each in store.list().objects] == ["kept"]
+        store.replace({**kept, "spec": {"claims": [{"deviceClass": "other"}]}})
+        with closing(SQLiteStore(path)) as another:
+            assert another.get("DeviceClaim", "default", "kept")["spec"] == {"claims": [{"deviceClass": "other"}]}
+        assert aside is not None
+        with closing(SQLiteStore(aside)) as former:
+            assert len(former.list().objects) == 3
+            assert former.check() == []
+
+    def test_nothing_is_written_to_a_store_that_was_removed(self, store: SQLiteStore, path: Path) -> None:
+        path.rename(path.with_name("away"))
+        with pytest.raises(Unavailable, match="was removed"):
+            store.create(claim())
+        assert not path.exists(), "no empty one takes its place"
+        path.with_name("away").rename(path)
+        store.create(claim())
 
     @pytest.mark.parametrize("what", ["garbage", "other program", "newer", "damaged", "in use", "missing"])
     def test_what_is_no_good_backup_changes_nothing(
