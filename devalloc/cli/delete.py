@@ -83,9 +83,9 @@ def _meant(
     if everything:
         if len(what) != 1 or "/" in what[0]:
             raise BadInput("--all goes with one KIND and no names")
-        kind = kind_of(what[0])
+        kind = kind_of(what[0], store)
         listed = store.list(kind.kind, within if kind.namespaced else None).objects
         return [Key.of(obj) for obj in listed], 0
     if len(what) == 1 and "/" not in what[0]:
         raise BadInput(f"which {what[0]}? Name them, or say --all")
-    return keys_of(what, namespace), 0
+    return keys_of(what, namespace, store=store), 0

@@ -37,10 +37,10 @@ def describe(what: tuple[str, ...], namespace: str, store: Path | None) -> int:
     """
     from devalloc.cli.storage import opened
 
-    keys = keys_of(what, namespace)
-    if not keys:
-        raise BadInput(f"which {what[0]}? Name it, such as {what[0]}/NAME; `devalloc get {what[0]}` lists them")
     with opened(store) as objects:
+        keys = keys_of(what, namespace, store=objects)
+        if not keys:
+            raise BadInput(f"which {what[0]}? Name it, such as {what[0]}/NAME; `devalloc get {what[0]}` lists them")
         for i, key in enumerate(keys):
             if i:
                 click.echo()

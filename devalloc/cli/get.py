@@ -44,13 +44,13 @@ def get(
     from devalloc.cli.storage import opened
 
     if "/" not in what[0] and len(what) == 1:
-        kinds = [kind_of(word) for word in what[0].split(",")]
         with opened(store) as objects:
+            kinds = [kind_of(word, objects) for word in what[0].split(",")]
             return _list(objects, kinds, None if all_namespaces else namespace, output, watch)
     if all_namespaces:
         raise BadInput("a name and --all-namespaces do not go together; say the namespace with -n")
-    keys = keys_of(what, namespace)
     with opened(store) as objects:
+        keys = keys_of(what, namespace, store=objects)
         return _named(objects, keys, output, watch)
 
 
@@ -144,6 +144,8 @@ def _print_change(feed: Feed, change: str, obj: Object, output: str, *, namespac
 
 
 def _table(kind: str, objects: list[Object], output: str, namespaces: bool) -> tuple[list[str], list[list[Cell]]]:
+    from devalloc.api.kinds import KINDS
     from devalloc.cli.columns import header_and_rows
 
-    return header_and_rows(kind, objects, wide=output == "wide", namespaces=namespaces and kind_of(kind).namespaced)
+    namespaces = namespaces and (kind not in KINDS or KINDS[kind].namespaced)
+    return header_and_rows(kind, objects, wide=output == "wide", namespaces=namespaces)

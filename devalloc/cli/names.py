@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from devalloc.api.configobject import ConfigObject
 from devalloc.api.kinds import KINDS, Kind, find_kind
 from devalloc.cli.verb import BadInput
 from devalloc.store.key import Key
 
+if TYPE_CHECKING:
+    from devalloc.store import Store
 
-def kind_of(word: str) -> Kind:
-    """The kind for "DeviceClaim", "deviceclaims", "dclaim", "claims" and the like. Raises BadInput."""
+
+def kind_of(word: str, store: Store | None = None) -> Kind:
+    """The kind for "DeviceClaim", "deviceclaims", "dclaim", "claims" and the like. Raises BadInput.
+
+    ``store``: somebody else's kinds that objects of it have, for claims to refer to, are known too.
+    """
     kind = find_kind(word) or find_kind(f"device{word}") or find_kind(word.removesuffix("s"))
+    if kind is None and store is not None:
+        kind = _stored(word, store)
     if kind is not None:
         return kind
     from devalloc.api.nearest import nearest
@@ -22,15 +32,27 @@ def kind_of(word: str) -> Kind:
     raise BadInput(f"there is no kind {word!r}; " + (f"did you mean {near}?" if near else f"known here: {known}"))
 
 
+def _stored(word: str, store: Store) -> Kind | None:
+    name, _, group = word.lower().partition(".")
+    for obj in store.list().objects:
+        kind, api_version = obj["kind"], obj["apiVersion"]
+        singular = kind.lower()
+        if kind not in KINDS and name in (singular, f"{singular}s") and group in ("", api_version.partition("/")[0]):
+            return Kind(kind, api_version, f"{singular}s", singular, (), "namespace" in obj["metadata"], ConfigObject)
+    return None
+
+
 def key_of(kind: Kind, name: str, namespace: str) -> Key:
     """The key of an object of that kind."""
     return Key(kind.kind, namespace if kind.namespaced else None, name)
 
 
-def keys_of(words: Sequence[str], namespace: str, *, default: str | None = None) -> list[Key]:
+def keys_of(
+    words: Sequence[str], namespace: str, *, default: str | None = None, store: Store | None = None
+) -> list[Key]:
     """The objects meant by ``KIND NAME...`` or ``KIND/NAME...``; plain names are of the ``default`` kind if given.
 
-    Raises BadInput.
+    ``store``: as of ``kind_of``. Raises BadInput.
     """
     if all("/" in word for word in words):
         pairs = [word.split("/", 1) for word in words]
@@ -43,7 +65,7 @@ def keys_of(words: Sequence[str], namespace: str, *, default: str | None = None)
     for kind, name in pairs:
         if not kind or not name:
             raise BadInput(f"{kind}/{name} is no name; write KIND/NAME, such as dclaim/train")
-    return [key_of(kind_of(kind), name, namespace) for kind, name in pairs]
+    return [key_of(kind_of(kind, store), name, namespace) for kind, name in pairs]
 
 
 def shown(key: Key) -> str:

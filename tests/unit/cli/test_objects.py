@@ -150,6 +150,20 @@ def test_unknown_kinds_get_the_nearest_one(devalloc: Shell) -> None:
     assert "did you mean devicepools?" in found.err
 
 
+def test_objects_of_other_apis_are_found_by_their_own_kind(devalloc: Shell) -> None:
+    """They are stored, for claims may refer to any of them as their configuration."""
+    tuning = {"apiVersion": "example.com/v1", "kind": "Tuning", "metadata": {"name": "fast"}, "spec": {"turbo": True}}
+    devalloc("apply", "-f", "-", stdin=text(tuning))
+
+    assert devalloc("get", "tunings", "-o", "name").out == "tuning/fast\n"
+    assert devalloc("get", "tuning.example.com", "-A", "-o", "json").json["items"][0]["spec"] == {"turbo": True}
+    assert devalloc("get", "tuning/fast", "-o", "json").json["spec"] == {"turbo": True}
+    assert "turbo" in devalloc("describe", "tuning/fast").out
+    assert devalloc("get", "tunings").out.split()[-2:] == devalloc("get", "tunings", "-A").out.split()[-2:]
+    assert devalloc("delete", "tuning/fast").out == "tuning/fast deleted\n"
+    assert devalloc("get", "tunings").code == 2, "nothing here is of that kind any more"
+
+
 def test_describe_shows_a_claims_devices_and_a_pools_users(devalloc: Shell) -> None:
     devalloc("apply", "-f", "-", stdin=FLEET)
     devalloc.allocate()
