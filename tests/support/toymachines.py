@@ -38,6 +38,8 @@ class ToyMachines:
     """Machines that live and that nothing is known of."""
     touched: Callable[[], None] = lambda: None
     """Called before each change of QEMU, and before its answer gets back; may raise."""
+    stopping: Callable[[], object] = lambda: None
+    """Called while a guest powers down."""
     mutex: threading.RLock = field(default_factory=threading.RLock)
 
     def list(self) -> Sequence[Machine]:
@@ -73,6 +75,7 @@ class ToyMachines:
 
     def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
         self._check("stop", key)
+        self.stopping()
         self.patience[key] = seconds
         if key in self.stubborn and not force:
             raise Denied("GuestRefused", f"the guest of machine {key} does not power down", retryable=True)

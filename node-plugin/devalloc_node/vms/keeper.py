@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
@@ -71,7 +72,7 @@ class Keeper:
             elif vm.spec.running:
                 outcome = self._run(vm, claims)
             else:
-                outcome = self._rest(vm)
+                outcome = self._rest(obj, vm)
         except NodeError as error:
             outcome = Outcome(error.code, error.message)
         self._tell(obj, vm, outcome)
@@ -105,7 +106,7 @@ class Keeper:
             return Outcome()
         return Outcome(problems[0].reason, "; ".join(one.message for one in problems), problems[0].after)
 
-    def _rest(self, vm: VirtualMachine) -> Outcome:
+    def _rest(self, obj: Object, vm: VirtualMachine) -> Outcome:
         """It is to be stopped, and its claims free."""
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
         machine = self._mine(key, uid)
@@ -114,6 +115,7 @@ class Keeper:
         due = Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
         if machine.runs:
             patience = float(vm.spec.powerdown_seconds)  # as it is now, and not as it was at its start
+            self._tell_stopping(obj, vm, machine)
             self._platform.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
         self._platform.give_back(key, due, owner=uid, caller=CALLER)
         return Outcome()
@@ -129,6 +131,7 @@ class Keeper:
             if machine is not None and (machine.uid == uid or machine.started is None):
                 patience = float(vm.spec.powerdown_seconds) if vm is not None else 30.0
                 due = Deadline.after(WORK_SECONDS + patience)
+                self._tell_stopping(obj, vm, machine)
                 self._platform.delete(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
             self._free(obj)
         except NodeError as error:
@@ -248,6 +251,14 @@ class Keeper:
                 except NodeError as error:
                     problems.append(Outcome(error.code, error.message))
         return problems
+
+    def _tell_stopping(self, obj: Object, vm: VirtualMachine | None, machine: Machine) -> None:
+        """Before a guest is given its time to power down. It is stopped also where that cannot be written."""
+        if machine.runs and not machine.adopted:
+            stopping = replace(machine, phase="Stopping")
+            with suppress(NodeError):
+                status = objects.status_of(vm, stopping, self._platform.plugs(machine.key), "", "")
+                objects.tell(self._store, obj, status)
 
     def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> None:
         key, uid = objects.key_of(obj), obj["metadata"]["uid"]

@@ -15,7 +15,7 @@ import pytest
 from devalloc.api import meta
 from devalloc.api.virtualmachine import VirtualMachine, VirtualMachineStatus
 from devalloc.controller.release import release
-from devalloc.store import Key, NotFound, Object
+from devalloc.store import Key, NotFound, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.machine.translate import spec_of
@@ -393,6 +393,36 @@ class TestEnd:
         assert world.machines.known == {}
         assert world.is_free("gpu")
         assert world.bench.host.state == {}
+
+    @pytest.mark.parametrize("why", ["deleted", "moved", "rests"])
+    def test_while_its_guest_powers_down_it_is_said_to_be_stopping(self, world: World, why: str) -> None:
+        world.apply(vm("web"))
+        world.round()
+        seen = []
+        world.machines.stopping = lambda: seen.append(world.status())
+        if why == "deleted":
+            world.store.delete("VirtualMachine", "default", "web")
+        else:
+            world.apply(vm("web", running=False) if why == "rests" else vm("web", nodeName="node-b"))
+        world.round(times=2)
+        ((phase, observed),) = [(status["phase"], "observed" in status) for status in seen]
+        assert (phase, observed) == ("Stopping", True)
+        assert world.machines.get("default/web") is None or world.status()["phase"] == "Stopped"
+
+    def test_it_is_stopped_though_the_store_cannot_be_told_that_it_stops(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.apply(vm("web"))
+        world.round()
+        world.store.delete("VirtualMachine", "default", "web")
+
+        def refused(self: object, *args: object) -> Object:
+            raise Unavailable("no room")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SQLiteStore, "replace_status", refused)
+            world.round()
+        assert world.machines.known == {}
 
     def test_a_machine_that_cannot_be_stopped_keeps_its_object(self, world: World) -> None:
         world.apply(vm("web"))
