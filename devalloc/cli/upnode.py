@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NEEDED = ("grpc", "qemu.qmp", "pyroute2", "prometheus_client")
 """Packages that the node plugin needs and the rest of ``devalloc up`` does not."""
+RETRY_SECONDS, MOST_SECONDS = 5.0, 300.0
+"""The pause after its first start that failed, twice as long after each further one; and the longest."""
 STOP_SECONDS = 5.0
 """How long a stop waits for it. What it leaves unfinished is in its journal."""
 
@@ -89,20 +91,25 @@ class UpNode:
             self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        try:
-            self._serve()
-        except Exception as error:
-            self._node = None
-            if self._serving.is_set():
-                ended = Failed(f"the node plugin ended: {error}")
-                ended.__cause__ = error
-                self._failed(ended)
-            else:
+        pause = RETRY_SECONDS
+        while not self._stopped.is_set():
+            try:
+                self._serve()
+                return
+            except Exception as error:
+                self._node = None
+                if self._serving.is_set():
+                    ended = Failed(f"the node plugin ended: {error}")
+                    ended.__cause__ = error
+                    self._failed(ended)
+                    return
                 self._say(
                     f"WARNING: the node plugin does not run, so that devices are allocated and not bound and no "
-                    f"machine is started; correct this and start `devalloc up` again: {error}"
+                    f"machine is started; correct this; it is tried again in {pause:.0f} s: {error}"
                 )
                 self._rescan()
+            self._stopped.wait(pause)
+            pause = min(2 * pause, MOST_SECONDS)
 
     def _serve(self) -> None:
         from devalloc.cli import nodesources as on

@@ -6,6 +6,7 @@ start undoes it before anybody is served.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -156,13 +157,15 @@ class Node:
     def run(self, publishing: Publishing | None = None, say: Say = log.info, *, beside: Sequence[Loop] = ()) -> None:
         """Recover what a crash left, then serve until ``stop``. ``beside``: what else is to go on meanwhile.
 
-        Raises Denied and Failed where a socket cannot be served, OSError where the audit log or the metrics cannot be,
-        and what ended a loop.
+        Raises Denied and Failed where a socket cannot be served or the audit log not written, and what ended a loop.
         """
         self._publishing = publishing or self._publishing
         stop = threading.Event()
         with ExitStack() as stack:
-            stack.enter_context(audit.to_file(self.settings.state / "audit.log"))
+            try:
+                stack.enter_context(audit.to_file(self.settings.state / "audit.log"))
+            except OSError as error:
+                raise Failed("JournalUnavailable", f"cannot write the audit log: {error}") from error
             stack.callback(self.machines.close)
             self.machines.recover()
             _tell(self.reconciler.recover(), say)
@@ -174,8 +177,8 @@ class Node:
             if self.settings.kubelet is not None:
                 stack.enter_context(self._serving(self.settings.kubelet, say))
             if (address := self.settings.metrics) is not None:
-                scraped = partial(self._scraped, address)
-                stack.enter_context(taken(f"metrics on {address}", scraped, wait=rolling, say=say))
+                scraped = partial(self._scraped, address)  # machines do not wait for who has its port
+                stack.enter_context(taken(f"metrics on {address} (--metrics)", scraped, wait=True, say=say))
             restarts = Restarts(self.platform, self.pulse, self.machines.to_restart)
             own_loops: list[Loop] = [
                 self.health.run,
@@ -276,7 +279,12 @@ class Node:
 
     def _scraped(self, address: str) -> Place:
         with ExitStack() as stack:
-            place = stack.enter_context(served(self.metrics, address))
+            try:
+                place = stack.enter_context(served(self.metrics, address))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise
+                raise Failed("SocketFailed", f"metrics cannot be served on {address} (--metrics): {error}") from error
             path = Path(place.removeprefix("unix:")) if place.startswith("unix:") else None
             return Place(f"metrics on {place}", stack.pop_all().close, lambda: path is not None and not path.exists())
 

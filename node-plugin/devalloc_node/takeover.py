@@ -74,7 +74,7 @@ def taken(what: str, take: Callable[[], Place], *, wait: bool, say: Callable[[st
     except (Denied, OSError) as error:
         if not (wait and _is_taken(error)):
             raise
-        say(f"another instance serves {what}; this one will when that ends")
+        say(f"another process serves {what}; this one will when that ends")
     else:
         say(f"serving {places[0].what}")
     keeping = threading.Thread(target=keep, name="takeover", daemon=True)

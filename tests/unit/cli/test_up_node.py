@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from devalloc.cli import upnode
+from devalloc.store import Unavailable
 from devalloc_node.errors import Denied
+from tests.support.machines import until
 from tests.support.shell import Shell
 
 
@@ -31,13 +34,33 @@ def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
         raise Denied("SocketInUse", "another process serves /run/devalloc/node.sock; stop it")
 
     monkeypatch.setattr(upnode.UpNode, "_serve", taken)
-    said: list[str] = []
+    said: SimpleQueue[str] = SimpleQueue()
     ended: list[BaseException] = []
-    plugin = upnode.UpNode(tmp_path, tmp_path, {}, rescan=lambda: None, say=said.append, failed=ended.append)
+    plugin = upnode.UpNode(tmp_path, tmp_path, {}, rescan=lambda: None, say=said.put, failed=ended.append)
     plugin.first_look()
+    line = said.get(timeout=30)
     plugin.stop()
-    (line,) = said
+    assert said.empty()
     assert line.startswith("WARNING: the node plugin does not run")
     assert "allocated and not bound" in line
     assert "another process serves /run/devalloc/node.sock" in line
     assert ended == [], "the loops go on"
+
+
+def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tries: SimpleQueue[str] = SimpleQueue()
+
+    def served(_: upnode.UpNode) -> None:
+        tries.put("")
+        if tries.qsize() < 3:
+            raise Unavailable("no space left for the journal")
+
+    monkeypatch.setattr(upnode.UpNode, "_serve", served)
+    monkeypatch.setattr(upnode, "RETRY_SECONDS", 0.001)
+    said: list[str] = []
+    plugin = upnode.UpNode(tmp_path, tmp_path, {}, rescan=lambda: None, say=said.append, failed=pytest.fail)
+    plugin.first_look()
+    until(lambda: tries.qsize() == 3, "it was tried until it went")
+    plugin.stop()
+    assert len(said) == 2
+    assert all("no space left" in each for each in said)

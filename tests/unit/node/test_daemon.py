@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -250,7 +251,7 @@ def test_the_newer_instance_takes_over_what_only_one_can_serve(bed: Bed) -> None
         old.enter_context(bed.running("old-1"))
         assert answers() == NODE
         with bed.running("new-2"):
-            assert f"another instance serves devalloc.node.v1.Node on {bed.folder}/node.sock" in "".join(bed.said)
+            assert f"another process serves devalloc.node.v1.Node on {bed.folder}/node.sock" in "".join(bed.said)
             old.close()
             assert answers() == NODE
     assert not (bed.folder / "node.sock").exists()
@@ -281,6 +282,22 @@ def test_where_metrics_are_served_is_said_with_the_port_that_it_is(bed: Bed) -> 
         until(lambda: "serving metrics on 127.0.0.1:" in "".join(bed.said), "they are served")
     (port,) = [text.rpartition(":")[2] for text in bed.said if text.startswith("serving metrics on ")]
     assert int(port) > 0
+
+
+def test_a_port_that_somebody_else_has_costs_the_metrics_and_nothing_else(bed: Bed) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        bed.metrics = f"127.0.0.1:{port}"
+        with bed.running():
+            missing = f"another process serves metrics on 127.0.0.1:{port} (--metrics)"
+            until(lambda: missing in "".join(bed.said), "it is said")
+            until(lambda: answers(bed.folder / "node.sock"), "all else is served")
+            other.close()
+            until(lambda: f"serving metrics on 127.0.0.1:{port} from here" in "".join(bed.said), "it is free")
+    bed.metrics = f"unix:{bed.folder}/no/such/folder"
+    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with opened(bed.settings(), LocalHost(bed.host), source) as node, pytest.raises(Failed, match="folder.*--metrics"):
+        node.run()
 
 
 def test_what_is_in_use_stays_and_says_by_whom(bed: Bed) -> None:
