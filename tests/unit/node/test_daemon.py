@@ -296,7 +296,7 @@ def test_a_port_that_somebody_else_has_costs_the_metrics_and_nothing_else(bed: B
             until(lambda: f"serving metrics on 127.0.0.1:{port} from here" in "".join(bed.said), "it is free")
     bed.metrics = f"unix:{bed.folder}/no/such/folder"
     source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
-    with opened(bed.settings(), LocalHost(bed.host), source) as node, pytest.raises(Failed, match="folder.*--metrics"):
+    with opened(bed.settings(), LocalHost(bed.host), source) as node, pytest.raises(Failed, match=r"folder.*--metrics"):
         node.run()
 
 
