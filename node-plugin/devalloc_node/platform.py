@@ -22,7 +22,7 @@ from devalloc_node.held import Held
 from devalloc_node.journal import ClaimRecord
 from devalloc_node.machine.spec import MachineSpec, PlainDevice
 from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import UNKNOWN, Amounts, Machine, Plug
+from devalloc_node.machine.view import Amounts, Machine, Plug
 from devalloc_node.parts import Attachments, Claims, Machines
 from devalloc_node.prepared import Prepared
 from devalloc_node.step import ATTACHMENT, Step
@@ -62,7 +62,7 @@ class Platform:
         self._kind = kind
         self.plan = plan
         self._wanted: dict[str, Amounts] = {}
-        """What was last asked of a machine that runs, by its key and run."""
+        """What the objects of machines that run want of them, by key."""
         self._changed = changed
 
     # Claims.
@@ -165,7 +165,7 @@ class Platform:
         return [self._asked(machine) for machine in self.machines.list()]
 
     def want(self, key: str, amounts: Amounts) -> None:
-        """Say what somebody asks of a machine, before it is known whether it can be had."""
+        """Say what a machine's object wants of it, before it is known whether it can be had."""
         self._wanted[key] = amounts
 
     def create(
@@ -281,9 +281,7 @@ class Platform:
     def scale(self, key: str, what: str, amount: int, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Change one amount: ``vcpus``, ``cpu`` (thousandths of a core, 0: no bound) or ``memory`` (bytes)."""
         with self._telling(), self._exclusive(_lock(key), due):
-            machine = self._started(key, owner)
-            name = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}[what]
-            self.want(key, replace(self._asked(machine).wanted, **{name: amount}))
+            self._started(key, owner)
             self.machines.scale(key, what, amount, due)
             _note("scaled", key, caller, **{what: amount})
 
@@ -316,9 +314,8 @@ class Platform:
         return machine
 
     def _asked(self, machine: Machine) -> Machine:
-        """With what is wanted of it now, and not when it was started; what it was last told, where nobody remembers."""
-        told = machine.applied if machine.applied != UNKNOWN else machine.wanted
-        return replace(machine, wanted=self._wanted.get(machine.key, told)) if machine.runs else machine
+        """With what its object wants of it now, and not when it was started."""
+        return replace(machine, wanted=self._wanted.get(machine.key, machine.wanted)) if machine.runs else machine
 
     def _held(self, record: ClaimRecord) -> Held:
         steps = tuple(self.claims.journal.steps(record.ref.uid))

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,8 +196,7 @@ def test_memory_in_dimms_of_a_numa_node_a_part_of_a_cpu_and_an_iommu(machines: M
     guest.close()
 
 
-def test_memory_that_is_in_use_and_cpus_that_leave(machines: Machines, micro: Image) -> None:
-    """CPUs last: emulated machines are not at their best after one has left."""
+def test_memory_that_is_in_use_and_cpus_that_stay(machines: Machines, micro: Image) -> None:
     memory = {"min": "256Mi", "max": "512Mi", "use": "512Mi"}
     machines.start(virtual_machine("m", micro, cpu={"min": "1", "max": "3", "use": "2"}, memory=memory), soon())
     guest = booted(machines)
@@ -220,12 +220,36 @@ def test_memory_that_is_in_use_and_cpus_that_leave(machines: Machines, micro: Im
 
     machines.scale(KEY, "vcpus", 3, soon())
     guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-2 ]")
-    machines.scale(KEY, "vcpus", 1, soon())
-    guest.until("[ $(cat /sys/devices/system/cpu/online) = 0 ]")
+    with pytest.raises(Denied, match=r"emulated .* QEMU 7\.2") as denied:
+        machines.scale(KEY, "vcpus", 1, soon())
+    assert denied.value.code == "CpusEmulated"
     seen = machines.get(KEY)
     assert seen is not None
-    assert seen.observed.vcpus == 1
+    assert seen.observed.vcpus == 3
     with pytest.raises(Denied) as denied:
         machines.scale(KEY, "vcpus", 4, soon())
     assert denied.value.code == "OutOfBounds"
     guest.close()
+
+
+def test_cpus_leave_while_devices_come_and_go(settings: MachineConfig, micro: Image, sriov: Image) -> None:
+    """With QEMU 10: emulated machines of 7.2 do not survive it. Its guest is the older one, which knows such CPUs."""
+    settings = replace(settings, binary=str(sriov.qemu))
+    with plugin(settings) as machines:
+        machines.start(virtual_machine("m", micro, pciSlots=2), soon())
+        guest = booted(machines)
+        with machines.line(machines.known(KEY)) as line:
+            for vcpus, online in ((4, "0-3"), (2, "0-1"), (1, "0")):
+                card = pci.PciDevice(f"card{vcpus}", ({"driver": "virtio-rng-pci"},))
+                devices.plug(line, KEY, card, soon())
+                machines.scale(KEY, "vcpus", vcpus, soon())
+                guest.until(f"[ $(cat /sys/devices/system/cpu/online) = {online} ]")
+                devices.unplug(line, KEY, card.id, soon())
+        guest.close()
+    with plugin(settings) as machines:
+        with pytest.raises(Denied, match="some have left") as denied:
+            machines.scale(KEY, "vcpus", 2, soon())
+        assert denied.value.code == "CpusEmulated", "the next plugin knows too"
+        seen = machines.get(KEY)
+        assert seen is not None
+        assert (seen.phase, seen.observed.vcpus, seen.applied.vcpus) == ("Running", 1, 1)

@@ -75,6 +75,8 @@ class FakeQemu:
         self.most_cpus = most_cpus
         self.base, self.room, self.size, self.requested = base, room, 0, 0
         self.status = "running"
+        self.kvm = True
+        self.version = {"major": 7, "minor": 2, "micro": 0}
         self.uuid = "00000000-0000-0000-0000-000000000000"
         self.connections = 0
         self._server = listener or socket.socket(socket.AF_UNIX)
@@ -209,6 +211,12 @@ class FakeQemu:
 
     def _do_query_status(self, a: dict[str, Any]) -> Any:
         return {"status": self.status, "running": self.status == "running", "singlestep": False}
+
+    def _do_query_kvm(self, a: dict[str, Any]) -> Any:
+        return {"enabled": self.kvm, "present": True}
+
+    def _do_query_version(self, a: dict[str, Any]) -> Any:
+        return {"qemu": self.version, "package": ""}
 
     def _do_query_uuid(self, a: dict[str, Any]) -> Any:
         return {"UUID": self.uuid}

@@ -92,10 +92,11 @@ class ToyMachines:
 
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         self._check("scale", key)
-        if key in self.stubborn:
-            raise Denied("GuestRefused", f"the guest of machine {key} keeps its {what}", retryable=True)
         name = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}[what]
         machine = self.known[key]
+        self.known[key] = machine = replace(machine, wanted=replace(machine.wanted, **{name: amount}))
+        if key in self.stubborn:
+            raise Denied("GuestRefused", f"the guest of machine {key} keeps its {what}", retryable=True)
         observed = machine.observed
         if what == "vcpus" and observed.cpu_milli == (observed.vcpus or 0) * 1000:  # bounded by being so many
             observed = replace(observed, cpu_milli=amount * 1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
@@ -13,7 +13,7 @@ from devalloc_node.machine.monitor import Monitor
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MachineRecord
 from devalloc_node.machine.spec import CPU, MachineSpec, whole_cpus
-from devalloc_node.machine.view import Amounts
+from devalloc_node.machine.view import UNKNOWN, Amounts
 
 _ANSWER_SECONDS = 5.0
 """For one question after the deadline."""
@@ -22,6 +22,13 @@ _ANSWER_SECONDS = 5.0
 def asked_of(spec: MachineSpec) -> Amounts:
     """What the spec asks for."""
     return Amounts(spec.cpus.use, whole_cpus(spec.cpus.use), spec.memory.use)
+
+
+def wanted(record: MachineRecord) -> Amounts:
+    """What is wanted of it while it runs: what was asked last, or what it was told when nobody asked."""
+    told = record.applied if record.applied != UNKNOWN else asked_of(record.spec)
+    asked = {name: amount for name, amount in asdict(record.asked).items() if amount is not None}
+    return replace(told, **asked)
 
 
 def observe(
@@ -34,6 +41,26 @@ def observe(
     return Amounts(milli, vcpus, memory.observe(monitor, deadline).total)
 
 
+def asked(record: MachineRecord, monitor: Monitor, what: str, amount: int, deadline: Deadline) -> MachineRecord:
+    """What is to be noted before ``apply``: what is asked, and what that does to its QEMU.
+
+    Raises Denied (``OutOfBounds``, ``CpusEmulated``, ``AmountUnknown``): then it is not to be applied. Unknown.
+    """
+    spec, before = record.spec, record.asked
+    if what == "vcpus":
+        _within(spec, "vCPUs", amount, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most))
+        left = cpu.left(monitor, spec.key, amount, record.cpus_left, deadline)
+        return replace(record, asked=replace(before, vcpus=amount), cpus_left=left)
+    if what == "cpu":
+        if amount:
+            _within(spec, "thousandths of a CPU", amount, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
+        return replace(record, asked=replace(before, cpu_milli=amount))
+    if what == "memory":
+        _within(spec, "bytes of memory", amount, spec.memory.least, spec.memory.most)
+        return replace(record, asked=replace(before, memory_bytes=amount))
+    raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, and no {what!r}")
+
+
 def apply(
     record: MachineRecord,
     config: MachineConfig,
@@ -43,24 +70,18 @@ def apply(
     amount: int,
     deadline: Deadline,
 ) -> Amounts:
-    """Change one amount; what QEMU was told in sum. Raises Denied (``OutOfBounds``, ``GuestRefused`` …)."""
+    """Change one amount that ``asked`` has noted; what QEMU was told in sum. Raises Denied (``GuestRefused`` …)."""
     spec, told = record.spec, record.applied
     if what == "vcpus":
-        _within(spec, "vCPUs", amount, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most))
         there = cpu.scale(monitor, spec.key, amount, deadline)
         bounded = share_of(spec, config, process) is not None or (told.cpu_milli or 0) % CPU
         return replace(told, vcpus=there, cpu_milli=told.cpu_milli if bounded else there * CPU)
     if what == "cpu":
-        if amount:
-            _within(spec, "thousandths of a CPU", amount, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
         limit_cpu(spec, config, process, amount, cpu.count(monitor, deadline))
         return replace(told, cpu_milli=amount or None)
-    if what == "memory":
-        _within(spec, "bytes of memory", amount, spec.memory.least, spec.memory.most)
-        numa = spec.numa_node
-        total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, numa_node=numa)
-        return replace(told, memory_bytes=total)
-    raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, and no {what!r}")
+    numa = spec.numa_node
+    total = memory.scale(monitor, spec.key, amount, deadline, dimm_bytes=spec.dimm_bytes, numa_node=numa)
+    return replace(told, memory_bytes=total)
 
 
 def kept(record: MachineRecord, monitor: Monitor, what: str) -> Amounts:

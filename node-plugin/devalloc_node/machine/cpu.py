@@ -22,6 +22,8 @@ _EJECT = 3
 """Of the guest's reports (ACPI _OST): about a request to eject."""
 _REFUSALS = frozenset({0x01, 0x02, 0x80, 0x81, 0x82})
 """Failed, not recognised, locked or in use, and so on; 0 is success, 0x83 and 0x84 are "under way"."""
+_SOUND = 10
+"""The first major version of QEMU that is known to survive an emulated vCPU that leaves."""
 _PLACE = ("socket-id", "die-id", "cluster-id", "module-id", "core-id", "thread-id")
 
 Slot = Mapping[str, Any]
@@ -37,6 +39,29 @@ def slots(monitor: Monitor, deadline: Deadline) -> list[Slot]:
 def count(monitor: Monitor, deadline: Deadline) -> int:
     """vCPUs that QEMU has. Whether the guest uses them, only the guest knows."""
     return _taken(slots(monitor, deadline))
+
+
+def left(monitor: Monitor, machine: str, goal: int, before: bool, deadline: Deadline) -> bool:
+    """Whether any vCPU has left an emulated machine once it has ``goal``; ``before``: whether any has by now.
+
+    To be asked, and noted, before ``scale``. Raises Denied (``CpusEmulated``) for what QEMU would not survive without
+    KVM. 7.2 writes to freed memory when a vCPU leaves, and ends with one of the next devices or vCPUs that come or go
+    ("corrupted double-linked list", "double free"). 10.0 has room for as many vCPUs as it may have at once, and keeps
+    that of one that left.
+    """
+    known = slots(monitor, deadline)
+    taken = _taken(known)
+    if not (_mobile(known) if goal < taken else before and goal > taken):
+        return before
+    if monitor.execute("query-kvm", deadline=deadline)["enabled"]:
+        return False
+    version = monitor.execute("query-version", deadline=deadline)["qemu"]
+    has = f"machine {machine} is emulated (it has no KVM), and has {taken} vCPUs; it cannot have {goal} while it runs"
+    if goal > taken:
+        raise Denied("CpusEmulated", f"{has}: some have left it, and its QEMU crashes when others come after that")
+    if int(version["major"]) < _SOUND:
+        raise Denied("CpusEmulated", f"{has}: QEMU {version['major']}.{version['minor']} crashes after one has left")
+    return True
 
 
 def scale(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> int:
@@ -56,6 +81,10 @@ def _taken(known: list[Slot]) -> int:
     return bounded(sum(int(slot["vcpus-count"]) for slot in known if "qom-path" in slot), _MOST)
 
 
+def _mobile(known: list[Slot]) -> list[Slot]:
+    return [slot for slot in known if str(slot.get("qom-path", "")).startswith(PERIPHERAL + "/")]
+
+
 def _add(monitor: Monitor, machine: str, known: list[Slot], deadline: Deadline) -> None:
     free = [(number, slot) for number, slot in enumerate(known) if "qom-path" not in slot]
     if not free:
@@ -70,7 +99,7 @@ def _add(monitor: Monitor, machine: str, known: list[Slot], deadline: Deadline) 
 def _remove(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> None:
     """Take away the last one that can be. Those built in at the start have no id and stay."""
     known = slots(monitor, deadline)
-    mobile = [slot for slot in known if str(slot.get("qom-path", "")).startswith(PERIPHERAL + "/")]
+    mobile = _mobile(known)
     if not mobile:
         raise Denied(
             "CpusBuiltIn",

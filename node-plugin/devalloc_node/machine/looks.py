@@ -115,7 +115,7 @@ def view(record: MachineRecord, process: Process | None, look: Look, config: Mac
         key=spec.key,
         uid=spec.uid,
         phase=phase,
-        wanted=amounts.asked_of(spec),
+        wanted=amounts.wanted(record) if process else amounts.asked_of(spec),
         applied=record.applied,
         observed=look.observed,
         reason=reason,

@@ -308,17 +308,26 @@ class Machines:
 
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         """Change one amount: ``vcpus``, ``cpu`` (thousandths of a CPU whose time it gets, 0 for no bound) or
-        ``memory`` (bytes); it is observed to be so when this returns. Raises NodeError."""
+        ``memory`` (bytes); it is observed to be so when this returns. Raises NodeError.
+
+        What is asked is on disk before the machine is changed: where it cannot be written nothing is changed."""
         with self.hold(key, deadline):
             record, process = self.running(key)
             with self.line(record) as monitor:
+                record = amounts.asked(record, monitor, what, amount, deadline)
+                self._put(record)
                 try:
                     told = amounts.apply(record, self.config, monitor, process, what, amount, deadline)
                 except Denied as error:
                     if error.code == "GuestRefused":  # no more is asked of it than what there is (T15)
                         self._put(replace(record, applied=amounts.kept(record, monitor, what)))
                     raise
-            self._put(replace(record, applied=told))
+            try:
+                self._put(replace(record, applied=told))
+            except NodeError as error:
+                raise Failed(
+                    error.code, f"machine {key} has been changed as asked, and that could not be noted: {error}"
+                ) from error
 
     def plug_in(self, key: str, device: PlainDevice, deadline: Deadline) -> PlainDevice:
         """Plug in what has no hardware behind it, for as long as this QEMU runs (``plain.plug``). Raises NodeError."""

@@ -53,6 +53,10 @@ class MachineRecord:
     boot: str = ""
     """The host's boot id in which ``process`` was seen."""
     applied: Amounts = UNKNOWN
+    asked: Amounts = UNKNOWN
+    """What was asked of it since it was started; written before QEMU is told, so that it may not be so yet."""
+    cpus_left: bool = False
+    """Whether a vCPU has left it since it was started, or was about to, and it is emulated."""
     reason: str = ""
     message: str = ""
 
@@ -78,6 +82,8 @@ def content_of(record: MachineRecord) -> dict[str, Any]:
         "process": None if record.process is None else asdict(record.process),
         "boot": record.boot,
         "applied": asdict(record.applied),
+        "asked": asdict(record.asked),
+        "cpus_left": record.cpus_left,
         "reason": record.reason,
         "message": record.message,
     }
@@ -87,7 +93,6 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
     """Raises Failed (``RecordUnreadable``): such a machine is left alone, and said."""
     try:
         process = content.get("process")
-        applied = {name: content.get("applied", {}).get(name) for name in ("cpu_milli", "vcpus", "memory_bytes")}
         record = MachineRecord(
             manifest=content["manifest"],
             state=content["state"],
@@ -95,7 +100,9 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             user=content.get("user"),
             process=None if process is None else Process(int(process["pid"]), int(process["started"])),
             boot=content.get("boot", ""),
-            applied=Amounts(**applied),
+            applied=_amounts(content.get("applied", {})),
+            asked=_amounts(content.get("asked", {})),
+            cpus_left=bool(content.get("cpus_left", False)),
             reason=content.get("reason", ""),
             message=content.get("message", ""),
         )
@@ -106,3 +113,7 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             "RecordUnreadable", f"the record of machine {key} cannot be read: {error}", retryable=False
         ) from None
     return record
+
+
+def _amounts(content: Mapping[str, Any]) -> Amounts:
+    return Amounts(**{name: content.get(name) for name in ("cpu_milli", "vcpus", "memory_bytes")})

@@ -282,6 +282,59 @@ def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(machi
     assert seen.applied.cpu_milli == seen.observed.cpu_milli == 3000, "whole vCPUs are their own bound"
 
 
+def test_a_machine_is_changed_only_once_it_is_noted_what_was_asked(
+    machines: Machines, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    put, room = machines.records.put, 0
+
+    def full(*record: Any) -> None:
+        nonlocal room
+        if not room:
+            raise Failed("JournalFull", "no space left")
+        room -= 1
+        put(*record)
+
+    monkeypatch.setattr(machines.records, "put", full)
+    for what, amount in (("vcpus", 2), ("memory", 1 << 30)):
+        with pytest.raises(Failed) as failed:
+            machines.scale(KEY, what, amount, soon())
+        assert (failed.value.code, qemu.said) == ("JournalFull", []), "the machine is as it was"
+    room = 1  # for what is asked, and then the disk is full
+    with pytest.raises(Failed, match="has been changed as asked"):
+        machines.scale(KEY, "vcpus", 2, soon())
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert (seen.wanted.vcpus, seen.applied.vcpus, seen.observed.vcpus) == (2, 1, 2)
+    monkeypatch.undo()
+    machines.scale(KEY, "vcpus", 2, soon())
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert seen.applied.vcpus == 2, "asked again it is noted"
+
+
+def test_cpus_of_an_emulated_machine_do_not_leave_where_its_qemu_would_crash(
+    machines: Machines, qemu: FakeQemu
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    qemu.kvm = False
+
+    def denied(vcpus: int) -> str:
+        said = len(qemu.said)
+        with pytest.raises(Denied) as denied:
+            machines.scale(KEY, "vcpus", vcpus, soon())
+        assert (denied.value.code, len(qemu.said)) == ("CpusEmulated", said), "QEMU is not even asked"
+        return denied.value.message
+
+    machines.scale(KEY, "vcpus", 3, soon())
+    assert "QEMU 7.2 crashes" in denied(2)
+    machines.scale(KEY, "vcpus", 4, soon())  # more is fine
+    qemu.version["major"] = 10
+    machines.scale(KEY, "vcpus", 2, soon())
+    assert "some have left" in denied(3)
+    machines.scale(KEY, "vcpus", 1, soon())
+
+
 def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: Machines, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     qemu.stuck_at = 256 * MIB
