@@ -90,9 +90,12 @@ def node(
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import opened
     from devalloc_node.errors import NodeError
+    from devalloc_node.names import is_subdomain
 
     name = node_name or socket.gethostname().lower()
     client = on.connect(kubeconfig) if kubeconfig is not None or in_cluster else None
+    if client is not None and not is_subdomain(name):
+        raise BadInput(f"--node-name: a node of a cluster cannot be called {name!r}; say what it is called there")
     kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if client is not None else None
     path = store_path(store)
     if client is None:

@@ -86,7 +86,10 @@ def _why_not(path: Path, error: OSError) -> str:
             "name another socket with --socket or DEVALLOC_NODE_SOCKET"
         )
     if error.errno == errno.ECONNREFUSED:
-        return f"nobody answers on {path}: the node plugin that made it is gone; start `devalloc node` again"
+        return (
+            f"nobody answers on {path}: the node plugin that made it is gone; start `devalloc node` or `devalloc up` "
+            "again"
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"{path} is for the node plugin's own user and root only; run this as root (sudo devalloc …)"
     return f"{path}: {error.strerror or error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -47,12 +48,20 @@ def host_of(settings: NodeSettings, *, dry_run: bool, say: Say) -> Host:
     from devalloc_node.host.dryrun import DryRun
     from devalloc_node.host.files import Files
     from devalloc_node.host.linux import LinuxHost
+    from devalloc_node.machine.config import MachineConfig
 
     host = LinuxHost(Files(settings.written), settings.root)
     if os.geteuid() != 0:
         say("not root: the kernel will refuse to bind, create and reset devices; start it as root to prepare claims")
     if (blind := blind_spot(host.tree())) is not None:
         say(f"who uses a device cannot be seen in full, so vGPUs are not taken away: {blind}")
+    machines = settings.machines
+    if machines.binary != MachineConfig().binary and shutil.which(machines.binary) is None:
+        say(f"there is no program {machines.binary} (--qemu); machines are not started until there is")
+    for option, folders in (("image", machines.folders), ("qmp", machines.socket_folders)):
+        for folder in folders:
+            if not folder.is_dir():
+                say(f"there is no folder {folder} (--{option}-folder)")
     return DryRun(host, say) if dry_run else host
 
 

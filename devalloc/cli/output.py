@@ -114,7 +114,13 @@ def heading(text: str) -> None:
 
 
 def _text(cell: Cell) -> str:
-    return cell.text if isinstance(cell, Styled) else cell
+    """On one line, whatever somebody wrote."""
+    text = cell.text if isinstance(cell, Styled) else cell
+    if text.isprintable():
+        return text
+    from devalloc.api.fields import printable
+
+    return printable(text)
 
 
 def note(text: str) -> None:

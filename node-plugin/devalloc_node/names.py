@@ -29,7 +29,7 @@ def is_uid(text: str) -> bool:
 
 def shown(text: str, most: int = 64) -> str:
     """A text of unknown origin for a message: quoted, without control characters, cut."""
-    return ascii(text) if len(text) <= most else f"{text[:most]!a} and {len(text) - most} characters more"
+    return repr(text) if len(text) <= most else f"{text[:most]!r} and {len(text) - most} characters more"
 
 
 def check_ref(ref: ClaimRef) -> None:

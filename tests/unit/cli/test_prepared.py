@@ -105,6 +105,13 @@ def test_devices_are_cordoned_listed_and_uncordoned(devalloc: Shell) -> None:
     assert devalloc("get", "dclaim/uplink", "-o", "json").json["status"]["allocations"]
 
 
+def test_a_reason_of_several_lines_stays_on_one_line_of_the_table(devalloc: Shell) -> None:
+    devalloc("apply", "-f", EXAMPLE)
+    devalloc("cordon", "0000-3b-01-0", "--reason", "fan\nand\tcable, ünï")
+    _, row = devalloc("cordon").out.splitlines()
+    assert row.endswith("fan\\nand\\tcable, ünï")
+
+
 def test_a_user_without_a_name_may_cordon(devalloc: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose users are numbers."""
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):

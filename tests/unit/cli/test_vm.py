@@ -205,6 +205,7 @@ class TestRefusals:
         ("args", "words"),
         [
             (["get", "../x"], "machine.namespace: must be a DNS label"),
+            (["get", "wéb"], "not 'wéb'"),
             (["scale", "web"], "say what to change"),
             (["plug", "web", "x"], "say what to plug in: --disk, --tap or --user-net"),
             (["plug", "web", "x", "--disk", "/d", "--tap", "tap0"], "say what to plug in"),
