@@ -105,7 +105,9 @@ class Node:
         self.source = source
         self.pulse = Pulse()
         self.bindings = Bindings(host, settings.bindings)
-        self.machines = Machines(settings.machines, journal, changed=lambda key: self.pulse.beat())
+        self.machines = Machines(
+            settings.machines, journal, changed=lambda key: self.pulse.beat(), ended=lambda: self.metrics.ended()
+        )
         attachments = AttachmentKind(self.machines, host)
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)
         ever = folders_ever(journal, settings.written)

@@ -17,6 +17,7 @@ machine's only in what is told of each machine that runs (T29), of which a node 
 | ``devalloc_node_machine_cpu_seconds_total`` | machine | CPU time that its QEMU has used |
 | ``devalloc_node_machine_resident_memory_bytes`` | machine | memory of the host that its QEMU has |
 | ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed, for nobody owned it any more |
+| ``devalloc_node_machines_ended_total`` | | machines that ended and nobody had asked for it |
 | ``devalloc_node_journal_quarantined`` | | records that nobody can make sense of |
 | ``devalloc_node_state_readable`` | | 0 when the gauges above could not be read |
 """
@@ -105,6 +106,11 @@ class Metrics:
             ("what",),
             registry=self.registry,
         )
+        self._ended = Counter(
+            "devalloc_node_machines_ended",
+            "Machines that ended and nobody had asked for it.",
+            registry=self.registry,
+        )
         self.registry.register(_StateCollector(state))
 
     def observe(self, method: str, result: str, seconds: float) -> None:
@@ -126,6 +132,10 @@ class Metrics:
     def removed(self, what: str, number: int = 1) -> None:
         """Reconciling removed something; ``what`` is a kind: claim, machine, file."""
         self._removals.labels(what).inc(number)
+
+    def ended(self) -> None:
+        """A machine ended, and nobody had asked for it."""
+        self._ended.inc()
 
 
 @dataclass(slots=True)

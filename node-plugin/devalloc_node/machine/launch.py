@@ -336,6 +336,7 @@ def _folder(spec: MachineSpec, config: MachineConfig, given: Launch) -> Path:
         folder.mkdir(exist_ok=True, mode=0o700)
         if folder.is_symlink():
             raise Denied("PathNotAllowed", f"{folder} is a link")
+        _keep_words(folder / "qemu.log")
         for name in ("qmp", "console", "agent", "qemu.log"):
             _remove(folder / name)
         if given.uid is not None:
@@ -345,6 +346,16 @@ def _folder(spec: MachineSpec, config: MachineConfig, given: Launch) -> Path:
     except OSError as error:
         raise Failed("MachineDidNotStart", f"the folder of machine {spec.key} cannot be made: {error}") from None
     return folder
+
+
+def _keep_words(file: Path) -> None:
+    """Keep what QEMU said in the last run in which it said anything, as ``qemu.log.1``. Raises OSError."""
+    with suppress(FileNotFoundError):
+        info = file.lstat()
+        if stat.S_ISREG(info.st_mode) and info.st_size:
+            before = file.with_name(f"{file.name}.1")
+            _remove(before)
+            file.rename(before)
 
 
 def _groups(given: Launch) -> list[int]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import accel, adopt, amounts, launch, lost, plain, users
@@ -53,12 +54,15 @@ class Machines:
         records: Records,
         *,
         changed: Callable[[str], None] = lambda key: None,
+        ended: Callable[[], None] = lambda: None,
         connect: Connect = QmpMonitor,
     ) -> None:
-        """``changed`` is told the key of a machine that ended or was changed, from any thread."""
+        """``changed`` is told the key of a machine that ended or was changed, from any thread; ``ended`` is called for
+        each that ended though nobody asked for it."""
         self.config = config
         self.records = records
         self._changed = changed
+        self._ended = ended
         self._connect = connect
         self._locks = MachineLocks(config.state)
         self._mutex = threading.Lock()
@@ -175,11 +179,13 @@ class Machines:
         """
         spec = spec_of(machine)
         with self.hold(spec.key, deadline):
-            content = self.records.record(MACHINES, spec.key)
-            if content is not None and self.process_of(known := record_of(spec.key, content)) is not None:
-                if known.state == "starting":  # perhaps the plugin was killed in the middle of it
-                    self._come_up(known, deadline)
-                return
+            if (content := self.records.record(MACHINES, spec.key)) is not None:
+                known = record_of(spec.key, content)
+                if self.process_of(known) is not None:
+                    if known.state == "starting":  # perhaps the plugin was killed in the middle of it
+                        self._come_up(known, deadline)
+                    return
+                self._note_end(known)  # who watches for that may come later
             if (found := launch.life(spec.id, self.config)) is not None:  # a journal was lost, or an older one put back
                 raise lost.refusal(spec.key, found)
             how = accel.chosen(self.config)
@@ -456,9 +462,20 @@ class Machines:
                 elif record.state in ("stopped", "failed"):  # an older journal was put back: this is a later run of it
                     self._put(lost.seen(self, record, Deadline.after(LOOK_SECONDS)))
                 self._deaths.watch(key, process)
-            elif record.state not in ("stopped", "failed"):
-                self._put(ended(record, self.config))
-                self._gone(record)
+            else:
+                self._note_end(record)
+
+    def _note_end(self, record: MachineRecord) -> None:
+        """Of one that does not live: that it ended, where that is not known yet; said where nobody asked for it."""
+        if record.state in ("stopped", "failed"):
+            return
+        noted = ended(record, self.config)
+        self._put(noted)
+        self._gone(record)
+        if noted.reason != "StoppedOnRequest":
+            LOG.warning("machine %s: %s", record.spec.key, noted.message)
+            audit("machine", machine=record.spec.key, done="ended", reason=noted.reason, message=noted.message)
+            self._ended()
 
     def _has_run(self, record: MachineRecord) -> bool:
         """Whether its CPUs were let run. Where that cannot be told, the record counts."""

@@ -226,11 +226,13 @@ M = machine_id("default/m")
 
 def test_a_machine_that_systemd_starts_lives_when_it_is_said_to(tmp_path: Path, systemd: Path) -> None:
     for _ in range(2):  # what the first run left says nothing of the second
-        config = started_by_systemd(tmp_path, "exec sleep 60")
+        config = started_by_systemd(tmp_path, "echo words; exec sleep 60")
         found = launch.life(M, config)
         assert found is not None
+        until(lambda of=config: launch.last_words(of, M) == "words", "it says something")  # type: ignore[misc]
         kill(found, signal.SIGKILL)
         assert wait(found, 10)
+    assert launch.last_words(config, M, "qemu.log.1") == "words", "what it said in the run before is kept"
 
 
 def test_why_systemd_could_not_start_a_machine_is_told(tmp_path: Path, systemd: Path) -> None:

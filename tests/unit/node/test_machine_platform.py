@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_node.audit import to_file
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.journal import open_journal
@@ -84,6 +86,28 @@ def test_a_machine_that_ended_and_is_stopped_is_not_started_again(world: World) 
     assert [machine.key for machine in world.machines.to_restart()] == [("default", "m")]
     assert world.platform.stop(KEY, None, due()).reason == "StoppedOnRequest"
     assert world.machines.to_restart() == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_that_a_machine_ended_is_said_also_where_it_is_started_again_at_once(
+    world: World, again: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    ends: list[str] = []
+    world.machines._ended = lambda: ends.append(KEY)
+    record = MachineRecord(virtual_machine("m").to_manifest(), "running", "its last run")
+    world.machines.records.put(MACHINES, KEY, content_of(record))
+    folder = world.machines.config.folder(machine_id(KEY))
+    folder.mkdir(parents=True)
+    (folder / "qemu.log").write_text("its last words\n")
+    with to_file(tmp_path / "audit.log"):
+        if again:
+            with pytest.raises(Denied, match="/none"):  # there is no such kernel any more
+                world.machines.start(virtual_machine("m"), due())
+        world.machines.recover()
+    assert "default/m: it ended: its last words" in caplog.text
+    assert ends == [KEY]
+    (line,) = (tmp_path / "audit.log").read_text().splitlines()
+    assert json.loads(line).items() >= {"machine": KEY, "done": "ended", "reason": "MachineEnded"}.items()
 
 
 def test_a_device_that_the_guest_let_go_unasked_is_not_told_to_be_there_and_comes_back(world: World) -> None:

@@ -73,6 +73,13 @@ def test_what_a_machine_uses_is_read_off_its_process(tmp_path: Path) -> None:
     assert (found.resident_bytes or 0) > 1 << 20
 
 
+def test_machines_that_ended_are_counted() -> None:
+    metrics = Metrics()
+    assert told(metrics, "machines_ended_total") == 0
+    metrics.ended()
+    assert told(metrics, "machines_ended_total") == 1
+
+
 def test_a_state_that_cannot_be_read_says_so_and_hides_nothing_else() -> None:
     metrics = Metrics(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
     metrics.removed("claim", 2)
