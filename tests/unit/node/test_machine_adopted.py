@@ -269,11 +269,11 @@ def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(machi
         with pytest.raises(Denied):
             machines.scale(KEY, what, amount, soon())
     assert qemu.said == []
-    for thousandths in (1500, 1000):
+    for vcpus, thousandths in ((1, 1500), (3, 1000)):
+        machines.scale(KEY, "vcpus", vcpus, soon())
         with pytest.raises(Denied) as denied:
             machines.scale(KEY, "cpu", thousandths, soon())
         assert denied.value.code == "CgroupShared"
-    machines.scale(KEY, "vcpus", 3, soon())
     machines.scale(KEY, "memory", 1 << 30, soon())
     seen = machines.get(KEY)
     assert seen is not None
