@@ -73,8 +73,8 @@ def apply(
     """Change one amount that ``asked`` has noted; what QEMU was told in sum. Raises Denied (``GuestRefused`` …)."""
     spec, told = record.spec, record.applied
     if what == "vcpus":
-        there = cpu.scale(monitor, spec.key, amount, deadline)
         bounded = share_of(spec, config, process) is not None or (told.cpu_milli or 0) % CPU
+        there = cpu.scale(monitor, spec.key, amount, deadline)
         return replace(told, vcpus=there, cpu_milli=told.cpu_milli if bounded else there * CPU)
     if what == "cpu":
         limit_cpu(spec, config, process, amount, cpu.count(monitor, deadline))

@@ -254,7 +254,7 @@ class Keeper:
 
     def _tell_stopping(self, obj: Object, vm: VirtualMachine | None, machine: Machine) -> None:
         """Before a guest is given its time to power down. It is stopped also where that cannot be written."""
-        if machine.runs and not machine.adopted:
+        if machine.runs and not machine.adopted and objects.holder_of(obj) == self._platform.node_name:
             stopping = replace(machine, phase="Stopping")
             with suppress(NodeError):
                 status = objects.status_of(vm, stopping, self._platform.plugs(machine.key), "", "")
