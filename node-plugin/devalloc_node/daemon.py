@@ -41,7 +41,7 @@ from devalloc_node.journal import SQLiteJournal, open_journal
 from devalloc_node.machine import house
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.machines import Machines
-from devalloc_node.metrics import Metrics, served
+from devalloc_node.metrics import Metrics, State, served
 from devalloc_node.plan import planned, rehearsed
 from devalloc_node.platform import Platform
 from devalloc_node.prepared import Prepared
@@ -130,7 +130,7 @@ class Node:
             blind=lambda: blind_spot(self.host.tree()),
         )
         self.health = HealthWatch(self._subjects, on_change=self._health_changed)
-        self.metrics = Metrics(lambda: tally.state(journal, self.machines.list()))
+        self.metrics = Metrics(self._state)
         self.platform = Platform(
             self.claims,
             self.machines,
@@ -318,12 +318,15 @@ class Node:
                 self.health.poke()
                 self._republish()
             try:
+                self._journal.refuse_lost()
                 before, report = self.reconciler.gone, self.reconciler.reconcile()
                 if report.removed:
                     self.metrics.removed("claim", len(report.removed))
                 if report.finished or report.removed or before != self.reconciler.gone:
                     self._claims_changed()
                 _tell(report, say)
+            except NodeError as error:
+                log.error("could not look at the claims; trying again in %.0f s: %s", self.settings.resync, error)
             except Exception:
                 log.exception("could not look at the claims; trying again in %.0f s", self.settings.resync)
 
@@ -360,6 +363,11 @@ class Node:
             self._publishing.rescan()
 
     # The host.
+
+    def _state(self) -> State:
+        """For the metrics. Raises NodeError."""
+        self._journal.refuse_lost()
+        return tally.state(self._journal, self.machines.list())
 
     def boot_id(self) -> str:
         """The kernel's: another one after each boot. Raises Failed."""

@@ -44,6 +44,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, make_wsgi_a
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from devalloc_node.errors import NodeError
 from devalloc_node.service.server import answers
 
 log = logging.getLogger(__name__)
@@ -155,8 +156,8 @@ class _StateCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         try:
             state = self._state()
-        except Exception:
-            log.exception("could not read the state for the metrics")
+        except Exception as error:
+            log.error("could not read the state for the metrics: %s", error, exc_info=not isinstance(error, NodeError))
             yield _gauge("state_readable", "0 when the state could not be read.", 0)
             return
         yield _gauge("state_readable", "0 when the state could not be read.", 1)

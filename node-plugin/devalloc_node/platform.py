@@ -64,6 +64,8 @@ class Platform:
         self._wanted: dict[str, Amounts] = {}
         """What the objects of machines that run want of them, by key."""
         self._changed = changed
+        self.without_object: frozenset[str] = frozenset()
+        """UIDs of objects that are not in the store though there are machines of them: who asks may change those."""
 
     # Claims.
 
@@ -329,7 +331,7 @@ class Platform:
     def _owned(self, key: str, owner: str) -> Machine:
         """The machine, where the caller may change it: through the service what it made, the loop its objects'."""
         machine = self.machine(key)
-        if machine.uid == owner:
+        if machine.uid == owner or (not owner and machine.uid in self.without_object):
             return machine
         if machine.uid and not owner:
             raise Denied(

@@ -283,7 +283,7 @@ class SQLiteJournal:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._mutex, self._failing(), transaction(self._connection, write=True):
-            self._refuse_lost()
+            self.refuse_lost()
             yield self._connection
 
     @contextmanager
@@ -296,8 +296,9 @@ class SQLiteJournal:
             code = "JournalDamaged" if isinstance(why, Damaged) else "JournalUnavailable"
             raise Failed(code, str(why), retryable=code == "JournalUnavailable") from error
 
-    def _refuse_lost(self) -> None:
-        """What is written to a file without a name is gone with this process, and nobody would know."""
+    def refuse_lost(self) -> None:
+        """Raises Failed (``JournalGone``) where the file has no name any more: what is written to it is gone with this
+        process, and nobody would know."""
         log_file = self.path.with_name(f"{self.path.name}-wal")
         lost = self.path if file_at(self.path) != self._file else log_file if file_at(log_file) is None else None
         if lost is not None:

@@ -140,7 +140,7 @@ class VirtualMachines:
         for obj in mine:
             depends = _depends(obj, claims, known.get(objects.key_of(obj)))
             self._begin(f"vm {obj['metadata']['uid']}", depends, partial(self._keeper.keep, obj, claims))
-        for machine in self._orphans(machines, known) if self._is_same_store() else ():
+        for machine in self._orphans(machines, known):
             self._begin(f"vm {machine.uid}", machine, partial(self._remove, machine))
         # What is gone is never due again.
         self._turns = {name: turn for name, turn in self._turns.items() if name in self._seen or name in self._busy}
@@ -213,26 +213,31 @@ class VirtualMachines:
 
     # Machines whose objects are gone.
 
-    def _is_same_store(self) -> bool:
-        """Whether the objects come from where they came from before: of another store nothing is gone."""
+    def _is_same_store(self, gone: list[Machine]) -> bool:
+        """Whether the objects come from where they came from before: of another store nothing is gone. Once nothing is
+        left that has no object in it, it is the one that counts."""
         identity, journal = self._store.identity(), self._platform.claims.journal
         known = journal.setting(_IDENTITY)
-        if known is None:
-            journal.set(_IDENTITY, identity)
-        elif known != identity and known != self._said:
+        if known is None or (known != identity and not gone):
+            journal.set(_IDENTITY, known := identity)
+        if known != identity and known != self._said:
             self._said = known
             log.warning(
-                "VirtualMachines come from another store than before (%s, and not %s): machines that have no object in "
-                "it are left alone; delete them by hand if they are not wanted",
+                "VirtualMachines come from another store than before (%s, and not %s): %s have no object in it and are "
+                "left alone; delete them by hand if they are not wanted (`devalloc vm delete`)",
                 identity,
                 known,
+                ", ".join(sorted(machine.key for machine in gone)),
             )
-        return known in (None, identity)
+        return known == identity
 
     def _orphans(self, machines: list[Object], known: Mapping[str, Machine]) -> list[Machine]:
         """Those that have been without an object for the whole of the grace period."""
         uids = {obj["metadata"]["uid"] for obj in machines}
         gone = [machine for machine in known.values() if machine.uid and machine.uid not in uids]
+        self._platform.without_object = frozenset(machine.uid for machine in gone)
+        if not self._is_same_store(gone):
+            return []
         now = self._clock()
         self._gone_since = {machine.uid: self._gone_since.get(machine.uid, now) for machine in gone}
         return [machine for machine in gone if now - self._gone_since[machine.uid] >= self._settings.grace]

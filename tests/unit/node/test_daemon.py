@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.inventory import Known
@@ -282,6 +283,22 @@ def test_where_metrics_are_served_is_said_with_the_port_that_it_is(bed: Bed) -> 
         until(lambda: "serving metrics on 127.0.0.1:" in "".join(bed.said), "they are served")
     (port,) = [text.rpartition(":")[2] for text in bed.said if text.startswith("serving metrics on ")]
     assert int(port) > 0
+
+
+def test_a_journal_that_somebody_took_away_is_told_before_anything_is_to_be_written(
+    bed: Bed, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> bytes:
+        return generate_latest(node.metrics.registry)
+
+    with bed.running() as (node, _):
+        assert b"state_readable 1.0" in told()
+        (bed.folder / "state" / "journal.db").unlink()
+        assert b"state_readable 0.0" in told()
+        caplog.clear()
+        node.rescan()
+        until(lambda: "could not look at the claims" in caplog.text, "it is logged")
+        assert "journal.db was removed or replaced" in caplog.text
 
 
 def test_a_port_that_somebody_else_has_costs_the_metrics_and_nothing_else(bed: Bed) -> None:

@@ -18,6 +18,8 @@ from devalloc.controller.release import release
 from devalloc.store import Key, NotFound, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.claims.store_grants import StoreGrants
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import Settings, VirtualMachines
@@ -633,14 +635,29 @@ class TestCrash:
         world.round(pause=200)
         assert world.machines.known == {}
 
-    def test_another_store_at_the_same_place_ends_no_machine(self, world: World) -> None:
+    def test_another_store_at_the_same_place_ends_no_machine(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
         world.apply(vm("web"))
         world.round(times=2)
         with closing(SQLiteStore(world.folder / "other.db")) as other:
             world.store = other
             world.loop = world.new_loop()
             world.round(times=5)
-        assert world.machines.known["default/web"].runs
+            assert world.machines.known["default/web"].runs
+            assert caplog.text.count("default/web have no object in it") == 1
+            platform = world.loop._platform
+            platform.delete("default/web", None, Deadline.after(60), caller="somebody by hand")
+            caplog.clear()
+            world.loop = world.new_loop()
+            world.apply(vm("other"))
+            world.round(times=2)
+            assert "another store" not in caplog.text, "nothing of the former one is left"
+            with pytest.raises(Denied, match="is kept as its VirtualMachine"):
+                world.loop._platform.delete("default/other", None, Deadline.after(60))
+            _vanish(world, "other")
+            world.round(times=2)
+            assert world.machines.known == {}, "it is the store that counts now"
 
 
 class TestNextStart:
@@ -741,12 +758,12 @@ def _killed_at(world: World, at: int, error: type[BaseException]) -> bool:
     return False
 
 
-def _vanish(world: World) -> None:
+def _vanish(world: World, name: str = "web") -> None:
     """The object goes without its finalizer having been removed by us: somebody took it off by hand."""
-    obj = world.store.get("VirtualMachine", "default", "web")
-    metadata = {name: value for name, value in obj["metadata"].items() if name != "finalizers"}
+    obj = world.store.get("VirtualMachine", "default", name)
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "finalizers"}
     world.store.replace({**obj, "metadata": metadata})
-    world.store.delete("VirtualMachine", "default", "web")
+    world.store.delete("VirtualMachine", "default", name)
 
 
 def _ref(claim: Object) -> Any:
