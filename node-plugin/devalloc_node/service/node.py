@@ -185,9 +185,13 @@ class NodeService(node_pb2_grpc.NodeServicer):
             wanted = fields.scaling(request)
             self._platform.machine(key)
             results = {}
-            for what, amount in wanted.items():
+            for number, (what, amount) in enumerate(wanted.items()):
                 try:
-                    self._platform.scale(key, what, amount, due, caller=caller)
+                    if due.passed:
+                        raise Denied("DeadlineExceeded", f"no time was left for the {what} of machine {key}; ask again")
+                    # A guest that hangs over one amount leaves the others their time.
+                    part = due.capped(due.seconds / (len(wanted) - number))
+                    self._platform.scale(key, what, amount, part, caller=caller)
                     results[what] = replies.done()
                 except NodeError as error:
                     results[what] = replies.result(error)

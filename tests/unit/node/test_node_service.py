@@ -24,6 +24,7 @@ from devalloc_node.binding.binding import Health
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.service import calls
 from tests.support.faketree import memory_folder
 from tests.support.nodeservice import Served, served
 from tests.support.toymachines import ToyMachines
@@ -310,6 +311,19 @@ class TestMachines:
         assert reply.result == reply.vcpus
         assert (reply.result.outcome, reply.result.code) == (DENIED, "GuestRefused")
         assert reply.observed.vcpus == 4
+
+    def test_each_amount_has_its_turn(self, plugin: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        plugin.node.CreateMachine(creation())
+        had: dict[str, float] = {}
+        monkeypatch.setattr(plugin.machines, "scale", lambda key, what, amount, due: had.update({what: due.seconds}))
+        asked = pb.ScaleMachineRequest(machine=web(), vcpus=4, memory_bytes=2 << 30)
+        plugin.node.ScaleMachine(asked, timeout=40)
+        assert had["vcpus"] < 20 < had["memory"], "who is slow about one leaves the other its time"
+        had.clear()
+        monkeypatch.setattr(calls, "due", lambda *_: Deadline.after(0))
+        reply = plugin.node.ScaleMachine(asked)
+        assert {reply.vcpus.code, reply.memory.code} == {"DeadlineExceeded"}
+        assert had == {}
 
     def test_a_machine_that_does_not_exist(self, plugin: Served) -> None:
         with pytest.raises(grpc.RpcError) as refused:
