@@ -197,6 +197,8 @@ class Platform:
             begins = there is None or not there.runs or there.is_paused
             if there is not None and not begins:
                 _refuse_other(there, spec_of(machine))
+                if there.reason == "StopWanted":
+                    self.machines.resume(key, due)
             if not begins and all(self.is_in(ref, key) for ref in refs):
                 return self.machine(key)
             for ref in refs:

@@ -95,7 +95,7 @@ def ended(record: MachineRecord, config: MachineConfig) -> MachineRecord:
     words = launch.last_words(config, record.spec.id)
     if record.state == "starting":  # its CPUs never ran, so that no policy forbids to start it again
         return record.become("failed", "MachineDidNotStart", f"it was not started to the end: {words}".rstrip(": "))
-    asked = record.state == "stopping"
+    asked = record.state == "stopping" or record.reason == "StopWanted"
     code, text = ("StoppedOnRequest", "it was stopped on request") if asked else ("MachineEnded", "it ended")
     return record.become("stopped", code, f"{text}: {words}" if words else text)
 

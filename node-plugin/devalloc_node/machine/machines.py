@@ -134,7 +134,7 @@ class Machines:
                 spec = record.spec
                 if record.state == "stopping" or spec.adopt or not spec.running or spec.restart != "Always":
                     continue
-                if record.reason != "StoppedOnRequest" and self.process_of(record) is None:
+                if record.reason not in ("StoppedOnRequest", "StopWanted") and self.process_of(record) is None:
                     found.append(record.machine)
         return found
 
@@ -224,7 +224,7 @@ class Machines:
                 self._deaths.watch(key, process)
 
     def resume(self, key: str, deadline: Deadline) -> None:
-        """Let its CPUs run. Nothing to do where they do."""
+        """Let its CPUs run, and be wanted to. Nothing to do where that is so."""
         with self.hold(key, deadline):
             record, _ = self.running(key)
             with self.line(record) as monitor:
@@ -233,7 +233,7 @@ class Machines:
                 status = monitor.execute("query-status", deadline=deadline)["status"]
                 if status != "running":
                     raise Failed("MachineNotRunning", f"machine {key} was told to run and is {status!r}")
-            if record.state != "running":
+            if record.state != "running" or record.reason:
                 self._put(record.become("running"))
 
     def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None:
@@ -282,7 +282,7 @@ class Machines:
                 try:
                     self._end(record, process, patience, force, deadline)
                 except Denied:
-                    self._put(record)
+                    self._put(_asked_to_stop(record) if patience > 0 else record)
                     raise
             self._put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
             self._gone(record)
@@ -424,7 +424,7 @@ class Machines:
                 raise Denied(
                     "GuestRefused",
                     f"machine {record.spec.key}: the guest has not powered down within {seconds:.0f} s; "
-                    "--force ends it all the same",
+                    "when it does it stays stopped, and --force ends it now",
                     retryable=True,
                 )
             how = launch.end(monitor, record.spec.key, process)
@@ -457,7 +457,9 @@ class Machines:
             process = self.process_of(record)
             if process is not None:
                 # Whoever was stopping it is no more, and its guest goes on; or who started it came to the end of that.
-                if record.state == "stopping" or (record.state == "starting" and self._has_run(record)):
+                if record.state == "stopping":
+                    self._put(_asked_to_stop(record))
+                elif record.state == "starting" and self._has_run(record):
                     self._put(record.become("running"))
                 elif record.state in ("stopped", "failed"):  # an older journal was put back: this is a later run of it
                     self._put(lost.seen(self, record, Deadline.after(LOOK_SECONDS)))
@@ -491,6 +493,11 @@ class Machines:
     def _settle_later(self, key: str) -> None:
         with suppress_and_log(key):
             self._settle(key, _SETTLE_SECONDS)
+
+
+def _asked_to_stop(record: MachineRecord) -> MachineRecord:
+    why = "its guest was asked to power down, and goes on; when it ends it stays stopped, unless it is created anew"
+    return record.become("running", "StopWanted", why)
 
 
 def _refused_by_host(key: str, error: OSError) -> Failed:

@@ -457,7 +457,34 @@ def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: Machines, 
     machines.recover()
     seen = machines.get(KEY)
     assert seen is not None
-    assert seen.phase == "Running"
+    assert (seen.phase, seen.reason) == ("Running", "StopWanted")
+
+
+def test_a_guest_that_powers_down_too_late_is_not_started_again(machines: Machines, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+
+    def refused(seconds: float) -> str:
+        with pytest.raises(Denied) as denied:
+            machines.stop(KEY, seconds, False, soon())
+        seen = machines.get(KEY)
+        assert seen is not None
+        assert (denied.value.code, seen.phase) == ("GuestRefused", "Running")
+        return seen.reason
+
+    assert refused(0) == "", "its guest was not even asked"
+    assert refused(0.01) == "StopWanted"
+    machines.resume(KEY, soon())
+    assert machines.known(KEY).reason == "", "it is wanted again"
+    assert refused(0.01) == "StopWanted"
+    content = dict(machines.records.record(MACHINES, KEY) or {})
+    manifest = virtual_machine("m").to_manifest()
+    machines.records.put(MACHINES, KEY, {**content, "manifest": manifest, "process": None})
+    assert machines.to_restart() == []
+    machines.recover()
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert (seen.phase, seen.reason) == ("Stopped", "StoppedOnRequest")
+    assert machines.to_restart() == []
 
 
 def test_after_a_reboot_the_number_of_a_process_means_nothing(machines: Machines, qemu: FakeQemu) -> None:

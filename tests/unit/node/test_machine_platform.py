@@ -88,6 +88,15 @@ def test_a_machine_that_ended_and_is_stopped_is_not_started_again(world: World) 
     assert world.machines.to_restart() == []
 
 
+def test_a_machine_that_is_to_stop_is_kept_when_it_is_created_anew(world: World) -> None:
+    world.adopted()
+    with pytest.raises(Denied):
+        world.machines.stop(KEY, 0.01, False, due())
+    assert world.platform.machine(KEY).reason == "StopWanted"
+    world.adopted()
+    assert world.platform.machine(KEY).reason == ""
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_that_a_machine_ended_is_said_also_where_it_is_started_again_at_once(
     world: World, again: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
