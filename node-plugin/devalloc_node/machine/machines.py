@@ -124,7 +124,8 @@ class Machines:
         return view(record, process, self._looks.at(record) if process else Look(), self.config)
 
     def to_restart(self) -> Sequence[VirtualMachine]:
-        """Machines that should run by their restart policy and do not: after a reboot, or because they ended."""
+        """Machines that should run by their restart policy and do not: after a reboot, because they ended, or because
+        their start was cut off (or is under way) before their CPUs ran."""
         found: list[VirtualMachine] = []
         if self.config.dry_run:
             return found
@@ -134,7 +135,9 @@ class Machines:
                 spec = record.spec
                 if record.state == "stopping" or spec.adopt or not spec.running or spec.restart != "Always":
                     continue
-                if record.reason not in ("StoppedOnRequest", "StopWanted") and self.process_of(record) is None:
+                if record.state == "starting" or (
+                    record.reason not in ("StoppedOnRequest", "StopWanted") and self.process_of(record) is None
+                ):
                     found.append(record.machine)
         return found
 
@@ -281,7 +284,7 @@ class Machines:
                     self._put(record.become("stopping"))
                 try:
                     self._end(record, process, patience, force, deadline)
-                except Denied:
+                except (Denied, Failed):  # it goes on
                     self._put(_asked_to_stop(record) if patience > 0 else record)
                     raise
             self._put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))

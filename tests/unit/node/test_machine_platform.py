@@ -13,9 +13,9 @@ import pytest
 
 from devalloc_node.audit import to_file
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.journal import open_journal
-from devalloc_node.machine import adopt
+from devalloc_node.machine import adopt, launch
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
@@ -212,6 +212,33 @@ def test_a_machine_that_the_journal_lost_is_taken_up_if_its_object_tells_of_this
         world.machines.take_up(KEY, machine, "another", due())  # it is not lost any more
         assert world.machines.known(KEY) == record
         assert qemu.said == [], "nothing is done to it"
+
+
+def test_a_machine_whose_start_was_cut_off_is_started_again_and_no_other_that_lives(world: World) -> None:
+    config, machine = world.machines.config, virtual_machine("m")
+    with living(config), memory_qemu(config) as qemu:
+        for qemu.status, due_again in (("prelaunch", [machine]), ("running", [])):
+            world.machines.records.put(
+                MACHINES, KEY, content_of(MachineRecord(machine.to_manifest(), "starting", qemu.uuid))
+            )
+            world.machines.recover()
+            assert world.machines.to_restart() == due_again
+
+
+def test_a_machine_that_could_not_be_ended_runs_on_and_is_told_to(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object) -> str:
+        raise Failed("HostUnreadable", "out of descriptors")
+
+    config = world.machines.config
+    with living(config), memory_qemu(config):
+        record = MachineRecord(virtual_machine("m", powerdownSeconds=0).to_manifest(), "running", "its run")
+        world.machines.records.put(MACHINES, KEY, content_of(record))
+        monkeypatch.setattr(launch, "end", end)
+        with pytest.raises(Failed):
+            world.machines.stop(KEY, 0, True, due())
+        assert world.machines.known(KEY).state == "running"
 
 
 def test_a_machine_that_an_older_journal_has_as_stopped_is_seen_to_run(world: World) -> None:

@@ -70,6 +70,15 @@ def test_it_comes_back_with_what_was_attached_while_it_ran(world: World) -> None
     assert len(world.machines.devices) == 1
 
 
+def test_one_whose_start_was_cut_off_is_started_to_its_end(world: World) -> None:
+    machine = machine_of(vm("web"))
+    world.machines.start(machine, Deadline.after(10))  # and then the plugin was killed
+    restarts = Restarts(world.platform, Pulse(), lambda: [machine], clock=lambda: world.now)
+    restarts.round()
+    there = world.machines.known["default/web"]
+    assert (there.phase, there.is_paused) == ("Running", False)
+
+
 def test_those_of_the_store_are_left_to_its_loop(world: World) -> None:
     world.create(machine_of(vm("web", uid="vm-1")))
     world.machines.end("default/web")
