@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.cli.options import duration
+from devalloc.cli.output import note
 from devalloc.cli.verb import BadInput, Failed
 
 if TYPE_CHECKING:
@@ -33,6 +35,18 @@ def socket_option(function: Callable[..., Any]) -> Callable[..., Any]:
         help="The node plugin's socket [env: DEVALLOC_NODE_SOCKET; default: that of this user's own plugin, or where "
         f"there is none, and for root, {DEFAULT}].",
     )(function)
+
+
+def timeout_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--timeout: passed as ``timeout: float`` in seconds."""
+    what = "How long to wait for the answer, at most 10m."
+    return click.option("--timeout", type=duration, default="40s", metavar="DURATION", help=what)(function)
+
+
+def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--force: passed as ``force: bool``."""
+    what = "END THE MACHINE, as if its power were cut, where its guest does not do what is asked."
+    return click.option("--force", is_flag=True, help=what)(function)
 
 
 def _default() -> Path:
@@ -122,6 +136,15 @@ def failure(result: Result) -> str:
     word = words.get(result.outcome, "unknown whether it happened")
     again = " (the same may succeed later)" if result.retryable else ""
     return f"{word}: {result.message or 'no reason given'} [{result.code}]{again}"
+
+
+def said(name: str, done: str, result: Result) -> int:
+    """Tell what became of it; returns the exit code."""
+    if why := failure(result):
+        note(f"error: {name}: {why}")
+        return 1
+    click.echo(f"{name} {done}")
+    return 0
 
 
 def machine_ref(name: str, namespace: str) -> MachineRef:
