@@ -451,7 +451,9 @@ def _refuse_other(there: Machine, asked: MachineSpec) -> None:
     if there.started is None:
         return
     then, now = (replace(spec, claims=(), pci_slots=0) for spec in (there.started, asked))
-    other = [field.name for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)]
+    other = [
+        field.name.replace("_", " ") for field in fields(then) if getattr(then, field.name) != getattr(now, field.name)
+    ]
     if other:
         raise Denied(
             "MachineExists",
