@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 PAUSED = "prelaunch"
 """What QEMU says of itself until its CPUs are let run for the first time."""
+
+
+def is_another(record: MachineRecord, process: Process) -> bool:
+    """Whether a process that is the machine by its life file was started as another run than the record's. Not where
+    that cannot be seen."""
+    try:
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"-uuid" in words[:-1] and words[words.index(b"-uuid") + 1] != record.run.encode()
 
 
 def refusal(name: str, process: Process) -> Denied:

@@ -458,13 +458,17 @@ class Machines:
                 return
             record = record_of(key, content)
             process = self.process_of(record)
-            if process is not None:
+            if process is not None and record.spec.uid and lost.is_another(record, process):
+                LOG.warning("what the journal knows of machine %s is of an earlier run, and is forgotten", key)
+                self.records.drop(MACHINES, key)  # perhaps of another object, too: its own takes it up
+            elif process is not None:
                 # Whoever was stopping it is no more, and its guest goes on; or who started it came to the end of that.
                 if record.state == "stopping":
                     self._put(_asked_to_stop(record))
                 elif record.state == "starting" and self._has_run(record):
                     self._put(record.become("running"))
                 elif record.state in ("stopped", "failed"):  # an older journal was put back: this is a later run of it
+                    LOG.warning("machine %s runs, though the journal has it as %s: taken up", key, record.state)
                     self._put(lost.seen(self, record, Deadline.after(LOOK_SECONDS)))
                 self._deaths.watch(key, process)
             else:

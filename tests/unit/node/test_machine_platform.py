@@ -177,13 +177,13 @@ def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
 
 
 @contextmanager
-def living(config: MachineConfig) -> Iterator[subprocess.Popen[bytes]]:
+def living(config: MachineConfig, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is the machine, by its life file."""
     config.state.mkdir()
     life = config.life(machine_id(KEY))
     script = "import fcntl,os,sys,time;f=open(sys.argv[1]);fcntl.flock(f,2);print(1,flush=True);time.sleep(600)"
     life.touch()
-    with subprocess.Popen([sys.executable, "-c", script, str(life)], stdout=-1) as lives:
+    with subprocess.Popen([sys.executable, "-c", script, str(life), *words], stdout=-1) as lives:
         try:
             assert lives.stdout is not None
             assert lives.stdout.readline() == b"1\n"
@@ -212,6 +212,20 @@ def test_a_machine_that_the_journal_lost_is_taken_up_if_its_object_tells_of_this
         world.machines.take_up(KEY, machine, "another", due())  # it is not lost any more
         assert world.machines.known(KEY) == record
         assert qemu.said == [], "nothing is done to it"
+
+
+def test_a_later_run_that_an_older_journal_takes_for_another_objects_is_left_to_its_own_object(world: World) -> None:
+    """The object of then is gone, and its machine would be removed with it."""
+    config, machine = world.machines.config, virtual_machine("m")
+    with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        for run, known in ((qemu.uuid, [KEY]), ("an earlier run", [])):
+            manifest = machine.to_manifest()
+            manifest["metadata"]["uid"] = "of then"
+            world.machines.records.put(MACHINES, KEY, content_of(MachineRecord(manifest, "running", run)))
+            world.machines.recover()
+            assert [each.key for each in world.machines.list()] == known
+        world.machines.take_up(KEY, machine, qemu.uuid, due())
+        assert world.machines.known(KEY).machine == machine
 
 
 def test_a_machine_whose_start_was_cut_off_is_started_again_and_no_other_that_lives(world: World) -> None:
