@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from devalloc_node.deadline import Deadline
@@ -12,7 +13,7 @@ from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.monitor import Monitor
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MachineRecord
-from devalloc_node.machine.spec import CPU, MachineSpec, whole_cpus
+from devalloc_node.machine.spec import CPU, MachineSpec, cpus_text, memory_text, whole_cpus
 from devalloc_node.machine.view import UNKNOWN, Amounts
 
 _ANSWER_SECONDS = 5.0
@@ -48,15 +49,15 @@ def asked(record: MachineRecord, monitor: Monitor, what: str, amount: int, deadl
     """
     spec, before = record.spec, record.asked
     if what == "vcpus":
-        _within(spec, "vCPUs", amount, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most))
+        _within(spec, amount, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most), str, " vCPUs")
         left = cpu.left(monitor, spec.key, amount, record.cpus_left, deadline)
         return replace(record, asked=replace(before, vcpus=amount), cpus_left=left)
     if what == "cpu":
         if amount:
-            _within(spec, "thousandths of a CPU", amount, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
+            _within(spec, amount, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU, cpus_text, " CPUs")
         return replace(record, asked=replace(before, cpu_milli=amount))
     if what == "memory":
-        _within(spec, "bytes of memory", amount, spec.memory.least, spec.memory.most)
+        _within(spec, amount, spec.memory.least, spec.memory.most, memory_text, " of memory")
         return replace(record, asked=replace(before, memory_bytes=amount))
     raise Denied("AmountUnknown", f"a machine has vcpus, cpu and memory, and no {what!r}")
 
@@ -111,7 +112,7 @@ def limit_cpu(spec: MachineSpec, config: MachineConfig, process: Process, thousa
         raise Denied(
             "CgroupShared",
             f"machine {spec.key} (process {process.pid}) has no cgroup of its own, so that it cannot be given "
-            f"{thousandths} thousandths of a CPU; change how many vCPUs it has",
+            f"the time of {cpus_text(thousandths)} CPUs; change how many vCPUs it has",
         )
     if spec.adopt is None and launch.uses_systemd(config):
         _tell_systemd(spec, wanted)
@@ -145,10 +146,31 @@ def _tell_systemd(spec: MachineSpec, thousandths: int | None) -> None:
         raise Failed("CgroupUnavailable", f"systemd refuses the share of machine {spec.key}: {words_of}")
 
 
-def _within(spec: MachineSpec, what: str, amount: int, least: int, most: int) -> None:
-    if not least <= amount <= most:
+def _within(
+    spec: MachineSpec, amount: int, least: int, most: int, text: Callable[[int], str], of: str, *, adopted: str = ""
+) -> None:
+    """``adopted``: the socket of a machine that is to be adopted and has that amount."""
+    if least <= amount <= most:
+        return
+    bounds = f"{text(least)} to {text(most)}{of}"
+    if adopted:
         raise Denied(
             "OutOfBounds",
-            f"machine {spec.key} was started for {least} to {most} {what}, and cannot have {amount}; "
-            "with other bounds it has to be stopped and started again",
+            f"the QEMU at {adopted} has {text(amount)}{of}, and machine {spec.key} is to have {bounds}; say "
+            "bounds that hold what it has",
         )
+    raise Denied(
+        "OutOfBounds",
+        f"machine {spec.key} was started for {bounds}, and cannot have {text(amount)}; with other bounds it has to be "
+        "stopped and started again",
+    )
+
+
+def check_adopted(spec: MachineSpec, now: Amounts) -> None:
+    """Raises Denied (``OutOfBounds``) where a machine that is to be adopted has other amounts than it may have."""
+    where = str(spec.adopt)
+    if now.vcpus is not None:
+        least, most = whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most)
+        _within(spec, now.vcpus, least, most, str, " vCPUs", adopted=where)
+    if now.memory_bytes is not None:
+        _within(spec, now.memory_bytes, spec.memory.least, spec.memory.most, memory_text, " of memory", adopted=where)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from devalloc_node.errors import Failed
+from devalloc_node.machine.spec import cpus_text
 
 PERIOD = 100_000
 """Microseconds."""
@@ -73,7 +74,7 @@ def limit(cgroup: CpuGroup, thousandths: int | None) -> None:
     except OSError as error:
         raise Failed("CgroupUnavailable", f"the CPU time of {cgroup.folder} cannot be set: {error}") from None
     if (now := limit_of(cgroup)) != wanted:
-        raise Failed("CgroupUnavailable", f"{cgroup.folder} has {now} thousandths of a CPU after {wanted} were written")
+        raise Failed("CgroupUnavailable", f"{cgroup.folder} has {_text(now)} after {_text(wanted)} was written")
 
 
 def limit_of(cgroup: CpuGroup) -> int | None:
@@ -111,6 +112,10 @@ def remove(cgroup: CpuGroup) -> None:
     """Take it away where nothing is in it; it is no error that it is gone, or that something still ends in it."""
     with suppress(OSError):
         cgroup.folder.rmdir()
+
+
+def _text(thousandths: int | None) -> str:
+    return "no bound" if thousandths is None else f"a bound of {cpus_text(thousandths)} CPUs"
 
 
 def _write(path: Path, text: str) -> None:

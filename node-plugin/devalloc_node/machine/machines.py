@@ -242,7 +242,7 @@ class Machines:
     def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None:
         """Take a QEMU into care that runs already. Nothing of it is touched.
 
-        Raises Denied: ``PathNotAllowed``, ``SocketNotOurs``, ``MemlockTooLow``, ``MachineExists``.
+        Raises Denied: ``PathNotAllowed``, ``SocketNotOurs``, ``MemlockTooLow``, ``MachineExists``, ``OutOfBounds``.
         """
         spec = spec_of(machine)
         with self.hold(spec.key, deadline):
@@ -255,6 +255,7 @@ class Machines:
                     return
                 if lives is not None:
                     raise Denied("MachineExists", f"machine {spec.key} is another process, {lives.pid}")
+            amounts.check_adopted(spec, found.amounts)
             with self._locks.held(_ADOPTING, deadline):
                 if (other := self._name_of(found.process, but=spec.key)) is not None:
                     raise Denied(

@@ -13,7 +13,7 @@ from devalloc_node.machine.command import dimm_backend, dimm_id, ram_backend
 from devalloc_node.machine.devices import ask
 from devalloc_node.machine.monitor import Monitor, Refused, bounded
 from devalloc_node.machine.pci import PERIPHERAL, present
-from devalloc_node.machine.spec import MIB
+from devalloc_node.machine.spec import memory_text as _text
 
 _ANSWER_SECONDS = 5.0
 """For one question while waiting: at the deadline it is still to be told how far it came."""
@@ -90,7 +90,7 @@ def scale(
     if goal < now.base:
         raise Denied(
             "MemoryBuiltIn",
-            f"machine {machine} was started with {_mib(now.base)}; it cannot have {_mib(goal)} while it runs",
+            f"machine {machine} was started with {_text(now.base)}; it cannot have {_text(goal)} while it runs",
         )
     if dimm_bytes is not None:
         return _scale_dimms(monitor, machine, goal, dimm_bytes, numa_node, deadline)
@@ -110,7 +110,7 @@ def _scale_virtio_mem(monitor: Monitor, machine: str, device: VirtioMem, goal: i
     if goal > device.most:
         raise Denied(
             "MemoryRoomExhausted",
-            f"machine {machine} was started with room for {_mib(device.most)} more memory, not {_mib(goal)}",
+            f"machine {machine} was started with room for {_text(device.most)} more memory, not {_text(goal)}",
         )
     if device.requested != goal:
         _request(monitor, device, goal, deadline)
@@ -135,7 +135,7 @@ def _stuck(monitor: Monitor, machine: str, device: VirtioMem, goal: int, seconds
         return size
     raise Denied(
         "GuestRefused",
-        f"machine {machine}: the guest has {_mib(size)} of virtio-mem after {seconds:.0f} s, where {_mib(goal)} are "
+        f"machine {machine}: the guest has {_text(size)} of virtio-mem after {seconds:.0f} s, where {_text(goal)} are "
         "wanted, and moves no further; no more is asked of it",
         retryable=True,
     )
@@ -173,7 +173,7 @@ def _scale_dimms(
     _remove_leftovers(monitor, known, deadline)
     total = observe(monitor, deadline).total
     if total < goal:
-        raise Failed("MemoryNotThere", f"machine {machine} has {_mib(total)} after {_mib(goal)} were plugged in")
+        raise Failed("MemoryNotThere", f"machine {machine} has {_text(total)} after {_text(goal)} were plugged in")
     return total
 
 
@@ -214,8 +214,8 @@ def _plugged_in_dimms(monitor: Monitor, deadline: Deadline) -> int:
 def _foreign(machine: str, goal: int, fixed: int) -> Denied:
     return Denied(
         "MemoryBuiltIn",
-        f"machine {machine} has {_mib(fixed)} that were built in or plugged in by somebody else; it cannot have "
-        f"{_mib(goal)} while it runs",
+        f"machine {machine} has {_text(fixed)} that were built in or plugged in by somebody else; it cannot have "
+        f"{_text(goal)} while it runs",
     )
 
 
@@ -231,11 +231,7 @@ def _remove_dimm(monitor: Monitor, machine: str, number: int, deadline: Deadline
                 raise Denied(
                     "GuestRefused",
                     f"machine {machine}: the guest {why} a DIMM after {time.monotonic() - began:.0f} s; it has "
-                    f"{_mib(observe(monitor, Deadline.after(_ANSWER_SECONDS)).total)}",
+                    f"{_text(observe(monitor, Deadline.after(_ANSWER_SECONDS)).total)}",
                     retryable=True,
                 )
     monitor.execute("object-del", {"id": dimm_backend(number)}, deadline=deadline)
-
-
-def _mib(size: int) -> str:
-    return f"{size // MIB}Mi" if size % MIB == 0 else f"{size} bytes"

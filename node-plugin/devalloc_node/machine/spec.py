@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
+from devalloc.api.quantity import NANO, Format, Quantity
+
 MIB = 1 << 20
 CPU = 1000
 """Thousandths in one CPU: amounts of CPU are integers of these."""
@@ -121,3 +123,13 @@ def machine_id(key: str) -> str:
 def whole_cpus(thousandths: int) -> int:
     """How many vCPUs an amount of CPU needs; at least one."""
     return max(1, -(-thousandths // CPU))
+
+
+def cpus_text(thousandths: int) -> str:
+    """As manifests have it: ``1500m``, ``2``."""
+    return str(Quantity(thousandths * (NANO // CPU)))
+
+
+def memory_text(size: int) -> str:
+    """As manifests have it: ``512Mi``, ``2Gi``; an odd number of bytes as such."""
+    return f"{size} bytes" if size % 1024 or not size else str(Quantity(size * NANO, Format.BINARY_SI))

@@ -127,6 +127,21 @@ def test_an_adopted_machine_is_observed_and_nothing_of_it_is_touched(machines: M
     assert qemu.said == []
 
 
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({"memory": {"min": "1Gi", "max": "2Gi"}}, "has 512Mi of memory, .* is to have 1Gi to 2Gi of memory"),
+        ({"cpu": {"min": "2", "max": "4"}}, "has 1 vCPUs, .* is to have 2 to 4 vCPUs"),
+    ],
+)
+def test_a_machine_outside_its_bounds_is_not_adopted(
+    machines: Machines, qemu: FakeQemu, bounds: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Denied, match=words) as denied:
+        machines.adopt(adopting(qemu.path, **bounds), soon())
+    assert (denied.value.code, machines.list()) == ("OutOfBounds", [])
+
+
 def test_one_machine_has_one_name(machines: Machines, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     again = virtual_machine("n", start=None, adopt={"qmpSocket": str(qemu.path)})
@@ -265,8 +280,15 @@ def test_a_machine_that_does_not_answer_is_not_adopted(machines: Machines, qemu:
 
 def test_amounts_outside_the_spec_and_shares_of_a_shared_cgroup_are_denied(machines: Machines, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
-    for what, amount in (("vcpus", 5), ("vcpus", 0), ("memory", 3 << 30), ("memory", 1), ("cpu", 9000), ("wheels", 4)):
-        with pytest.raises(Denied):
+    for what, amount, words in (
+        ("vcpus", 5, "was started for 1 to 4 vCPUs, and cannot have 5;"),
+        ("vcpus", 0, "cannot have 0;"),
+        ("memory", 3 << 30, "was started for 512Mi to 2Gi of memory, and cannot have 3Gi;"),
+        ("memory", 1, "cannot have 1 bytes;"),
+        ("cpu", 4500, "was started for 1 to 4 CPUs, and cannot have 4500m;"),
+        ("wheels", 4, "no 'wheels'"),
+    ):
+        with pytest.raises(Denied, match=words):
             machines.scale(KEY, what, amount, soon())
     assert qemu.said == []
     for vcpus, thousandths in ((1, 1500), (3, 1000)):

@@ -14,6 +14,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError, Unknown
 from devalloc_node.machine import cpu, devices, memory, pci
 from devalloc_node.machine.monitor import Event, QmpMonitor, Refused
+from devalloc_node.machine.spec import memory_text
 from devalloc_node.prepared import PreparedDevice
 from tests.support.fake_qmp import FakeQemu
 from tests.support.patience import patience
@@ -288,7 +289,7 @@ def test_a_guest_that_is_stuck_is_denied_at_the_size_that_it_has_and_asked_for_n
     start = 2 * GIB if goal < 2 * GIB else GIB
     memory.scale(line, KEY, start, soon(), dimm_bytes=None)
     qemu.stuck_at = stuck
-    with pytest.raises(Denied, match=f"{stuck // MIB}Mi") as denied:
+    with pytest.raises(Denied, match=memory_text(stuck)) as denied:
         memory.scale(line, KEY, goal, patience(lambda: qemu.size == stuck), dimm_bytes=None)
     assert (denied.value.code, denied.value.retryable) == ("GuestRefused", True)
     assert qemu.requested == qemu.size == stuck
@@ -333,7 +334,7 @@ def test_a_guest_that_keeps_a_dimm_is_told_with_what_there_is(qemu: FakeQemu, li
     memory.scale(line, KEY, GIB, soon(), dimm_bytes=512 * MIB)
     qemu.guest = guest  # type: ignore[assignment]
     deadline = soon() if guest == "refuses" else patience(lambda: qemu.leaving)
-    with pytest.raises(Denied, match="1024Mi") as denied:
+    with pytest.raises(Denied, match="1Gi") as denied:
         memory.scale(line, KEY, 512 * MIB, deadline, dimm_bytes=512 * MIB)
     assert denied.value.code == "GuestRefused"
     assert set(qemu.backends) == {"dimm0-ram"}
