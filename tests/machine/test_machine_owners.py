@@ -233,7 +233,7 @@ def test_guests_of_a_host_that_shuts_down_power_down_and_come_back_with_it(
             assert (done.code, done.out) == (0, "default/m powered down\ndefault/n powered down\n")
             phases = {machine.key: machine.phase for machine in machines.list()}
             assert phases == {"default/m": "Stopped", "default/n": "Stopped", "default/waits": "Starting"}
-            assert sorted(machine.metadata.name for machine in machines.to_restart()) == ["m", "n"]
+            assert sorted(machine.metadata.name for machine in machines.to_restart()) == ["m", "n", "waits"]
 
 
 def test_an_unprobed_disk_cannot_even_be_written_down() -> None:

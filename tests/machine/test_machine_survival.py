@@ -101,6 +101,7 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         with pytest.raises(Denied, match="--force"):
             third.stop(KEY, 0.2, False, soon(2))
         os.kill(before.pid, signal.SIGCONT)
+        third.resume(KEY, soon())  # it is wanted again
         third.scale(KEY, "memory", 512 * MIB, soon())
 
         # It dies: noticed without being asked for, and by its policy it is to be started again.
