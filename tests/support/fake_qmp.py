@@ -79,6 +79,8 @@ class FakeQemu:
         self.version = {"major": 7, "minor": 2, "micro": 0}
         self.uuid = "00000000-0000-0000-0000-000000000000"
         self.connections = 0
+        self.left_over: list[dict[str, Any]] = []
+        """What it had to say to its last client; the next one gets it before the greeting."""
         self._server = listener or socket.socket(socket.AF_UNIX)
         if listener is None:
             self._server.bind(str(path))
@@ -136,6 +138,9 @@ class FakeQemu:
     def _talk(self, client: socket.socket) -> None:
         if self._wrong(client, "greeting"):
             return
+        for message in self.left_over:
+            self._send(message)
+        self.left_over = []
         self._send(GREETING)
         buffer = b""
         decoder = json.JSONDecoder()

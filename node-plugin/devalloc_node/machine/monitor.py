@@ -54,6 +54,10 @@ class Refused(Denied):
         self.reason = reason
 
 
+class _NoGreeting(Failed):
+    """Who listens says something else first."""
+
+
 class Events(Protocol):
     """Events from the moment of ``expect`` on."""
 
@@ -246,6 +250,13 @@ class QmpMonitor:
         if self._client is not None and self._client.runstate.name == "RUNNING":
             return
         self._drop()
+        try:
+            self._greet(deadline)
+        except _NoGreeting:
+            # What QEMU had to say to the last client, an event, can come first. Nothing was asked yet.
+            self._greet(deadline)
+
+    def _greet(self, deadline: Deadline) -> None:
         line = _connected(self._machine, self._path, deadline.capped(GREETING_SECONDS))
         try:
             limit = deadline.capped(GREETING_SECONDS).seconds
@@ -268,7 +279,7 @@ class QmpMonitor:
             raise
         except Exception as error:
             _shut(line)
-            raise Failed(
+            raise _NoGreeting(
                 "MonitorUnreachable", f"what listens on {self._path} does not greet as QEMU does: {_short(error)}"
             ) from None
         self._client, self._socket = client, line

@@ -77,6 +77,12 @@ def test_who_does_not_greet_as_qemu_does_was_asked_nothing(qemu: FakeQemu, line:
     assert qemu.said == []
 
 
+def test_what_qemu_had_to_say_to_its_last_client_is_not_taken_for_who_it_is(qemu: FakeQemu, line: QmpMonitor) -> None:
+    qemu.left_over = [{"event": "DEVICE_DELETED", "data": {}, "timestamp": {"seconds": 1, "microseconds": 0}}]
+    assert line.execute("query-status", deadline=soon())["running"]
+    assert qemu.connections == 2
+
+
 def test_a_qemu_that_hangs_before_its_greeting_costs_no_longer_than_the_deadline(
     qemu: FakeQemu, line: QmpMonitor
 ) -> None:
