@@ -18,13 +18,13 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine import accel, adopt, amounts, launch, lost, plain, users
+from devalloc_node.machine import accel, adopt, amounts, launch, lost, paths, plain, users
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.lock import MachineLocks
 from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, ended, view
 from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor, readable
-from devalloc_node.machine.process import Process, alive
+from devalloc_node.machine.process import Process, alive, holds
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records, content_of, record_of
 from devalloc_node.machine.spec import PlainDevice, machine_id, whole_cpus
 from devalloc_node.machine.translate import spec_of
@@ -149,13 +149,24 @@ class Machines:
             return None
         return record.process
 
-    def _name_of(self, process: Process, *, but: str) -> str | None:
-        """Which other machine a process is."""
-        for key, content in self.records.records(MACHINES).items():
-            with suppress_and_log(key):
-                if key != but and self.process_of(record_of(key, content)) == process:
-                    return key
-        return None
+    def _others(self, key: str) -> Iterator[tuple[str, Process]]:
+        """The other machines that live, and which processes they are."""
+        for other, content in self.records.records(MACHINES).items():
+            with suppress_and_log(other):
+                if other != key and (process := self.process_of(record_of(other, content))) is not None:
+                    yield other, process
+
+    @contextmanager
+    def _told_by(self, key: str) -> Iterator[None]:
+        """Inside, of an image that is in use is told which other machine has it, where that is known."""
+        try:
+            yield
+        except paths.InUse as error:
+            for other, process in self._others(key):
+                with suppress(NodeError):  # what it has open cannot be told, and the image is in use all the same
+                    if holds(process.pid, [error.path]):
+                        error = paths.InUse(error.path, f"machine {other}")
+            raise error from None
 
     def known(self, key: str) -> MachineRecord:
         """Its record. Raises Denied (``MachineNotFound``), Failed."""
@@ -196,7 +207,8 @@ class Machines:
             try:
                 with self._locks.held(users.LOCK, deadline):
                     given = launch.Launch(str(uuid.uuid4()), users.free(spec.key, self.config, self.records), how)
-                    launch.check(spec, self.config, given)
+                    with self._told_by(spec.key):
+                        launch.check(spec, self.config, given)
                     record = MachineRecord(machine.to_manifest(), "starting", given.uuid, given.uid)
                     self._put(record)
                 began = True
@@ -257,12 +269,13 @@ class Machines:
                     raise Denied("MachineExists", f"machine {spec.key} is another process, {lives.pid}")
             amounts.check_adopted(spec, found.amounts)
             with self._locks.held(_ADOPTING, deadline):
-                if (other := self._name_of(found.process, but=spec.key)) is not None:
-                    raise Denied(
-                        "MachineExists",
-                        f"the QEMU at {spec.adopt} (process {found.process.pid}) is machine {other} already; "
-                        "delete that one first",
-                    )
+                for other, process in self._others(spec.key):
+                    if process == found.process:
+                        raise Denied(
+                            "MachineExists",
+                            f"the QEMU at {spec.adopt} (process {process.pid}) is machine {other} already; "
+                            "delete that one first",
+                        )
                 self._put(
                     MachineRecord(
                         machine.to_manifest(), "running", found.run, None, found.process, adopt.boot_id(), found.amounts
@@ -343,7 +356,7 @@ class Machines:
         """Plug in what has no hardware behind it, for as long as this QEMU runs (``plain.plug``). Raises NodeError."""
         with self.hold(key, deadline):
             record, _ = self.running(key)
-            with self.line(record) as monitor:
+            with self.line(record) as monitor, self._told_by(key):
                 return plain.plug(monitor, key, device, self.config.folders, deadline)
 
     def unplug(self, key: str, name: str, deadline: Deadline) -> bool:

@@ -86,8 +86,16 @@ def _refuse_kept(path: str, real: Path) -> None:
         )
 
 
+class InUse(Denied):
+    """Another QEMU has an image open that does not get along with this one."""
+
+    def __init__(self, path: str, by: str = "another machine, or by a tool of QEMU") -> None:
+        super().__init__("DiskInUse", f"disk {path} is in use by {by}", retryable=True)
+        self.path = path
+
+
 def check_free(fd: int, path: str, *, writable: bool) -> None:
-    """That no other QEMU has an image open that does not get along with this one. Raises Denied (``DiskInUse``).
+    """That no other QEMU has an image open that does not get along with this one. Raises InUse.
 
     QEMU would refuse too, and tells it by the same locks; but some versions keep an image open whose disk they refused.
     """
@@ -98,7 +106,7 @@ def check_free(fd: int, path: str, *, writable: bool) -> None:
         except OSError:  # no locks where this lies, and QEMU goes without them
             return
         if kind != fcntl.F_UNLCK:
-            raise Denied("DiskInUse", f"disk {path} is in use by another machine, or by a tool of QEMU", retryable=True)
+            raise InUse(path)
 
 
 def tap(interface: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -140,6 +142,23 @@ def test_a_machine_outside_its_bounds_is_not_adopted(
     with pytest.raises(Denied, match=words) as denied:
         machines.adopt(adopting(qemu.path, **bounds), soon())
     assert (denied.value.code, machines.list()) == ("OutOfBounds", [])
+
+
+def test_a_machine_whose_disk_is_in_use_is_told_which_other_one_has_it(
+    config: MachineConfig, qemu: FakeQemu, tmp_path: Path
+) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(b"content".ljust(MIB))
+    machines = Machines(replace(config, binary="true", folders=(tmp_path,)), MemoryRecords())
+    start = virtual_machine("n", start={"disks": [{"path": str(image), "format": "raw"}]})
+    with image.open("rb") as other:
+        fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 201, 1, 0))
+        for by in ("another machine, or by a tool of QEMU", f"machine {KEY}"):
+            with pytest.raises(Denied, match=f"disk {image} is in use by {by}$") as denied:
+                machines.start(start, soon())
+            assert denied.value.code == "DiskInUse"
+            machines.adopt(adopting(qemu.path), soon())  # which is this very process, and has the image open
+    machines.close()
 
 
 def test_one_machine_has_one_name(machines: Machines, qemu: FakeQemu) -> None:
