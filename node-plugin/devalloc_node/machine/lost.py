@@ -28,7 +28,9 @@ PAUSED = "prelaunch"
 
 def is_another(record: MachineRecord, process: Process) -> bool:
     """Whether a process that is the machine by its life file was started as another run than the record's. Not where
-    that cannot be seen."""
+    that cannot be seen; an adopted one is known by its process, and may write its UUID as it likes."""
+    if record.spec.adopt is not None:
+        return False
     try:
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -23,7 +23,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, house, launch, looks, process
+from devalloc_node.machine import adopt, house, launch, looks, lost, process
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
@@ -489,6 +489,17 @@ def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.
     codes = {look.problem.code for record in records[1:] if (look := seen.at(record)).problem is not None}
     assert codes == {"MonitorSilent"}
     until(lambda: seen.at(records[0]).observed.vcpus == 1, "what the one that is well says")
+
+
+def test_an_adopted_machine_is_its_process_however_its_uuid_was_written(tmp_path: Path) -> None:
+    run = "ABCDEF00-0000-4000-8000-000000000001"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-uuid", run]) as running:
+        found = process.process(running.pid)
+        assert found is not None
+        manifest = adopting(tmp_path / "qmp").to_manifest()
+        record = MachineRecord(manifest, "running", run.lower(), None, found, adopt.boot_id())
+        assert not lost.is_another(record, found)
+        running.kill()
 
 
 def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: Machines, qemu: FakeQemu) -> None:
