@@ -62,11 +62,9 @@ class Reconciler:
         self._blind = blind
         self._clock = clock
         self._gone_since: dict[str, float] = {}
-
-    @property
-    def gone(self) -> frozenset[str]:
-        """UIDs of the claims that do not exist any more, as of the last pass, and are prepared or were until then."""
-        return frozenset(self._gone_since)
+        self.gone: frozenset[str] = frozenset()
+        """UIDs of the claims that do not exist any more, as of the last pass that could tell, and are prepared or were
+        until then."""
 
     def recover(self) -> Report:
         """At start: take note of a reboot, and undo what a crash left unfinished."""
@@ -155,6 +153,7 @@ class Reconciler:
         blind = self._blind() if gone else None
         now = self._clock()
         self._gone_since = {record.ref.uid: self._gone_since.get(record.ref.uid, now) for record in gone}
+        self.gone = frozenset(self._gone_since)
         for record in gone:
             left = self._claims.options.grace_seconds - (now - self._gone_since[record.ref.uid])
             if left > 0:
