@@ -45,6 +45,8 @@ class Restarts:
         self._backoff = Backoff(clock)
         self._said: dict[str, str] = {}
         """Why a machine was last not brought back."""
+        self._inside: dict[str, list[ClaimRef]] = {}
+        """Claims that were attached to a machine while it ran: a start that fails has forgotten their plugs."""
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set."""
@@ -62,6 +64,7 @@ class Restarts:
         ended = {"/".join(machine.key): machine for machine in self._to_restart() if not machine.metadata.uid}
         self._backoff.only(ended)
         self._said = {key: why for key, why in self._said.items() if key in ended}
+        self._inside = {key: refs for key, refs in self._inside.items() if key in ended}
         for key, machine in ended.items():
             if not self._backoff.left(key):
                 self._bring_back(key, machine)
@@ -72,7 +75,8 @@ class Restarts:
                 self._platform.named(ClaimRef(machine.namespace, name, ""), prepared=True)
                 for name in machine.spec.claims
             ]
-            refs += [plug.ref for plug in self._platform.plugs(key)]  # attached while it ran
+            self._inside[key] = inside = self._attached(key)
+            refs += inside
             self._platform.create(
                 machine,
                 list(dict.fromkeys(refs)),
@@ -95,6 +99,16 @@ class Restarts:
             self._backoff.begun(key)
             self._said.pop(key, None)
             log.info("machine %s is brought back", key)
+
+    def _attached(self, key: str) -> list[ClaimRef]:
+        """Claims that were in it when it ended, but for those that were unprepared or put into another one since."""
+        known = {ref.uid for ref in self._inside.get(key, ())}
+        return [
+            held.record.ref
+            for held in self._platform.held()
+            if any(plug.machine == key for plug in held.plugs)
+            or (held.record.ref.uid in known and held.prepared is not None and not held.plugs)
+        ]
 
     def _is_due(self, key: str) -> bool:
         """Whether it is still to be started: it may have been deleted or stopped since, or its first start failed."""

@@ -70,6 +70,19 @@ def test_it_comes_back_with_what_was_attached_while_it_ran(world: World) -> None
     assert len(world.machines.devices) == 1
 
 
+def test_what_was_attached_is_not_lost_by_a_start_that_failed(world: World) -> None:
+    world.create(machine_of(vm("web")))
+    world.platform.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
+    world.machines.end("default/web")
+    world.machines.fail.add("start")
+    world.restarts.round()
+    world.machines.fail.clear()
+    world.now = 100
+    world.restarts.round()
+    assert world.machines.known["default/web"].runs
+    assert len(world.machines.devices) == 1
+
+
 def test_one_whose_start_was_cut_off_is_started_to_its_end(world: World) -> None:
     machine = machine_of(vm("web"))
     world.machines.start(machine, Deadline.after(10))  # and then the plugin was killed
