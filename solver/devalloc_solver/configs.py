@@ -23,17 +23,18 @@ def copied(
     several classes, or a type that several have.
     """
     count = 0
-    of_class: dict[ConfigKey, list[int]] = {}
+    of_class: dict[ConfigKey, dict[int, None]] = {}  # a class may name an object twice
     of_claim: dict[ConfigKey, None] = {}
     for index, (accepted, own) in enumerate(entries):
         count += 1
         for ref in intake.classes[accepted].spec.configs if accepted is not None else ():
-            of_class.setdefault((ref.api_version, ref.kind, ref.namespace, ref.name), []).append(index)
+            of_class.setdefault((ref.api_version, ref.kind, ref.namespace, ref.name), {})[index] = None
         for mine in own:
             of_claim[mine.api_version, mine.kind, namespace, mine.name] = None
+    is_partial = any(len(indexes) < count for indexes in of_class.values())
     said: dict[str, Any] = {
         "classConfigs": [deepcopy(intake.configs[key]) for key in of_class],
-        "classConfigAllocations": list(of_class.values()) if any(len(at) < count for at in of_class.values()) else [],
+        "classConfigAllocations": [list(indexes) for indexes in of_class.values()] if is_partial else [],
         "claimConfigs": [deepcopy(intake.configs[key]) for key in of_claim],
     }
     return {name: found for name, found in said.items() if found}
