@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from devalloc.store.database import explained, explanation, open_database, transaction
-from devalloc.store.errors import Damaged, Unusable
+from devalloc.store.errors import Damaged, Unavailable, Unusable
 from devalloc.store.paths import file_at
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
@@ -300,7 +300,10 @@ class SQLiteJournal:
         """Raises Failed (``JournalGone``) where the file has no name any more: what is written to it is gone with this
         process, and nobody would know."""
         log_file = self.path.with_name(f"{self.path.name}-wal")
-        lost = self.path if file_at(self.path) != self._file else log_file if file_at(log_file) is None else None
+        try:
+            lost = self.path if file_at(self.path) != self._file else log_file if file_at(log_file) is None else None
+        except Unavailable as error:
+            raise Failed("JournalUnavailable", str(error)) from error
         if lost is not None:
             raise Failed(
                 "JournalGone",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -442,3 +443,17 @@ def test_nothing_is_written_into_a_file_that_nobody_will_find_again(
     assert failed.value.code == "JournalGone"
     assert str(folder / gone) in failed.value.message
     assert [record.ref.uid for record in journal.claims()] == ["u1"], "what is known is still told"
+
+
+def test_a_disk_that_does_not_answer_is_an_error_of_the_plugins(
+    journal: SQLiteJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("devalloc.store.paths.os.stat", refuse)
+        with pytest.raises(Failed) as failed:
+            journal.begin(ref("u1"), "DeviceClaim", GRANT, {})
+    assert (failed.value.code, failed.value.retryable) == ("JournalUnavailable", True)
+    assert not journal.claims()
