@@ -299,7 +299,8 @@ class Machines:
                 try:
                     self._end(record, process, patience, force, deadline)
                 except (Denied, Failed):  # it goes on
-                    self._put(_asked_to_stop(record) if patience > 0 else record)
+                    was_asked = patience > 0 and record.state != "starting"  # whose CPUs never ran is asked nothing
+                    self._put(_asked_to_stop(record) if was_asked else record)
                     raise
             self._put(record.become("stopped", "StoppedOnRequest", "it was stopped on request"))
             self._gone(record)
