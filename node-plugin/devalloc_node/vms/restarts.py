@@ -91,6 +91,8 @@ class Restarts:
             self._backoff.begun(key)
             if not error.retryable:
                 self._backoff.rarely(key)
+                if error.code.startswith("Claim"):  # gone for good: the machine does not wait for what was attached
+                    self._inside.pop(key, None)
             again = self._backoff.left(key)
             if self._said.get(key) != error.message:
                 self._said[key] = error.message

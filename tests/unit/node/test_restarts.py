@@ -83,6 +83,21 @@ def test_what_was_attached_is_not_lost_by_a_start_that_failed(world: World) -> N
     assert len(world.machines.devices) == 1
 
 
+def test_a_machine_does_not_wait_for_what_was_attached_and_is_gone(world: World) -> None:
+    world.create(machine_of(vm("web")))
+    ref = world.bench.add("a/slot-0")
+    world.platform.attach(ref, "default/web", Deadline.after(10))
+    world.machines.end("default/web")
+    world.machines.fail.add("start")
+    world.restarts.round()
+    world.machines.fail.clear()
+    del world.bench.grants.grants[ref.uid]
+    for world.now in (100, 500):
+        world.restarts.round()
+    assert world.machines.known["default/web"].runs
+    assert world.machines.devices == {}
+
+
 def test_one_whose_start_was_cut_off_is_started_to_its_end(world: World) -> None:
     machine = machine_of(vm("web"))
     world.machines.start(machine, Deadline.after(10))  # and then the plugin was killed
