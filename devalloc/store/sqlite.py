@@ -196,7 +196,7 @@ class SQLiteStore:
         before = self._connection
         self._connection, self._file = open_named(self.path, migrations.STORE)
         before.close()
-        log.warning("the store %s was replaced, by a restore or by hand; going on with what is there now", self.path)
+        log.warning("the store %s was replaced, by a restore; going on with what is there now", self.path)
 
 
 class _Rows:

@@ -17,8 +17,8 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.journal.sqlite import open_journal
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.machine.machines import Connect, Machines
-from devalloc_node.machine.monitor import QmpMonitor
+from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.monitor import Connect, QmpMonitor
 from devalloc_node.machine.records import Records
 from tests.support.images import Image
 from tests.support.qemu import MICRO_APPEND

@@ -7,20 +7,16 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import cpu, launch, memory, paths
 from devalloc_node.machine.config import MachineConfig
-from devalloc_node.machine.monitor import Monitor, Peer, readable
+from devalloc_node.machine.monitor import Connect, Monitor, Peer, readable
 from devalloc_node.machine.process import Process, memlock, process
 from devalloc_node.machine.spec import MIB, MachineSpec
 from devalloc_node.machine.view import Amounts
-
-if TYPE_CHECKING:
-    from devalloc_node.machine.machines import Connect
 
 
 @dataclass(frozen=True, slots=True)

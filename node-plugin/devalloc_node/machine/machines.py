@@ -10,9 +10,8 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import Protocol
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.audit import audit
@@ -21,9 +20,10 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import accel, adopt, amounts, launch, lost, paths, plain, users
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.deaths import Deaths
+from devalloc_node.machine.lines import Lines
 from devalloc_node.machine.lock import MachineLocks
 from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, ended, view
-from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor, readable
+from devalloc_node.machine.monitor import Connect, Monitor, QmpMonitor
 from devalloc_node.machine.process import Process, alive, holds
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records, content_of, record_of
 from devalloc_node.machine.spec import PlainDevice, machine_id, whole_cpus
@@ -35,14 +35,6 @@ _SETTLE_SECONDS = 120.0
 """How long a change of a machine is waited for before it is noted that the machine ended."""
 _ADOPTING = "adopting"
 """The lock under which it is seen to that one process is one machine; those of machines end in a digest."""
-
-
-class Connect(Protocol):
-    """How a line to QEMU is made; tests make others."""
-
-    def __call__(
-        self, machine: str, path: str, *, command_seconds: float, check: Callable[[Peer], None]
-    ) -> Monitor: ...
 
 
 class Machines:
@@ -64,9 +56,8 @@ class Machines:
         self._changed = changed
         self._ended = ended
         self._connect = connect
+        self._lines = Lines(config, connect)
         self._locks = MachineLocks(config.state)
-        self._mutex = threading.Lock()
-        self._lines: dict[str, tuple[Monitor, int]] = {}
         self._looks = Looks(self._observed)
         self._deaths = Deaths(self._died)
 
@@ -369,30 +360,9 @@ class Machines:
 
     # Within this room.
 
-    @contextmanager
-    def line(self, record: MachineRecord) -> Iterator[Monitor]:
+    def line(self, record: MachineRecord) -> AbstractContextManager[Monitor]:
         """The machine's monitor, open as long as somebody uses it."""
-        key = record.spec.key
-        with self._mutex:
-            monitor, uses = self._lines.get(key, (None, 0))
-            if monitor is None:
-                monitor = self._connect(
-                    key,
-                    record.spec.adopt or str(self.config.folder(record.spec.id) / "qmp"),
-                    command_seconds=self.config.command_seconds,
-                    check=adopt.owner_check(key, users.listener(record), record.process),
-                )
-            self._lines[key] = (monitor, uses + 1)
-        try:
-            with readable(key):
-                yield monitor
-        finally:
-            with self._mutex:
-                monitor, uses = self._lines.pop(key)
-                if uses > 1:
-                    self._lines[key] = (monitor, uses - 1)
-            if uses == 1:
-                monitor.close()
+        return self._lines.to(record)
 
     @contextmanager
     def hold(self, key: str, deadline: Deadline) -> Iterator[None]:

@@ -124,6 +124,14 @@ class Peer:
     socket over, as libvirt does."""
 
 
+class Connect(Protocol):
+    """How a line to QEMU is made; tests make others."""
+
+    def __call__(
+        self, machine: str, path: str, *, command_seconds: float, check: Callable[[Peer], None]
+    ) -> Monitor: ...
+
+
 class _Loop:
     """One thread with an event loop, for all lines of this process."""
 
