@@ -58,7 +58,7 @@ def left(monitor: Monitor, machine: str, goal: int, before: bool, deadline: Dead
     version = monitor.execute("query-version", deadline=deadline)["qemu"]
     has = f"machine {machine} is emulated (it has no KVM), and has {taken} vCPUs; it cannot have {goal} while it runs"
     if goal > taken:
-        raise Denied("CpusEmulated", f"{has}: some left it, or may have, and its QEMU crashes when others come after that")
+        raise Denied("CpusEmulated", f"{has}: some may have left it, and its QEMU crashes when others come after that")
     if int(version["major"]) < _SOUND:
         raise Denied("CpusEmulated", f"{has}: QEMU {version['major']}.{version['minor']} crashes after one has left")
     return True
