@@ -21,11 +21,11 @@ from devalloc_node.daemon import opened
 from devalloc_node.machine import adopt, process
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
+from tests.conformance.test_node_daemon_store import CLAIM, CLASS, GPU, NODE, Bed, until
 from tests.support.fake_qmp import FakeQemu
 from tests.support.fakehost import LocalHost
 from tests.support.faketree import memory_folder
 from tests.support.toymachines import vm
-from tests.unit.node.test_daemon_store import CLAIM, CLASS, GPU, NODE, Bed, until
 
 
 @pytest.fixture
