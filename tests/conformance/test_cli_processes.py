@@ -16,6 +16,7 @@ import pytest
 
 from devalloc.cli.machinespecs import request_of
 from devalloc_node.pb import node_pb2 as pb
+from tests.support.faketree import one_nic
 from tests.support.nodeservice import Served, served
 from tests.support.shell import Shell, claim, devalloc, device_class, pool, text
 from tests.support.toymachines import vm
@@ -79,15 +80,7 @@ def test_what_cannot_be_written_is_escaped(tmp_path: Path, form: str) -> None:
 @pytest.fixture
 def nic(tmp_path: Path) -> Path:
     """The root of a tree with one network card."""
-    card = tmp_path / "host" / "sys" / "devices" / "pci0000:00" / "0000:00:03.0"
-    card.mkdir(parents=True)
-    facts = {"class": "0x020000", "vendor": "0x8086", "device": "0x10c9", "numa_node": "1"}
-    for name, content in facts.items():
-        (card / name).write_text(content + "\n")
-    bus = tmp_path / "host" / "sys" / "bus" / "pci" / "devices"
-    bus.mkdir(parents=True)
-    (bus / card.name).symlink_to("../../../devices/pci0000:00/0000:00:03.0")
-    return tmp_path / "host"
+    return one_nic(tmp_path / "host")
 
 
 def test_up_answers_claims_until_it_is_told_to_stop(devalloc: Shell, nic: Path) -> None:

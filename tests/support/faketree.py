@@ -205,3 +205,16 @@ class FakeTree:
         if not (self.sys / f"class/net/{master}").exists():
             self.link(f"class/net/{master}", f"devices/virtual/net/{master}")
         self.link(f"class/net/{interface}/master", f"devices/virtual/net/{master}")
+
+
+def one_nic(root: Path) -> Path:
+    """A host with one network card, and nothing of it but what names it; the root of the tree."""
+    card = root / "sys" / "devices" / "pci0000:00" / "0000:00:03.0"
+    card.mkdir(parents=True)
+    facts = {"class": "0x020000", "vendor": "0x8086", "device": "0x10c9", "numa_node": "1"}
+    for name, content in facts.items():
+        (card / name).write_text(content + "\n")
+    bus = root / "sys" / "bus" / "pci" / "devices"
+    bus.mkdir(parents=True)
+    (bus / card.name).symlink_to("../../../devices/pci0000:00/0000:00:03.0")
+    return root

@@ -12,21 +12,14 @@ from devalloc.api.crds import render
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
 from devalloc.cli import demo
+from tests.support.faketree import one_nic
 from tests.support.shell import Shell
 
 
 @pytest.fixture
 def nic(tmp_path: Path) -> Path:
     """The root of a tree with one network card."""
-    card = tmp_path / "host" / "sys" / "devices" / "pci0000:00" / "0000:00:03.0"
-    card.mkdir(parents=True)
-    facts = {"class": "0x020000", "vendor": "0x8086", "device": "0x10c9", "numa_node": "1"}
-    for name, content in facts.items():
-        (card / name).write_text(content + "\n")
-    bus = tmp_path / "host" / "sys" / "bus" / "pci" / "devices"
-    bus.mkdir(parents=True)
-    (bus / card.name).symlink_to("../../../devices/pci0000:00/0000:00:03.0")
-    return tmp_path / "host"
+    return one_nic(tmp_path / "host")
 
 
 def test_discover_prints_pools_as_items(devalloc: Shell, nic: Path) -> None:
