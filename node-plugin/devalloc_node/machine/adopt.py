@@ -103,10 +103,11 @@ def check_memlock(spec: MachineSpec, config: MachineConfig, found: Process) -> N
     except OSError as error:
         raise Failed("MachineNotFound", f"process {found.pid} cannot be looked at: {error}") from None
     if limit is not None and limit < needed:
+        who = "the plugin, which may not raise its own," if spec.adopt is None else "it"
         raise Denied(
             "MemlockTooLow",
             f"machine {spec.key}: QEMU (process {found.pid}) may lock {limit // MIB}Mi of memory, and devices need "
-            f"{needed // MIB}Mi; start it with a higher limit (ulimit -l, LimitMEMLOCK=)",
+            f"{needed // MIB}Mi; start {who} with a higher limit (ulimit -l, LimitMEMLOCK=)",
         )
 
 

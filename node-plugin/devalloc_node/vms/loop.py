@@ -271,5 +271,7 @@ def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:
         if (claim := claims.get((objects.namespace_of(obj), name))) is not None
         for allocated in [claim.get("status", {}).get("allocations")]
     ]
-    seen = None if machine is None else (machine.phase, machine.id, machine.observed, machine.is_paused)
+    # Each start that fails was a run of its own, which is no news: only that of a machine that runs is.
+    run = machine.id if machine is not None and machine.runs and not machine.is_paused else ""
+    seen = None if machine is None else (machine.phase, run, machine.observed, machine.is_paused)
     return (metadata["generation"], tuple(versions), seen)

@@ -498,6 +498,18 @@ class TestEnd:
         assert len(starts) < 15
         assert max(pauses) > 50
 
+    def test_one_that_ran_and_cannot_be_started_again_is_tried_ever_more_rarely(self, world: World) -> None:
+        """Each try is another run of it, and none of them is news."""
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        world.machines.end("default/web")
+        world.machines.fail.add("resume")
+        before = world.machines.told.count("start default/web")
+        for _ in range(120):
+            world.round(pause=1)
+        assert world.machines.told.count("start default/web") - before < 10
+
 
 class TestClaims:
     def test_a_deleted_claim_goes_when_its_machine_lets_it_go(self, world: World) -> None:
