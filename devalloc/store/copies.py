@@ -15,6 +15,8 @@ from devalloc.store.errors import Invalid, StoreError, Unavailable
 from devalloc.store.migrations import Schema, migrate
 from devalloc.store.paths import FILES, SMALLEST_DATABASE_BYTES, check_private
 
+_LOGS = ("-shm", "-wal", "-journal")
+
 Problems = Callable[[sqlite3.Connection], Sequence[str]]
 """What is wrong with the content of a database, for people."""
 
@@ -113,15 +115,25 @@ def _set_aside(path: Path, schema: Schema) -> Path | None:
     # A damaged one is set aside with its log.
     with suppress(StoreError), closing(open_database(path, schema)) as database, explained(path, schema):
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    number, stamp = 0, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    while (aside := path.with_name(f"{path.name}.before-{stamp}" + (f"-{number}" if number else ""))).exists():
-        number += 1
-    for suffix in ("-shm", "-wal", "-journal"):
-        file = path.with_name(path.name + suffix)
-        if file.exists():
-            file.rename(aside.with_name(aside.name + suffix))
+    aside = set_log_aside(path)
     os.link(path, aside)  # the name itself goes to the new one in one step
     return aside
+
+
+def set_log_aside(path: Path) -> Path:
+    """Give what SQLite keeps beside a database other names; that of the database itself which goes with them, and is
+    free."""
+    number, stamp = 0, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    while _is_taken(aside := path.with_name(f"{path.name}.before-{stamp}" + (f"-{number}" if number else ""))):
+        number += 1
+    for end in _LOGS:
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + end).rename(aside.with_name(aside.name + end))
+    return aside
+
+
+def _is_taken(path: Path) -> bool:
+    return any(path.with_name(path.name + end).exists() for end in ("", *_LOGS))
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -49,7 +49,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "INSERT INTO counter VALUES (1, 0, 0)",
     ),
     (
-        # A copy, such as a backup that is put back, is the same store; a new file at the same path is another.
+        # A copy by hand is the same store; one that `restore` put back, and a new file at the same path, are others.
         "CREATE TABLE identity (id INTEGER PRIMARY KEY CHECK (id = 1), value TEXT NOT NULL)",
         "INSERT INTO identity VALUES (1, lower(hex(randomblob(16))))",
     ),
@@ -73,8 +73,8 @@ STORE = Schema(
     "store",
     APPLICATION_ID,
     STEPS,
-    "Stop devalloc, move {name}, {name}-wal and {name}-shm away for inspection, and put the last file that "
-    "`devalloc backup` made in their place",
+    "Stop devalloc, and put back the last file that `devalloc backup` made with `devalloc restore`, which keeps {name} "
+    "for inspection",
 )
 
 

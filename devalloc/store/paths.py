@@ -52,6 +52,11 @@ def prepare(path: Path, noun: str = "store") -> None:
         raise Unavailable(f"cannot open the {noun} {path}: {error.strerror}") from error
 
 
+def log_of(path: Path) -> Path:
+    """SQLite's log beside a database, which is there as long as somebody has that open."""
+    return path.with_name(f"{path.name}-wal")
+
+
 def file_at(path: Path) -> tuple[int, int] | None:
     """Which file has the name, as device and inode; None where none has. Raises Unavailable."""
     try:

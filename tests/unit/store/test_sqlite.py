@@ -440,6 +440,40 @@ class TestRestore:
         path.with_name("away").rename(path)
         store.create(claim())
 
+    def test_a_file_moved_over_the_store_gets_nothing_of_what_was_there(
+        self, store: SQLiteStore, path: Path, tmp_path: Path
+    ) -> None:
+        """SQLite would write the log that still lies there into it."""
+        store.create(claim("kept"))
+        store.backup(tmp_path / "copy.db")
+        since = store.create(claim("later"))["metadata"]["resourceVersion"]
+        with closing(store.watch(since=since, timeout=10)) as events:
+            store.create(claim("last"))
+            assert next(events).object["metadata"]["name"] == "last"
+            (tmp_path / "copy.db").replace(path)
+            with pytest.raises(Expired):
+                next(events)
+        for use in (
+            store.list,
+            lambda: store.create(claim("lost")),
+            lambda: next(store.watch(timeout=0)),
+            lambda: store.backup(tmp_path / "another.db"),
+        ):
+            with pytest.raises(
+                Unavailable, match=r"moved to .*devalloc.db while the store was in use.*devalloc restore"
+            ):
+                use()
+        store.close()
+        assert self.names(path) == ["kept"]
+
+    def test_nothing_is_written_to_a_log_that_nobody_finds(self, store: SQLiteStore, path: Path) -> None:
+        store.create(claim("kept"))
+        path.with_name("devalloc.db-wal").unlink()
+        with pytest.raises(Unavailable, match=r"devalloc.db-wal was removed"):
+            store.create(claim("lost"))
+        store.close()
+        assert self.names(path) == ["kept"], "what was acknowledged is there"
+
     @pytest.mark.parametrize("what", ["garbage", "other program", "newer", "damaged", "in use", "missing"])
     def test_what_is_no_good_backup_changes_nothing(
         self, store: SQLiteStore, path: Path, tmp_path: Path, what: str

@@ -1,0 +1,196 @@
+"""The statements of the embedded store, and what they find."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from devalloc.store import lifecycle
+from devalloc.store.errors import Conflict, Expired, Invalid, NotFound
+from devalloc.store.key import Key, Object
+from devalloc.store.protocol import Event, EventType, Fence
+
+
+class Rows:
+    """The statements, each to be used inside a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def find(self, key: Key) -> Object | None:
+        row = self._connection.execute(
+            "SELECT content FROM objects WHERE kind = ? AND namespace = ? AND name = ?", _row_key(key)
+        ).fetchone()
+        return None if row is None else lifecycle.decode(row[0])
+
+    def read(self, key: Key) -> Object:
+        if (obj := self.find(key)) is None:
+            raise NotFound(f"{key} does not exist")
+        return obj
+
+    def current(self, obj: Object) -> tuple[Key, Object]:
+        """The stored object that ``obj`` is to take the place of, if it is based on its latest state."""
+        key = Key.of(obj)
+        base, uid = obj["metadata"].get("resourceVersion"), obj["metadata"].get("uid")
+        if not base:
+            raise Invalid(f"{key}: metadata.resourceVersion must say which state the write is based on; get it first")
+        old = self.read(key)
+        if uid and uid != old["metadata"]["uid"]:
+            raise Conflict({key: another(key, old, uid)})
+        if base != old["metadata"]["resourceVersion"]:
+            raise Conflict({key: changed(key, old, base)})
+        return key, old
+
+    def select(self, kinds: frozenset[str] | None, namespace: str | None) -> list[Object]:
+        where, parameters = _where(kinds)
+        if namespace is not None:
+            where, parameters = f"{where} AND namespace = ?", (*parameters, namespace)
+        rows = self._connection.execute(
+            f"SELECT content FROM objects WHERE {where} ORDER BY kind, namespace, name", parameters
+        )
+        return [lifecycle.decode(content) for (content,) in rows]
+
+    def version(self) -> int:
+        """The newest resourceVersion."""
+        (version,) = self._connection.execute("SELECT version FROM counter").fetchone()
+        return int(version)
+
+    def identity(self) -> str:
+        (value,) = self._connection.execute("SELECT value FROM identity").fetchone()
+        return str(value)
+
+    def insert(self, key: Key, obj: Object) -> Object:
+        version = self._next()
+        obj = lifecycle.versioned(obj, version)
+        self._connection.execute(
+            "INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
+            (*_row_key(key), version, version, version, lifecycle.encode(obj)),
+        )
+        return obj
+
+    def update(self, key: Key, old: Object, new: Object) -> Object:
+        """Store ``new``; nothing is written when nothing changed."""
+        if new == old:
+            return old
+        version = self._next()
+        respecified = new["metadata"]["generation"] != old["metadata"]["generation"]
+        restated = new.get("status") != old.get("status")
+        new = lifecycle.versioned(new, version)
+        self._connection.execute(
+            "UPDATE objects SET version = ?, content = ?, spec_version = iif(?, ?, spec_version),"
+            " status_version = iif(?, ?, status_version) WHERE kind = ? AND namespace = ? AND name = ?",
+            (version, lifecycle.encode(new), respecified, version, restated, version, *_row_key(key)),
+        )
+        return new
+
+    def remove(self, key: Key, last: Object, deletions_kept: int) -> Object:
+        version = self._next()
+        last = lifecycle.versioned(last, version)
+        self._connection.execute("INSERT INTO tombstones VALUES (?, ?, ?)", (version, key.kind, lifecycle.encode(last)))
+        self._connection.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", _row_key(key))
+        self._forget(deletions_kept)
+        return last
+
+    def events(self, kinds: frozenset[str] | None, since: int, *, deletions: bool) -> tuple[list[Event], int]:
+        """What changed after ``since``, in order, and the resourceVersion up to which that is all."""
+        newest, forgotten = self._connection.execute("SELECT version, forgotten FROM counter").fetchone()
+        # From 0 there is nothing a caller could still have to forget.
+        if 0 < since < forgotten or since > newest:
+            raise Expired(f"resourceVersion {since} is too old or of another store (now {newest}); list again")
+        where, parameters = _where(kinds)
+        changed = self._connection.execute(
+            f"SELECT version, created_version, content FROM objects WHERE version > ? AND {where}", (since, *parameters)
+        )
+        found = [
+            (version, EventType.ADDED if born > since else EventType.MODIFIED, content)
+            for version, born, content in changed
+        ]
+        if deletions:
+            deleted = self._connection.execute(
+                f"SELECT version, content FROM tombstones WHERE version > ? AND {where}", (since, *parameters)
+            )
+            found += [(version, EventType.DELETED, content) for version, content in deleted]
+        return [Event(what, lifecycle.decode(content)) for _, what, content in sorted(found)], int(newest)
+
+    def broken(self, fence: Fence) -> dict[Key, str]:
+        """What the fence forbids and happened."""
+        since, conflicts = version_of(fence.resource_version), {}
+        (forgotten,) = self._connection.execute("SELECT forgotten FROM counter").fetchone()
+        if since < forgotten:
+            raise Expired(f"the fence is as old as resourceVersion {since}, and deletions since then are forgotten")
+        for kinds, column, what in (
+            (fence.specs, "spec_version", "its spec was written"),
+            (fence.statuses, "status_version", "its status was written"),
+        ):
+            where, parameters = _where(kinds)
+            for (content,) in self._connection.execute(
+                f"SELECT content FROM objects WHERE {where} AND {column} > ?", (*parameters, since)
+            ):
+                key = Key.of(lifecycle.decode(content))
+                conflicts[key] = f"{key} changed meanwhile: {what}"
+        where, parameters = _where(fence.specs)
+        for (content,) in self._connection.execute(
+            f"SELECT content FROM tombstones WHERE {where} AND version > ?", (*parameters, since)
+        ):
+            key = Key.of(lifecycle.decode(content))
+            conflicts[key] = f"{key} was deleted meanwhile"
+        return conflicts
+
+    def problems(self) -> list[str]:
+        """Damage to the file, and rows that do not agree with the object in them."""
+        found = [text for (text,) in self._connection.execute("PRAGMA integrity_check") if text != "ok"]
+        newest = self.version()
+        for kind, namespace, name, version, content in self._connection.execute(
+            "SELECT kind, namespace, name, version, content FROM objects"
+        ):
+            key = Key(kind, namespace or None, name)
+            try:
+                obj = lifecycle.decode(content)
+                same = Key.of(obj) == key and obj["metadata"]["resourceVersion"] == str(version)
+            except (ValueError, KeyError, TypeError, AttributeError, Invalid):
+                same = False
+            if not same or version > newest:
+                found.append(f"{key}: what is stored is not that object at resourceVersion {version}")
+        return found
+
+    def _next(self) -> int:
+        self._connection.execute("UPDATE counter SET version = version + 1")
+        return self.version()
+
+    def _forget(self, deletions_kept: int) -> None:
+        (count,) = self._connection.execute("SELECT count(*) FROM tombstones").fetchone()
+        # In steps of a tenth, so that not every deletion pays for it.
+        if count <= deletions_kept + deletions_kept // 10:
+            return
+        (limit,) = self._connection.execute(
+            "SELECT version FROM tombstones ORDER BY version DESC LIMIT 1 OFFSET ?", (deletions_kept,)
+        ).fetchone()
+        self._connection.execute("DELETE FROM tombstones WHERE version <= ?", (limit,))
+        self._connection.execute("UPDATE counter SET forgotten = ?", (limit,))
+
+
+def _row_key(key: Key) -> tuple[str, str, str]:
+    return key.kind, key.namespace or "", key.name
+
+
+def _where(kinds: frozenset[str] | None) -> tuple[str, tuple[str, ...]]:
+    if kinds is None:
+        return "TRUE", ()
+    return f"kind IN ({', '.join('?' * len(kinds))})", tuple(sorted(kinds))
+
+
+def version_of(text: str) -> int:
+    """A resourceVersion as the number that it is. Raises Invalid."""
+    if not text.isdecimal() or len(text) > 18:
+        raise Invalid(f"resourceVersion must be a decimal number as the store gave it, not {text!r:.60}")
+    return int(text)
+
+
+def changed(key: Key, old: Object, base: str) -> str:
+    """What is told of an object that is not as the write supposes."""
+    now = old["metadata"]["resourceVersion"]
+    return f"{key} changed meanwhile (resourceVersion {now}, the write is based on {base}); get it and try again"
+
+
+def another(key: Key, old: Object, uid: str) -> str:
+    """What is told of an object that is not the one that is meant."""
+    return f"{key} is another object now (uid {old['metadata']['uid']}, not {uid})"
