@@ -272,7 +272,7 @@ class MachineNic(ApiModel):
     interface: InterfaceName | None = None
     """The tap interface, which exists already."""
     mac: Mac | None = None
-    """A unicast MAC address; QEMU's own where nothing is said."""
+    """A unicast MAC address; where nothing is said one that is made of who the machine is, always the same."""
 
     @model_validator(mode="after")
     def _interface_of_tap(self) -> MachineNic:

@@ -19,7 +19,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.machine import house, paths, plain, spawn
 from devalloc_node.machine.monitor import QmpMonitor
-from devalloc_node.machine.spec import Disk, Nic, PlainDevice
+from devalloc_node.machine.spec import Disk, Nic, PlainDevice, own_mac
 from tests.support.fake_qmp import FakeQemu
 from tests.support.machines import until
 from tests.support.patience import patience
@@ -164,11 +164,13 @@ def test_another_device_of_the_same_name_is_refused(
     assert state(qemu) == before
 
 
-def test_an_address_that_nobody_asked_for_is_any(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
+def test_an_address_that_nobody_asked_for_is_the_machines_own(host: Path, qemu: FakeQemu, line: QmpMonitor) -> None:
     there = plain.plug(line, KEY, card(mac=None), [host], soon())
-    assert there.what == Nic("virtio", "tap0", "52:54:00:12:34:56")
+    assert isinstance(there.what, Nic)
+    assert there.what.mac is not None
+    assert there.what.mac == own_mac(KEY, there.id) != own_mac("default/another", there.id)
     assert plain.plug(line, KEY, card(mac=None), [host], soon()) == there
-    assert plain.plug(line, KEY, card(mac="52:54:00:12:34:56".upper()), [host], soon()) == there
+    assert plain.plug(line, KEY, card(mac=there.what.mac.upper()), [host], soon()) == there
     with pytest.raises(Denied):
         plain.plug(line, KEY, card(mac=MAC), [host], soon())
 

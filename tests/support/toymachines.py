@@ -33,6 +33,8 @@ class ToyMachines:
     told: list[str] = field(default_factory=list)
     patience: dict[str, float | None] = field(default_factory=dict)
     """Seconds that guests were given to power down."""
+    given: dict[str, float] = field(default_factory=dict)
+    """Seconds that there were for starts."""
     slots: int = 4
     forgotten: dict[str, Machine] = field(default_factory=dict)
     """Machines that live and that nothing is known of."""
@@ -50,6 +52,7 @@ class ToyMachines:
 
     def start(self, machine: VirtualMachine, deadline: Deadline) -> None:
         key = self._check("start", "/".join(machine.key))
+        self.given[key] = deadline.seconds
         there = self.known.get(key)
         if there is None or not there.runs:
             self.known[key] = self._new(machine, is_paused=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from devalloc_node.errors import Denied
 from devalloc_node.machine import cgroup
-from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, whole_cpus
+from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, own_mac, whole_cpus
 
 BLOCK = 2 * MIB
 """Bytes in which virtio-mem gives and takes memory."""
@@ -69,7 +69,7 @@ def command(spec: MachineSpec, start: Start) -> list[str]:
     for number, disk in enumerate(spec.disks):
         words += _disk(number, disk, number in start.block_disks, addresses.device())
     for number, nic in enumerate(spec.nics):
-        words += _nic(number, nic, addresses.device())
+        words += _nic(number, nic, spec.owner, addresses.device())
     for number in range(spec.pci_slots):
         addr, several = addresses.function(more=number + 1 < spec.pci_slots)
         words += _device(
@@ -229,15 +229,15 @@ def _disk(number: int, disk: Disk, block: bool, addr: str) -> list[str]:
     return words + _device(driver="virtio-blk-pci", **common)
 
 
-def _nic(number: int, nic: Nic, addr: str) -> list[str]:
+def _nic(number: int, nic: Nic, owner: str, addr: str) -> list[str]:
     name = f"nic{number}"
     if nic.interface is None:
         backend: dict[str, Any] = {"type": "user", "id": name}
     else:
         backend = {"type": "tap", "id": name, "fd": str(tap_fd(number))}
     words = ["-netdev", _json(backend)]
-    mac = {} if nic.mac is None else {"mac": nic.mac}
-    return words + _device(driver=NIC_DRIVERS[nic.model], id=f"{name}-dev", netdev=name, bus="pcie.0", addr=addr, **mac)
+    place = {"bus": "pcie.0", "addr": addr, "mac": nic.mac or own_mac(owner, name)}
+    return words + _device(driver=NIC_DRIVERS[nic.model], id=f"{name}-dev", netdev=name, **place)
 
 
 class _Addresses:

@@ -30,7 +30,7 @@ class MachineConfig:
     start_seconds: float = 20.0
     """How long QEMU may take until its monitor answers."""
     command_seconds: float = 10.0
-    """How long one command to QEMU may take."""
+    """How long one command to QEMU may take, but for those that may take as long as their caller waits."""
     memlock_slack: int = 1 << 30
     """Bytes that a machine may lock beyond its memory: VFIO maps the registers of devices too."""
     log_bytes: int = 8 << 20

@@ -35,6 +35,9 @@ MAX_MESSAGE = 4 << 20
 MAX_EVENTS = 1000
 """Events that wait to be read; a guest can cause some of them as often as it likes."""
 GREETING_SECONDS = 5.0
+_SLOW = frozenset({"device_add"})
+"""Commands that may take as long as there is time: with the first device VFIO locks all of a machine's memory, which
+QEMU waits for; a second for each few GiB."""
 _CREDENTIALS = struct.Struct("3i")
 """Process, user, group."""
 _QUEUE_SECONDS = 0.02
@@ -218,7 +221,7 @@ class QmpMonitor:
             raise Unknown("MonitorSilent", f"{what} was not sent: others still wait for answers; it hangs, or is busy")
         try:
             self._open(deadline)
-            limit = deadline.capped(self._command_seconds).seconds
+            limit = (deadline if command in _SLOW else deadline.capped(self._command_seconds)).seconds
             try:
                 return _LOOP.run(asyncio.wait_for(_asked(self._client, command, arguments, fd), limit))
             except ExecuteError as error:

@@ -28,7 +28,7 @@ from devalloc_node.machine.command import NIC_DRIVERS, file_node, format_node
 from devalloc_node.machine.devices import ANSWER_SECONDS
 from devalloc_node.machine.monitor import Monitor, Refused, bounded, text
 from devalloc_node.machine.pci import PERIPHERAL, Backend, Command, PciDevice, function_id, present
-from devalloc_node.machine.spec import MAX_PLAIN_NAME, PLAIN, Disk, Nic, PlainDevice
+from devalloc_node.machine.spec import MAX_PLAIN_NAME, PLAIN, Disk, Nic, PlainDevice, own_mac
 
 LOG = logging.getLogger(__name__)
 _OURS = re.compile(rf"({PLAIN}[a-z0-9][a-z0-9-]{{0,{MAX_PLAIN_NAME - 1}}})\.(\S+)")
@@ -68,9 +68,10 @@ class Seen:
 
 
 def plug(
-    monitor: Monitor, machine: str, device: PlainDevice, folders: Sequence[Path], deadline: Deadline
+    monitor: Monitor, machine: str, device: PlainDevice, folders: Sequence[Path], deadline: Deadline, *, owner: str = ""
 ) -> PlainDevice:
-    """Plug it in; as it is in the machine then. Does nothing where it is plugged in already.
+    """Plug it in; as it is in the machine then. Does nothing where it is plugged in already. ``owner``: see
+    ``MachineSpec``; the machine where nothing is said.
 
     Raises Denied: what a machine may not name (``PathNotAllowed``, ``DiskFormat``, ``TapMissing`` …), ``DeviceExists``,
     ``DiskInUse``, ``TapInUse``, ``NoFreePciSlot``, ``QemuRefused``: nothing is left of it then. Failed, Unknown.
@@ -96,7 +97,7 @@ def plug(
         if isinstance(wanted.what, Disk):
             pci_device = _disk(wanted, wanted.what, seen.free_set(), fd)
         else:
-            pci_device = _nic(wanted, wanted.what, fd)
+            pci_device = _nic(wanted, wanted.what, owner or machine, fd)
         try:
             devices.plug(monitor, machine, pci_device, deadline)
         except Refused as error:
@@ -208,7 +209,7 @@ def _id(name: str) -> str | None:
 
 
 def _same(wanted: PlainDevice, there: PlainDevice) -> bool:
-    """Whether it is the one that is wanted; an address that nobody asked for is QEMU's own."""
+    """Whether it is the one that is wanted; an address that nobody asked for may be any."""
     if isinstance(wanted.what, Nic) and isinstance(there.what, Nic) and wanted.what.mac is None:
         there = replace(there, what=replace(there.what, mac=None))
     return wanted == there
@@ -280,7 +281,7 @@ def _disk(device: PlainDevice, disk: Disk, fdset: int, fd: int | None) -> PciDev
     return PciDevice(device.id, ({"driver": driver, "drive": node, "serial": device.name},), backends)
 
 
-def _nic(device: PlainDevice, nic: Nic, fd: int | None) -> PciDevice:
+def _nic(device: PlainDevice, nic: Nic, owner: str, fd: int | None) -> PciDevice:
     net = f"{device.id}.net" + ("" if nic.interface is None else f".{nic.interface}")
     kind: dict[str, Any] = {"type": "user", "id": net}
     backends = []
@@ -288,7 +289,7 @@ def _nic(device: PlainDevice, nic: Nic, fd: int | None) -> PciDevice:
         kind = {"type": "tap", "id": net, "fd": _TAP}
         backends.append(Backend(("getfd", {"fdname": _TAP}), ("closefd", {"fdname": _TAP}), fd))
     backends.append(Backend(("netdev_add", kind), _without_net(net)))
-    function = {"driver": NIC_DRIVERS[nic.model], "netdev": net} | ({} if nic.mac is None else {"mac": nic.mac})
+    function = {"driver": NIC_DRIVERS[nic.model], "netdev": net, "mac": nic.mac or own_mac(owner, device.id)}
     return PciDevice(device.id, (function,), tuple(backends))
 
 

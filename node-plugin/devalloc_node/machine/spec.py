@@ -13,6 +13,9 @@ CPU = 1000
 """Thousandths in one CPU: amounts of CPU are integers of these."""
 
 
+_LOCKED_A_SECOND = 1 << 30
+"""Bytes of memory that the kernel gives out, zeroed, and locks: several times as many on a host with nothing else to
+do."""
 PLAIN = "plug-"
 """How the ids of plain devices begin in QEMU; those of claims are others."""
 MAX_PLAIN_NAME = 20
@@ -75,7 +78,7 @@ class MachineSpec:
     namespace: str
     name: str
     uid: str
-    """Of the VirtualMachine object: the same name with another UID is another machine."""
+    """Of the VirtualMachine object: the same name with another UID is another machine. Empty: it has no object."""
     cpus: Bounds
     memory: Bounds
     dimm_bytes: int | None = None
@@ -97,6 +100,7 @@ class MachineSpec:
     running: bool = True
     restart: Literal["Always", "Never"] = "Always"
     powerdown_seconds: float = 30.0
+    node: str = ""
 
     @property
     def key(self) -> str:
@@ -104,9 +108,19 @@ class MachineSpec:
         return f"{self.namespace}/{self.name}"
 
     @property
+    def owner(self) -> str:
+        """What no machine of any node shares with it, in all of its runs."""
+        return self.uid or f"{self.node}/{self.key}"
+
+    @property
     def id(self) -> str:
         """What its files and its cgroup are called: short, one path component, readable."""
         return machine_id(self.key)
+
+    @property
+    def locking_seconds(self) -> float:
+        """How long it may take to lock all of its memory, as VFIO does with the first device; 0 without claims."""
+        return self.memory.use / _LOCKED_A_SECOND if self.claims else 0.0
 
     @property
     def hot_memory(self) -> int:
@@ -118,6 +132,12 @@ def machine_id(key: str) -> str:
     """The name of a machine's files. Names are at most 316 characters and a socket's path 107: hence a hash."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "-" for c in key.partition("/")[2])
     return f"{plain[:24].strip('-') or 'machine'}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def own_mac(owner: str, nic: str) -> str:
+    """The address of a network card for which none was said, always the same for it: QEMU would give the first card of
+    every machine the same one."""
+    return ":".join(("52", *(f"{byte:02x}" for byte in hashlib.sha256(f"{owner}\0{nic}".encode()).digest()[:5])))
 
 
 def whole_cpus(thousandths: int) -> int:

@@ -91,7 +91,8 @@ class Keeper:
                 return over
             if (early := self._too_early(key, machine)) is not None:
                 return early
-            self._platform.create(vm, refs, Deadline.after(WORK_SECONDS), caller=CALLER)
+            due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
+            self._platform.create(vm, refs, due, caller=CALLER)
             self._backoff.begun(key)
             machine = self._platform.machine(key)
         self._platform.want(key, asked_of(spec_of(vm)))
@@ -230,7 +231,8 @@ class Keeper:
         for ref in refs:
             try:
                 if not self._platform.is_in(ref, key):
-                    self._platform.attach(ref, key, Deadline.after(WORK_SECONDS), owner=uid, caller=CALLER)
+                    due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
+                    self._platform.attach(ref, key, due, owner=uid, caller=CALLER)
             except NodeError as error:
                 problems.append(Outcome(error.code, error.message))
         return problems

@@ -15,6 +15,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.grant import ClaimRef
+from devalloc_node.machine.translate import spec_of
 from devalloc_node.platform import Platform
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms.backoff import Backoff
@@ -80,7 +81,7 @@ class Restarts:
             self._platform.create(
                 machine,
                 list(dict.fromkeys(refs)),
-                Deadline.after(WORK_SECONDS),
+                Deadline.after(WORK_SECONDS + spec_of(machine).locking_seconds),
                 caller="restart policy",
                 still=partial(self._is_due, key),
                 patience=_BUSY_SECONDS,

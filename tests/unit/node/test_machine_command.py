@@ -94,6 +94,19 @@ def test_every_port_has_a_place_of_its_own_eight_to_a_device() -> None:
     assert [port.get("multifunction", False) for port in firsts] == [True, True, False]
 
 
+def test_no_two_cards_have_the_same_address_though_nobody_said_one() -> None:
+    machines = (SPEC, replace(SPEC, uid="another"), replace(SPEC, uid=""), replace(SPEC, uid="", node="other"))
+
+    def macs(spec: MachineSpec) -> list[str]:
+        devices = objects(command(replace(spec, nics=(Nic(), Nic())), START), "-device")
+        return [device["mac"] for device in devices if "netdev" in device]
+
+    all_macs = [mac for spec in machines for mac in macs(spec)]
+    assert len(set(all_macs)) == 8
+    assert all(int(mac[:2], 16) & 3 == 2 for mac in all_macs), "of one card, and assigned by nobody"
+    assert macs(SPEC) == macs(SPEC), "the guest knows its card again after the next start"
+
+
 def test_disks_are_what_they_were_said_to_be_and_name_no_other_file() -> None:
     disks = (Disk("/d/a", "raw"), Disk("/d/b,c=d", "qcow2", read_only=True, device="nvme"))
     words = command(replace(SPEC, disks=disks), replace(START, block_disks=frozenset({0})))

@@ -59,6 +59,17 @@ def test_a_command_without_an_answer_is_unknown_never_denied(
     assert unknown.value.retryable
 
 
+def test_a_device_may_take_as_long_as_its_caller_waits(qemu: FakeQemu) -> None:
+    """VFIO locks all of a machine's memory with the first device, and QEMU answers when that is done."""
+    monitor = QmpMonitor("default/m", str(qemu.path), command_seconds=0.1)
+    monitor.execute("netdev_add", {"id": "n", "type": "user"}, deadline=soon())
+    qemu.trouble = {"device_add": "late", "query-status": "late"}
+    monitor.execute("device_add", {"driver": "virtio-net-pci", "id": "x", "bus": "port0"}, deadline=soon())
+    with pytest.raises(Unknown, match="no answer to query-status"):
+        monitor.execute("query-status", deadline=soon())
+    monitor.close()
+
+
 def test_after_a_broken_line_the_next_command_opens_another(qemu: FakeQemu, line: QmpMonitor) -> None:
     qemu.trouble["cont"] = "garbage"
     with pytest.raises(Unknown):

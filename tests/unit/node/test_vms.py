@@ -475,6 +475,15 @@ class TestEnd:
         assert world.status()["phase"] == "Running"
         assert len(world.machines.devices) == 1
 
+    def test_one_with_much_memory_and_devices_has_the_time_to_lock_it(self, world: World) -> None:
+        memory = {"min": "512Gi", "max": "512Gi"}
+        world.apply(vm("none", memory=memory))
+        world.apply(vm("one", "gpu", memory=memory))
+        world.claim("gpu", "a/slot-0")
+        world.round(times=2)
+        assert world.machines.given["default/none"] < 60
+        assert world.machines.given["default/one"] > 500
+
     def test_by_policy_it_is_not(self, world: World) -> None:
         world.apply(vm("web", restartPolicy="Never"))
         world.round()
