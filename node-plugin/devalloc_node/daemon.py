@@ -306,10 +306,11 @@ class Node:
         return taken(what, take, wait=False, say=say)
 
     def _reconcile(self, say: Say) -> None:
-        """Look at the claims now and then, and when asked to, until ``stop``."""
+        """Look at the claims now, now and then, and when asked to, until ``stop``."""
+        pause = 0.0
         while True:
             try:
-                message = self._messages.get(timeout=self.settings.resync)
+                message = self._messages.get(timeout=pause)
             except Empty:
                 pass
             else:
@@ -317,6 +318,7 @@ class Node:
                     return
                 self.health.poke()
                 self._republish()
+            pause = self.settings.resync
             try:
                 self._journal.refuse_lost()
                 before, report = self.reconciler.gone, self.reconciler.reconcile()

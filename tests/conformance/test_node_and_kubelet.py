@@ -49,6 +49,8 @@ class ListedGrants:
     """Claims of a list, which is the store here."""
 
     granted: dict[str, Grant] = field(default_factory=dict)
+    name: str = "a list"
+    fails: Failed | None = None
 
     def add(self, name: str, *devices: str, uid: str | None = None) -> ClaimRef:
         ref = ClaimRef("default", name, uid or f"uid-{name}")
@@ -71,7 +73,9 @@ class ListedGrants:
         return ref.uid not in self.granted
 
     def identity(self) -> str:
-        return "a list"
+        if self.fails is not None:
+            raise self.fails
+        return self.name
 
     def let_go(self, ref: ClaimRef) -> None:
         return None
@@ -380,6 +384,35 @@ def test_devices_of_a_claim_that_is_gone_are_not_offered_while_it_is_prepared(be
         bed.grants.granted[ref.uid] = kept
         node.reconciler.reconcile()
         assert offered(node) is None
+
+
+def test_devices_of_claims_of_elsewhere_are_not_offered_while_they_are_prepared(bed: Bed) -> None:
+    """The cluster or store that this node serves now would give them to others, which could not have them."""
+    ref = bed.grants.add("a", GPU)
+    with opened(bed.settings(), LocalHost(bed.host), Source("ResourceClaim", bed.grants, bed.grants.uid_of)) as node:
+        node.prepare(ref, Deadline.after(20))
+
+    bed.grants.name = "another list"
+    with opened(bed.settings(), LocalHost(bed.host), Source("ResourceClaim", bed.grants, bed.grants.uid_of)) as node:
+        assert "was prepared from a list" in node.reconciler.reconcile().halted
+        assert offered(node) is None, "its claim exists there too, as in a store that was restored"
+    del bed.grants.granted[ref.uid]
+    with bed.running() as (node, _):
+        until(lambda: offered(node), "it has looked at its claims")
+        assert offered(node) == "in use: claim default/a is not undone: it was prepared from a list, and still is"
+        bed.grants.fails = Failed("ApiUnavailable", "no answer")
+        node.reconciler.reconcile()
+        assert offered(node) is not None, "and stays so while nobody can be asked"
+        bed.grants.fails = None
+
+    with opened(bed.settings(), LocalHost(bed.host), Source("DeviceClaim", bed.grants, bed.grants.uid_of)) as node:
+        report = node.reconciler.reconcile()
+        why = "it is still prepared as a ResourceClaim, and this node serves DeviceClaims now"
+        assert offered(node) == f"in use: claim default/a is not undone: {why}"
+        assert (report.removed, report.stuck) == ([], [f"claim default/a: {why}; unprepare it"])
+        node.unprepare(ref, Deadline.after(20))
+        assert offered(node) is None
+    assert bed.host.snapshot() == bed.before
 
 
 def test_claims_that_are_gone_stay_where_nobody_can_tell_whether_they_are_in_use(bed: Bed) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from devalloc_node.journal import ClaimState
@@ -39,16 +39,16 @@ def described(journal: Reader) -> dict[str, Any]:
     return {"claims": claims, "shared": shared, "withheld": withheld}
 
 
-def not_undone(journal: Reader, gone: Collection[str]) -> dict[str, str]:
-    """Devices (``pool/device``) of claims that could not be undone, or are not yet although they are ``gone`` (UIDs);
-    and why. Their claims hold them here until they are, whoever else may think that they are free."""
+def not_undone(journal: Reader, gone: Mapping[str, str]) -> dict[str, str]:
+    """Devices (``pool/device``) of claims that could not be undone, or are not yet although they are ``gone`` (by UID,
+    and why); and why. Their claims hold them here until they are, whoever else may think that they are free."""
     found: dict[str, str] = {}
     for record in journal.claims():
         why = None
         if record.state is not ClaimState.PREPARED:
             why = next((step.problem for step in journal.steps(record.ref.uid) if step.state == "stuck"), None)
         elif record.ref.uid in gone:
-            why = "it is gone, and still prepared"
+            why = gone[record.ref.uid]
         devices = [held.device for held in journal.held().values() if held.uid == record.ref.uid] if why else []
         found |= dict.fromkeys(devices, f"claim {record.ref} is not undone: {why}")
     return found

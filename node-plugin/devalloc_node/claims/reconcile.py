@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,9 +62,9 @@ class Reconciler:
         self._blind = blind
         self._clock = clock
         self._gone_since: dict[str, float] = {}
-        self.gone: frozenset[str] = frozenset()
-        """UIDs of the claims that do not exist any more, as of the last pass that could tell, and are prepared or were
-        until then."""
+        self.gone: Mapping[str, str] = {}
+        """By UID, prepared claims that nobody knows of where this node's claims come from, and why; as of the last pass
+        that could tell. Their devices count as free there."""
 
     def recover(self) -> Report:
         """At start: take note of a reboot, and undo what a crash left unfinished."""
@@ -144,16 +144,19 @@ class Reconciler:
     def _remove_gone(self, report: Report) -> None:
         """Unprepare claims that do not exist any more. In doubt nothing is removed at all."""
         try:
-            gone = [record for record in self._prepared() if self._is_gone(record)]
+            gone, strange, moved = self._sorted_out(report)
         except NodeError as error:
+            gone, moved = [], error
+        else:
+            self.gone = strange | {record.ref.uid: "it is gone, and still prepared" for record in gone}
+        if moved is not None:
             # Nothing is known of any claim now, and a grace period is one of uninterrupted knowledge.
             self._gone_since.clear()
-            report.halted = f"no claim is taken for gone, because not all could be asked for: {error}"
+            report.halted = f"no claim is taken for gone, because not all could be asked for: {moved}"
             return
         blind = self._blind() if gone else None
         now = self._clock()
         self._gone_since = {record.ref.uid: self._gone_since.get(record.ref.uid, now) for record in gone}
-        self.gone = frozenset(self._gone_since)
         for record in gone:
             left = self._claims.options.grace_seconds - (now - self._gone_since[record.ref.uid])
             if left > 0:
@@ -168,24 +171,32 @@ class Reconciler:
             else:
                 self._clear(record, report, report.removed, lambda now: now.state is ClaimState.PREPARED, unused=True)
 
-    def _prepared(self) -> list[ClaimRecord]:
-        return [
-            record
-            for record in self._claims.journal.claims()
-            if record.state is ClaimState.PREPARED and record.kind in self._claims.grants
-        ]
-
-    def _is_gone(self, record: ClaimRecord) -> bool:
-        """Raises Failed where that cannot be told, or another store or cluster is asked than the one that gave it."""
-        grants = self._claims.grants[record.kind]
-        identity, source = grants.identity(), record.grant.get("source")
-        if identity != source:
-            raise Failed(
+    def _sorted_out(self, report: Report) -> tuple[list[ClaimRecord], dict[str, str], Failed | None]:
+        """Prepared claims that are gone; those that are of elsewhere (by UID, and from where); and, where one is of
+        another store or cluster than claims come from now, that. Raises NodeError where anything cannot be told."""
+        gone, strange, moved = [], {}, None
+        prepared = [record for record in self._claims.journal.claims() if record.state is ClaimState.PREPARED]
+        served = self._claims.grants
+        identities = {kind: served[kind].identity() for kind in {record.kind for record in prepared} & served.keys()}
+        for record in prepared:
+            if record.kind not in served:
+                why = f"it is still prepared as a {record.kind}, and this node serves {', '.join(sorted(served))}s now"
+                strange[record.ref.uid] = why
+                report.stuck.append(f"claim {record.ref}: {why}; unprepare it")
+                continue
+            is_gone = served[record.kind].is_gone(record.ref)
+            identity, source = identities[record.kind], record.grant.get("source")
+            if identity == source:
+                gone += [record] if is_gone else []
+                continue
+            moved = moved or Failed(
                 "StoreMoved",
                 f"claim {record.ref} was prepared from {source}, and {record.kind}s come from {identity} now. If that "
                 "is meant, unprepare what was prepared from there",
             )
-        return grants.is_gone(record.ref)
+            if is_gone:  # a store that was restored may still have it
+                strange[record.ref.uid] = f"it was prepared from {source}, and still is"
+        return gone, strange, moved
 
     def _clear(
         self,
