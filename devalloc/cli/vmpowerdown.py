@@ -32,7 +32,7 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
     from devalloc_node.errors import NodeError
     from devalloc_node.journal import open_journal
     from devalloc_node.machine.config import MachineConfig
-    from devalloc_node.machine.machines import Machines
+    from devalloc_node.machine.kept import Kept
     from devalloc_node.machine.powerdown import power_down_all
     from devalloc_node.service.server import answers
 
@@ -41,12 +41,9 @@ def power_down(state: Path | None, machine_dir: Path | None, socket: Path, timeo
         raise Failed(f"the node plugin at {socket} runs and would start the machines again; stop it first")
     if not home.is_dir():
         return 0
-    with (
-        closing(open_journal(home)) as journal,
-        closing(Machines(MachineConfig(home / "machines", run), journal)) as all_,
-    ):
+    with closing(open_journal(home)) as journal:
         try:
-            asked = power_down_all(all_, Deadline.after(timeout))
+            asked = power_down_all(Kept(MachineConfig(home / "machines", run), journal), Deadline.after(timeout))
         except NodeError as error:
             raise Failed(error.message) from error
     for name, problem in sorted(asked.items()):

@@ -7,8 +7,8 @@ import time
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.machine import launch, plain
+from devalloc_node.machine.kept import Kept, suppress_and_log
 from devalloc_node.machine.looks import LOOK_SECONDS
-from devalloc_node.machine.machines import Machines, suppress_and_log
 from devalloc_node.machine.records import MACHINES
 from devalloc_node.machine.spec import machine_id
 
@@ -18,7 +18,7 @@ TIDY_SECONDS = 60.0
 """How often QEMU is looked at for what no device stands on any more."""
 
 
-def keep(machines: Machines, stop: threading.Event) -> None:
+def keep(machines: Kept, stop: threading.Event) -> None:
     """Until ``stop``: empty the logs that guests have filled, and take away what calls that were cut off, and devices
     that guests let go by themselves, have left in QEMU."""
     if machines.config.dry_run:
@@ -35,7 +35,7 @@ def keep(machines: Machines, stop: threading.Event) -> None:
                         _tidy(machines, key)
 
 
-def _tidy(machines: Machines, key: str) -> None:
+def _tidy(machines: Kept, key: str) -> None:
     """Looks before it locks: nobody is to wait for a machine that is tidy."""
     due = Deadline.after(LOOK_SECONDS)
     record = machines.known(key)

@@ -6,7 +6,6 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from devalloc.api.virtualmachine import VirtualMachine
@@ -14,12 +13,10 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import adopt
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.kept import Kept
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MachineRecord
 from devalloc_node.machine.translate import spec_of
-
-if TYPE_CHECKING:
-    from devalloc_node.machine.machines import Machines
 
 LOG = logging.getLogger(__name__)
 PAUSED = "prelaunch"
@@ -48,7 +45,7 @@ def refusal(name: str, process: Process) -> Denied:
     )
 
 
-def recognised(machines: Machines, machine: VirtualMachine, run: str, process: Process, due: Deadline) -> MachineRecord:
+def recognised(machines: Kept, machine: VirtualMachine, run: str, process: Process, due: Deadline) -> MachineRecord:
     """The record of one that lives, if it is the ``run`` that its object tells of; of what it is the object is told.
 
     Raises Denied (``MachineRuns``) where it is another, Failed, Unknown where it does not say.
@@ -64,7 +61,7 @@ def recognised(machines: Machines, machine: VirtualMachine, run: str, process: P
     return there
 
 
-def seen(machines: Machines, record: MachineRecord, due: Deadline) -> MachineRecord:
+def seen(machines: Kept, record: MachineRecord, due: Deadline) -> MachineRecord:
     """What QEMU says of a machine that lives: which run it is, and whether its CPUs ever ran. Raises NodeError."""
     with machines.line(record) as monitor:
         run = str(UUID(monitor.execute("query-uuid", deadline=due)["UUID"]))

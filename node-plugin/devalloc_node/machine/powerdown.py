@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.machine import launch
-from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.kept import Kept
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MACHINES, MachineRecord, record_of
 
@@ -19,7 +19,7 @@ _MOST = 256
 """Machines that are waited for at the same time."""
 
 
-def power_down_all(machines: Machines, deadline: Deadline) -> Mapping[str, str]:
+def power_down_all(machines: Kept, deadline: Deadline) -> Mapping[str, str]:
     """What became of each machine that runs, by its key: "" where its guest has powered down, else why it has not.
 
     Each has as long as its own spec says. Adopted machines are left alone, and those whose CPUs do not run yet.

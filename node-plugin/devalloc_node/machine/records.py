@@ -71,6 +71,11 @@ class MachineRecord:
     def become(self, state: State, reason: str = "", message: str = "") -> MachineRecord:
         return replace(self, state=state, reason=reason, message=message)
 
+    def asked_to_stop(self) -> MachineRecord:
+        """Its guest was asked to power down, and goes on."""
+        why = "its guest was asked to power down, and goes on; when it ends it stays stopped, unless it is created anew"
+        return self.become("running", "StopWanted", why)
+
 
 def content_of(record: MachineRecord) -> dict[str, Any]:
     """As JSON. Members are only ever added; a reader ignores those it does not know."""

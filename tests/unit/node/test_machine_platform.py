@@ -102,7 +102,7 @@ def test_that_a_machine_ended_is_said_also_where_it_is_started_again_at_once(
     world: World, again: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     ends: list[str] = []
-    world.machines._ended = lambda: ends.append(KEY)
+    world.machines._settling._ended = lambda: ends.append(KEY)
     record = MachineRecord(virtual_machine("m").to_manifest(), "running", "its last run")
     world.machines.records.put(MACHINES, KEY, content_of(record))
     folder = world.machines.config.folder(machine_id(KEY))

@@ -1,0 +1,164 @@
+"""The machines of this node as they are kept: what is recorded of each, and what is seen of it now.
+
+A machine is never a child of the plugin. That it lives is told by the lock of its life file, which QEMU holds; what it
+is, by its record in the journal and by QEMU itself. So nothing here has to survive in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.machine import adopt, amounts, launch, plain
+from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.lines import Lines
+from devalloc_node.machine.lock import MachineLocks
+from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, view
+from devalloc_node.machine.monitor import Connect, Monitor, QmpMonitor
+from devalloc_node.machine.process import Process, alive
+from devalloc_node.machine.records import MACHINES, MachineRecord, Records, content_of, record_of
+from devalloc_node.machine.spec import PlainDevice, machine_id
+from devalloc_node.machine.view import Amounts, Machine
+
+LOG = logging.getLogger(__name__)
+
+
+class Kept:
+    """Safe for threads, and beside another instance on the same host. All calls raise NodeError."""
+
+    def __init__(
+        self,
+        config: MachineConfig,
+        records: Records,
+        *,
+        changed: Callable[[str], None] = lambda key: None,
+        connect: Connect = QmpMonitor,
+    ) -> None:
+        """``changed`` is told the key of a machine that ended or was changed, from any thread."""
+        self.config = config
+        self.records = records
+        self._changed = changed
+        self._lines = Lines(config, connect)
+        self._locks = MachineLocks(config.state)
+        self._looks = Looks(self._observed)
+
+    # What there is.
+
+    def list(self) -> Sequence[Machine]:
+        """All machines in care. Those that do not answer are told as unknown, and their times do not add up."""
+        self._looks.ahead(record for record, _ in self.living())
+        return [machine for key in self.records.records(MACHINES) if (machine := self.get(key)) is not None]
+
+    def get(self, key: str) -> Machine | None:
+        """One machine as it is now, or as it was last seen where it does not answer; None where none is known."""
+        content = self.records.record(MACHINES, key)
+        if content is None:
+            return None
+        try:
+            record = record_of(key, content)
+        except Failed as error:
+            return Machine(key, "", "Unknown", reason=error.code, message=error.message)
+        try:
+            process = self.process_of(record)
+        except NodeError as error:
+            return view(record, None, Look(problem=error), self.config)
+        return view(record, process, self._looks.at(record) if process else Look(), self.config)
+
+    def to_restart(self) -> Sequence[VirtualMachine]:
+        """Machines that should run by their restart policy and do not: after a reboot, because they ended, or because
+        their start was cut off (or is under way) before their CPUs ran."""
+        found: list[VirtualMachine] = []
+        if self.config.dry_run:
+            return found
+        for key, content in self.records.records(MACHINES).items():
+            with suppress_and_log(key):
+                record = record_of(key, content)
+                spec = record.spec
+                if record.state == "stopping" or spec.adopt or not spec.running or spec.restart != "Always":
+                    continue
+                if record.state == "starting" or (
+                    record.reason not in ("StoppedOnRequest", "StopWanted") and self.process_of(record) is None
+                ):
+                    found.append(record.machine)
+        return found
+
+    def process_of(self, record: MachineRecord) -> Process | None:
+        """The machine's QEMU; None where it has ended. Raises Unknown, Failed."""
+        if record.spec.adopt is None:
+            return launch.life(record.spec.id, self.config)
+        if record.process is None or record.boot != adopt.boot_id() or not alive(record.process):
+            return None
+        return record.process
+
+    def living(self) -> Iterator[tuple[MachineRecord, Process]]:
+        """Those that live, and which processes they are; without those of which that cannot be told (``get`` does)."""
+        for key, content in self.records.records(MACHINES).items():
+            with suppress(NodeError, OSError):
+                record = record_of(key, content)
+                if (process := self.process_of(record)) is not None:
+                    yield record, process
+
+    def find(self, key: str) -> MachineRecord | None:
+        """Its record; None where none is known. Raises Failed."""
+        content = self.records.record(MACHINES, key)
+        return None if content is None else record_of(key, content)
+
+    def known(self, key: str) -> MachineRecord:
+        """Its record. Raises Denied (``MachineNotFound``), Failed."""
+        record = self.find(key)
+        if record is None:
+            raise Denied("MachineNotFound", f"there is no machine {key} on this node")
+        return record
+
+    def running(self, key: str) -> tuple[MachineRecord, Process]:
+        """A machine that lives. Raises Denied (``MachineNotFound``, ``MachineNotRunning``)."""
+        record = self.known(key)
+        process = self.process_of(record)
+        if process is None:
+            raise Denied("MachineNotRunning", f"machine {key} does not run; start it first", retryable=True)
+        return record, process
+
+    def lost(self, key: str) -> Process | None:
+        """The process of a machine that lives and has no record; None where there is none. Raises NodeError."""
+        return None if self.records.record(MACHINES, key) is not None else launch.life(machine_id(key), self.config)
+
+    # For those who change one.
+
+    def line(self, record: MachineRecord) -> AbstractContextManager[Monitor]:
+        """The machine's monitor, open as long as somebody uses it."""
+        return self._lines.to(record)
+
+    @contextmanager
+    def hold(self, key: str, deadline: Deadline) -> Iterator[None]:
+        """Be the only one who changes a machine. Raises Failed (``MachineBusy``), Denied (``DryRun``)."""
+        if self.config.dry_run:
+            raise Denied("DryRun", f"nothing is changed in a dry run: would change machine {key}")
+        try:
+            with self._locks.held(machine_id(key), deadline):
+                yield
+        finally:
+            self._looks.forget(key)
+            self._changed(key)
+
+    def put(self, record: MachineRecord) -> None:
+        """Write its record down."""
+        self.records.put(MACHINES, record.spec.key, content_of(record))
+
+    def _observed(self, record: MachineRecord) -> tuple[Amounts, tuple[PlainDevice, ...]]:
+        with self.line(record) as monitor:
+            due = Deadline.after(LOOK_SECONDS)
+            seen = amounts.observe(record, self.config, monitor, self.process_of(record), due)
+            return seen, plain.plugged(monitor, due)
+
+
+@contextmanager
+def suppress_and_log(key: str) -> Iterator[None]:
+    """One bad machine must not hide the others."""
+    try:
+        yield
+    except (NodeError, OSError) as error:
+        LOG.warning("machine %s: %s", key, error)
