@@ -133,7 +133,7 @@ def _existing(pf: PciFunction, vfs: Iterable[PciFunction]) -> Iterator[VirtualFu
 
 def _creatable(pf: PciFunction, taken: set[Address], max_vfs: int | None) -> Iterator[VirtualFunction]:
     """VFs come all at once and only from none, and it is the PF's host driver that makes them."""
-    if pf.sriov is None or pf.sriov.active or pf.virtfns or pf.driver is None or pf.on_vfio:
+    if pf.sriov is None or pf.has_vfs or pf.driver is None or pf.on_vfio:
         return
     tree, path = pf.folder.tree, pf.folder.path
     if pf.sriov.address(pf.address, 0) is None:

@@ -19,7 +19,10 @@ class Known:
     (``0000-08-00-5``) and of mdevs (``mdev-<uuid>``). It need not be what the device is named after."""
     withheld: Mapping[str, str] = field(default_factory=dict)
     """Devices that are not to be given away, and why: ``unhealthy: …``, ``cordoned: …``, ``reset failed: …``. What is
-    withheld of a card, as a whole, is withheld of all on it."""
+    withheld of a card, as a whole, is withheld of all on it; what is withheld on it, of the card as a whole."""
+    made: frozenset[str] = frozenset()
+    """Names of ports whose VFs the node plugin made for claims that have some of them now: they go with these claims.
+    Whatever other VFs exist stay until somebody else removes them (T8), so that the port as a whole cannot be had."""
 
     @property
     def backing(self) -> frozenset[str]:
@@ -61,15 +64,17 @@ class InventoryConfig:
     """See Known."""
     withheld: Mapping[str, str] = field(default_factory=dict)
     """See Known."""
+    made: frozenset[str] = frozenset()
+    """See Known."""
 
     @property
     def known(self) -> Known:
         """What is known of the devices."""
-        return Known(self.held, self.prepared, self.withheld)
+        return Known(self.held, self.prepared, self.withheld, self.made)
 
     def knowing(self, known: Known) -> InventoryConfig:
         """These settings with what is known of the devices."""
-        return replace(self, held=known.held, prepared=known.prepared, withheld=known.withheld)
+        return replace(self, held=known.held, prepared=known.prepared, withheld=known.withheld, made=known.made)
 
     def __post_init__(self) -> None:
         unknown = sorted(self.kinds - KINDS)

@@ -6,7 +6,7 @@ a claim is also taken off the pool's capacities.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from devalloc.inventory import nic
@@ -46,6 +46,20 @@ class Obstacles:
                 yield f"reserved: {need}"
         yield from self._policy(port)
         yield from self.groups.objections(port.members, {vf.address for vf in port.vfs})
+
+    def against_whole(self, port: Port, parts: Iterable[str]) -> Iterator[str]:
+        """Why the port as a whole is not offered although nobody uses what is on it. ``parts``: names of all devices
+        on it."""
+        if port.function.address.device_name in self.known.ours:
+            return
+        for pf in port.members:
+            if pf.has_vfs and pf.address.device_name not in self.known.made:
+                count = len(pf.virtfns)
+                yield f"in use: it has {count} VF{'' if count == 1 else 's'} that were not made for a claim"
+        for name in parts:
+            if name in self.known.withheld and name not in self.known.held:  # what is held keeps it by itself
+                yield f"withheld: {name}, which is part of it: {self.known.withheld[name]}"
+                break
 
     def uses_of_port(self, port: Port) -> Iterator[str]:
         """Who uses the port itself."""

@@ -129,6 +129,11 @@ class PciFunction:
         return self.class_code >> 8
 
     @property
+    def has_vfs(self) -> bool:
+        """True for a PF whose VFs are switched on."""
+        return bool(self.virtfns) or (self.sriov is not None and self.sriov.active > 0)
+
+    @property
     def on_vfio(self) -> bool:
         """True when a VFIO driver (or a variant of it) has the function, so that no host driver does."""
         return self.driver is not None and "vfio" in self.driver

@@ -111,11 +111,13 @@ def _devices(port: Port, obstacles: Obstacles, models: Models) -> tuple[list[_Dr
     in_use = list(obstacles.uses_of_port(port))
     if count := max(busy, len(goods.foreign)):
         in_use.append(f"in use: {count} of its VFs and vGPUs")
-    _refuse(whole, [*obstacles.against_port(port), *in_use])
     if parts and not in_use:
         whole.requests = {PARTS: parts}
 
-    devices = [whole, *vfs, *offers, *_live(port, goods, parents, models, obstacles)]
+    on_it = [*vfs, *offers, *_live(port, goods, parents, models, obstacles)]
+    more = () if in_use else obstacles.against_whole(port, (draft.name for draft in on_it))
+    _refuse(whole, [*obstacles.against_port(port), *in_use, *more])
+    devices = [whole, *on_it]
     for draft in devices:
         _refuse(draft, [*_told(draft), *obstacles.against_name(draft.name, port)])
 

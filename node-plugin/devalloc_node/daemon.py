@@ -27,7 +27,7 @@ from devalloc_node import audit, health, tally
 from devalloc_node.binding.table import Bindings, step_kinds
 from devalloc_node.binding.use import user_of
 from devalloc_node.claims import Claims, Locks, Options
-from devalloc_node.claims.describe import not_undone
+from devalloc_node.claims.describe import made_vfs, not_undone
 from devalloc_node.claims.files import ClaimFiles, FileKind, folders_ever
 from devalloc_node.claims.reconcile import Reconciler, Report
 from devalloc_node.claims.strays import strays
@@ -216,7 +216,8 @@ class Node:
         withheld = health.uncleaned(self.claims.withheld())
         withheld |= health.not_undone(not_undone(self._journal, self.reconciler.gone)) | self.health.unhealthy()
         withheld |= known.withheld
-        more = Known(known.held, health.backing(self.claims.prepared()), withheld)
+        prepared = health.backing(self.claims.prepared())
+        more = Known(known.held, prepared, withheld, known.made | made_vfs(self._journal))
         config = replace(self.settings.inventory.knowing(more), allowed=self.settings.bindings.allowed)
         found = discover(self.settings.root, node_name=self.settings.node_name, config=config)
         with self._looked:

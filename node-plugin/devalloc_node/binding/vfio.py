@@ -69,7 +69,7 @@ def _vf_addresses(port: Port) -> list[Address]:
 
 def _refuse_parts(tree: Tree, port: Port) -> None:
     for member in port.members:
-        if member.virtfns or (member.sriov is not None and member.sriov.active):
+        if member.has_vfs:
             raise Denied(
                 "VfsEnabled", f"{member.address} has {len(member.virtfns)} VFs, which would go with it", retryable=True
             )

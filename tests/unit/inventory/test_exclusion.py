@@ -45,11 +45,19 @@ class TestPortAndVfs:
     @pytest.mark.parametrize("vfs", [0, 3])
     def test_the_port_and_one_of_its_vfs_do_not_go_together(self, host: FakeSysfs, vfs: int) -> None:
         host.add(cards.nic(vfs=vfs))
-        found = Found.on(host.root)
+        found = Found.on(host.root, made=frozenset({"0000-41-00-0"}))
         assert found.fits("0000-41-00-0")
         for vf in found.names(function="vf"):
             assert found.fits(vf)
             assert not found.fits("0000-41-00-0", vf)
+
+    def test_vfs_that_were_not_made_for_a_claim_keep_the_port(self, host: FakeSysfs) -> None:
+        host.add(cards.nic(vfs=3))
+        found = Found.on(host.root)
+        assert found.unavailable("0000-41-00-0") == "in use: it has 3 VFs that were not made for a claim"
+        assert found.fits(*found.names(function="vf"))
+        has_the_port = Found.on(host.root, held=frozenset({"0000-41-00-0"}))
+        assert has_the_port.unavailable("0000-41-00-0") is None, "its VFs are the claim's"
 
     def test_the_ports_of_a_card_do_not_disturb_each_other(self, host: FakeSysfs) -> None:
         host.add(cards.nic("0000:41:00.0", sriov=Sriov(4, 128, 2)))
@@ -91,7 +99,7 @@ class TestProfilesOnVfs:
 
     def test_the_card_excludes_its_vgpus(self, host: FakeSysfs) -> None:
         a2(host)
-        found = Found.on(host.root)
+        found = Found.on(host.root, made=frozenset({"0000-08-00-0"}))
         assert found.fits("0000-08-00-0")
         for device in found.names(function="mdev"):
             assert not found.fits("0000-08-00-0", device)
@@ -351,9 +359,18 @@ class TestWithheld:
         vf = VFS[0].replace(":", "-").replace(".", "-")
         found = Found.on(host.root, withheld={vf: "reset failed: the function does not answer"})
         assert found.unavailable(vf) == "reset failed: the function does not answer"
-        others = [name for name in found.devices if name != vf]
+        others = [name for name in found.devices if name not in (vf, "0000-08-00-0")]
         assert not any(found.unavailable(name) for name in others)
         assert Found.on(host.root).unavailable(vf) is None
+
+    def test_a_card_is_not_offered_while_a_part_of_it_is_withheld(self, host: FakeSysfs) -> None:
+        host.add(cards.nic())
+        found = Found.on(host.root, withheld={"0000-41-10-2": "reset failed: no answer"})
+        why = "withheld: 0000-41-10-2, which is part of it: reset failed: no answer"
+        assert [(name, found.unavailable(name)) for name in found.devices if found.unavailable(name)] == [
+            ("0000-41-00-0", why),
+            ("0000-41-10-2", "reset failed: no answer"),
+        ]
 
     def test_what_is_withheld_of_a_card_is_withheld_of_all_on_it(self, host: FakeSysfs) -> None:
         a2(host)

@@ -83,7 +83,7 @@ class TestWhatTheHostNeeds:
         host.add(cards.nic(vfs=3))
         host.default_route("eth0")
         found = Found.on(host.root)
-        assert found.unavailable("0000-41-00-0") == "reserved: default route"
+        assert (found.unavailable("0000-41-00-0") or "").startswith("reserved: default route; in use: it has 3 VFs")
         assert found.fits(*found.names(function="vf"))
 
     def test_a_virtio_nic_is_found_below_its_virtio_device(self, host: FakeSysfs) -> None:
@@ -174,7 +174,8 @@ class TestIommuGroups:
         host.remove(host.path("0000:41:10.0", "iommu_group"))
         host.join_group(7, "0000:41:10.0", host.path("0000:41:10.0"))
         assert reason(host, "0000-41-10-0") == "IOMMU group 7 is shared with 0000:41:00.0"
-        assert reason(host, "0000-41-00-0") is None, "the port takes its VFs along"
+        made = frozenset({"0000-41-00-0"})
+        assert reason(host, "0000-41-00-0", made=made) is None, "the port goes when its VFs are gone"
 
     def test_the_admin_may_let_a_shared_group_go_as_one(self, host: FakeSysfs) -> None:
         host.add(cards.gpu(iommu_group=7, driver="vfio-pci"))
@@ -303,7 +304,8 @@ def test_storage_is_withheld_until_an_erase_policy_is_set(host: FakeSysfs) -> No
 def test_what_the_node_plugin_may_not_take_is_withheld(host: FakeSysfs) -> None:
     host.add(cards.nic(vfs=2))
     host.add(cards.a2_vgpu_card("0000:08:00.0", vfs=2))
-    found = Found.on(host.root, allowed=frozenset({"vf"}))
+    made = frozenset({"0000-41-00-0", "0000-08-00-0"})
+    found = Found.on(host.root, allowed=frozenset({"vf"}), made=made)
     assert found.unavailable("0000-41-00-0") == "withheld: nic is not allowed on this node (vf is)"
     assert all(found.unavailable(vf) is None for vf in found.names(function="vf", kind="nic"))
     assert found.unavailable("0000-08-00-0") == "withheld: gpu is not allowed on this node (vf is)"

@@ -82,10 +82,7 @@ def test_what_is_offered_can_be_had_and_nothing_else(host: FakeHost, server: obj
         in_use = found.unavailable(device) == "in use: a vGPU that no claim holds"
         somebodys = in_use and not device.startswith("mdev-")
         assert offered or somebodys or refused, f"{found.unavailable(device)}, but {device} can be had"
-        # A card is offered beside its idle VFs, which exclude it in the solver only when they are held. Who wants the
-        # card removes them: devalloc does not remove what it did not make (T8).
-        has_vfs = refused is not None and refused.startswith("VfsEnabled")
-        assert not (offered and refused) or has_vfs, f"{device} is offered, but {refused}"
+        assert not (offered and refused), f"{device} is offered, but {refused}"
     assert host.snapshot() == before
 
 

@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 from devalloc.inventory.sysfs import Tree
+from devalloc_node import health
 from devalloc_node.binding.use import nodes_now
+from devalloc_node.claims.describe import made_vfs
 from devalloc_node.claims.steps import Work
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import GrantedDevice
 from devalloc_node.step import Step
+from tests.support.discovered import Found
 from tests.support.fakehost import FakeHost
 from tests.support.faketree import memory_folder
 from tests.support.fault_scenarios import SCENARIOS
@@ -253,3 +256,44 @@ def test_a_shared_step_that_is_done_anew_leaves_those_below_it() -> None:
         assert (bench.host.get("b-low"), bench.host.get("b-high")) == (1, 3)
         bench.claims.unprepare(ref)
         assert bench.is_initial()
+
+
+class TestCardsOfVfs:
+    """A card is offered whole only where its VFs go with the claims that have them."""
+
+    @staticmethod
+    def why_not(host: FakeHost, plugin: Plugin) -> str | None:
+        journal = plugin.claims.journal
+        withheld = health.uncleaned(plugin.claims.withheld())
+        return Found.on(host.root, "n", made=made_vfs(journal), withheld=withheld).unavailable("0000-41-00-0")
+
+    def test_the_vfs_were_made_for_a_claim(self) -> None:
+        with on("vf-to-be-created") as (host, plugin, faults):
+            assert self.why_not(host, plugin) is None
+            plugin.prepare(faults.uid)
+            assert len(host.functions[PF].vfs) == 7
+            assert self.why_not(host, plugin) is None, "and pool resources exclude it as long as the claim has one"
+
+    def test_the_vfs_were_there(self) -> None:
+        with on("vf-that-was-there") as (host, plugin, faults):
+            plugin.prepare(faults.uid)
+            assert self.why_not(host, plugin) == "in use: it has 7 VFs that were not made for a claim"
+
+    def test_the_vfs_stay_because_one_could_not_be_reset(self) -> None:
+        with on("vf-to-be-created") as (host, plugin, faults):
+            plugin.prepare(faults.uid)
+            host.stuck.add(VF)
+            plugin.unprepare(faults.uid)
+            assert self.why_not(host, plugin) is not None
+            host.stuck.clear()
+            plugin.reconciler.reconcile()
+            assert self.why_not(host, plugin) is None
+
+    def test_the_vfs_stay_because_somebody_uses_one(self) -> None:
+        with on("vf-to-be-created") as (host, plugin, faults):
+            plugin.prepare(faults.uid)
+            other = host.functions[PF].vfs[1]
+            host.set_override(other, "vfio-pci")
+            host.probe(other)
+            plugin.unprepare(faults.uid)
+            assert self.why_not(host, plugin) is not None

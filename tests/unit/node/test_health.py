@@ -260,7 +260,8 @@ class TestDevicesOfAHost:
     def test_what_is_unwell_is_not_offered(self, host: FakeHost) -> None:
         node = Node(host, bound(host))
         host.unbind("vfio-pci", VF)
-        known = Known(frozenset({"0000-41-10-0"}), backing(node.prepared), node.unhealthy())
+        made = frozenset({"0000-41-00-0"})
+        known = Known(frozenset({"0000-41-10-0"}), backing(node.prepared), node.unhealthy(), made)
         (pool,) = discover(host.root, node_name="n", config=InventoryConfig().knowing(known)).pools
         withheld = [d.name for d in pool.spec.devices if any(a.name == "devalloc.io/unavailable" for a in d.attributes)]
         assert withheld == ["0000-41-10-0"]
