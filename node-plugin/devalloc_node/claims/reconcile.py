@@ -171,10 +171,12 @@ class Reconciler:
             else:
                 self._clear(record, report, report.removed, lambda now: now.state is ClaimState.PREPARED, unused=True)
 
-    def _sorted_out(self, report: Report) -> tuple[list[ClaimRecord], dict[str, str], Failed | None]:
+    def _sorted_out(self, report: Report) -> tuple[list[ClaimRecord], dict[str, str], NodeError | None]:
         """Prepared claims that are gone; those that are of elsewhere (by UID, and from where); and, where one is of
         another store or cluster than claims come from now, that. Raises NodeError where anything cannot be told."""
-        gone, strange, moved = [], {}, None
+        gone: list[ClaimRecord] = []
+        strange: dict[str, str] = {}
+        moved: NodeError | None = None
         prepared = [record for record in self._claims.journal.claims() if record.state is ClaimState.PREPARED]
         served = self._claims.grants
         identities = {kind: served[kind].identity() for kind in {record.kind for record in prepared} & served.keys()}
