@@ -24,13 +24,12 @@ machine's only in what is told of each machine that runs (T29), of which a node 
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import logging
 import os
+import secrets
 import socket
 import socketserver
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +44,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from devalloc_node.errors import NodeError
-from devalloc_node.service.server import answers
+from devalloc_node.service.server import Identity, put_in_place, take_away
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +206,7 @@ def served(metrics: Metrics, address: str) -> Iterator[str]:
     """While inside, answer scrapes at ``HOST:PORT`` (loopback only; port 0 for any) or ``unix:PATH`` (0600).
 
     Yields the address, with the port that it is. Raises ValueError for an address that is none or that others could
-    reach, OSError where it cannot be bound.
+    reach, OSError where it cannot be bound, and of a socket what ``put_in_place`` raises.
     """
     app = make_wsgi_app(metrics.registry)
     if address.startswith("unix:"):
@@ -274,19 +273,18 @@ def _server(host: str) -> type[WSGIServer]:
 
 class _UnixServer(_Threads, WSGIServer):
     address_family = socket.AF_UNIX
-    _is_bound = False
+    _identity: Identity | None = None
 
     def server_bind(self) -> None:
-        path = str(self.server_address[0])
-        if os.path.lexists(path):
-            if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise FileExistsError(errno.EEXIST, "is there and is no socket; choose another path", path)
-            if answers(Path(path)):
-                raise OSError(errno.EADDRINUSE, "another process serves there; choose another path", path)
-            os.unlink(path)
+        path = Path(str(self.server_address[0]))
+        hidden = path.with_name(f".{secrets.token_hex(4)}")
         os.fchmod(self.socket.fileno(), 0o600)
-        self.socket.bind(path)
-        self._is_bound = True
+        self.socket.bind(str(hidden))
+        try:
+            self.socket.listen(self.request_queue_size)
+            self._identity = put_in_place(hidden, path)
+        finally:
+            hidden.unlink(missing_ok=True)
         self.server_name, self.server_port = "localhost", 0
         self.setup_environ()
 
@@ -295,9 +293,9 @@ class _UnixServer(_Threads, WSGIServer):
         return connection, ("scraper", 0)  # which has no address, and the handler looks for one
 
     def server_close(self) -> None:
+        if self._identity is not None:  # it is closed too when it could not be bound
+            take_away(Path(str(self.server_address[0])), self._identity)
         super().server_close()
-        if self._is_bound:  # it is closed too when it could not be bound
-            Path(str(self.server_address[0])).unlink(missing_ok=True)
 
 
 class _Handler(WSGIRequestHandler):

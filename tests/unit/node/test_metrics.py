@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import http.client
 import os
 import socket
 import stat
+import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from devalloc_node import tally
+from devalloc_node.errors import Denied
 from devalloc_node.journal import open_journal
 from devalloc_node.machine.view import Amounts, Machine
 from devalloc_node.metrics import Metrics, State, Utilisation, served
+from devalloc_node.service import server
 
 
 def told(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -117,15 +119,37 @@ def test_what_another_instance_serves_is_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sock"
     with served(Metrics(), f"unix:{path}"):
         before = path.stat().st_ino
-        with pytest.raises(OSError, match="another process serves there") as error, served(Metrics(), f"unix:{path}"):
+        with pytest.raises(Denied, match="another process serves") as error, served(Metrics(), f"unix:{path}"):
             pytest.fail("it was served")
-        assert error.value.errno == errno.EADDRINUSE
+        assert error.value.code == "SocketInUse"
         assert path.stat().st_ino == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_instance_that_ends_takes_no_socket_away_from_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor its place while that looks who has it."""
+    path = tmp_path / "metrics.sock"
+    with ExitStack() as first:
+        first.enter_context(served(Metrics(), f"unix:{path}"))
+        ending = threading.Thread(target=first.close)
+
+        def answers(path: Path) -> bool:
+            ending.start()
+            ending.join(0.1)
+            return False  # it has closed its socket by now
+
+        monkeypatch.setattr(server, "answers", answers)
+        with served(Metrics(), f"unix:{path}"):
+            ending.join()
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
 
 
 def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("precious")
-    with pytest.raises(FileExistsError), served(Metrics(), f"unix:{tmp_path / 'notes'}"):
+    with pytest.raises(Denied, match="is no socket"), served(Metrics(), f"unix:{tmp_path / 'notes'}"):
         pytest.fail("it was served")
     assert (tmp_path / "notes").read_text() == "precious"
 
