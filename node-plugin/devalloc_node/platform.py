@@ -29,6 +29,8 @@ from devalloc_node.step import ATTACHMENT, Step
 
 log = logging.getLogger(__name__)
 
+STANDING = ("CpusStopped", "DiskFailed")
+"""Reasons of machines that run and whose CPUs do not."""
 UNDO_SECONDS = 10.0
 """What undoing gets when something failed, also where that used up all of the time."""
 
@@ -197,7 +199,7 @@ class Platform:
             begins = there is None or not there.runs or there.is_paused
             if there is not None and not begins:
                 _refuse_other(there, spec_of(machine))
-                if there.reason == "StopWanted":
+                if there.reason == "StopWanted" or (there.reason in STANDING and not is_adopted):
                     self.machines.resume(key, due)
             if not begins and all(self.is_in(ref, key) for ref in refs):
                 return self.machine(key)
@@ -305,6 +307,13 @@ class Platform:
             if found:
                 _note("unplugged", key, caller, device=name)
         return found
+
+    def go_on(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
+        """Let the CPUs of a machine run again that stand still. Raises NodeError."""
+        with self._telling(), self._exclusive(_lock(key), due):
+            self._started(key, owner)
+            self.machines.resume(key, due)
+            _note("resumed", key, caller)
 
     # Within.
 

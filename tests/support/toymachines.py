@@ -69,7 +69,7 @@ class ToyMachines:
 
     def resume(self, key: str, deadline: Deadline) -> None:
         self._check("resume", key)
-        self.known[key] = replace(self.known[key], is_paused=False, phase="Running")
+        self.known[key] = replace(self.known[key], is_paused=False, phase="Running", reason="", message="")
 
     def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None:
         key = self._check("adopt", "/".join(machine.key))

@@ -34,14 +34,16 @@ class Look:
     """How long it counts, on the monotonic clock."""
     observed: Amounts = UNKNOWN
     plain: tuple[PlainDevice, ...] = ()
+    status: str = "running"
+    """QEMU's word for what its CPUs do."""
     problem: NodeError | None = None
 
 
 class Looks:
     """The last look at each machine. Safe for threads."""
 
-    def __init__(self, observe: Callable[[MachineRecord], tuple[Amounts, tuple[PlainDevice, ...]]]) -> None:
-        """``observe`` asks QEMU what it has, and what was plugged into it. Raises NodeError."""
+    def __init__(self, observe: Callable[[MachineRecord], tuple[Amounts, tuple[PlainDevice, ...], str]]) -> None:
+        """``observe`` asks QEMU what it has, what was plugged into it, and its status. Raises NodeError."""
         self._observe = observe
         self._mutex = threading.Lock()
         self._last: dict[str, Look] = {}
@@ -100,6 +102,20 @@ def ended(record: MachineRecord, config: MachineConfig) -> MachineRecord:
     return record.become("stopped", code, f"{text}: {words}" if words else text)
 
 
+def _standing(status: str) -> tuple[str, str]:
+    """Why the CPUs of a machine that runs do nothing."""
+    code, why = "CpusStopped", f"QEMU says {status[:50]!r}; let them go on, or create the machine again"
+    if status == "io-error":
+        code, why = (
+            "DiskFailed",
+            (
+                "the host could not write or read a disk of it (is its file system full?); create it again to let it "
+                "go on; one of a VirtualMachine goes on by itself"
+            ),
+        )
+    return code, f"its CPUs stand still: {why}"
+
+
 def view(record: MachineRecord, process: Process | None, look: Look, config: MachineConfig) -> Machine:
     """A machine as other rooms see it."""
     if process is None and look.problem is None and record.state in ("running", "stopping"):
@@ -110,6 +126,8 @@ def view(record: MachineRecord, process: Process | None, look: Look, config: Mac
         phase, reason, message = "Unknown", look.problem.code, look.problem.message
     elif process is None and phase != "Failed":
         phase = "Stopped"
+    elif phase == "Running" and look.status != "running":
+        reason, message = _standing(look.status)
     spec = record.spec
     return Machine(
         key=spec.key,

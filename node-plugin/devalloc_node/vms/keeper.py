@@ -19,7 +19,7 @@ from devalloc_node.grant import ClaimRef
 from devalloc_node.machine.amounts import asked_of
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Machine
-from devalloc_node.platform import Platform
+from devalloc_node.platform import STANDING, Platform
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
 
@@ -98,7 +98,9 @@ class Keeper:
         self._platform.want(key, asked_of(spec_of(vm)))
         problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
         problems += self._scale(vm, key, uid, self._platform.machine(key))
-        if machine.phase == "Unknown" and machine.reason:
+        if machine.reason == "DiskFailed" and not machine.adopted:
+            problems += self._go_on(machine, uid)
+        if machine.reason and (machine.phase == "Unknown" or machine.reason in STANDING):
             problems.insert(0, Outcome(machine.reason, machine.message))
         if waits is not None:
             problems.append(waits)
@@ -253,6 +255,14 @@ class Keeper:
                 except NodeError as error:
                     problems.append(Outcome(error.code, error.message))
         return problems
+
+    def _go_on(self, machine: Machine, uid: str) -> list[Outcome]:
+        """After its disk failed: where it still does, its CPUs stop again at once."""
+        try:
+            self._platform.go_on(machine.key, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
+        except NodeError as error:
+            return [Outcome(error.code, error.message)]
+        return []
 
     def _tell_stopping(self, obj: Object, vm: VirtualMachine | None, machine: Machine) -> None:
         """Before a guest is given its time to power down. It is stopped also where that cannot be written."""

@@ -273,5 +273,7 @@ def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:
     ]
     # Each start that fails was a run of its own, which is no news: only that of a machine that runs is.
     run = machine.id if machine is not None and machine.runs and not machine.is_paused else ""
-    seen = None if machine is None else (machine.phase, run, machine.observed, machine.is_paused)
+    seen = (
+        None if machine is None else (machine.phase, run and machine.reason, run, machine.observed, machine.is_paused)
+    )
     return (metadata["generation"], tuple(versions), seen)

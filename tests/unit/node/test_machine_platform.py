@@ -275,3 +275,20 @@ def memory_qemu(config: MachineConfig) -> Iterator[FakeQemu]:
         yield qemu
     finally:
         qemu.close()
+
+
+@pytest.mark.parametrize(("status", "code"), [("io-error", "DiskFailed"), ("internal-error", "CpusStopped")])
+def test_a_machine_whose_cpus_stand_still_is_told_so_and_goes_on_when_it_is_created_again(
+    world: World, status: str, code: str
+) -> None:
+    """QEMU stops them by itself: where the host's disk is full, and where KVM fails."""
+    world.adopted()
+    world.qemu.status = status
+    world.machines._looks.forget(KEY)
+    there = world.platform.machine(KEY)
+    assert (there.phase, there.reason) == ("Running", code)
+    assert status == "io-error" or status in there.message
+    world.adopted()  # is somebody else's, who may have stopped it for a reason
+    assert world.qemu.status == status
+    world.platform.go_on(KEY, due())
+    assert (world.platform.machine(KEY).reason, world.qemu.status) == ("", "running")

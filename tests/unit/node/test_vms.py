@@ -475,6 +475,28 @@ class TestEnd:
         assert world.status()["phase"] == "Running"
         assert len(world.machines.devices) == 1
 
+    def test_one_whose_disk_failed_is_told_and_goes_on(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round()
+        known = world.machines.known
+        known["default/web"] = replace(known["default/web"], reason="DiskFailed", message="the disk is full")
+        world.machines.fail.add("resume")
+        world.round(times=2)
+        assert (world.status()["phase"], world.status()["reason"]) == ("Running", "DiskFailed")
+        world.machines.fail.clear()
+        world.round(times=2)
+        assert "reason" not in world.status()
+
+    def test_one_whose_cpus_somebody_stopped_is_told_and_left_so(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round()
+        known = world.machines.known
+        known["default/web"] = replace(known["default/web"], reason="CpusStopped", message="paused")
+        world.machines.told.clear()
+        world.round(times=2)
+        assert world.status()["reason"] == "CpusStopped"
+        assert world.machines.told == []
+
     def test_one_with_much_memory_and_devices_has_the_time_to_lock_it(self, world: World) -> None:
         memory = {"min": "512Gi", "max": "512Gi"}
         world.apply(vm("none", memory=memory))
