@@ -33,6 +33,8 @@ STANDING = ("CpusStopped", "DiskFailed")
 """Reasons of machines that run and whose CPUs do not."""
 UNDO_SECONDS = 10.0
 """What undoing gets when something failed, also where that used up all of the time."""
+REST_SECONDS = 5.0
+"""What is left for giving a machine's devices back, however long its guest takes to power down."""
 
 
 class Platform:
@@ -268,7 +270,8 @@ class Platform:
                 return False
             machine = self._owned(key, owner)
             if machine.runs and not machine.adopted:
-                self.machines.stop(key, 0 if machine.is_paused else seconds, force or machine.is_paused, due)
+                patience, at_once = 0 if machine.is_paused else seconds, force or machine.is_paused
+                self.machines.stop(key, patience, at_once, due.before(REST_SECONDS))
             self._give_back(key, due, force, caller)
             if machine.adopted:  # it goes on, and nobody here would know any more what is plugged into it
                 self._unplug_all(machine, due, force, caller)

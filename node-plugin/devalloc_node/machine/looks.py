@@ -47,6 +47,8 @@ class Looks:
         self._observe = observe
         self._mutex = threading.Lock()
         self._last: dict[str, Look] = {}
+        self._under_way: dict[str, set[object]] = {}
+        """Looks of which nothing was changed since they began."""
 
     def at(self, record: MachineRecord) -> Look:
         """What QEMU says, at most a second old."""
@@ -80,16 +82,27 @@ class Looks:
         return look
 
     def _look(self, record: MachineRecord, before: Look) -> Look:
-        now = time.monotonic()
+        now, this, key = time.monotonic(), object(), record.spec.key
+        with self._mutex:
+            self._under_way.setdefault(key, set()).add(this)
         try:
-            return self._keep(record, Look(now + _FRESH_SECONDS, *self._observe(record)))
+            look = Look(now + _FRESH_SECONDS, *self._observe(record))
         except NodeError as problem:
-            return self._keep(record, replace(before, until=now + _HUNG_SECONDS, problem=problem))
+            look = replace(before, until=now + _HUNG_SECONDS, problem=problem)
+        with self._mutex:
+            begun = self._under_way.get(key, set())
+            if this in begun:
+                self._last[key] = look
+                begun.discard(this)
+            if not begun:
+                self._under_way.pop(key, None)
+        return look
 
     def forget(self, key: str) -> None:
-        """It was changed."""
+        """It was changed: what was seen before, or is just being looked at, may be of another run of it."""
         with self._mutex:
             self._last.pop(key, None)
+            self._under_way.pop(key, None)
 
 
 def ended(record: MachineRecord, config: MachineConfig) -> MachineRecord:

@@ -491,6 +491,23 @@ def test_machines_that_hang_do_not_add_up_and_hide_no_other(monkeypatch: pytest.
     until(lambda: seen.at(records[0]).observed.vcpus == 1, "what the one that is well says")
 
 
+def test_what_was_seen_while_a_machine_was_changed_is_not_told_afterwards() -> None:
+    """Else one that is deleted and created anew is said not to answer, because its last run did not."""
+    record = MachineRecord(virtual_machine("web").to_manifest(), "running", "run")
+
+    def observe(record: MachineRecord) -> tuple[Amounts, tuple[PlainDevice, ...]]:
+        if not seen_first:
+            seen_first.append(record)
+            seen.forget(record.spec.key)  # it was ended, and begun again
+            raise Failed("MonitorUnreachable", "nobody listens")
+        return Amounts(1000, 1, 64 * MIB), ()
+
+    seen_first: list[MachineRecord] = []
+    seen = looks.Looks(observe)
+    assert seen.at(record).problem is not None
+    assert (seen.at(record).problem, seen.at(record).observed.vcpus) == (None, 1)
+
+
 def test_an_adopted_machine_is_its_process_however_its_uuid_was_written(tmp_path: Path) -> None:
     run = "ABCDEF00-0000-4000-8000-000000000001"
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-uuid", run]) as running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from pathlib import Path
 
 from devalloc_node.deadline import Deadline
@@ -67,3 +68,25 @@ def test_64_at_once_never_have_a_device_in_two_machines_and_never_wait_for_each_
             platform.unprepare(ref, Deadline.after(30))
         assert bench.is_initial()
         assert (machines.known, machines.devices) == ({}, {})
+
+
+def test_a_guest_that_does_not_power_down_leaves_time_to_give_its_devices_back() -> None:
+    """A forced deletion ended such a machine at the very end of its time, had none for the rest, and said "busy"."""
+
+    class Slow(ToyMachines):
+        def stop(self, key: str, seconds: float | None, force: bool, deadline: Deadline) -> None:
+            time.sleep(deadline.seconds)
+            super().stop(key, seconds, force, deadline)
+
+        def forget(self, key: str, deadline: Deadline) -> None:
+            if deadline.passed:  # who notes that it ended has its lock just then
+                raise Failed("MachineBusy", f"another change of machine {key} is under way")
+            super().forget(key, deadline)
+
+    with memory_folder() as name:
+        machines = Slow()
+        bench = toy_bench(Path(name), machines)
+        platform = platform_of(bench, machines)
+        platform.create(machine_of(vm("web")), [bench.add("a/slot-0")], Deadline.after(30))
+        assert platform.delete("default/web", None, Deadline.after(2), force=True)
+        assert bench.is_initial()
