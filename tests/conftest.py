@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Tests that kill the plugin fork it. Where gRPC has been used before, it would have its threads stop for each fork, and
+# abort in a child that has closed all it does not need; none of the children uses it. Read when it is imported.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 TIERS_THAT_NEED_A_MACHINE = (Path(__file__).parent / "machine", Path(__file__).parent / "cluster")
 
 

@@ -135,7 +135,10 @@ class Forge:
     def run(self, plan: str) -> tuple[int, bytes]:
         """As the program `spawn` with the path of a plan: its exit status, and what it said."""
         send(self._line, ("run", plan))
-        status, words = receive(self._line)
+        answer = receive(self._line)
+        if answer is None:
+            raise RuntimeError(f"the process that forks machines ({self._pid}) has ended before it answered")
+        status, words = answer
         return status, words
 
     def close(self) -> None:
