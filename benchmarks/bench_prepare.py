@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.harness import Row, benchmark
 from devalloc.api import meta
@@ -28,7 +29,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.grant import ClaimRef, GrantedDevice
 from devalloc_node.host.files import Files
-from devalloc_node.journal import open_journal
+from devalloc_node.journal import Journal, open_journal
 from devalloc_node.journal.sqlite import SQLiteJournal
 from devalloc_node.step import Step
 from tests.support import cards
@@ -281,7 +282,7 @@ def bench(
         files = ClaimFiles("devalloc.io", state / "cdi", state / "data", journal)
         yield (
             Claims(
-                TimedJournal(journal, waits, host),  # type: ignore[arg-type]
+                cast(Journal, TimedJournal(journal, waits, host)),
                 Locks(state / "locks"),
                 {"DeviceClaim": source.grants if isinstance(source, StoredClaims) else source},
                 bindings.choose,
@@ -376,11 +377,17 @@ def _descriptors(subject: Subject) -> int:
 def _alone(claims: Claims, source: Source, device: GrantedDevice) -> Iterator[tuple[Cost, Cost]]:
     for number in range(CALLS):
         ref = source.add(f"u{number}", device)
-        yield _cost(claims, lambda ref=ref: claims.prepare(ref)), _cost(claims, lambda ref=ref: claims.unprepare(ref))  # type: ignore[misc]
+        yield _cost(claims, partial(claims.prepare, ref)), _cost(claims, partial(claims.unprepare, ref))
+
+
+def _timed(claims: Claims) -> TimedJournal:
+    journal: object = claims.journal
+    assert isinstance(journal, TimedJournal)
+    return journal
 
 
 def _cost(claims: Claims, act: Callable[[], object]) -> Cost:
-    waits: Waits = claims.journal.waits  # type: ignore[attr-defined]
+    waits = _timed(claims).waits
     waits.take()
     wall, cpu = time.perf_counter(), time.thread_time()
     act()
@@ -389,8 +396,7 @@ def _cost(claims: Claims, act: Callable[[], object]) -> Cost:
 
 def _least(claims: Claims, source: Source, device: GrantedDevice) -> Iterator[Cost]:
     """The changes of a prepare and its commits, bare."""
-    host: TimedHost = claims.journal.host  # type: ignore[attr-defined]
-    journal: SQLiteJournal = claims.journal.inner  # type: ignore[attr-defined]
+    host, journal = _timed(claims).host, _timed(claims).inner
     ref = source.add("least", device)
     host.changes.clear()
     writes = _cost(claims, lambda: claims.prepare(ref)).writes

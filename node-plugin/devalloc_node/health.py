@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.inventory.pci import Address
@@ -219,13 +220,13 @@ def subjects(
         for device in claim.devices:
             if not device.admin and (device.pool, device.device) not in told:
                 told.add((device.pool, device.device))
-                yield Subject(device.pool, device.device, lambda device=device: bound(device))  # type: ignore[misc]
+                yield Subject(device.pool, device.device, partial(bound, device))
     for pool in pools:
         common = {attribute.name: attribute.value for attribute in pool.spec.attributes}
         for published in pool.spec.devices:
             at = _addresses(published, common)
             if (pool.metadata.name, published.name) not in told and at:
-                yield Subject(pool.metadata.name, published.name, lambda at=at: first(at))  # type: ignore[misc]
+                yield Subject(pool.metadata.name, published.name, partial(first, at))
 
 
 def _addresses(device: Device, common: Mapping[str, AttributeValue]) -> tuple[str, ...]:

@@ -261,7 +261,8 @@ class _Inet(_Threads, WSGIServer):
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        name, self.server_port = self.server_address[:2]
+        self.server_name = str(name)
         self.setup_environ()
 
 

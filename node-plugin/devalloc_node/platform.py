@@ -442,7 +442,7 @@ class Platform:
         if began and not adopted and self.machines.get(key) is not None:
             tried(lambda: self.machines.undo_start(key, due))
         for ref in refs:
-            tried(lambda ref=ref: self.claims.unprepare(ref, due, caller=caller))  # type: ignore[misc]
+            tried(partial(self.claims.unprepare, ref, due, caller=caller))
         if began and not problems and self.machines.get(key) is not None:
             tried(lambda: self._detach(self.plugs(key), due, False, caller))
             if not keep:

@@ -10,7 +10,7 @@ from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.prepared import Prepared, PreparedDevice
 
-T = TypeVar("T")
+Device = TypeVar("Device", GrantedDevice, PreparedDevice)
 
 
 def grant_content(grant: Grant, source: str) -> dict[str, Any]:
@@ -63,9 +63,9 @@ def _plain(device: GrantedDevice | PreparedDevice) -> dict[str, Any]:
     return found
 
 
-def _from(kind: type[T], content: Mapping[str, Any]) -> T:
-    known = {member.name for member in fields(kind)}  # type: ignore[arg-type]
-    values = {
+def _from(kind: type[Device], content: Mapping[str, Any]) -> Device:
+    known = {member.name for member in fields(kind)}
+    values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in content.items() if name in known
     }
     return kind(**{"requests": (), **values})

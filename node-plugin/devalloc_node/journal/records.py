@@ -16,6 +16,9 @@ USE = "use"
 means leaving, and the last one to leave undoes the shared steps."""
 
 
+StepState = Literal["intent", "done", "stuck"]
+"""``intent``: it may have been performed, and may not. ``stuck``: it could not be undone."""
+
 WITHHELD = "withheld/"
 """What the owner of steps of a withheld device begins with."""
 
@@ -69,9 +72,9 @@ class StepRecord:
     device: str
     """``pool/device``; empty for what belongs to the claim as a whole."""
     step: Step
-    state: Literal["intent", "done", "stuck"]
-    """``stuck``: it could not be undone, ``problem`` says why."""
+    state: StepState
     problem: str = ""
+    """Why it is stuck."""
 
 
 @dataclass(frozen=True, slots=True)

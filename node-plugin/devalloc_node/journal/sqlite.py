@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from devalloc.store.database import explained, explanation, open_database, transaction
 from devalloc.store.errors import Damaged, Unavailable, Unusable
@@ -19,7 +19,17 @@ from devalloc.store.paths import file_at
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal.folder import lost_log, make_private, move_aside, moved_aside, open_lock
-from devalloc_node.journal.records import USE, WITHHELD, ClaimRecord, ClaimState, Holding, StepRecord, Taken, Withheld
+from devalloc_node.journal.records import (
+    USE,
+    WITHHELD,
+    ClaimRecord,
+    ClaimState,
+    Holding,
+    StepRecord,
+    StepState,
+    Taken,
+    Withheld,
+)
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sense import CLAIM, STEP, problems
 from devalloc_node.step import Step, Value
@@ -30,6 +40,7 @@ QUARANTINED = "quarantined"
 BOOT = "boot"
 """A setting: the boot id of the host as of the last start."""
 
+_STEP_STATES: Mapping[str, StepState] = {state: state for state in get_args(StepState)}
 _LOG_PAGES = 100
 """After how many pages the log is written to the database."""
 _HELD = "SELECT key, uid, device FROM holdings UNION ALL SELECT key, '', device FROM withheld"
@@ -353,9 +364,9 @@ def _step(row: tuple[int, str, str, str, str, str, str, str, str]) -> StepRecord
     number, owner, device, kind, target, was, becomes, state, problem = row
     shared = owner if "/" in owner and not owner.startswith(WITHHELD) else None
     step = Step(kind, target, _value(was), _value(becomes), shared)
-    if state not in ("intent", "done", "stuck"):
+    if state not in _STEP_STATES:
         raise Failed("JournalDamaged", f"step {number} is in the state {state!r}", retryable=False)
-    return StepRecord(number, owner, device, step, state, problem)  # type: ignore[arg-type]
+    return StepRecord(number, owner, device, step, _STEP_STATES[state], problem)
 
 
 def _text(value: Value) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from devalloc_node.errors import Denied
 from devalloc_node.machine import cgroup
-from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, own_mac, whole_cpus
+from devalloc_node.machine.spec import MIB, Disk, MachineSpec, Nic, NicModel, own_mac, whole_cpus
 
 BLOCK = 2 * MIB
 """Bytes in which virtio-mem gives and takes memory."""
@@ -17,7 +17,7 @@ VIRTIO_MEM = "vmem0"
 """The id of the virtio-mem device."""
 RAM = "ram0"
 MAX_PCI_SLOTS = 64
-NIC_DRIVERS = {"virtio": "virtio-net-pci", "e1000e": "e1000e"}
+NIC_DRIVERS: Mapping[NicModel, str] = {"virtio": "virtio-net-pci", "e1000e": "e1000e"}
 FIRST_DISK_FD, FIRST_TAP_FD = 100, 200
 _FIRST_DEVICE, _LAST_DEVICE = 1, 30
 """Device numbers on the root bus that are free: 0 is the host bridge, 31 the chipset."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
@@ -28,13 +28,24 @@ from devalloc_node.machine.command import NIC_DRIVERS, file_node, format_node
 from devalloc_node.machine.devices import ANSWER_SECONDS
 from devalloc_node.machine.monitor import Monitor, Refused, bounded, text
 from devalloc_node.machine.pci import PERIPHERAL, Backend, Command, PciDevice, function_id, present
-from devalloc_node.machine.spec import MAX_PLAIN_NAME, PLAIN, Disk, Nic, PlainDevice, own_mac
+from devalloc_node.machine.spec import (
+    MAX_PLAIN_NAME,
+    PLAIN,
+    Disk,
+    DiskDevice,
+    DiskFormat,
+    Nic,
+    NicModel,
+    PlainDevice,
+    own_mac,
+)
 
 LOG = logging.getLogger(__name__)
 _OURS = re.compile(rf"({PLAIN}[a-z0-9][a-z0-9-]{{0,{MAX_PLAIN_NAME - 1}}})\.(\S+)")
 _NET = re.compile(rf"^(?: \\ )?({_OURS.pattern}): ", re.MULTILINE)
 """A network backend in what QEMU tells people."""
-_DISKS = {"virtio-blk-pci": "virtio", "nvme": "nvme"}
+_DISKS: Mapping[str, DiskDevice] = {"virtio-blk-pci": "virtio", "nvme": "nvme"}
+_FORMATS: Mapping[str, DiskFormat] = {name: name for name in get_args(DiskFormat)}
 _NICS = {driver: model for model, driver in NIC_DRIVERS.items()}
 _MOST = 1024
 """Devices in one machine: more than any has slots for."""
@@ -180,7 +191,7 @@ def look(monitor: Monitor, deadline: Deadline) -> Seen:
             continue
         what: Disk | Nic | None = None
         if driver in _DISKS and id_of in files and (node := nodes.get(f"{id_of}.disk")) is not None:
-            what = Disk(files[id_of], text(node["drv"], 64), bool(node["ro"]), _DISKS[driver])  # type: ignore[arg-type]
+            what = _seen_disk(files[id_of], node, _DISKS[driver])
         elif driver in _NICS:
             what = _seen_nic(monitor, id_of, _NICS[driver], deadline)
         if what is None:
@@ -293,7 +304,12 @@ def _nic(device: PlainDevice, nic: Nic, owner: str, fd: int | None) -> PciDevice
     return PciDevice(device.id, (function,), tuple(backends))
 
 
-def _seen_nic(monitor: Monitor, id_of: str, model: str, deadline: Deadline) -> Nic | None:
+def _seen_disk(path: str, node: Mapping[str, Any], device: DiskDevice) -> Disk | None:
+    of_disk = _FORMATS.get(text(node["drv"], 64))
+    return None if of_disk is None else Disk(path, of_disk, bool(node["ro"]), device)
+
+
+def _seen_nic(monitor: Monitor, id_of: str, model: NicModel, deadline: Deadline) -> Nic | None:
     where = f"{PERIPHERAL}/{function_id(id_of, 0)}"
     try:
         net, mac = (
@@ -305,7 +321,7 @@ def _seen_nic(monitor: Monitor, id_of: str, model: str, deadline: Deadline) -> N
     if _id(net) != id_of:
         return None
     _, _, interface = net.partition(".net.")
-    return Nic(model, interface or None, mac.lower())  # type: ignore[arg-type]
+    return Nic(model, interface or None, mac.lower())
 
 
 def _nets(monitor: Monitor, deadline: Deadline) -> dict[str, str]:

@@ -14,6 +14,12 @@ import struct
 import sys
 import time
 
+TYPE_CHECKING = False  # as in `typing`, which would take longer to load than all that is done here
+if TYPE_CHECKING:
+    from typing import Any
+
+    Plan = dict[str, Any]
+
 LIVES = 75
 """Exit status: the machine runs already."""
 FAILED = 70
@@ -57,7 +63,7 @@ def _locked(life: int) -> bool:
     return False
 
 
-def _become(plan: dict, life: int) -> int:  # type: ignore[type-arg]
+def _become(plan: Plan, life: int) -> int:
     try:
         _tell(plan["life"])
         _prepare(plan, life)
@@ -82,7 +88,7 @@ def _tell(life: str) -> None:
         os.close(file_of)
 
 
-def _prepare(plan: dict, life: int) -> None:  # type: ignore[type-arg]
+def _prepare(plan: Plan, life: int) -> None:
     for procs in plan["cgroups"]:
         with open(procs, "w", encoding="ascii") as file:
             file.write(str(os.getpid()))

@@ -8,6 +8,10 @@ from typing import Literal
 
 from devalloc.api.quantity import NANO, Format, Quantity
 
+DiskFormat = Literal["raw", "qcow2"]
+DiskDevice = Literal["virtio", "nvme"]
+NicModel = Literal["virtio", "e1000e"]
+
 MIB = 1 << 20
 CPU = 1000
 """Thousandths in one CPU: amounts of CPU are integers of these."""
@@ -34,9 +38,9 @@ class Bounds:
 @dataclass(frozen=True, slots=True)
 class Disk:
     path: str
-    format: Literal["raw", "qcow2"]
+    format: DiskFormat
     read_only: bool = False
-    device: Literal["virtio", "nvme"] = "virtio"
+    device: DiskDevice = "virtio"
 
     @property
     def host(self) -> str:
@@ -46,7 +50,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    model: Literal["virtio", "e1000e"] = "virtio"
+    model: NicModel = "virtio"
     interface: str | None = None
     """A TAP interface of the host that exists; None: through QEMU's own sockets."""
     mac: str | None = None
