@@ -88,9 +88,10 @@ def node(
     from devalloc.cli.storage import is_default, node_state, store_path
     from devalloc.controller.up import signals
     from devalloc.store.sqlite import SQLiteStore
-    from devalloc_node.daemon import opened
+    from devalloc_node.daemon import run
     from devalloc_node.errors import NodeError
     from devalloc_node.names import is_subdomain
+    from devalloc_node.node import opened
 
     name = node_name or socket.gethostname().lower()
     client = on.connect(kubeconfig) if kubeconfig is not None or in_cluster else None
@@ -121,7 +122,7 @@ def node(
                 if not dry_run:  # nothing is started in one, and nothing ended either
                     beside.append(on.store_machines(pools, plugin))
             with signals(plugin):
-                plugin.run(publishing, display.say, beside=beside)
+                run(plugin, publishing, display.say, beside=beside)
         except NodeError as error:
             wrong = error.code.endswith(("Invalid", "TooLong"))
             raise (BadInput if wrong else Failed)(error.message) from error

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from devalloc.controller.publish import Published
     from devalloc.store import Store
     from devalloc.store.sqlite import SQLiteStore
-    from devalloc_node.daemon import Node, Publishing, Source
+    from devalloc_node.daemon import Publishing
     from devalloc_node.host.boundary import Host
     from devalloc_node.kube.client import Client
+    from devalloc_node.node import Node, Source
     from devalloc_node.settings import NodeSettings
 
 Say = Callable[[str], None]
@@ -69,8 +70,8 @@ def store_source(store: Store, node_name: str) -> Source:
     """The DeviceClaims of a store."""
     from devalloc.store import NotFound, StoreError
     from devalloc_node.claims.store_grants import KIND, StoreGrants
-    from devalloc_node.daemon import Source
     from devalloc_node.errors import Failed
+    from devalloc_node.node import Source
     from devalloc_node.statuses import ClaimStatuses
 
     def uid_of(namespace: str, name: str) -> str | None:
@@ -96,7 +97,7 @@ def store_publishing(store: SQLiteStore, node: Node, on_published: Callable[[Pub
     settings = node.settings
     turn = Turn(store.path, settings.node_name, first=True)
     with closing(turn), closing(UdevSource()) as events:
-        inventory = Inventory(settings.node_name, node.discover, first=True)
+        inventory = Inventory(settings.node_name, node.survey.discover, first=True)
         host = Host(store, inventory, events, turn, resync=settings.resync, on_published=on_published)
         yield Publishing((host.watch, host.repair), host.rescan)
 
@@ -111,10 +112,10 @@ def store_machines(store: Store, node: Node) -> Callable[[threading.Event], None
 
 def cluster_source(client: Client, driver: str, node_name: str) -> Source:
     """The ResourceClaims of a cluster."""
-    from devalloc_node.daemon import Source
     from devalloc_node.errors import Failed
     from devalloc_node.kube.client import ApiError, segment
     from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants
+    from devalloc_node.node import Source
 
     def uid_of(namespace: str, name: str) -> str | None:
         try:
@@ -137,7 +138,7 @@ def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publ
 
     name, resync = node.settings.node_name, node.settings.resync
     with closing(UdevSource()) as events:
-        slices = NodeSlices(client, driver, name, lambda: node.discover(Known()), events, resync=resync)
+        slices = NodeSlices(client, driver, name, lambda: node.survey.discover(Known()), events, resync=resync)
         yield Publishing(slices.loops, slices.rescan)
 
 

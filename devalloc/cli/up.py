@@ -82,7 +82,7 @@ def up(
         from devalloc.inventory import discover
 
         if plugin is not None and plugin.node is not None:
-            return plugin.node.discover(known)
+            return plugin.node.survey.discover(known)
         more = known if plugin is None else replace(plugin.first_look(), held=known.held)
         config = settings(
             options["kinds"], options["max_vfs"], options["allow_shared_groups"], options["adopted"]

@@ -15,7 +15,7 @@ from devalloc.cli.verb import Failed
 if TYPE_CHECKING:
     from devalloc.controller.up import Up
     from devalloc.inventory import Known
-    from devalloc_node.daemon import Node
+    from devalloc_node.node import Node
 
 NEEDED = ("grpc", "qemu.qmp", "pyroute2", "prometheus_client")
 """Packages that the node plugin needs and the rest of ``devalloc up`` does not."""
@@ -115,7 +115,8 @@ class UpNode:
         from devalloc.cli import nodesources as on
         from devalloc.cli.nodeoptions import node_settings
         from devalloc.store.sqlite import SQLiteStore
-        from devalloc_node.daemon import Publishing, opened
+        from devalloc_node.daemon import Publishing, run
+        from devalloc_node.node import opened
 
         settings = node_settings(**self._options)
         with ExitStack() as stack:
@@ -129,7 +130,7 @@ class UpNode:
             beside: list[Callable[[threading.Event], None]] = [self._has_begun]
             if not self._options["dry_run"]:  # nothing is started in one, and nothing ended either
                 beside.append(on.store_machines(store, node))
-            node.run(Publishing((), self._rescan), self._say, beside=beside)
+            run(node, Publishing((), self._rescan), self._say, beside=beside)
 
     def _has_begun(self, stop: threading.Event) -> None:
         self._serving.set()

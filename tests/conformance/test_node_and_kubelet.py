@@ -18,13 +18,14 @@ from prometheus_client import generate_latest
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.inventory import Known
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.daemon import Node, Source, opened
+from devalloc_node.daemon import run
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.host.dryrun import DryRun
 from devalloc_node.host.files import Files
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.node import Node, Source, opened
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.service.server import answers
@@ -128,7 +129,7 @@ class Bed:
                 if text.startswith("serving the kubelet"):
                     serving.set()
 
-            thread = threading.Thread(target=node.run, args=(None, say))
+            thread = threading.Thread(target=run, args=(node, None, say))
             thread.start()
             try:
                 assert serving.wait(10), self.said
@@ -318,7 +319,7 @@ def test_a_port_that_somebody_else_has_costs_the_metrics_and_nothing_else(bed: B
     bed.metrics = f"unix:{bed.folder}/no/such/folder"
     source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
     with opened(bed.settings(), LocalHost(bed.host), source) as node, pytest.raises(Failed, match=r"folder.*--metrics"):
-        node.run()
+        run(node)
 
 
 def test_what_is_in_use_stays_and_says_by_whom(bed: Bed) -> None:
@@ -483,7 +484,7 @@ def test_in_a_dry_run_nothing_is_begun_that_would_have_to_be_undone(bed: Bed) ->
 
 def offered(node: Node) -> str | None:
     """Why the GPU is not; None where it is."""
-    (pool,) = (pool for pool in node.discover(Known()).pools if pool.metadata.name == POOLS[GPU])
+    (pool,) = (pool for pool in node.survey.discover(Known()).pools if pool.metadata.name == POOLS[GPU])
     attributes = [*pool.spec.attributes, *pool.spec.devices[0].attributes]
     return next((str(each.value) for each in attributes if each.name == UNAVAILABLE), None)
 

@@ -16,8 +16,9 @@ from devalloc.controller.allocate import Allocator
 from devalloc.controller.publish import Published
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.binding.config import BindingConfig
-from devalloc_node.daemon import Node, opened
+from devalloc_node.daemon import run
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.node import Node, opened
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.settings import NodeSettings
@@ -69,7 +70,7 @@ class Bed:
         with opened(self.settings, LocalHost(self.host), store_source(self.store, NODE)) as node:
             serving = threading.Event()
             with store_publishing(self.store, node, self.published.append) as publishing:
-                thread = threading.Thread(target=node.run, args=(publishing, lambda text: serving.set()))
+                thread = threading.Thread(target=run, args=(node, publishing, lambda text: serving.set()))
                 thread.start()
                 try:
                     assert serving.wait(10)

@@ -17,8 +17,9 @@ import pytest
 from devalloc.cli.nodesources import store_machines, store_publishing, store_source
 from devalloc.controller.allocate import Allocator
 from devalloc.store import NotFound
-from devalloc_node.daemon import opened
+from devalloc_node.daemon import run
 from devalloc_node.machine import adopt, process
+from devalloc_node.node import opened
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from tests.conformance.test_node_daemon_store import CLAIM, CLASS, GPU, NODE, Bed, until
@@ -65,7 +66,7 @@ def running(bed: Bed) -> Iterator[NodeStub]:
         with store_publishing(bed.store, node, bed.published.append) as publishing:
             loop = store_machines(bed.store, node)
             thread = threading.Thread(
-                target=node.run, args=(publishing, lambda text: serving.set()), kwargs={"beside": [loop]}
+                target=run, args=(node, publishing, lambda text: serving.set()), kwargs={"beside": [loop]}
             )
             thread.start()
             try:

@@ -127,9 +127,9 @@ def plugin_bed(host: FakeHost, node: str, folder: Path, cdi: Path, kubelet: Path
 def _run(address: str, die_before_reply: bool, command: list[str]) -> None:
     """The command, with another host than this machine."""
     from devalloc.cli import main, nodesources
-    from devalloc_node.daemon import Node
     from devalloc_node.deadline import Deadline
     from devalloc_node.grant import ClaimRef
+    from devalloc_node.node import Node
     from devalloc_node.prepared import Prepared
     from devalloc_node.settings import NodeSettings
 

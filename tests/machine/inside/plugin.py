@@ -27,7 +27,6 @@ from devalloc.api.meta import UNAVAILABLE
 from devalloc.inventory import Known
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.claims.content import prepared_content
-from devalloc_node.daemon import Node, Source
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
 from devalloc_node.host.files import Files
@@ -36,6 +35,7 @@ from devalloc_node.journal import Journal, open_journal
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.machine import cgroup, paths
 from devalloc_node.machine.spec import Disk
+from devalloc_node.node import Node, Source
 from devalloc_node.settings import NodeSettings
 
 KIND = "DeviceClaim"
@@ -167,7 +167,7 @@ class Plugin:
     def offered(self) -> Answer:
         """What is published: by name of device, why it cannot be had; empty where it can."""
         found = {}
-        for pool in self._node.discover(Known()).pools:
+        for pool in self._node.survey.discover(Known()).pools:
             for device in pool.spec.devices:
                 attributes = {each.name: each.value for each in (*pool.spec.attributes, *device.attributes)}
                 found[device.name] = str(attributes.get(UNAVAILABLE, ""))
