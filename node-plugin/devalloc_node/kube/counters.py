@@ -8,7 +8,7 @@ which each device touches one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,14 +60,19 @@ def plan(pool: DevicePool) -> Plan:
     return Plan(tuple(sets), consumed, left_out)
 
 
-def fitting(pool: DevicePool) -> tuple[set[str], dict[str, str]]:
-    """Without counters: devices that can all be had at once, those that draw least first, and why the others not."""
+def fitting(pool: DevicePool, unavailable: Collection[str]) -> tuple[set[str], dict[str, str]]:
+    """Without counters: devices that can all be had at once, and why the others not. Those that draw least come first,
+    and those that are ``unavailable`` last: they must not keep others from being offered."""
     blocks = {resource.name: resource.block for resource in pool.spec.resources}
     left = {resource.name: floor_blocks(resource.capacity, resource.block) for resource in pool.spec.resources}
     draws, left_out = _draws(pool, blocks)
     total = dict(left)
     kept = set()
-    for device in sorted(draws, key=lambda d: max((n / (total[r] or 1) for r, n in draws[d].items()), default=0)):
+
+    def order(device: str) -> tuple[bool, float]:
+        return device in unavailable, max((n / (total[name] or 1) for name, n in draws[device].items()), default=0)
+
+    for device in sorted(draws, key=order):
         if all(n <= left[name] for name, n in draws[device].items()):
             for name, n in draws[device].items():
                 left[name] -= n

@@ -65,6 +65,8 @@ class SlicePool:
 
 def sliced(pool: DevicePool, features: Features) -> SlicePool:
     """The slices of a pool. What the API cannot say is left out, and said in the problems."""
+    shared = {attribute.name: attribute.value for attribute in pool.spec.attributes}
+    attributes = {device.name: _attributes_of(device, shared) for device in pool.spec.devices}
     left_out: dict[str, str] = {}
     problems: list[Problem] = []
     plan = counters.Plan()
@@ -73,11 +75,9 @@ def sliced(pool: DevicePool, features: Features) -> SlicePool:
         plan = counters.plan(pool)
         left_out.update(plan.left_out)
     else:
-        kept, unsaid = counters.fitting(pool)
+        kept, unsaid = counters.fitting(pool, {name for name, found in attributes.items() if UNAVAILABLE in found})
         left_out.update(unsaid)
 
-    shared = {attribute.name: attribute.value for attribute in pool.spec.attributes}
-    attributes = {device.name: _attributes_of(device, shared) for device in pool.spec.devices}
     closed = _closed_groups(attributes, plan, features)
     devices: list[Content] = []
     for device in pool.spec.devices:

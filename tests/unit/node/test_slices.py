@@ -164,6 +164,13 @@ def test_without_counters_what_goes_together_is_offered(tmp_path: Path) -> None:
     assert "DRAPartitionableDevices is off" in texts(answer)[0]
 
 
+def test_without_counters_what_is_not_available_keeps_nothing_from_being_offered() -> None:
+    """As a card that has VFs which were not made for a claim, and is not offered whole."""
+    devices = [device("whole", {"parts": 1}, devalloc_io__unavailable="in use"), device("part", {"parts": 1, "own": 1})]
+    answer = sliced(pool(devices, {"parts": 1, "own": 1}), Features(counters=False))
+    assert set(devices_of(answer.slices)) == {"part"}
+
+
 def test_without_taints_what_is_not_available_is_left_out() -> None:
     devices = [device("good"), device("bad", devalloc_io__unavailable="reserved: boot display")]
     answer = sliced(pool(devices), Features(taints=False))
