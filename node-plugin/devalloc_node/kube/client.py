@@ -120,11 +120,18 @@ class Client:
                 raise
 
     def watch(self, path: str, params: Params, resource_version: str, stop: threading.Event) -> Iterator[Object]:
-        """Events of a list until the server ends the watch or ``stop`` is set and something happens.
+        """Events of a list until the server ends the watch or ``stop`` is set and something happens; of those of type
+        BOOKMARK the object is only the resource version to go on from.
 
         Raises ApiError: ``is_gone`` means to list again.
         """
-        query = {**params, "watch": "1", "resourceVersion": resource_version, "timeoutSeconds": str(WATCH_SECONDS)}
+        query = {
+            **params,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
         response = self._send("GET", path, query, None, (ANSWER_SECONDS, WATCH_SECONDS + ANSWER_SECONDS))
         raw = response.response
         try:

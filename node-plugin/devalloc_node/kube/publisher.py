@@ -30,6 +30,8 @@ MAX_REPAIR_SECONDS = 30.0
 RETRY_SECONDS = 1.0
 """After an error, doubled each time."""
 MAX_RETRY_SECONDS = 60.0
+FEATURES_SECONDS = 600.0
+"""How long an answer to what the API server keeps counts: of several servers one may have been started with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class SlicePublisher:
         self._driver = driver
         self._node = node
         self._features: Features | None = None
+        self._ask_features_at = 0.0
         self._owner: Object | None = None
         self._generations: dict[str, int] = {}
         """The last one of each pool, which survives that the slices are wiped."""
@@ -93,20 +96,19 @@ class SlicePublisher:
 
     def publish(self, pools: Sequence[DevicePool]) -> Published:
         """Make the slices say that these are the node's pools, once. Raises ApiError."""
-        features = self._features = self._features or probed(self._client, self._driver, self._node)
+        features = self._present_features()
+        self._owner = None  # a node that was deleted and came back is another one
         wanted = [sliced(pool, features) for pool in pools]
         found: dict[str, list[Object]] = {}
         listed = self._client.get(SLICES, self._selector())["items"]
         self._known = {content["metadata"]["name"]: _version(content) for content in listed}
         for content in listed:
             found.setdefault(content["spec"]["pool"]["name"], []).append(content)
-        for gone in sorted(found.keys() - {pool.name for pool in wanted}):
-            self._remember(gone, found[gone])
-            self._delete(found[gone])
+        gone = [SlicePool(name, ()) for name in sorted(found.keys() - {pool.name for pool in wanted})]
         dropped: list[Problem] = []
         errors = []
         self._conflict = False
-        for pool in wanted:
+        for pool in [*gone, *wanted]:
             try:
                 dropped += self._publish_pool(pool, found.get(pool.name, []))
             except ApiError as error:
@@ -123,6 +125,12 @@ class SlicePublisher:
             problems=tuple(problem for pool in wanted for problem in pool.problems) + tuple(dropped),
             error="; ".join(errors) or None,
         )
+
+    def _present_features(self) -> Features:
+        if self._features is None or time.monotonic() >= self._ask_features_at:
+            self._features = probed(self._client, self._driver, self._node)
+            self._ask_features_at = time.monotonic() + FEATURES_SECONDS
+        return self._features
 
     def _publish_pool(self, pool: SlicePool, found: list[Object]) -> list[Problem]:
         """Write what differs of one pool; what the server did not keep of it."""
@@ -181,11 +189,13 @@ class SlicePublisher:
             self._client.delete(f"{SLICES}/{segment(metadata['name'])}", metadata["uid"], metadata["resourceVersion"])
 
     def _node_reference(self) -> Object | None:
-        """The node as the slices' owner, so that they go when it is deleted; None where it cannot be read."""
+        """The node as the slices' owner, so that they go when it is deleted; None where it may not be read."""
         if self._owner is None:
             try:
                 node = self._client.get(f"/api/v1/nodes/{segment(self._node)}")
             except ApiError as error:
+                if error.status != 403:
+                    raise
                 log.warning("node %s cannot be read, its slices will not go with it: %s", self._node, error)
                 return None
             self._owner = {
@@ -267,12 +277,15 @@ class SlicePublisher:
                     self._touch()
                 for event in self._client.watch(SLICES, self._selector(), version, stop):
                     version = event["object"]["metadata"]["resourceVersion"]
-                    if self._is_foreign(event):
+                    if event["type"] != "BOOKMARK" and self._is_foreign(event):
                         self._touch()
                 pause = 0.0
+                if time.monotonic() >= self._ask_features_at:
+                    self._touch()
             except (ApiError, KeyError, TypeError, ValueError) as error:
                 log.debug("watching slices: %s", error)
                 version = ""
+                self._ask_features_at = 0.0  # a server that was started anew may have others
 
     def _is_foreign(self, event: Object) -> bool:
         """Whether it is not the echo of what we wrote. While we write, it is looked at again afterwards."""
