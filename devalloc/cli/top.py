@@ -123,7 +123,7 @@ def _print(machines: Sequence[Machine], uses: Mapping[int, Use], output: str) ->
                 "-" if use is None else f"{use.cores * 100:.0f}%",
                 cells.memory(machine.wanted, machine.observed),
                 "-" if use is None else cells.size(use.rss_bytes),
-                ", ".join(f"{device.pool}/{device.device}" for device in machine.devices),
+                ", ".join(each.name or f"{each.pool}/{each.device}" for each in machine.devices),
                 ", ".join(cells.claims(machine)),
                 ", ".join(machine.taps),
                 str(machine.pid or ""),

@@ -195,8 +195,11 @@ class NodeService(node_pb2_grpc.NodeServicer):
                     results[what] = replies.done()
                 except NodeError as error:
                     results[what] = replies.result(error)
-            observed = replies.amounts(self._platform.machine(key).observed)
-            return pb.ScaleMachineReply(result=calls.worst([*results.values()]), observed=observed, **results)
+            worst = calls.worst([*results.values()])
+            # One that does not answer is not asked past the deadline.
+            answers = worst.outcome != pb.Result.UNKNOWN
+            observed = replies.amounts(self._platform.machine(key).observed) if answers else None
+            return pb.ScaleMachineReply(result=worst, observed=observed, **results)
 
         about = _machine(request.machine) | {
             name: getattr(request, name) for name in ("vcpus", "cpu_milli", "memory_bytes") if request.HasField(name)

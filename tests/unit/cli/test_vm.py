@@ -330,6 +330,13 @@ class TestTop:
         assert item["rssBytes"] > 1 << 20
         assert item["cores"] >= 0
 
+    def test_devices_that_no_claim_stands_for_have_their_names(self, devalloc: Shell, plugin: Served) -> None:
+        plugin.bench.add("a/slot-0")
+        plugin.node.CreateMachine(request_of(vm("web", "claim-uid-0")))
+        assert devalloc("vm", "plug", "web", "lan", "--user-net", "--socket", plugin.socket).code == 0
+        row = devalloc("top", "--interval", "1ms", "--socket", plugin.socket).out.splitlines()[1]
+        assert " a/slot-0, lan " in row
+
     def test_what_may_not_be_read_is_a_dash(self, devalloc: Shell, plugin: Served) -> None:
         plugin.node.CreateMachine(request_of(vm("web")))
         known = plugin.machines.known

@@ -22,14 +22,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from devalloc.api.pool import DevicePool
 from devalloc_node.binding.binding import Health
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed
+from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import calls
 from tests.support.faketree import memory_folder
 from tests.support.nodeservice import Served, served
 from tests.support.toymachines import ToyMachines
 
-DONE, DENIED, FAILED = pb.Result.DONE, pb.Result.DENIED, pb.Result.FAILED
+DONE, DENIED, FAILED, UNKNOWN = pb.Result.DONE, pb.Result.DENIED, pb.Result.FAILED, pb.Result.UNKNOWN
 
 
 @pytest.fixture
@@ -311,6 +311,21 @@ class TestMachines:
         assert reply.result == reply.vcpus
         assert (reply.result.outcome, reply.result.code) == (DENIED, "GuestRefused")
         assert reply.observed.vcpus == 4
+
+    def test_one_that_does_not_answer_is_not_asked_again_when_no_time_is_left_for_it(
+        self, plugin: Served, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A look at a QEMU that hangs takes two seconds: the reply came too late for whoever waited five."""
+
+        def scale(key: str, what: str, amount: int, due: Deadline) -> None:
+            monkeypatch.setattr(plugin.machines, "get", lambda key: pytest.fail("it was looked at once more"))
+            raise Unknown("MonitorSilent", "QEMU does not answer")
+
+        plugin.node.CreateMachine(creation())
+        monkeypatch.setattr(plugin.machines, "scale", scale)
+        reply = plugin.node.ScaleMachine(pb.ScaleMachineRequest(machine=web(), vcpus=4))
+        assert (reply.vcpus.outcome, reply.result.code) == (UNKNOWN, "MonitorSilent")
+        assert not reply.HasField("observed")
 
     def test_each_amount_has_its_turn(self, plugin: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         plugin.node.CreateMachine(creation())
