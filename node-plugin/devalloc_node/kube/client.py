@@ -1,6 +1,7 @@
 """A thin client of the API server: JSON in and out, bounded in time, tries and size.
 
 The ``kubernetes`` library gives credentials (kubeconfig, in-cluster tokens that rotate) and connections; paths are raw.
+Credentials that the server does not take any more are read anew.
 Reads are tried again when the server does not answer; writes are not, except where it said that it did nothing (429).
 """
 
@@ -10,7 +11,8 @@ import importlib
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -63,9 +65,10 @@ class ApiError(Exception):
 class Client:
     """Requests as one user. Safe for threads."""
 
-    def __init__(self, api: Any) -> None:
-        """``api``: an ApiClient of the kubernetes library."""
-        self._api = api
+    def __init__(self, load: Callable[[], Any]) -> None:
+        """``load``: makes an ApiClient of the kubernetes library, with the credentials as they are then."""
+        self._load = load
+        self._api = load()
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> Client:
@@ -73,20 +76,7 @@ class Client:
 
         Raises ApiError when there are no credentials; whether the server answers is not tried.
         """
-        from kubernetes import client  # half a second and 40 MB, for those that need it
-
-        config: Any = importlib.import_module("kubernetes.config")  # says it is typed, and is not
-        settings = client.Configuration()
-        try:
-            if kubeconfig is not None:
-                config.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
-            else:
-                config.load_incluster_config(settings)
-        except (config.ConfigException, OSError, ValueError) as error:
-            source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no kubeconfig is given"
-            raise ApiError(0, "NoCredentials", f"{source}: {error}") from None
-        settings.retries = False
-        return cls(client.ApiClient(settings))
+        return cls(partial(_loaded, kubeconfig))
 
     def get(self, path: str, params: Params | None = None, *, deadline: Deadline | None = None) -> Object:
         """Raises ApiError."""
@@ -174,19 +164,58 @@ class Client:
         return answer
 
     def _send(self, method: str, path: str, params: Params | None, body: Any, timeout: Any) -> Any:
+        response = self._sent(method, path, params, body, timeout)
+        if response.status != 401:
+            return response
+        # They may have been replaced since: the library looks at a token's file by the clock, or never.
+        try:
+            self._api = self._load()
+        except ApiError as error:
+            log.warning("the API server does not take the credentials any more, and there are no others: %s", error)
+            return response
+        response.response.release_conn()
+        return self._sent(method, path, params, body, timeout)
+
+    def _sent(self, method: str, path: str, params: Params | None, body: Any, timeout: Any) -> Any:
         from kubernetes.client.exceptions import ApiException
 
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        request = self._api.param_serialize(
-            method, path, query_params=list((params or {}).items()), header_params=headers, body=body,
-            auth_settings=["BearerToken"],
-        )  # fmt: skip
+        try:
+            request = self._api.param_serialize(
+                method, path, query_params=list((params or {}).items()), header_params=headers, body=body,
+                auth_settings=["BearerToken"],
+            )  # fmt: skip
+        except _no_credentials() as error:  # it reads a token that is due to be replaced
+            raise ApiError(0, "NoCredentials", f"{method} {path}: no credentials: {error}") from None
         try:
             return self._api.call_api(*request, _request_timeout=timeout)
         except ApiException as error:  # TLS
             raise ApiError(0, "NoAnswer", f"{method} {path}: {error.reason}") from None
         except _broken() as error:
             raise ApiError(0, "NoAnswer", f"{method} {path}: {error}") from None
+
+
+def _loaded(kubeconfig: Path | None) -> Any:
+    from kubernetes import client  # half a second and 40 MB, for those that need it
+
+    config: Any = importlib.import_module("kubernetes.config")  # says it is typed, and is not
+    settings = client.Configuration()
+    try:
+        if kubeconfig is not None:
+            config.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
+        else:
+            config.load_incluster_config(settings)
+    except _no_credentials() as error:
+        source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no kubeconfig is given"
+        raise ApiError(0, "NoCredentials", f"{source}: {error}") from None
+    settings.retries = False
+    return client.ApiClient(settings)
+
+
+def _no_credentials() -> tuple[type[Exception], ...]:
+    """What the library raises where it cannot read them."""
+    config: Any = importlib.import_module("kubernetes.config")
+    return config.ConfigException, OSError, ValueError
 
 
 def _broken() -> tuple[type[Exception], ...]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.config import incluster_config
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.kube import client as kube_client
@@ -78,6 +80,61 @@ def client(server: Server, tmp_path: Path) -> Iterator[Client]:
 def test_the_token_and_the_parameters_are_sent(client: Client, server: Server) -> None:
     assert client.get("/api/v1/nodes", {"fieldSelector": "spec.nodeName=a,spec.driver=b"}) == {}
     assert server.asked == [("GET", "/api/v1/nodes?fieldSelector=spec.nodeName%3Da%2Cspec.driver%3Db", "Bearer secret")]
+
+
+@pytest.mark.parametrize("kind", ["token", "tokenFile"])
+def test_credentials_that_were_replaced_are_read_anew(
+    client: Client, server: Server, tmp_path: Path, kind: str
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    config = json.loads(kubeconfig.read_text())
+
+    def put(token: str) -> None:
+        (tmp_path / "file").write_text(token)
+        config["users"][0]["user"] = {kind: token if kind == "token" else str(tmp_path / "file")}
+        kubeconfig.write_text(json.dumps(config))
+
+    put("first")
+    client = Client.connect(kubeconfig)
+    assert client.get("/a") == {}
+    put("second")
+    server.replies = [status(401, "Unauthorized"), (201, b"{}")]
+    assert client.create("/a", {}) == {}
+    assert [token for _, _, token in server.asked] == ["Bearer first", "Bearer first", "Bearer second"]
+
+
+def test_credentials_that_are_not_taken_are_an_error(client: Client, server: Server, tmp_path: Path) -> None:
+    server.replies = [status(401, "Unauthorized")]
+    for _ in range(2):
+        with pytest.raises(ApiError, match="it is Unauthorized") as caught:
+            client.get("/a")
+        assert caught.value.status == 401
+        (tmp_path / "kubeconfig").unlink(missing_ok=True)
+    assert len(server.asked) == 3, "once with each, and where there are no others not again"
+
+
+def test_a_token_that_cannot_be_read_is_an_error(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a pod is read again now and then; a moment without it must not end the plugin."""
+
+    class Loader(incluster_config.InClusterConfigLoader):  # type: ignore[misc]
+        def __init__(self, **about: Any) -> None:
+            super().__init__(**about)
+            self._token_refresh_period = timedelta(0)
+
+    for name, content in (("token", "secret"), ("ca.crt", "none")):
+        (tmp_path / name).write_text(content)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(incluster_config, "InClusterConfigLoader", Loader)
+    client = Client.connect()
+    (tmp_path / "token").unlink()
+    with pytest.raises(ApiError, match=r"no credentials: .*No such file") as caught:
+        client.get("/a")
+    assert caught.value.status == 0
 
 
 @pytest.mark.parametrize("first", [None, (500, b"oops"), (503, b""), status(429, "TooManyRequests")])
