@@ -26,6 +26,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.feed import Checkup, DeviceHealth
 from devalloc_node.grant import ClaimRef, Grant, Grants
 from devalloc_node.health import HealthWatch, LinkErrors
+from devalloc_node.held import HeldClaims
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import SQLiteJournal, open_journal
 from devalloc_node.machine.attachment import AttachmentKind
@@ -94,16 +95,11 @@ class Node:
         )
         self.health = HealthWatch(self._subjects, on_change=self._health_changed)
         self.metrics = Metrics(self._state)
+        held = HeldClaims(
+            self.claims, attachments, uid_of=source.uid_of, exclusive=self.claims.locks.named, plan=self._plan
+        )
         self.platform = Platform(
-            self.claims,
-            self.machines,
-            attachments,
-            node_name=settings.node_name,
-            uid_of=source.uid_of,
-            exclusive=self.claims.locks.named,
-            plan=self._plan,
-            kind=source.kind,
-            changed=self.claims_changed,
+            held, self.machines, node_name=settings.node_name, kind=source.kind, changed=self.claims_changed
         )
         self.survey = Survey(settings, self._known, self.pulse.beat)
         self.telling = Telling(source.tell, self.claims.prepared, self.health)

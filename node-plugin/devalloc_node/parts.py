@@ -1,4 +1,4 @@
-"""What ``Platform`` stands on: claims, machines, and how a device gets from the one into the other."""
+"""What ``HeldClaims`` and ``Platform`` stand on: claims, machines, and how a device gets from one into the other."""
 
 from __future__ import annotations
 

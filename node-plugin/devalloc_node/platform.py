@@ -1,15 +1,13 @@
 """Claims and machines together: what the service offers, and what the loop of VirtualMachine objects does.
 
-Which claim is in which machine is known from the journal alone: an attachment is a step of its claim, written down
-before the device is plugged in. So unpreparing a claim takes its devices out first, and a crash leaves nothing that
-the next call or the next start does not see. Every call here may be repeated and goes on where an earlier one ended.
+Every call here may be repeated and goes on where an earlier one ended.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 
@@ -18,21 +16,17 @@ from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
-from devalloc_node.held import Held
-from devalloc_node.journal import ClaimRecord
+from devalloc_node.held import UNDO_SECONDS, Held, HeldClaims, problem_of
 from devalloc_node.machine.spec import MachineSpec, PlainDevice
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine, Plug
-from devalloc_node.parts import Attachments, Claims, Machines
+from devalloc_node.parts import Machines
 from devalloc_node.prepared import Prepared
-from devalloc_node.step import ATTACHMENT, Step
 
 log = logging.getLogger(__name__)
 
 STANDING = ("CpusStopped", "DiskFailed")
 """Reasons of machines that run and whose CPUs do not."""
-UNDO_SECONDS = 10.0
-"""What undoing gets when something failed, also where that used up all of the time."""
 REST_SECONDS = 5.0
 """What is left for giving a machine's devices back, however long its guest takes to power down."""
 
@@ -42,29 +36,19 @@ class Platform:
 
     def __init__(
         self,
-        claims: Claims,
+        claims: HeldClaims,
         machines: Machines,
-        attachments: Attachments,
         *,
         node_name: str,
-        uid_of: Callable[[str, str], str | None],
-        exclusive: Callable[[str, Deadline], AbstractContextManager[None]],
-        plan: Callable[[ClaimRef, Deadline], Sequence[Step]],
         kind: str | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``uid_of``: of the claim that has a namespace and name now, None where there is none (raises Failed).
-        ``exclusive``: a lock between threads and processes, by name. ``plan``: what preparing a claim would do.
-        ``kind``: of claims. ``changed`` is called after every change.
-        """
+        """``kind``: of claims. ``changed`` is called after every change."""
         self.node_name = node_name
         self.machines = machines
-        self._attachments = attachments
         self.claims = claims
-        self._uid_of = uid_of
-        self._exclusive = exclusive
+        self._engine = claims.engine
         self._kind = kind
-        self.plan = plan
         self._wanted: dict[str, Amounts] = {}
         """What the objects of machines that run want of them, by key."""
         self._changed = changed
@@ -73,89 +57,47 @@ class Platform:
 
     # Claims.
 
-    def held(self, uid: str | None = None) -> list[Held]:
-        """What this node holds, of all claims or of one. Raises Failed."""
-        journal = self.claims.journal
-        records = journal.claims() if uid is None else [record for record in [journal.claim(uid)] if record]
-        return [self._held(record) for record in records]
-
-    def plugs(self, key: str) -> list[Plug]:
-        """The devices of claims in a machine."""
-        return [plug for held in self.held() for plug in held.plugs if plug.machine == key]
-
-    def named(self, ref: ClaimRef, *, prepared: bool) -> ClaimRef:
-        """The claim with its UID. Without one: the claim that has the name, ``prepared`` ones before all others.
-
-        Raises Denied ``ClaimNotFound``, ``ClaimAmbiguous``.
-        """
-        if ref.uid:
-            return ref
-        here = [
-            r.ref for r in self.claims.journal.claims() if (r.ref.namespace, r.ref.name) == (ref.namespace, ref.name)
-        ]
-        if prepared and len(here) == 1:
-            return here[0]
-        if prepared and here:
-            uids = ", ".join(one.uid for one in here)
-            raise Denied("ClaimAmbiguous", f"several claims that are prepared were called {ref}; say which uid: {uids}")
-        uid = self._uid_of(ref.namespace, ref.name)
-        if uid is None:
-            raise Denied("ClaimNotFound", f"there is no claim {ref}")
-        return ClaimRef(ref.namespace, ref.name, uid)
-
     def prepare(self, ref: ClaimRef, due: Deadline, *, caller: str = "") -> Held:
         """Make a claim's devices ready. Raises NodeError."""
         with self._telling():
-            self.claims.prepare(ref, due, kind=self._kind, caller=caller)
-        (held,) = self.held(ref.uid)
+            self._prepared(ref, due, caller)
+        (held,) = self.claims.held(ref.uid)
         return held
 
     def unprepare(self, ref: ClaimRef, due: Deadline, *, force: bool = False, caller: str = "") -> list[str]:
         """Undo it, out of machines first; returns the machines that were ended for it (``force`` only)."""
-        inside = {plug.machine for held in self.held(ref.uid) for plug in held.plugs}
+        inside = {plug.machine for plug in self.claims.plugs_of(ref)}
         running = {key for key in inside if self._runs(key)}
         with self._telling():
-            self.claims.unprepare(ref, due, force=force, caller=caller)
+            self._engine.unprepare(ref, due, force=force, caller=caller)
         return sorted(key for key in running if force and not self._runs(key))
 
     # Claims in machines.
 
     def attach(self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> list[Plug]:
         """Put all devices of a claim into a machine that runs, or none; prepares it where need be. Raises NodeError."""
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._changing(key, due):
             self._started(key, owner)
-            self._only_in(ref, key)
+            self.claims.only_in(ref, key)
             was_held = self.claims.journal.claim(ref.uid) is not None
             try:
-                self._plug(self.claims.prepare(ref, due, kind=self._kind, caller=caller), key, due, caller)
+                self.claims.plug(self._prepared(ref, due, caller), key, due, caller)
             except NodeError as error:
-                if was_held or (problem := _tried(lambda: self._unprepare_unused(ref, caller))) is None:
+                if was_held or (problem := problem_of(lambda: self._unprepare_unused(ref, caller))) is None:
                     raise
                 raise Failed(error.code, f"{error.message}. Unpreparing the claim again: {problem}") from error
-        return [plug for plug in self.plugs(key) if plug.ref.uid == ref.uid]
+        return [plug for plug in self.claims.plugs_of(ref) if plug.machine == key]
 
     def detach(
         self, ref: ClaimRef, key: str, due: Deadline, *, owner: str = "", force: bool = False, caller: str = ""
     ) -> bool | None:
         """Take a claim's devices out of a machine; whether the machine was ended for it. None: it had none of them."""
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._changing(key, due):
             self._owned(key, owner)
             ran = self._runs(key)
-            plugs = [plug for plug in self.plugs(key) if plug.ref.uid == ref.uid]
-            self._detach(plugs, due, force, caller)
+            plugs = [plug for plug in self.claims.plugs_of(ref) if plug.machine == key]
+            self.claims.detach(plugs, due, force, caller)
             return force and ran and not self._runs(key) if plugs else None
-
-    def is_in(self, ref: ClaimRef, key: str) -> bool:
-        """Whether all devices of a claim are in a machine that runs, as QEMU shows it. Raises NodeError.
-
-        A step that was begun only may never have been taken, and a guest can let go of a device unasked.
-        """
-        for held in self.held(ref.uid):
-            done = {step.device for step in held.steps if step.step.kind == ATTACHMENT and step.state == "done"}
-            plugs = [plug for plug in held.plugs if plug.machine == key and plug.device in done]
-            names = {device.name for device in held.prepared.devices} if held.prepared is not None else {""}
-            return {plug.device for plug in plugs} >= names and all(map(self._attachments.is_in, plugs))
-        return False
 
     # Machines.
 
@@ -192,7 +134,7 @@ class Platform:
         """
         key = "/".join(machine.key)
         is_adopted = machine.spec.adopt is not None
-        with self._telling(), self._exclusive(_lock(key), due.capped(patience)):
+        with self._changing(key, due.capped(patience)):
             if not still():
                 raise Denied("NotWanted", f"machine {key} was started, stopped or deleted meanwhile")
             there = self.machines.get(key)
@@ -203,20 +145,20 @@ class Platform:
                 _refuse_other(there, spec_of(machine))
                 if there.reason == "StopWanted" or (there.reason in STANDING and not is_adopted):
                     self.machines.resume(key, due)
-            if not begins and all(self.is_in(ref, key) for ref in refs):
+            if not begins and all(self.claims.is_in(ref, key) for ref in refs):
                 return self.machine(key)
             for ref in refs:
-                self._only_in(ref, key)
+                self.claims.only_in(ref, key)
             before = {record.ref.uid for record in self.claims.journal.claims()}
             try:
                 if begins:
                     self._wanted.pop(key, None)  # of its last run
                     self._clear(key, there, due, caller)
-                prepared = [self.claims.prepare(ref, due, kind=self._kind, caller=caller) for ref in refs]
+                prepared = [self._prepared(ref, due, caller) for ref in refs]
                 if begins:
                     (self.machines.adopt if is_adopted else self.machines.start)(machine, due)
                 for one in prepared:
-                    self._plug(one, key, due, caller)
+                    self.claims.plug(one, key, due, caller)
                 if begins and not is_adopted:
                     self.machines.resume(key, due)
                 _note("adopted" if is_adopted else "started", key, caller, claims=[str(ref) for ref in refs])
@@ -239,7 +181,7 @@ class Platform:
         caller: str = "",
     ) -> Machine:
         """Power a machine down; ``force``: end it after ``seconds``. Raises NodeError."""
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._changing(key, due):
             machine = self._owned(key, owner)
             if machine.adopted and not force:
                 raise Denied(
@@ -265,7 +207,7 @@ class Platform:
 
         False where there is no such machine.
         """
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._changing(key, due):
             if self.machines.get(key) is None:
                 return False
             machine = self._owned(key, owner)
@@ -282,21 +224,21 @@ class Platform:
 
     def give_back(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Unprepare the claims of a machine that does not run; it stays known. Raises NodeError."""
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._changing(key, due):
             if self._owned(key, owner).runs:
                 raise Denied("MachineRuns", f"machine {key} runs; stop it first")
             self._give_back(key, due, False, caller)
 
     def scale(self, key: str, what: str, amount: int, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Change one amount: ``vcpus``, ``cpu`` (thousandths of a core, 0: no bound) or ``memory`` (bytes)."""
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._changing(key, due):
             self._started(key, owner)
             self.machines.scale(key, what, amount, due)
             _note("scaled", key, caller, **{what: amount})
 
     def plug(self, key: str, device: PlainDevice, due: Deadline, *, owner: str = "", caller: str = "") -> PlainDevice:
         """Plug in a disk or network card of no claim, until it is unplugged or the machine's QEMU ends."""
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._changing(key, due):
             self._started(key, owner)
             there = self.machines.plug_in(key, device, due)
             _note("plugged", key, caller, device=device.name, host=there.what.host)
@@ -304,7 +246,7 @@ class Platform:
 
     def unplug(self, key: str, name: str, due: Deadline, *, owner: str = "", caller: str = "") -> bool:
         """Take it out again; False where the machine has none of that name. Raises NodeError."""
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._changing(key, due):
             machine = self._owned(key, owner)
             found = machine.runs and self.machines.unplug(key, name, due)
             if found:
@@ -313,7 +255,7 @@ class Platform:
 
     def go_on(self, key: str, due: Deadline, *, owner: str = "", caller: str = "") -> None:
         """Let the CPUs of a machine run again that stand still. Raises NodeError."""
-        with self._telling(), self._exclusive(_lock(key), due):
+        with self._changing(key, due):
             self._started(key, owner)
             self.machines.resume(key, due)
             _note("resumed", key, caller)
@@ -332,11 +274,6 @@ class Platform:
     def _asked(self, machine: Machine) -> Machine:
         """With what its object wants of it now, and not when it was started."""
         return replace(machine, wanted=self._wanted.get(machine.key, machine.wanted)) if machine.runs else machine
-
-    def _held(self, record: ClaimRecord) -> Held:
-        steps = tuple(self.claims.journal.steps(record.ref.uid))
-        plugs = tuple(self._attachments.plug(step, record.ref) for step in steps if step.step.kind == ATTACHMENT)
-        return Held(record, steps, plugs)
 
     def _runs(self, key: str) -> bool:
         machine = self.machines.get(key)
@@ -357,56 +294,17 @@ class Platform:
             "MachineExists", f"another machine on node {self.node_name} is called {key}; delete that one first"
         )
 
-    def _only_in(self, ref: ClaimRef, key: str) -> None:
-        """Raises Denied (``ClaimAttached``) where another machine has any of the claim's devices."""
-        elsewhere = {plug.machine for held in self.held(ref.uid) for plug in held.plugs} - {key}
-        if elsewhere:
-            raise Denied(
-                "ClaimAttached", f"claim {ref} is in machine {', '.join(sorted(elsewhere))}; detach it there first"
-            )
-
-    def _plug(self, prepared: Prepared, key: str, due: Deadline, caller: str) -> None:
-        """All devices or none."""
-        ref = prepared.ref
-        with self._exclusive(f"attaching/{ref.uid}", due):
-            self._only_in(ref, key)
-            plugs = [plug for held in self.held(ref.uid) for plug in held.plugs]
-            before = {plug.step.target for plug in plugs}
-            steps = self._attachments.attachments(key, prepared, due)
-            try:
-                for plug in plugs:
-                    if not self._attachments.is_in(plug):  # the guest let it go unasked, or late
-                        self._detach([plug], due, False, caller)
-                for device, step in steps:
-                    self.claims.add(ref, step, due, device=device, caller=caller)
-            except NodeError as error:
-                problems = self._taken_out(ref, [step for _, step in steps if step.target not in before], caller)
-                if not problems:
-                    raise
-                raise Failed(
-                    error.code,
-                    f"{error.message}. Taking out what was plugged in before failed too, and is done with the next "
-                    f"attach, detach or unprepare: {'; '.join(problems)}",
-                ) from error
-
-    def _taken_out(self, ref: ClaimRef, steps: Sequence[Step], caller: str) -> list[str]:
-        """Undo attachments, the last first; what could not be."""
-        due = Deadline.after(UNDO_SECONDS)
-        out = partial(self.claims.remove, ref, ATTACHMENT, deadline=due, caller=caller)
-        problems = [_tried(partial(out, step.target)) for step in reversed(steps)]
-        return [problem for problem in problems if problem is not None]
-
     def _clear(self, key: str, there: Machine | None, due: Deadline, caller: str) -> None:
         """Before a machine begins: end what a start that was cut off left, and forget the plugs of its last run."""
         if there is not None and there.is_paused:
             self.machines.undo_start(key, due)
-        self._detach(self.plugs(key), due, False, caller)
+        self.claims.detach(self.claims.plugs(key), due, False, caller)
 
     def _give_back(self, key: str, due: Deadline, force: bool, caller: str) -> None:
-        plugs = self.plugs(key)
-        self._detach(plugs, due, force, caller)
+        plugs = self.claims.plugs(key)
+        self.claims.detach(plugs, due, force, caller)
         for ref in dict.fromkeys(plug.ref for plug in plugs):
-            self.claims.unprepare(ref, due, force=force, caller=caller)
+            self._engine.unprepare(ref, due, force=force, caller=caller)
 
     def _unplug_all(self, machine: Machine, due: Deadline, force: bool, caller: str) -> None:
         """Take plain devices out; with ``force`` what its guest keeps stays in it, which harms nobody else."""
@@ -419,14 +317,10 @@ class Platform:
                     raise
                 log.warning("left in machine %s: %s", machine.key, error)
 
-    def _detach(self, plugs: Iterable[Plug], due: Deadline, force: bool, caller: str) -> None:
-        for plug in reversed(list(plugs)):
-            self.claims.remove(plug.ref, ATTACHMENT, plug.step.target, due, force=force, caller=caller)
-
     def _unprepare_unused(self, ref: ClaimRef, caller: str) -> None:
         """After an attach that failed and for which the claim was prepared: nobody else would unprepare it."""
-        if not any(held.plugs for held in self.held(ref.uid)):
-            self.claims.unprepare(ref, Deadline.after(UNDO_SECONDS), caller=caller)
+        if not self.claims.plugs_of(ref):
+            self._engine.unprepare(ref, Deadline.after(UNDO_SECONDS), caller=caller)
 
     def _undo_create(
         self, key: str, refs: Sequence[ClaimRef], began: bool, adopted: bool, caller: str, *, keep: bool
@@ -436,18 +330,27 @@ class Platform:
         problems = []
 
         def tried(undo: Callable[[], object]) -> None:
-            if (problem := _tried(undo)) is not None:
+            if (problem := problem_of(undo)) is not None:
                 problems.append(problem)
 
         if began and not adopted and self.machines.get(key) is not None:
             tried(lambda: self.machines.undo_start(key, due))
         for ref in refs:
-            tried(partial(self.claims.unprepare, ref, due, caller=caller))
+            tried(partial(self._engine.unprepare, ref, due, caller=caller))
         if began and not problems and self.machines.get(key) is not None:
-            tried(lambda: self._detach(self.plugs(key), due, False, caller))
+            tried(lambda: self.claims.detach(self.claims.plugs(key), due, False, caller))
             if not keep:
                 tried(lambda: self.machines.forget(key, due))
         return problems
+
+    def _prepared(self, ref: ClaimRef, due: Deadline, caller: str) -> Prepared:
+        return self._engine.prepare(ref, due, kind=self._kind, caller=caller)
+
+    @contextmanager
+    def _changing(self, key: str, due: Deadline) -> Iterator[None]:
+        """Be the only one who changes a machine, and tell of it."""
+        with self._telling(), self.claims.exclusive(f"machine/{key}", due):
+            yield
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -473,19 +376,6 @@ def _refuse_other(there: Machine, asked: MachineSpec) -> None:
         )
 
 
-def _tried(undo: Callable[[], object]) -> str | None:
-    """What went wrong; None where nothing did."""
-    try:
-        undo()
-    except NodeError as error:
-        return error.message
-    return None
-
-
 def _note(what: str, key: str, caller: str, **more: object) -> None:
     """For the audit log: what was done to a machine, for whom."""
     audit("machine", machine=key, done=what, caller=caller, **more)
-
-
-def _lock(key: str) -> str:
-    return f"machine/{key}"

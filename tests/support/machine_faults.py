@@ -36,6 +36,7 @@ from devalloc_node.claims.reconcile import Reconciler, Report
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
+from devalloc_node.held import HeldClaims
 from devalloc_node.host.boundary import Host
 from devalloc_node.journal import open_journal
 from devalloc_node.machine import adopt, attachment, cgroup, launch
@@ -98,7 +99,7 @@ class MachinePlugin(Plugin):
 
     def prepare(self, uid: str) -> Any:
         self.scenario.there(self)  # type: ignore[attr-defined]
-        return sorted((plug.ref.uid, plug.device, plug.host, plug.id) for plug in self.platform.plugs(KEY))
+        return sorted((plug.ref.uid, plug.device, plug.host, plug.id) for plug in self.platform.claims.plugs(KEY))
 
     def unprepare(self, uid: str) -> None:
         self.scenario.back(self)  # type: ignore[attr-defined]
@@ -336,16 +337,14 @@ class MachineFaults(Faults):
                     None,  # type: ignore[arg-type]
                 ),
             )
-            platform = Platform(
+            held = HeldClaims(
                 claims,
-                machines,
                 attachments,
-                node_name=NODE,
                 uid_of=lambda namespace, name: name.removeprefix("claim-"),
                 exclusive=claims.locks.named,
                 plan=lambda ref, due: (),
-                kind=KIND,
             )
+            platform = Platform(held, machines, node_name=NODE, kind=KIND)
             reconciler = Reconciler(claims, boot_id=lambda: BOOT)
             refs = tuple(reference(str(number)) for number in range(len(scenario.claims)))
             vm = virtual_machine("m", **spec, claims=[ref.name for ref in refs])

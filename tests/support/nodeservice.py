@@ -12,6 +12,7 @@ import grpc
 
 from devalloc.api.pool import DevicePool
 from devalloc_node.binding.binding import Health
+from devalloc_node.held import HeldClaims
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.machines import Machines as RealMachines
 from devalloc_node.metrics import Metrics
@@ -56,14 +57,17 @@ def platform_of(
         grants = bench.grants.grants.values()
         return next((g.ref.uid for g in grants if (g.ref.namespace, g.ref.name) == (namespace, name)), None)
 
-    return Platform(
+    held = HeldClaims(
         bench.claims,
-        machines,
         cast(Attachments, machines) if attachments is None else attachments,
-        node_name="node-a",
         uid_of=uid_of,
         exclusive=bench.claims.locks.named,
         plan=lambda ref, due: planned(bench.grants.get, lambda granted: bench.binding, bench.journal, ref, due),
+    )
+    return Platform(
+        held,
+        machines,
+        node_name="node-a",
         changed=pulse.beat if pulse is not None else lambda: None,
     )
 

@@ -76,9 +76,9 @@ class NodeService(node_pb2_grpc.NodeServicer):
 
     def PrepareClaim(self, request: pb.PrepareClaimRequest, context: grpc.ServicerContext) -> pb.PrepareClaimReply:
         def work(due: Deadline, caller: str) -> pb.PrepareClaimReply:
-            ref = self._platform.named(fields.claim_ref(request.claim), prepared=False)
+            ref = self._platform.claims.named(fields.claim_ref(request.claim), prepared=False)
             if request.dry_run:
-                steps = [replies.step(step) for step in self._platform.plan(ref, due)]
+                steps = [replies.step(step) for step in self._platform.claims.plan(ref, due)]
                 return pb.PrepareClaimReply(claim=pb.Claim(claim=replies.ref(ref), steps=steps))
             return pb.PrepareClaimReply(
                 claim=replies.claim(self._platform.prepare(ref, due, caller=caller), steps=True)
@@ -92,15 +92,15 @@ class NodeService(node_pb2_grpc.NodeServicer):
         def work(due: Deadline, caller: str) -> pb.UnprepareClaimReply:
             asked = fields.claim_ref(request.claim)
             try:
-                ref = self._platform.named(asked, prepared=True)
+                ref = self._platform.claims.named(asked, prepared=True)
             except Denied as error:
                 if error.code != "ClaimNotFound":
                     raise
                 return pb.UnprepareClaimReply()  # nobody knows it, and nothing of that name is prepared (T9)
             if request.dry_run:
-                steps = [replies.recorded(step) for held in self._platform.held(ref.uid) for step in held.steps]
-                return pb.UnprepareClaimReply(steps=reversed(steps), found=bool(self._platform.held(ref.uid)))
-            found = bool(self._platform.held(ref.uid))
+                steps = [replies.recorded(step) for held in self._platform.claims.held(ref.uid) for step in held.steps]
+                return pb.UnprepareClaimReply(steps=reversed(steps), found=bool(self._platform.claims.held(ref.uid)))
+            found = bool(self._platform.claims.held(ref.uid))
             ended = self._platform.unprepare(ref, due, force=request.force, caller=caller)
             return pb.UnprepareClaimReply(ended_machines=ended, found=found)
 
@@ -110,7 +110,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def ListClaims(self, request: pb.ListClaimsRequest, context: grpc.ServicerContext) -> pb.ListClaimsReply:
         def read() -> pb.ListClaimsReply:
             space = fields.namespace_filter(request.namespace)
-            found = [held for held in self._platform.held() if space in ("", held.record.ref.namespace)]
+            found = [held for held in self._platform.claims.held() if space in ("", held.record.ref.namespace)]
             found.sort(key=lambda held: held.record.ref)
             return pb.ListClaimsReply(claims=[replies.claim(held, steps=request.steps) for held in found])
 
@@ -119,7 +119,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def AttachClaim(self, request: pb.AttachClaimRequest, context: grpc.ServicerContext) -> pb.AttachClaimReply:
         def work(due: Deadline, caller: str) -> pb.AttachClaimReply:
             key = fields.machine_key(request.machine)
-            ref = self._platform.named(fields.claim_ref(request.claim), prepared=False)
+            ref = self._platform.claims.named(fields.claim_ref(request.claim), prepared=False)
             plugs = self._platform.attach(ref, key, due, caller=caller)
             return pb.AttachClaimReply(devices=[replies.plug(plug) for plug in plugs])
 
@@ -129,7 +129,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def DetachClaim(self, request: pb.DetachClaimRequest, context: grpc.ServicerContext) -> pb.DetachClaimReply:
         def work(due: Deadline, caller: str) -> pb.DetachClaimReply:
             key = fields.machine_key(request.machine)
-            ref = self._platform.named(fields.claim_ref(request.claim), prepared=True)
+            ref = self._platform.claims.named(fields.claim_ref(request.claim), prepared=True)
             ended = self._platform.detach(ref, key, due, force=request.force, caller=caller)
             return pb.DetachClaimReply(ended_machine=bool(ended), found=ended is not None)
 
@@ -141,7 +141,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def CreateMachine(self, request: pb.CreateMachineRequest, context: grpc.ServicerContext) -> pb.CreateMachineReply:
         def work(due: Deadline, caller: str) -> pb.CreateMachineReply:
             machine = fields.started(request, self._platform.node_name)
-            refs = [self._platform.named(ref, prepared=False) for ref in fields.claim_refs(request.claims)]
+            refs = [self._platform.claims.named(ref, prepared=False) for ref in fields.claim_refs(request.claims)]
             self._platform.create(machine, refs, due, caller=caller)
             return pb.CreateMachineReply(machine=self._told("/".join(machine.key)))
 
@@ -151,7 +151,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
     def AdoptMachine(self, request: pb.AdoptMachineRequest, context: grpc.ServicerContext) -> pb.AdoptMachineReply:
         def work(due: Deadline, caller: str) -> pb.AdoptMachineReply:
             machine = fields.adopted(request, self._platform.node_name)
-            refs = [self._platform.named(ref, prepared=False) for ref in fields.claim_refs(request.claims)]
+            refs = [self._platform.claims.named(ref, prepared=False) for ref in fields.claim_refs(request.claims)]
             self._platform.create(machine, refs, due, caller=caller)
             return pb.AdoptMachineReply(machine=self._told("/".join(machine.key)))
 
@@ -310,10 +310,10 @@ class NodeService(node_pb2_grpc.NodeServicer):
             yield from changes(read, self._pulse, context.is_active, interval=WATCH_SECONDS)
 
     def _told(self, key: str) -> pb.Machine:
-        return replies.machine(self._platform.machine(key), self._platform.plugs(key))
+        return replies.machine(self._platform.machine(key), self._platform.claims.plugs(key))
 
     def _machines(self, namespace: str) -> dict[str, pb.Machine]:
-        plugs = [plug for held in self._platform.held() for plug in held.plugs]
+        plugs = [plug for held in self._platform.claims.held() for plug in held.plugs]
         return {
             machine.key: replies.machine(machine, [plug for plug in plugs if plug.machine == machine.key])
             for machine in self._platform.all_machines()
@@ -322,7 +322,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
 
     def _devices(self, pool: str) -> dict[tuple[str, str], pb.Device]:
         pools = [one for one in self._about.pools() if pool in ("", one.metadata.name)]
-        return replies.devices(pools, self._platform.held(), self._about.health())
+        return replies.devices(pools, self._platform.claims.held(), self._about.health())
 
 
 def _named(claim: pb.ClaimRef) -> dict[str, str]:

@@ -148,7 +148,7 @@ class Keeper:
         if objects.holder_of(obj) != self._platform.node_name:
             return
         names = {(objects.namespace_of(obj), name) for name in objects.claim_names(obj)}
-        for held in self._platform.held():
+        for held in self._platform.claims.held():
             ref = held.record.ref
             if (ref.namespace, ref.name) in names and not held.plugs:
                 self._platform.unprepare(ref, Deadline.after(WORK_SECONDS), caller=CALLER)
@@ -221,7 +221,7 @@ class Keeper:
         """Take out what left, put in what came; what did not work."""
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
         problems = []
-        plugs = self._platform.plugs(key)
+        plugs = self._platform.claims.plugs(key)
         for ref in dict.fromkeys(plug.ref for plug in plugs):
             if _left(ref, vm, claims):
                 try:
@@ -232,7 +232,7 @@ class Keeper:
                     problems.append(Outcome(error.code, error.message))
         for ref in refs:
             try:
-                if not self._platform.is_in(ref, key):
+                if not self._platform.claims.is_in(ref, key):
                     due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
                     self._platform.attach(ref, key, due, owner=uid, caller=CALLER)
             except NodeError as error:
@@ -269,7 +269,7 @@ class Keeper:
         if machine.runs and not machine.adopted and objects.holder_of(obj) == self._platform.node_name:
             stopping = replace(machine, phase="Stopping")
             with suppress(NodeError):
-                status = objects.status_of(vm, stopping, self._platform.plugs(machine.key), "", "")
+                status = objects.status_of(vm, stopping, self._platform.claims.plugs(machine.key), "", "")
                 objects.tell(self._store, obj, status)
 
     def _tell(self, obj: Object, vm: VirtualMachine | None, outcome: Outcome) -> None:
@@ -277,7 +277,7 @@ class Keeper:
         machine = self._platform.machines.get(key)
         if machine is not None and machine.uid != uid:
             machine = None
-        plugs = [] if machine is None else self._platform.plugs(key)
+        plugs = [] if machine is None else self._platform.claims.plugs(key)
         reason, message = outcome.reason, outcome.message
         if machine is not None and not reason and machine.phase != "Running":
             reason, message = machine.reason, machine.message

@@ -124,7 +124,7 @@ class VirtualMachines:
             for obj in listing.objects
             if obj["kind"] == "DeviceClaim"
         }
-        held = self._platform.held()
+        held = self._platform.claims.held()
         node = self._platform.node_name
         claimed.tell_users(self._store, claims.values(), held, node)
         known = {machine.key: machine for machine in self._platform.machines.list()}

@@ -73,7 +73,7 @@ class Restarts:
     def _bring_back(self, key: str, machine: VirtualMachine) -> None:
         try:
             refs = [
-                self._platform.named(ClaimRef(machine.namespace, name, ""), prepared=True)
+                self._platform.claims.named(ClaimRef(machine.namespace, name, ""), prepared=True)
                 for name in machine.spec.claims
             ]
             self._inside[key] = inside = self._attached(key)
@@ -108,7 +108,7 @@ class Restarts:
         known = {ref.uid for ref in self._inside.get(key, ())}
         return [
             held.record.ref
-            for held in self._platform.held()
+            for held in self._platform.claims.held()
             if any(plug.machine == key for plug in held.plugs)
             or (held.record.ref.uid in known and held.prepared is not None and not held.plugs)
         ]

@@ -56,7 +56,7 @@ class World:
         kind = AttachmentKind(self.machines, Owners())
         self.bench = Bench(folder / "plugin", extra={"kinds": {"attachment": kind}})
         self.platform: Platform = platform_of(self.bench, ToyMachines())
-        self.platform.machines, self.platform._attachments = self.machines, kind
+        self.platform.machines, self.platform.claims._attachments = self.machines, kind
 
     def adopted(self) -> None:
         machine = virtual_machine("m", start=None, adopt={"qmpSocket": str(self.qemu.path)})
@@ -124,12 +124,12 @@ def test_a_device_that_the_guest_let_go_unasked_is_not_told_to_be_there_and_come
     ref = world.bench.add("a/slot-0")
     world.platform.attach(ref, KEY, due())
     (name,) = world.qemu.devices
-    assert world.platform.is_in(ref, KEY)
+    assert world.platform.claims.is_in(ref, KEY)
     world.qemu.let_go(name)
-    assert not world.platform.is_in(ref, KEY)
+    assert not world.platform.claims.is_in(ref, KEY)
     assert [plug.id for plug in world.platform.attach(ref, KEY, due())] == [name]
     assert set(world.qemu.devices) == {name}
-    assert world.platform.is_in(ref, KEY)
+    assert world.platform.claims.is_in(ref, KEY)
     world.qemu.let_go(name)
     world.platform.unprepare(ref, due())
     assert world.bench.is_initial()

@@ -60,7 +60,7 @@ def test_64_at_once_never_have_a_device_in_two_machines_and_never_wait_for_each_
             thread.join(60)
         assert not [thread for thread in threads if thread.is_alive()]
         assert (bugs, doubles) == ([], [])
-        plugs = [plug for held in platform.held() for plug in held.plugs]
+        plugs = [plug for held in platform.claims.held() for plug in held.plugs]
         assert sorted(plug.step.target for plug in plugs) == sorted(machines.devices)
         for machine in MACHINES:
             platform.delete(f"default/{machine}", None, Deadline.after(30))

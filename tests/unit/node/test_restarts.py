@@ -32,7 +32,7 @@ class World:
         return [made for made in self.made if (key := "/".join(made.key)) not in known or not known[key].runs]
 
     def create(self, machine: VirtualMachine, *claims: str) -> None:
-        refs = [self.platform.named(_ref(name), prepared=False) for name in claims]
+        refs = [self.platform.claims.named(_ref(name), prepared=False) for name in claims]
         self.platform.create(machine, refs, Deadline.after(10))
         self.made.append(machine)
 

@@ -558,7 +558,9 @@ class TestClaims:
 
     def test_a_deleted_claim_in_no_machine_is_unprepared_at_once(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due(), caller="test")
+        world.loop._platform.prepare(
+            world.loop._platform.claims.named(_ref(claim), prepared=False), _due(), caller="test"
+        )
         assert not world.is_free("gpu")
         world.store.delete("DeviceClaim", "default", "gpu")
         world.round()
@@ -579,7 +581,7 @@ class TestClaims:
         world.claim("gpu", "a/slot-0")
         world.apply(vm("web", "gpu"))
         world.round(times=2)
-        (plug,) = world.loop._platform.plugs("default/web")
+        (plug,) = world.loop._platform.claims.plugs("default/web")
         world.apply(vm("web"))
         world.loop._platform.detach(plug.ref, "default/web", _due(), owner=world.machines.known["default/web"].uid)
         world.restart()  # killed between detach and unprepare
@@ -590,7 +592,7 @@ class TestClaims:
     @pytest.mark.parametrize("marked", [True, False])
     def test_a_claim_whose_devices_were_given_away_is_unprepared(self, world: World, marked: bool) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due())
+        world.loop._platform.prepare(world.loop._platform.claims.named(_ref(claim), prepared=False), _due())
         if marked:
             world.store.replace_status({**world.store.get("DeviceClaim", "default", "gpu"), "status": {}})
         else:
@@ -602,8 +604,8 @@ class TestClaims:
 
     def test_but_not_one_that_was_prepared_anew_meanwhile(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due())
-        (held,) = world.loop._platform.held()
+        world.loop._platform.prepare(world.loop._platform.claims.named(_ref(claim), prepared=False), _due())
+        (held,) = world.loop._platform.claims.held()
         stale = {**world.store.get("DeviceClaim", "default", "gpu"), "status": {}}
         (one,) = due([stale], [], [held], NODE, ())
         assert unprepare(world.store, world.loop._platform, one)
@@ -611,7 +613,7 @@ class TestClaims:
 
     def test_what_somebody_prepared_by_hand_stays(self, world: World) -> None:
         claim = world.claim("gpu", "a/slot-0")
-        world.loop._platform.prepare(world.loop._platform.named(_ref(claim), prepared=False), _due())
+        world.loop._platform.prepare(world.loop._platform.claims.named(_ref(claim), prepared=False), _due())
         world.round(times=3)
         assert len(world.bench.claims.prepared()) == 1
 
