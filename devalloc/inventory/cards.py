@@ -120,10 +120,14 @@ def _members(own: list[PciFunction], kind: str, slot: list[PciFunction]) -> Iter
 def _existing(pf: PciFunction, vfs: Iterable[PciFunction]) -> Iterator[VirtualFunction]:
     """The VFs that there are, in the order of their index."""
     told = {address: index for index, address in pf.virtfns}
-    routed = {} if pf.sriov is None else {pf.sriov.address(pf.address, i): i for i in range(pf.sriov.total)}
+    routed: dict[Address | None, int] | None = None
     numbered = []
     for vf in vfs:
-        index = told.get(vf.address, routed.get(vf.address))
+        index = told.get(vf.address)
+        if index is None and pf.sriov is not None:
+            if routed is None:
+                routed = {pf.sriov.address(pf.address, i): i for i in range(pf.sriov.total)}
+            index = routed.get(vf.address)
         if index is None:
             vf.folder.tree.fault(vf.folder.path, f"is a VF of {pf.address} without an index, so it is left out")
         else:

@@ -79,6 +79,7 @@ class Holders:
     """Functions that a process has open, and which process."""
     open_groups: Mapping[int, str]
     """IOMMU groups of mediated devices that a process has open, and which process."""
+    _interfaces: dict[Address, list[Folder]] = field(default_factory=dict, init=False)
     _network: _Network | None = field(default=None, init=False)
     _storage: _Storage | None = field(default=None, init=False)
 
@@ -114,9 +115,16 @@ class Holders:
         """What the host needs the function for: ``default route``; None when it does not."""
         if function.folder.number("boot_vga") == 1:
             return "boot VGA"
-        if function.folder.folder("graphics", "fb0") is not None:
+        if "graphics" in function.entries and function.folder.folder("graphics", "fb0") is not None:
             return "console"
         return self._network_use(function) or self._storage_use(function)
+
+    def interfaces(self, function: PciFunction) -> list[Folder]:
+        """The function's network interfaces."""
+        found = self._interfaces.get(function.address)
+        if found is None:
+            found = self._interfaces[function.address] = interfaces(function)
+        return found
 
     def user(self, function: PciFunction) -> str | None:
         """The process that has the function open; None where none is seen."""
@@ -127,7 +135,7 @@ class Holders:
         return None if group is None else self.open_groups.get(group)
 
     def _network_use(self, function: PciFunction) -> str | None:
-        found = interfaces(function)
+        found = self.interfaces(function)
         if not found:
             return None
         network = self._network = self._network or _Network.read(self.tree)
@@ -173,8 +181,10 @@ def nodes_of(function: PciFunction) -> Iterator[str]:
         yield f"/dev/vfio/{function.iommu_group}"
         yield from (f"/dev/vfio/devices/{name}" for name in function.folder.names("vfio-dev"))
     for kind, folder in _NODES:
-        yield from (f"{folder}/{name}" for name in function.folder.names(kind))
-    yield from (f"/dev/dri/{name}" for name in function.folder.names("drm") if _DRM.fullmatch(name))
+        if kind in function.entries:
+            yield from (f"{folder}/{name}" for name in function.folder.names(kind))
+    if "drm" in function.entries:
+        yield from (f"/dev/dri/{name}" for name in function.folder.names("drm") if _DRM.fullmatch(name))
     for controller in controllers(function):
         yield f"/dev/{controller}"
         yield from (f"/dev/{name}" for name in function.folder.names("nvme", controller) if _GENERIC.fullmatch(name))

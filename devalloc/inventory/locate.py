@@ -94,6 +94,19 @@ def locate(tree: Tree, node_name: str, pool: str, device: str, max_vfs: int | No
     return ProfileDevice(found.port, function, _profile(function, name[5], device))
 
 
+def existing_vf(tree: Tree, device: str) -> PciFunction | None:
+    """The VF of that name, by its own folder alone; None where the name is another thing's, or nothing is there now.
+
+    Whether it is on a card that is published, and in which pool, ``locate`` tells.
+    """
+    name = _NAME.fullmatch(device)
+    address = Address(*(int(part, 16) for part in name.groups()[:4])) if name is not None and name[5] is None else None
+    if address is None or address.device_name != device:
+        return None
+    folder = function_folder(tree, address)
+    return read(address, folder) if folder is not None and folder.link("physfn") is not None else None
+
+
 def group_members(
     tree: Tree, function: PciFunction, known: Mapping[Address, PciFunction] | None = None
 ) -> list[PciFunction]:
@@ -142,14 +155,14 @@ def _slot(pool: str) -> Address | None:
 
 def _card(tree: Tree, slot: Address, address: Address, max_vfs: int | None) -> tuple[Card, dict[Address, PciFunction]]:
     """The card in a slot, with the functions of the slot and the one that is asked for."""
-    wanted = dict.fromkeys([*(slot._replace(function=number) for number in range(8)), address])
     listing = tree.sys.folder("bus", "pci", "devices") if tree.sys else None
     functions = {}
-    for place in wanted if listing is not None else ():
-        folder = listing.folder(str(place)) if listing is not None else None
-        found = read(place, folder) if folder is not None else None
-        if found is not None:
-            functions[place] = found
+    if listing is not None:
+        for place in dict.fromkeys([*(Address(*slot[:3], number) for number in range(8)), address]):
+            folder = listing.folder(str(place))
+            found = read(place, folder) if folder is not None else None
+            if found is not None:
+                functions[place] = found
     card = next((card for card in cards(functions, max_vfs) if card.slot == slot), None)
     if card is None and address in functions and address._replace(function=0) == slot:
         raise DeviceUnknown(f"{address} is of no kind that is published")

@@ -24,7 +24,8 @@ def is_nic(function: PciFunction) -> bool:
 
 def interfaces(function: PciFunction) -> list[Folder]:
     """The network interfaces that drivers have made of the function, in this network namespace."""
-    places = [function.folder, *filter(None, map(function.folder.folder, _virtio(function)))]
+    places = [function.folder] if "net" in function.entries else []
+    places += filter(None, map(function.folder.folder, _virtio(function)))
     return [found for place in places for name in place.names("net") if (found := place.folder("net", name))]
 
 
@@ -50,4 +51,4 @@ def attributes(function: PciFunction) -> dict[str, AttributeValue]:
 
 
 def _virtio(function: PciFunction) -> list[str]:
-    return [name for name in function.folder.names() if _VIRTIO.fullmatch(name)]
+    return sorted(name for name in function.entries if name.startswith("virtio") and _VIRTIO.fullmatch(name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -50,12 +50,12 @@ class Address(NamedTuple):
     @property
     def device_name(self) -> str:
         """The address as a device name: ``0000-08-00-4``."""
-        return str(self).replace(":", "-").replace(".", "-")
+        return f"{self.slot_name}-{self.function}"
 
     @property
     def slot_name(self) -> str:
         """The slot as the end of a pool name: ``0000-08-00``."""
-        return self.device_name.rpartition("-")[0]
+        return f"{self.domain:04x}-{self.bus:02x}-{self.slot:02x}"
 
     def plus(self, functions: int) -> Address | None:
         """The address so many routing IDs further; None beyond the last bus."""
@@ -118,6 +118,8 @@ class PciFunction:
     """The physical function, for a VF."""
     virtfns: tuple[tuple[int, Address], ...]
     """Index and address of the VFs that exist, for a PF."""
+    entries: frozenset[str]
+    """The names of all that is in its folder: what is not need not be looked for."""
 
     @property
     def base_class(self) -> int:
@@ -167,7 +169,9 @@ def read(address: Address, folder: Folder) -> PciFunction | None:
             return None
         folder.tree.fault(folder.path, "has no readable class and vendor; taken for an NVIDIA GPU by its nvidia folder")
         class_code, vendor = _DISPLAY_3D, NVIDIA
-    driver, numa, sriov = folder.link("driver"), folder.number("numa_node"), _sriov(folder)
+    entries = frozenset(folder.names())
+    driver, numa = _link(folder, "driver", entries), folder.number("numa_node")
+    sriov = _sriov(folder) if "sriov_totalvfs" in entries else None
     root = _ROOT.search(folder.path)
     return PciFunction(
         address=address,
@@ -177,12 +181,17 @@ def read(address: Address, folder: Folder) -> PciFunction | None:
         device=folder.number("device"),
         driver=driver,
         numa=numa if numa is not None and numa >= 0 else None,
-        iommu_group=_group(folder, driver),
+        iommu_group=_group(folder, driver) if "iommu_group" in entries else None,
         root=root[1] if root else None,
         sriov=sriov,
-        physfn=Address.parse(folder.link("physfn") or ""),
-        virtfns=tuple(_virtfns(folder)) if sriov else (),
+        physfn=Address.parse(_link(folder, "physfn", entries) or ""),
+        virtfns=tuple(_virtfns(folder, entries)) if sriov else (),
+        entries=entries,
     )
+
+
+def _link(folder: Folder, name: str, entries: Collection[str]) -> str | None:
+    return folder.link(name) if name in entries else None
 
 
 def _group(folder: Folder, driver: str | None) -> int | None:
@@ -206,20 +215,20 @@ def _is_without_iommu(folder: Folder) -> bool:
 
 def count_vfs(folder: Folder) -> int:
     """How many VFs the function in ``folder`` has, without a look at each."""
-    return len(list(_vf_links(folder)))
+    return len(list(_vf_links(folder.names())))
 
 
-def _virtfns(folder: Folder) -> Iterable[tuple[int, Address]]:
+def _virtfns(folder: Folder, entries: Iterable[str]) -> Iterable[tuple[int, Address]]:
     found = []
-    for index, name in _vf_links(folder):
+    for index, name in _vf_links(entries):
         address = Address.parse(folder.link(name) or "")
         if address is not None:
             found.append((index, address))
     return sorted(found)
 
 
-def _vf_links(folder: Folder) -> Iterator[tuple[int, str]]:
-    for name in folder.names():
+def _vf_links(entries: Iterable[str]) -> Iterator[tuple[int, str]]:
+    for name in entries:
         match = _VIRTFN.fullmatch(name) if name.startswith("virtfn") else None
         if match:
             yield int(match[1]), name

@@ -22,7 +22,8 @@ def is_nvme(function: PciFunction) -> bool:
 
 def controllers(function: PciFunction) -> list[str]:
     """The names of the controllers a driver has made of the function: ``nvme0``."""
-    return [name for name in function.folder.names("nvme") if _CONTROLLER.fullmatch(name)]
+    names = function.folder.names("nvme") if "nvme" in function.entries else ()
+    return [name for name in names if _CONTROLLER.fullmatch(name)]
 
 
 def blocks(function: PciFunction) -> Iterator[Folder]:

@@ -18,11 +18,13 @@ import struct
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 MAX_BYTES = 1 << 20
 """Most bytes read of one file; the largest that matter here (mountinfo of a busy host) stay well below."""
 
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FIRST_READ = 1 << 16
 _PAGE = 4096
 """Most that sysfs gives at a time."""
@@ -32,7 +34,8 @@ _ABSENT = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ESRCH}
 )
 _SIOCGIFADDR = 0x8915
-_NUMBER = re.compile(r"-?[0-9]{1,18}|0x[0-9a-fA-F]{1,15}", re.ASCII)
+_NUMBER = re.compile(rb"-?[0-9]{1,18}|0x[0-9a-fA-F]{1,15}")
+_BLANKS = b" \t\r\n\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +117,29 @@ class Folder:
 
     def folder(self, *names: str) -> Folder | None:
         """The folder that a chain of names leads to, links followed; None when absent or outside the root."""
+        path = "/".join((self.path.rstrip("/"), *map(_component, names)))
+        try:
+            # Most that is asked for is not there, or no link.
+            if len(names) == 1 and stat.S_ISDIR(os.lstat(path).st_mode):
+                return Folder(self.tree, path)
+            whole = _real_folder(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            whole = None
+        if whole is not None and self.tree.holds(whole):
+            return Folder(self.tree, whole)
+        return self._followed(names)
+
+    def _followed(self, names: Collection[str]) -> Folder | None:
+        """As ``folder``, one link after the other: to tell what is the matter with them."""
         path = self.path
-        if len(names) > 1:
-            whole = _real_folder("/".join((path.rstrip("/"), *map(_component, names))))
-            if whole is not None and self.tree.holds(whole):
-                return Folder(self.tree, whole)
-        for name in names:  # what is the matter with them
-            path = f"{path.rstrip('/')}/{_component(name)}"
+        for name in names:
+            path = f"{path.rstrip('/')}/{name}"
             try:
                 mode = os.lstat(path).st_mode
                 if stat.S_ISLNK(mode):
-                    path = _real(path)
+                    path = os.path.realpath(path)
                     mode = os.lstat(path).st_mode
             except OSError as error:
                 self._report(path, error)
@@ -164,62 +179,67 @@ class Folder:
         """The bytes of a file in this folder; longer than ``limit`` is a fault."""
         path = f"{self.path}/{_component(name)}"
         try:
-            content = self._content(path, limit)
+            descriptor = self._opened(path)
+            if descriptor is None:
+                return None
+            try:
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode):
+                    self.tree.fault(path, "is no file")
+                    return None
+                content = os.read(descriptor, min(limit + 1, _FIRST_READ))
+                # Files of /proc have no size and come in parts; what has one and comes short of a page has come whole.
+                if not found.st_size or (len(content) >= _PAGE and len(content) != found.st_size):
+                    content = _rest(descriptor, content, limit)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             self._report(path, error)
             return None
-        if content is not None and len(content) > limit:
+        if len(content) > limit:
             self.tree.fault(path, f"is longer than {limit} bytes")
             return None
         return content
 
-    def _content(self, path: str, limit: int) -> bytes | None:
+    def _opened(self, path: str) -> int | None:
         # Not blocking and not through a link: whatever stands in for the file cannot stall or divert the reader.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            descriptor = os.open(path, flags)
+            return os.open(path, _READING)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            real = os.path.realpath(path)  # rare: /proc/mounts is a link
-            if not self.tree.holds(real):
-                self.tree.fault(path, "leads out of the root folder")
-                return None
-            descriptor = os.open(real, flags)
-        try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                self.tree.fault(path, "is no file")
-                return None
-            content = os.read(descriptor, min(limit + 1, _FIRST_READ))
-            # Files of /proc have no size and come in parts; what has one and comes short of a page has come whole.
-            if found.st_size and (len(content) < _PAGE or len(content) == found.st_size):
-                return content
-            parts = bytearray(content)
-            while len(parts) <= limit and (part := os.read(descriptor, limit + 1 - len(parts))):
-                parts += part
-            return bytes(parts)
-        finally:
-            os.close(descriptor)
+        real = os.path.realpath(path)  # rare: /proc/mounts is a link
+        if not self.tree.holds(real):
+            self.tree.fault(path, "leads out of the root folder")
+            return None
+        return os.open(real, _READING)
 
     def text(self, name: str) -> str | None:
         """The text of a file without blanks around it; None when absent, unreadable or empty."""
         content = self.raw(name)
-        return content.decode("utf-8", "replace").strip(" \t\r\n\0") or None if content is not None else None
+        return content.strip(_BLANKS).decode("utf-8", "replace") or None if content is not None else None
 
     def number(self, name: str) -> int | None:
         """The whole number in a file, decimal or 0x…, within 64 bits with sign; None when absent or unreadable."""
-        text = self.text(name)
-        if text is None:
+        content = self.raw(name)
+        digits = content.strip(_BLANKS) if content is not None else None
+        if not digits:
             return None
-        if _NUMBER.fullmatch(text) is None:
-            self.tree.fault(f"{self.path}/{name}", f"is no number: {text[:40]!r}")
+        if _NUMBER.fullmatch(digits) is None:
+            self.tree.fault(f"{self.path}/{name}", f"is no number: {digits[:40].decode('utf-8', 'replace')!r}")
             return None
-        return int(text, 0) if text.startswith("0x") else int(text)
+        return int(digits, 16 if digits.startswith(b"0x") else 10)
 
     def _report(self, path: str, error: OSError) -> None:
         if error.errno not in _ABSENT:
             self.tree.fault(path, f"cannot be read: {error.strerror or error}")
+
+
+def _rest(descriptor: int, begun: bytes, limit: int) -> bytes:
+    parts = bytearray(begun)
+    while len(parts) <= limit and (part := os.read(descriptor, limit + 1 - len(parts))):
+        parts += part
+    return bytes(parts)
 
 
 def _real(path: str) -> str:
@@ -237,11 +257,8 @@ def _real(path: str) -> str:
 
 
 def _real_folder(path: str) -> str | None:
-    """As ``_real``, for what is known to be a folder then; None where it cannot be told so quickly."""
-    try:
-        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
+    """As ``_real``, of a folder; None where it cannot be told so quickly. Raises OSError where it is none."""
+    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
@@ -250,6 +267,7 @@ def _real_folder(path: str) -> str | None:
         os.close(descriptor)
 
 
+@lru_cache(maxsize=4096)
 def _component(name: str) -> str:
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"is no name of a file: {name!r}")

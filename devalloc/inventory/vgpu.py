@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.sysfs import Folder
@@ -72,12 +73,12 @@ class Parent:
 
 def offered(function: PciFunction, profile_ids: Collection[str]) -> set[str] | None:
     """Which of these profiles a function knows, as quickly as that can be told; None when it is no vGPU parent."""
-    types = function.folder.folder("mdev_supported_types") or _listed_types(function)
+    types = _types(function)
     if types is not None:
         there = {name for name in profile_ids if _TYPE_ID.fullmatch(name) and types.folder(name)}
         if there == set(profile_ids):
             return there
-        return there | {_mdev_type(mdev) or "" for mdev in _mdevs(function.folder)} & set(profile_ids)
+        return there | {_mdev_type(mdev) or "" for mdev in _mdevs(function)} & set(profile_ids)
     found = parent(function)
     if found is None:
         return None
@@ -87,9 +88,8 @@ def offered(function: PciFunction, profile_ids: Collection[str]) -> set[str] | N
 
 def parent(function: PciFunction, only: str | None = None) -> Parent | None:
     """What a function offers; None when it is no vGPU parent. ``only``: of the mdev profiles read this one alone."""
-    folder = function.folder
-    types = folder.folder("mdev_supported_types") or _listed_types(function)
-    live = [Instance(function.address, _mdev_type(mdev), mdev.name.lower(), _group(mdev)) for mdev in _mdevs(folder)]
+    types = _types(function)
+    live = [Instance(function.address, _mdev_type(mdev), mdev.name.lower(), _group(mdev)) for mdev in _mdevs(function)]
     if types is not None or live:
         names = types.names() if types and only is None else [only] if only else []
         found = [_mdev_profile(place) for name in names
@@ -97,7 +97,7 @@ def parent(function: PciFunction, only: str | None = None) -> Parent | None:
         available = {profile.id: max(count, 0) for profile, count in found}
         profiles = _by_id(profile for profile, _ in found)
         return Parent(function, tuple(profiles), available, tuple(live), holds_one=function.physfn is not None)
-    nvidia = folder.folder("nvidia")
+    nvidia = function.folder.folder("nvidia") if "nvidia" in function.entries else None
     listing = nvidia.text("creatable_vgpu_types") if nvidia else None
     current = nvidia.number("current_vgpu_type") if nvidia else None
     if listing is None and current is None:
@@ -118,18 +118,21 @@ def mdev_nodes(folder: Folder) -> set[str]:
 
 def mdev_groups(function: PciFunction) -> dict[str, int]:
     """By each device node the IOMMU group of the mediated device on a function that it belongs to."""
-    groups = ((mdev, _group(mdev)) for mdev in _mdevs(function.folder))
+    groups = ((mdev, _group(mdev)) for mdev in _mdevs(function))
     return {node: group for mdev, group in groups if group is not None for node in mdev_nodes(mdev)}
 
 
-def _listed_types(function: PciFunction) -> Folder | None:
-    """The profiles below class/mdev_bus: the same folder on a live system, in a recording perhaps the only one."""
+def _types(function: PciFunction) -> Folder | None:
+    """The profiles. Below class/mdev_bus is the same folder, in a recording perhaps the only one."""
+    if "mdev_supported_types" in function.entries:
+        return function.folder.folder("mdev_supported_types")
     system = function.folder.tree.sys
     return system.folder("class", "mdev_bus", str(function.address), "mdev_supported_types") if system else None
 
 
-def _mdevs(folder: Folder) -> list[Folder]:
-    return [mdev for name in folder.names() if _UUID.fullmatch(name) and (mdev := folder.folder(name))]
+def _mdevs(function: PciFunction) -> list[Folder]:
+    names = sorted(filter(_UUID.fullmatch, function.entries))
+    return [mdev for name in names if (mdev := function.folder.folder(name))]
 
 
 def _mdev_type(mdev: Folder) -> str | None:
@@ -156,6 +159,7 @@ def _mdev_profile(place: Folder) -> tuple[Profile, int]:
     return profile, place.number("available_instances") or 0
 
 
+@lru_cache(maxsize=1024)
 def _named(profile_id: str, name: str) -> Profile:
     """A profile as far as its name tells."""
     match = _NVIDIA_NAME.fullmatch(name)
@@ -173,8 +177,9 @@ def _by_id(profiles: Iterable[Profile]) -> list[Profile]:
     found: dict[str, Profile] = {}
     for profile in profiles:
         found.setdefault(profile.id, profile)
-    return sorted(found.values(), key=lambda profile: (_numbers(profile.id), profile.id))
+    return [found[profile_id] for profile_id in sorted(found, key=_by_number)]
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"[0-9]+", text))
+@lru_cache(maxsize=1024)
+def _by_number(text: str) -> tuple[tuple[int, ...], str]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", text)), text

@@ -60,7 +60,7 @@ def spec(kind: str, devices: Sequence[Mapping[str, Any]]) -> bytes:
     """A CDI spec of the lowest version that knows what is in it."""
     digit_first = any(device["name"][:1].isdigit() for device in devices)
     content = {"cdiVersion": "0.5.0" if digit_first else "0.3.0", "kind": kind, "devices": list(devices)}
-    return json.dumps(content, indent=1).encode() + b"\n"
+    return json.dumps(content).encode() + b"\n"
 
 
 def _edits(device: PreparedDevice) -> dict[str, Any]:

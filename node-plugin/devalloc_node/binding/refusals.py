@@ -45,7 +45,7 @@ def refuse_held(tree: Tree, port: Port, functions: Collection[PciFunction]) -> N
     holders = Holders.read(tree, functions, passed_over=())
     for function in asked.values():
         _refuse_reserved(tree, function, holders)
-    known_by_others = bool(holders.nodes) or any(nic.interfaces(function) for function in functions)
+    known_by_others = bool(holders.nodes) or any(holders.interfaces(function) for function in functions)
     if known_by_others and (blind := blind_spot(tree)) is not None:
         names = ", ".join(str(function.address) for function in functions)
         raise Denied("InUseUnknown", f"whether {names} is in use cannot be told: {blind}", retryable=True)
@@ -62,7 +62,7 @@ def _refuse_reserved(tree: Tree, function: PciFunction, holders: Holders) -> Non
     blocks = list(storage.blocks(function))
     for block in blocks:
         refuse_claimed(tree, block.name, str(function.address))
-    if nic.interfaces(function) and _unread(tree, "net", "route"):
+    if holders.interfaces(function) and _unread(tree, "net", "route"):
         raise Denied(
             "InUseUnknown", f"whether the host needs {function.address} cannot be told: there is no /proc/net/route"
         )

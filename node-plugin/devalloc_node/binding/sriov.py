@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from devalloc.inventory import nic
 from devalloc.inventory.cards import VirtualFunction
-from devalloc.inventory.locate import Located, VfDevice, read_function
+from devalloc.inventory.locate import VfDevice, read_function
 from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding import refusals, vfs
@@ -33,13 +33,14 @@ class Sriov:
     config: BindingConfig
     name: str = "sriov"
     shares: bool = False
-    seen: Located | None = None
-    """The device as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
+    seen: PciFunction | VirtualFunction | None = None
+    """The VF as it was when this binding was chosen for it: enough for ``keys``; ``prepare`` looks again."""
 
     def keys(self, granted: GrantedDevice, owner: str, held: Collection[str]) -> tuple[str, ...]:
         tree = self.host.tree()
-        vf = find(tree, self.config, granted, VfDevice, self.seen).vf
-        return tuple(keys_of(tree, [vf.function])) if vf.function is not None else (key(vf.address),)
+        vf = self.seen or find(tree, self.config, granted, VfDevice).vf
+        function = vf.function if isinstance(vf, VirtualFunction) else vf
+        return (key(vf.address),) if function is None else tuple(keys_of(tree, [function]))
 
     def prepare(self, granted: GrantedDevice, keys: Collection[str], deadline: Deadline) -> Steps:
         tree = self.host.tree()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from devalloc.inventory.locate import InstanceDevice, PortDevice, ProfileDevice, VfDevice
+from devalloc.inventory.locate import InstanceDevice, PortDevice, ProfileDevice, VfDevice, existing_vf
 from devalloc_node.binding.binding import Binding, Health, Steps
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.drivers import DriverKind, ResetKind
@@ -49,12 +49,16 @@ class Bindings:
         """The binding for a device as it is now. Raises Denied ``DeviceUnknown`` or ``DeviceGone``."""
         if granted.admin:
             return Unbound(self.host, self.config)
-        seen = located(self.host.tree(), self.config, granted)
+        tree = self.host.tree()
+        # To choose, a VF that is there need only be looked at itself: its whole card is when it is prepared.
+        if (vf := existing_vf(tree, granted.device)) is not None:
+            return Sriov(self.host, self.config, seen=vf)
+        seen = located(tree, self.config, granted)
         match seen:
             case PortDevice():
                 return Vfio(self.host, self.config, seen=seen)
             case VfDevice():
-                return Sriov(self.host, self.config, seen=seen)
+                return Sriov(self.host, self.config, seen=seen.vf)
             case InstanceDevice():
                 return Mdev(self.host, self.config, seen=seen)
             case ProfileDevice(parent=parent):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from devalloc.inventory.locate import read_function
+from devalloc.inventory.locate import function_folder, read_function
 from devalloc.inventory.pci import PciFunction, count_vfs
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import change
@@ -82,7 +82,7 @@ class CountKind:
         change.write(self.host, f"bus/pci/devices/{target}/sriov_numvfs", str(value), deadline)
         tree = self.host.tree()
         pf = change.function(tree, target)
-        there = [address for _, address in pf.virtfns if read_function(tree, address) is not None]
+        there = [address for _, address in pf.virtfns if function_folder(tree, address) is not None]
         if _count(pf) != value or len(there) != value:
             raise Failed("VfsMissing", f"{target} has {len(there)} VFs after {value} were asked for")
 

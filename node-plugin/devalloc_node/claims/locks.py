@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from devalloc_node.deadline import Deadline
@@ -30,27 +30,20 @@ class Locks:
         self._waiting: dict[str, tuple[threading.Lock, int]] = {}
         """Of this process, by file name: so that threads wait without looking again and again."""
 
-    @contextmanager
-    def claim(self, uid: str, deadline: Deadline) -> Iterator[None]:
+    def claim(self, uid: str, deadline: Deadline) -> AbstractContextManager[None]:
         """Be the only one who works on a claim. Raises Failed (``ClaimBusy``) at the deadline."""
         busy = Failed("ClaimBusy", f"another request works on the claim {uid}; try again")
-        with self._held(f"claim-{_hashed(uid)}", deadline, busy):
-            yield
+        return self._held(f"claim-{_hashed(uid)}", deadline, busy)
 
-    @contextmanager
-    def shared(self, name: str, deadline: Deadline) -> Iterator[None]:
+    def shared(self, name: str, deadline: Deadline) -> AbstractContextManager[None]:
         """Be the only one who changes what is shared. Raises Failed (``SharedBusy``) at the deadline."""
         busy = Failed("SharedBusy", f"another request changes {name}; try again")
-        with self._held(f"shared-{_hashed(name)}", deadline, busy):
-            yield
+        return self._held(f"shared-{_hashed(name)}", deadline, busy)
 
-    @contextmanager
-    def named(self, name: str, deadline: Deadline) -> Iterator[None]:
+    def named(self, name: str, deadline: Deadline) -> AbstractContextManager[None]:
         """A lock for who works with several claims, such as on a machine. Raises Failed (``Busy``) at the deadline."""
-        with self._held(
-            f"named-{_hashed(name)}", deadline, Failed("Busy", f"another request works on {name}; try again")
-        ):
-            yield
+        busy = Failed("Busy", f"another request works on {name}; try again")
+        return self._held(f"named-{_hashed(name)}", deadline, busy)
 
     def sharing(self) -> bool:
         """Whether somebody changes something shared at this moment."""

@@ -288,24 +288,27 @@ class SQLiteJournal:
 
     def _rows(self, query: str, *parameters: str) -> list[Any]:
         """What one statement reads, which sees one moment by itself."""
-        with self._mutex, self._failing():
-            return self._connection.execute(query, parameters).fetchall()
+        with self._mutex:
+            try:
+                return self._connection.execute(query, parameters).fetchall()
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._mutex, self._failing(), transaction(self._connection, write=True):
-            self.refuse_lost()
-            yield self._connection
+        with self._mutex:
+            try:
+                with transaction(self._connection, write=True):
+                    self.refuse_lost()
+                    yield self._connection
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Turn SQLite's errors into the plugin's."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            why = explanation(self.path, SCHEMA, error)
-            code = "JournalDamaged" if isinstance(why, Damaged) else "JournalUnavailable"
-            raise Failed(code, str(why), retryable=code == "JournalUnavailable") from error
+    def _failed(self, error: sqlite3.Error) -> Failed:
+        """SQLite's errors in the plugin's words."""
+        why = explanation(self.path, SCHEMA, error)
+        code = "JournalDamaged" if isinstance(why, Damaged) else "JournalUnavailable"
+        return Failed(code, str(why), retryable=code == "JournalUnavailable")
 
     def refuse_lost(self) -> None:
         """Raises Failed (``JournalGone``) where the file has no name any more: what is written to it is gone with this
@@ -369,8 +372,7 @@ def _step(row: tuple[int, str, str, str, str, str, str, str, str]) -> StepRecord
     return StepRecord(number, owner, device, step, _STEP_STATES[state], problem)
 
 
-def _text(value: Value) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+_text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def _value(text: str) -> Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from devalloc.inventory.locate import (
     PortDevice,
     ProfileDevice,
     VfDevice,
+    existing_vf,
     group_members,
     locate,
 )
+from devalloc.inventory.pci import scan
 from devalloc.inventory.sight import blind_spot
 from devalloc.inventory.sysfs import Tree
 from tests.support import cards
@@ -82,6 +85,22 @@ def test_a_vf_that_exists(host: FakeHost) -> None:
     assert isinstance(found, VfDevice)
     assert found.vf.function is not None
     assert (found.vf.index, found.vf.function.driver) == (6, "mlx5_core")
+
+
+def test_a_vf_that_exists_is_told_by_its_own_folder(host: FakeHost) -> None:
+    """Of all functions there are, those that the whole card's look tells as VFs, and no others."""
+    tree = Tree(host.root)
+    functions = scan(tree)
+    for address, function in functions.items():
+        slot = (function.physfn or address).slot_name
+        expected = None
+        with suppress(DeviceGone, DeviceUnknown):
+            found = locate(tree, "node-a", f"node-a-{slot}", address.device_name)
+            expected = found.vf.function if isinstance(found, VfDevice) else None
+        assert existing_vf(tree, address.device_name) == expected, str(address)
+    assert any(function.physfn for function in functions.values())
+    for other in ("0000-41-10-4", f"mdev-{UUID}", "0000-08-00-4-nvidia-746", "00000-61-01-0", "../61-01-0", ""):
+        assert existing_vf(tree, other) is None
 
 
 @pytest.mark.parametrize(
