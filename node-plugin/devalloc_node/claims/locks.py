@@ -47,7 +47,11 @@ class Locks:
 
     def sharing(self) -> bool:
         """Whether somebody changes something shared at this moment."""
-        for name in os.listdir(self._folder):
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return False
+        for name in names:
             if not name.startswith("shared-"):
                 continue
             try:
@@ -90,10 +94,7 @@ class Locks:
         """A descriptor of the file of that name, locked."""
         path, pause = self._folder / name, _POLL_SECONDS[0]
         while True:
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                raise Failed("LockUnavailable", f"cannot lock {path}: {error.strerror}") from error
+            descriptor = self._open(path)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_at(descriptor, path):
@@ -108,6 +109,17 @@ class Locks:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
+
+    def _open(self, path: Path) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            try:
+                return os.open(path, flags, 0o600)
+            except FileNotFoundError:  # somebody removed the folder
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                return os.open(path, flags, 0o600)
+        except OSError as error:
+            raise Failed("LockUnavailable", f"cannot lock {path}: {error.strerror}") from error
 
 
 def _hashed(name: str) -> str:

@@ -100,12 +100,13 @@ class Reconciler:
                         continue
                     problem = self._claims.steps.undo_shared(name, self._due(), _CALLER)
             except NodeError as error:
-                problem = None if error.code == "SharedBusy" else error
+                if error.code != "SharedBusy":
+                    report.stuck.append(f"whether {name} is still used cannot be told: {error}")
             else:
                 if problem is None:
                     report.finished.append(f"{name}, which nobody uses any more, is as it was before")
-            if problem is not None:
-                report.stuck.append(f"{name}, which nobody uses any more: {problem}")
+                else:
+                    report.stuck.append(f"{name}, which nobody uses any more: {problem}")
         for withheld in self._claims.journal.withheld():
             try:
                 undone = self._claims.steps.offer(withheld, self._due())

@@ -23,7 +23,7 @@ from devalloc_node.machine import cgroup, paths, room, spawn
 from devalloc_node.machine.command import Start, command, disk_fd, tap_fd
 from devalloc_node.machine.config import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.monitor import Monitor
-from devalloc_node.machine.process import Process, alive, kill, process, wait
+from devalloc_node.machine.process import Process, alive, kill, process, wait, with_removed_file
 from devalloc_node.machine.spec import MachineSpec
 
 LOG = logging.getLogger(__name__)
@@ -149,8 +149,8 @@ def life(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Proces
     """
     try:
         fd = os.open(config.life(machine_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
+    except FileNotFoundError:  # it never was started, or somebody took the file away under it
+        return with_removed_file(config.life(machine_id), f"\0guest={machine_id},".encode())
     except OSError as error:
         raise Failed("HostUnreadable", f"whether machine {machine_id} lives cannot be told: {error}") from None
     try:

@@ -154,3 +154,17 @@ def holds(pid: int, nodes: Collection[str]) -> list[str]:
         with suppress(FileNotFoundError):
             found.add(os.readlink(folder / name).removesuffix(" (deleted)"))
     return sorted(found & set(nodes))
+
+
+def with_removed_file(file: Path, words: bytes) -> Process | None:
+    """The process that has a file open which is not there any more, and these ``words`` on its command line; None where
+    there is none. Raises Failed."""
+    removed = f"{os.path.realpath(file.parent)}/{file.name} (deleted)"
+    for name in filter(str.isdecimal, os.listdir(_PROC)):
+        with suppress(OSError):
+            if words not in (_PROC / name / "cmdline").read_bytes():
+                continue
+            opened = (os.readlink(entry.path) for entry in os.scandir(_PROC / name / "fd"))
+            if removed in opened and (found := process(int(name))) is not None:
+                return found
+    return None

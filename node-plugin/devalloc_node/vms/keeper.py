@@ -107,7 +107,7 @@ class Keeper:
         problems += _pending(vm, machine)
         if not problems:
             return Outcome()
-        return Outcome(problems[0].reason, "; ".join(one.message for one in problems), problems[0].after)
+        return Outcome(problems[0].reason, "; ".join(dict.fromkeys(one.message for one in problems)), problems[0].after)
 
     def _rest(self, obj: Object, vm: VirtualMachine) -> Outcome:
         """It is to be stopped, and its claims free."""

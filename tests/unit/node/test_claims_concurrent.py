@@ -82,6 +82,15 @@ def test_a_request_does_not_wait_for_ever_for_another_of_the_same_claim(bench: B
     assert bench.claims.prepare(ref)
 
 
+def test_a_folder_of_locks_that_somebody_removed_is_made_anew(bench: Bench) -> None:
+    (bench.folder / "locks").rmdir()
+    ref = bench.add("a/slot-0")
+    bench.claims.prepare(ref)
+    (bench.folder / "locks").rmdir()
+    bench.claims.unprepare(ref)
+    assert bench.is_initial()
+
+
 def test_a_device_that_is_gone_is_told_at_once_to_who_works_on_a_machine(bench: Bench) -> None:
     """Somebody else's lock, and one's own around it, does not look like a card that is being changed."""
 

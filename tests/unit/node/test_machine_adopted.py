@@ -625,6 +625,26 @@ def test_a_machine_that_ended_a_moment_ago_has_ended(machines: Machines) -> None
     assert (seen.phase, seen.reason) == ("Stopped", "MachineEnded"), "a machine that never restarts must not"
 
 
+def test_a_machine_whose_life_file_somebody_removed_lives(
+    machines: Machines, config: MachineConfig, tmp_path: Path
+) -> None:
+    """Else a second QEMU of it is started, beside the one that has its devices."""
+    record = put(machines)
+    life = config.life(record.spec.id)
+    life.parent.mkdir(parents=True, exist_ok=True)
+    code = f"import os, time; os.open({str(life)!r}, os.O_RDONLY | os.O_CREAT); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, f"guest={record.spec.id},x"], stdout=subprocess.PIPE) as qemu:
+        assert qemu.stdout is not None
+        qemu.stdout.readline()
+        life.unlink()
+        found = launch.life(record.spec.id, config)
+        assert found is not None
+        assert found.pid == qemu.pid
+        assert launch.life("another", config) is None
+        qemu.kill()
+    assert launch.life(record.spec.id, config) is None
+
+
 def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: Machines) -> None:
     put(machines, state="starting")
     machines.recover()
