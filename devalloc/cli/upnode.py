@@ -153,16 +153,11 @@ class Both:
 
 def _recorded(state: Path) -> Known:
     from devalloc.inventory import Known
-    from devalloc_node.claims.content import prepared_of
-    from devalloc_node.claims.describe import made_vfs
-    from devalloc_node.health import backing, uncleaned
     from devalloc_node.journal import open_journal
     from devalloc_node.journal.sqlite import FILE
+    from devalloc_node.recorded import recorded
 
     if not (state / FILE).exists():
         return Known()
     with closing(open_journal(state)) as journal:
-        prepared = [prepared_of(each.ref, each.prepared) for each in journal.claims() if each.prepared is not None]
-        withheld = {each.device: each.reason for each in journal.withheld()}
-        made = made_vfs(journal)
-    return Known(prepared=backing(prepared), withheld=uncleaned(withheld), made=made)
+        return recorded(journal)

@@ -239,30 +239,3 @@ def _addresses(device: Device, common: Mapping[str, AttributeValue]) -> tuple[st
     names = ("pciBusID", "pfPciBusID") if own.get("function") == "vf" else ("pciBusID",)
     found = (own.get(name) for name in names)
     return tuple(address for address in found if isinstance(address, str))
-
-
-def uncleaned(withheld: Mapping[str, str]) -> dict[str, str]:
-    """Why devices that could not be cleaned after their last owner are withheld, by name (``Known.withheld``).
-
-    ``withheld``: reasons by ``pool/device``, as the journal has them.
-    """
-    return {name.partition("/")[2]: f"reset failed: {why}" for name, why in withheld.items()}
-
-
-def not_undone(devices: Mapping[str, str]) -> dict[str, str]:
-    """The same of devices whose claims are not undone: kube-scheduler has forgotten a claim when its pod was deleted by
-    force, and would give its devices to others."""
-    return {name.partition("/")[2]: f"in use: {why}" for name, why in devices.items()}
-
-
-def backing(prepared: Iterable[Prepared]) -> dict[str, frozenset[str]]:
-    """What stands behind prepared devices, by their names, as the inventory calls it (``Known.prepared``)."""
-    found: dict[str, frozenset[str]] = {}
-    for claim in prepared:
-        for device in claim.devices:
-            if not device.admin:
-                addresses = (Address.parse(function) for function in device.functions)
-                names = {address.device_name for address in addresses if address is not None}
-                uuid = {f"mdev-{device.mdev_uuid}"} if device.mdev_uuid else set()
-                found[device.device] = found.get(device.device, frozenset()) | names | uuid
-    return found

@@ -17,7 +17,6 @@ from devalloc_node import health, tally
 from devalloc_node.binding.table import Bindings, step_kinds
 from devalloc_node.binding.use import user_of
 from devalloc_node.claims import Claims, Locks, Options
-from devalloc_node.claims.describe import made_vfs, not_undone
 from devalloc_node.claims.files import ClaimFiles, FileKind, folders_ever
 from devalloc_node.claims.reconcile import Reconciler
 from devalloc_node.claims.strays import strays
@@ -35,6 +34,7 @@ from devalloc_node.metrics import Metrics, State
 from devalloc_node.plan import planned, rehearsed
 from devalloc_node.platform import Platform
 from devalloc_node.prepared import Prepared
+from devalloc_node.recorded import recorded
 from devalloc_node.service.watching import Pulse
 from devalloc_node.settings import NodeSettings
 from devalloc_node.step import ATTACHMENT, Step
@@ -171,11 +171,9 @@ class Node:
 
     def _known(self, known: Known) -> Known:
         """With what is prepared, and what is withheld."""
-        withheld = health.uncleaned(self.claims.withheld())
-        withheld |= health.not_undone(not_undone(self.journal, self.reconciler.gone)) | self.health.unhealthy()
-        withheld |= known.withheld
-        prepared = health.backing(self.claims.prepared())
-        return Known(known.held, prepared, withheld, known.made | made_vfs(self.journal))
+        own = recorded(self.journal, self.reconciler.gone)
+        withheld = {**own.withheld, **self.health.unhealthy(), **known.withheld}
+        return Known(known.held, own.prepared, withheld, known.made | own.made)
 
     def _subjects(self) -> Iterator[health.Subject]:
         return health.subjects(

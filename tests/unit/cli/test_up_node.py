@@ -9,9 +9,11 @@ import pytest
 
 from devalloc.cli import upnode
 from devalloc.store import Unavailable
-from devalloc_node.errors import Denied
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.step import Value
 from tests.support.machines import until
 from tests.support.shell import Shell
+from tests.support.toyhost import Bench
 
 
 def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Shell) -> None:
@@ -64,3 +66,24 @@ def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest
     plugin.stop()
     assert len(said) == 2
     assert all("no space left" in each for each in said)
+
+
+def test_the_first_look_knows_what_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its device is given away in the second until the plugin looks, and whoever has it waits."""
+    monkeypatch.setattr(upnode.UpNode, "_serve", lambda plugin: None)
+    bench = Bench(tmp_path)
+    bench.claims.prepare(ref := bench.add("a/slot-0"))
+
+    def refuse(target: str, value: Value) -> None:
+        if target.endswith("/driver"):
+            raise OSError(16, "Device or resource busy", target)
+
+    bench.host.refuse = refuse
+    with pytest.raises(Failed):
+        bench.claims.unprepare(ref)
+    bench.claims.journal.close()
+    plugin = upnode.UpNode(tmp_path, tmp_path, {}, rescan=lambda: None, say=pytest.fail, failed=pytest.fail)
+    known = plugin.first_look()
+    plugin.stop()
+    assert known.withheld.keys() == {"slot-0"}
+    assert known.withheld["slot-0"].startswith("in use: claim default/claim-uid-0 is not undone: ")

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from devalloc.inventory.sysfs import Tree
-from devalloc_node import health
 from devalloc_node.binding.use import nodes_now
-from devalloc_node.claims.describe import made_vfs
 from devalloc_node.claims.steps import Work
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import GrantedDevice
+from devalloc_node.recorded import recorded
 from devalloc_node.step import Step
 from tests.support.discovered import Found
 from tests.support.fakehost import FakeHost
@@ -263,9 +262,8 @@ class TestCardsOfVfs:
 
     @staticmethod
     def why_not(host: FakeHost, plugin: Plugin) -> str | None:
-        journal = plugin.claims.journal
-        withheld = health.uncleaned(plugin.claims.withheld())
-        return Found.on(host.root, "n", made=made_vfs(journal), withheld=withheld).unavailable("0000-41-00-0")
+        known = recorded(plugin.claims.journal)
+        return Found.on(host.root, "n", made=known.made, withheld=known.withheld).unavailable("0000-41-00-0")
 
     def test_the_vfs_were_made_for_a_claim(self) -> None:
         with on("vf-to-be-created") as (host, plugin, faults):

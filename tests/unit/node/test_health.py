@@ -19,8 +19,9 @@ from devalloc_node.binding.table import Bindings
 from devalloc_node.errors import Failed
 from devalloc_node.feed import DeviceHealth
 from devalloc_node.grant import ClaimRef
-from devalloc_node.health import ERROR_SECONDS, HealthWatch, LinkErrors, Subject, backing, subjects
+from devalloc_node.health import ERROR_SECONDS, HealthWatch, LinkErrors, Subject, subjects
 from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.recorded import backing
 from devalloc_node.statuses import ClaimStatuses
 from tests.support import cards
 from tests.support.fakehost import FakeHost, LocalHost
