@@ -83,6 +83,7 @@ class ToyMachines:
         if key in self.stubborn and not force:
             raise Denied("GuestRefused", f"the guest of machine {key} does not power down", retryable=True)
         self.end(key)
+        self.known[key] = replace(self.known[key], reason="StoppedOnRequest", message="it was stopped on request")
 
     def undo_start(self, key: str, deadline: Deadline) -> None:
         self._check("undo_start", key)

@@ -86,8 +86,10 @@ def apply(
 
 
 def kept(record: MachineRecord, monitor: Monitor, what: str) -> Amounts:
-    """What QEMU was told in sum where the guest went no further with one amount. Raises NodeError."""
+    """What QEMU was told in sum where it went no further with one amount. Raises NodeError."""
     told, due = record.applied, Deadline.after(_ANSWER_SECONDS)
+    if what == "cpu":
+        return told
     if what == "vcpus":
         return replace(told, vcpus=cpu.count(monitor, due))
     return replace(told, memory_bytes=memory.observe(monitor, due).total)

@@ -78,10 +78,13 @@ class Kept:
             with suppress_and_log(key):
                 record = record_of(key, content)
                 spec = record.spec
-                if record.state == "stopping" or spec.adopt or not spec.running or spec.restart != "Always":
+                if record.state == "stopping" or spec.adopt or not spec.running:
                     continue
+                # Where its CPUs never ran no policy forbids it, and nobody else would end what waits there.
                 if record.state == "starting" or (
-                    record.reason not in ("StoppedOnRequest", "StopWanted") and self.process_of(record) is None
+                    spec.restart == "Always"
+                    and record.reason not in ("StoppedOnRequest", "StopWanted")
+                    and self.process_of(record) is None
                 ):
                     found.append(record.machine)
         return found

@@ -199,13 +199,14 @@ class Machines(Kept):
         with self.hold(key, deadline):
             record, process = self.running(key)
             with self.line(record) as monitor:
-                record = amounts.asked(record, monitor, what, amount, deadline)
+                before, record = record.asked, amounts.asked(record, monitor, what, amount, deadline)
                 self.put(record)
                 try:
                     told = amounts.apply(record, self.config, monitor, process, what, amount, deadline)
                 except Denied as error:
-                    if error.code == "GuestRefused":  # no more is asked of it than what there is (T15)
-                        self.put(replace(record, applied=amounts.kept(record, monitor, what)))
+                    # No more is asked of it than what there is (T15); what it can never have nobody waits for.
+                    asked = record.asked if error.retryable else before
+                    self.put(replace(record, asked=asked, applied=amounts.kept(record, monitor, what)))
                     raise
             try:
                 self.put(replace(record, applied=told))

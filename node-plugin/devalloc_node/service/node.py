@@ -188,7 +188,8 @@ class NodeService(node_pb2_grpc.NodeServicer):
             for number, (what, amount) in enumerate(wanted.items()):
                 try:
                     if due.passed:
-                        raise Denied("DeadlineExceeded", f"no time was left for the {what} of machine {key}; ask again")
+                        late = f"no time was left for the {what} of machine {key}; ask again"
+                        raise Denied("DeadlineExceeded", late, retryable=True)
                     # A guest that hangs over one amount leaves the others their time.
                     part = due.capped(due.seconds / (len(wanted) - number))
                     self._platform.scale(key, what, amount, part, caller=caller)

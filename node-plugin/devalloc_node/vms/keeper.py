@@ -116,7 +116,8 @@ class Keeper:
         if machine is None:
             return Outcome()
         due = Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
-        if machine.runs:
+        # One that ended is noted as stopped, so that it may be started again when that is wanted.
+        if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
             patience = float(vm.spec.powerdown_seconds)  # as it is now, and not as it was at its start
             self._tell_stopping(obj, vm, machine)
             self._platform.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)

@@ -902,3 +902,20 @@ def test_a_step_on_a_machine_that_is_not_there(kind: AttachmentKind) -> None:
         kind.apply("default/none/claim-1", {"functions": ["0000:41:00.0"], "nodes": []}, soon())
     assert denied.value.code == "MachineNotFound"
     kind.apply("default/none/claim-1", None, soon())  # it holds nothing, so that undoing is done
+
+
+def test_what_was_refused_for_good_is_not_shown_as_wanted(machines: Machines, qemu: FakeQemu) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    machines.scale(KEY, "vcpus", 2, soon())
+    qemu.refuses["device_add"] = "no more"
+    with pytest.raises(Denied, match="no more"):
+        machines.scale(KEY, "vcpus", 4, soon())
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert (seen.wanted.vcpus, seen.applied.vcpus, seen.observed.vcpus) == (2, 2, 2)
+    qemu.guest = "refuses"  # which it may do no more another time
+    with pytest.raises(Denied, match="guest"):
+        machines.scale(KEY, "vcpus", 1, soon())
+    seen = machines.get(KEY)
+    assert seen is not None
+    assert (seen.wanted.vcpus, seen.applied.vcpus, seen.observed.vcpus) == (1, 2, 2)

@@ -292,3 +292,13 @@ def test_a_machine_whose_cpus_stand_still_is_told_so_and_goes_on_when_it_is_crea
     assert world.qemu.status == status
     world.platform.go_on(KEY, due())
     assert (world.platform.machine(KEY).reason, world.qemu.status) == ("", "running")
+
+
+def test_one_whose_start_was_cut_off_does_not_wait_for_ever_whatever_its_policy(world: World) -> None:
+    for policy in ("Always", "Never"):
+        machine = virtual_machine("m", restartPolicy=policy)
+        world.machines.put(MachineRecord(machine.to_manifest(), "starting", "a run that never began"))
+        assert [machine.key for machine in world.machines.to_restart()] == [("default", "m")], policy
+    world.machines.recover()  # it does not live: a start that failed, of which somebody was told
+    assert world.machines.to_restart() == []
+    assert world.platform.machine(KEY).phase == "Failed"

@@ -338,6 +338,7 @@ class TestMachines:
         monkeypatch.setattr(calls, "due", lambda *_: Deadline.after(0))
         reply = plugin.node.ScaleMachine(asked)
         assert {reply.vcpus.code, reply.memory.code} == {"DeadlineExceeded"}
+        assert reply.result.retryable
         assert had == {}
 
     def test_a_machine_that_does_not_exist(self, plugin: Served) -> None:

@@ -475,6 +475,17 @@ class TestEnd:
         assert world.status()["phase"] == "Running"
         assert len(world.machines.devices) == 1
 
+    def test_what_its_policy_left_stopped_is_started_when_it_was_not_wanted_for_a_while(self, world: World) -> None:
+        world.apply(vm("web", restartPolicy="Never"))
+        world.round()
+        world.machines.end("default/web")
+        known = world.machines.known
+        known["default/web"] = replace(known["default/web"], reason="MachineEnded", message="it ended: panic")
+        for running in (False, True):
+            world.apply(vm("web", restartPolicy="Never", running=running))
+            world.round(times=2)
+        assert world.status()["phase"] == "Running"
+
     def test_one_whose_disk_failed_is_told_and_goes_on(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
