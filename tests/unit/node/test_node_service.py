@@ -327,6 +327,18 @@ class TestMachines:
         assert (reply.vcpus.outcome, reply.result.code) == (UNKNOWN, "MonitorSilent")
         assert not reply.HasField("observed")
 
+    def test_many_guests_that_take_their_time_hold_up_nobody_else(self, plugin: Served) -> None:
+        over, waiting = threading.Event(), threading.Semaphore(0)
+        plugin.machines.stopping = lambda: (waiting.release(), over.wait(60))
+        names = [f"m{number}" for number in range(24)]
+        for name in names:
+            plugin.node.CreateMachine(creation(name))
+        stops = [plugin.node.StopMachine.future(pb.StopMachineRequest(machine=web(name))) for name in names]
+        assert all(waiting.acquire(timeout=20) for _ in names), "each has its thread"
+        assert len(plugin.node.ListMachines(pb.ListMachinesRequest(), timeout=30).machines) == len(names)
+        over.set()
+        assert {stop.result(timeout=60).result.outcome for stop in stops} == {DONE}
+
     def test_each_amount_has_its_turn(self, plugin: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         plugin.node.CreateMachine(creation())
         had: dict[str, float] = {}
