@@ -274,7 +274,7 @@ class MachineFaults(Faults):
             told: Any = {}
             with suppress(OSError):
                 told = asked(Path(path))
-            share = self.folder / "cgroup" / cgroup.OURS / name / "cpu.max"
+            share = self.folder / "cgroup" / cgroup.OURS / self.config().group(name) / "cpu.max"
             machines[key] = {
                 **{part: content[part] for part in ("state", "user", "applied", "reason")},
                 "qemu": told,

@@ -117,7 +117,7 @@ def limit_cpu(spec: MachineSpec, config: MachineConfig, process: Process, thousa
             f"the time of {cpus_text(thousandths)} CPUs; change how many vCPUs it has",
         )
     if spec.adopt is None and launch.uses_systemd(config):
-        _tell_systemd(spec, wanted)
+        _tell_systemd(spec, config, wanted)
     cgroup.limit(group, wanted)
 
 
@@ -128,17 +128,17 @@ def _group(spec: MachineSpec, config: MachineConfig, process: Process) -> cgroup
         return None
     if spec.adopt is None:
         # Where it could not be given one, it is in the plugin's own, which is not to be slowed down.
-        return group if group.folder.name in (spec.id, launch.unit(spec.id)) else None
+        return group if group.folder.name in (config.group(spec.id), config.unit(spec.id)) else None
     try:
         return group if group.procs.read_text().split() == [str(process.pid)] else None
     except OSError:
         return None
 
 
-def _tell_systemd(spec: MachineSpec, thousandths: int | None) -> None:
+def _tell_systemd(spec: MachineSpec, config: MachineConfig, thousandths: int | None) -> None:
     """It would set the kernel's value back to its own with the next reload."""
     quota = "" if thousandths is None else f"{max(1, thousandths // 10)}%"
-    words = ["systemctl", "set-property", "--runtime", launch.unit(spec.id), f"CPUQuota={quota}"]
+    words = ["systemctl", "set-property", "--runtime", config.unit(spec.id), f"CPUQuota={quota}"]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

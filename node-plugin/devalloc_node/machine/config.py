@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -43,6 +44,16 @@ class MachineConfig:
         """What lies in it: ``qmp``, ``console`` and ``agent`` (sockets), ``console.log``, ``qemu.log``, and
         ``qemu.log.1`` of an earlier run."""
         return self.run / machine_id
+
+    def group(self, machine_id: str) -> str:
+        """What its cgroup is called on this host, where a plugin with another state folder may have one of its name."""
+        if self.state == type(self)().state:
+            return machine_id
+        return f"{machine_id}-{hashlib.sha256(bytes(self.state.absolute())).hexdigest()[:8]}"
+
+    def unit(self, machine_id: str) -> str:
+        """Its service, where systemd runs this host."""
+        return f"devalloc-{self.group(machine_id)}.service"
 
     def life(self, machine_id: str) -> Path:
         """The file that a machine's QEMU holds locked as long as it lives; its text is the process."""

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from devalloc_node.machine.spec import MachineSpec
 LOG = logging.getLogger(__name__)
 GUESTS_UNIT = "devalloc-guests.service"
 """What asks guests to power down when the host does; it may not be there."""
+_SOCKETS = ("qmp", "console", "agent")
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2000
 _ENDING_SECONDS = 0.2
@@ -58,6 +60,13 @@ def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
 def check(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
     """Whether it can be started, before anything of it is. Raises Denied."""
     _, files, _ = _resolved(spec, config, given)
+    if _is_taken(folder := config.folder(spec.id)):
+        raise Denied(
+            "MachineRuns",
+            f"machine {spec.key} does not run as far as this plugin can tell, and something answers on a socket in "
+            f"{folder}: another plugin uses that folder (give each its --machine-dir), or its life file was removed",
+            retryable=True,
+        )
     for path, writable in files.values():
         with suppress(OSError):  # why it cannot be opened is told when it is opened for the machine
             fd = spawn.opened(path, False)
@@ -79,7 +88,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
     groups: list[str] = []
     if not uses_systemd(config):
         with suppress(Failed):  # without it only parts of a CPU are refused, and that when they are asked for
-            groups.append(str(cgroup.group(config.cgroups, spec.id).procs))
+            groups.append(str(cgroup.group(config.cgroups, config.group(spec.id)).procs))
     plan = {
         "argv": words,
         "life": str(config.life(spec.id)),
@@ -112,7 +121,9 @@ def _await_begin(spec: MachineSpec, config: MachineConfig, before: str) -> None:
     due = Deadline.after(config.start_seconds)
     while (now := _life_text(spec, config)) == before or not now.endswith("\n"):
         if due.passed:
-            raise Unknown("MachineUnclear", f"systemd has not started machine {spec.key} yet; see {unit(spec.id)}")
+            raise Unknown(
+                "MachineUnclear", f"systemd has not started machine {spec.key} yet; see {config.unit(spec.id)}"
+            )
         time.sleep(_POLL_SECONDS)
 
 
@@ -120,17 +131,12 @@ def uses_systemd(config: MachineConfig) -> bool:
     return Path("/run/systemd/system").is_dir() if config.systemd is None else config.systemd
 
 
-def unit(machine_id: str) -> str:
-    """The service of a machine, where systemd runs this host."""
-    return f"devalloc-{machine_id}.service"
-
-
 def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[str]:
     """The command that starts the program ``spawn``: a session of its own, or a service of systemd."""
     words = [sys.executable, "-I", str(Path(spawn.__file__).resolve()), str(plan)]
     if not uses_systemd(config):
         return [*words, "--detach"]
-    service = ["systemd-run", "--quiet", "--collect", "--no-ask-password", f"--unit={unit(spec.id)}"]
+    service = ["systemd-run", "--quiet", "--collect", "--no-ask-password", f"--unit={config.unit(spec.id)}"]
     service += [f"--description=devalloc machine {spec.key}", "--service-type=exec", "--slice=devalloc-machines.slice"]
     # The limits are set by spawn, which may run as root here.
     service += ["--property=KillMode=mixed", "--property=LimitMEMLOCK=infinity", "--property=TasksMax=infinity"]
@@ -243,16 +249,15 @@ def end(monitor: Monitor, machine: str, known: Process) -> str:
 
 def clean(machine_id: str, config: MachineConfig) -> None:
     """Remove what a machine that has ended leaves on the host: its sockets, its plan, its cgroup. Logs stay."""
-    for path in (
-        config.state / f"{machine_id}.start",
-        *(config.folder(machine_id) / n for n in ("qmp", "console", "agent")),
-    ):
+    folder = config.folder(machine_id)
+    sockets = () if _is_taken(folder) else [folder / name for name in _SOCKETS]
+    for path in (config.state / f"{machine_id}.start", *sockets):
         try:
             _remove(path)
         except OSError as error:
             LOG.warning("machine %s leaves %s behind: %s", machine_id, path, error)
     with suppress(Failed):
-        cgroup.remove(cgroup.group(config.cgroups, machine_id))
+        cgroup.remove(cgroup.group(config.cgroups, config.group(machine_id)))
 
 
 def _remove(path: Path) -> None:
@@ -268,7 +273,21 @@ def forget(machine_id: str, config: MachineConfig) -> None:
     clean(machine_id, config)
     config.life(machine_id).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
-        shutil.rmtree(config.folder(machine_id))
+        if not _is_taken(config.folder(machine_id)):
+            shutil.rmtree(config.folder(machine_id))
+
+
+def _is_taken(folder: Path) -> bool:
+    """Whether a QEMU of somebody else's listens in a folder whose own machine does not run."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(folder / "console"))  # and not its monitor, whose client would be disturbed
+        except BlockingIOError:  # others wait there
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def last_words(config: MachineConfig, machine_id: str, name: str = "qemu.log") -> str:
@@ -337,7 +356,7 @@ def _folder(spec: MachineSpec, config: MachineConfig, given: Launch) -> Path:
         if folder.is_symlink():
             raise Denied("PathNotAllowed", f"{folder} is a link")
         _keep_words(folder / "qemu.log")
-        for name in ("qmp", "console", "agent", "qemu.log"):
+        for name in (*_SOCKETS, "qemu.log"):
             _remove(folder / name)
         if given.uid is not None:
             os.chown(folder, given.uid, given.uid, follow_symlinks=False)

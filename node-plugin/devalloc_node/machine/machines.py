@@ -72,10 +72,10 @@ class Machines(Kept):
             how = accel.chosen(self.config)
             began = False
             try:
+                with self._told_by(spec.key):  # an image that hangs holds up nobody else
+                    launch.check(spec, self.config, launch.Launch("", None, how))
                 with self._locks.held(users.LOCK, deadline):
                     given = launch.Launch(str(uuid.uuid4()), users.free(spec.key, self.config, self.records), how)
-                    with self._told_by(spec.key):
-                        launch.check(spec, self.config, given)
                     record = MachineRecord(machine.to_manifest(), "starting", given.uuid, given.uid)
                     self.put(record)
                 began = True

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import resource
+import stat
 import struct
 import sys
 import time
@@ -117,15 +118,17 @@ def _prepare(plan: Plan, life: int) -> None:
 
 
 def opened(path: str, writable: bool) -> int:
-    """A file that was checked, unless a link has come between: root opens here what a user may have moved.
+    """A file that was checked, unless something else has come between: root opens here what a user may have moved.
 
     Raises OSError.
     """
-    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
-    there = os.readlink(f"/proc/self/fd/{fd}")
-    if there != path:
+    how = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
+    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | how)
+    there, mode = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_mode
+    if there != path or not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         os.close(fd)
-        raise OSError(f"{path} is {there} now")
+        raise OSError(f"{path} is {there if there != path else 'no file'} now")
+    os.set_blocking(fd, True)
     return fd
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import launch, paths, room
+from devalloc_node.machine import launch, paths, room, spawn
 from devalloc_node.machine.command import Start, command
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.launch import Launch, check, memlock_needed, spawn_words
@@ -192,6 +193,39 @@ def test_with_systemd_a_machine_is_a_service_of_its_own_and_else_it_detaches(tmp
     assert "--property=Before=devalloc-guests.service" in with_systemd, "whose guests are asked before they are ended"
     assert "--scope" not in with_systemd
     assert spawn_words(SPEC, MachineConfig(systemd=False), plan)[-2:] == [str(plan), "--detach"]
+
+
+def test_machines_of_one_name_of_two_plugins_share_no_cgroup_and_no_service() -> None:
+    theirs = MachineConfig(state=Path("/srv/other/machines"), systemd=True)
+    assert MachineConfig().group(SPEC.id) == SPEC.id
+    assert theirs.group(SPEC.id).startswith(f"{SPEC.id}-")
+    assert f"--unit=devalloc-{theirs.group(SPEC.id)}.service" in spawn_words(SPEC, theirs, Path("/plan"))
+
+
+def test_a_folder_in_which_another_machine_listens_is_left_alone(images: Path, tmp_path: Path) -> None:
+    """Of another plugin with the same folder for machines; or its life file was removed."""
+    config = MachineConfig(tmp_path / "state", tmp_path / "run", "true", folders=(images,), cgroups=tmp_path)
+    spec = replace(SPEC, kernel=str(images / "disk"), initrd=None)
+    folder, given = config.folder(spec.id), Launch("uuid", None, "tcg")
+    folder.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(folder / "console"))
+        theirs.listen()
+        with pytest.raises(Denied, match="--machine-dir") as denied:
+            check(spec, config, given)
+        assert denied.value.code == "MachineRuns"
+        launch.forget(spec.id, config)
+        assert (folder / "console").exists()
+    check(spec, config, given)
+    launch.forget(spec.id, config)
+    assert not folder.exists()
+
+
+def test_a_pipe_in_place_of_an_image_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "disk")
+    for writable in (False, True):
+        with pytest.raises(OSError, match="no file"):
+            spawn.opened(str(tmp_path / "disk"), writable)
 
 
 # Which files it may name (T13).
