@@ -66,8 +66,8 @@ class InstanceDevice:
 Located = PortDevice | VfDevice | ProfileDevice | InstanceDevice
 
 
-def locate(tree: Tree, node_name: str, pool: str, device: str, max_vfs: int | None = None) -> Located:
-    """The device of that name. ``max_vfs`` as in InventoryConfig.
+def locate(tree: Tree, node_name: str, pool: str, device: str) -> Located:
+    """The device of that name.
 
     Raises DeviceUnknown or DeviceGone, with a sentence for people. Names are never used as paths unchecked.
     """
@@ -76,13 +76,13 @@ def locate(tree: Tree, node_name: str, pool: str, device: str, max_vfs: int | No
         raise DeviceUnknown(f"{_short(pool)} is no pool of node {node_name}")
     instance, name = _UUID.fullmatch(device), _NAME.fullmatch(device)
     if instance is not None:
-        return _instance(tree, slot, instance[1], max_vfs)
+        return _instance(tree, slot, instance[1])
     if name is None:
         raise DeviceUnknown(f"{_short(device)} is no name of a device")
     address = Address(*(int(part, 16) for part in name.groups()[:4]))
     if address.device_name != device[: len(address.device_name)]:
         raise DeviceUnknown(f"{_short(device)} is no name of a device")
-    card, functions = _card(tree, slot, address, max_vfs)
+    card, functions = _card(tree, slot, address)
     found = _on_card(card, functions.get(address), address)
     if found is None:
         raise _nowhere(card, address, pool, device)
@@ -153,7 +153,7 @@ def _slot(pool: str) -> Address | None:
     return slot if slot is not None and match is not None and pool.endswith(slot.slot_name) else None
 
 
-def _card(tree: Tree, slot: Address, address: Address, max_vfs: int | None) -> tuple[Card, dict[Address, PciFunction]]:
+def _card(tree: Tree, slot: Address, address: Address) -> tuple[Card, dict[Address, PciFunction]]:
     """The card in a slot, with the functions of the slot and the one that is asked for."""
     listing = tree.sys.folder("bus", "pci", "devices") if tree.sys else None
     functions = {}
@@ -163,7 +163,7 @@ def _card(tree: Tree, slot: Address, address: Address, max_vfs: int | None) -> t
             found = read(place, folder) if folder is not None else None
             if found is not None:
                 functions[place] = found
-    card = next((card for card in cards(functions, max_vfs) if card.slot == slot), None)
+    card = next((card for card in cards(functions) if card.slot == slot), None)
     if card is None and address in functions and address._replace(function=0) == slot:
         raise DeviceUnknown(f"{address} is of no kind that is published")
     if card is None:
@@ -194,13 +194,13 @@ def _nowhere(card: Card, address: Address, pool: str, device: str) -> LookupErro
 
 
 def _profile(function: PciFunction, rest: str, device: str) -> str:
-    """The profile's id in the end of a name, where a number may follow that tells copies apart."""
+    """The id of the profile whose label is the end of a name, where a number may follow that tells copies apart."""
     copy = _COPY.fullmatch(rest)
     known = vgpu.offered(function, [rest] if copy is None else [rest, copy[1]])
     if known and rest in known:
-        return rest
+        return known[rest]
     if known and copy is not None and copy[1] in known:
-        return copy[1]
+        return known[copy[1]]
     nvidia = _NVIDIA.fullmatch(rest)  # its vendor VFIO layout lists only what can be created at the moment
     if known is not None and nvidia is not None:
         return nvidia[1]
@@ -209,12 +209,12 @@ def _profile(function: PciFunction, rest: str, device: str) -> str:
     raise DeviceUnknown(f"{_short(device)}: {function.address} offers no such profile")
 
 
-def _instance(tree: Tree, slot: Address, uuid: str, max_vfs: int | None) -> InstanceDevice:
+def _instance(tree: Tree, slot: Address, uuid: str) -> InstanceDevice:
     folder = mdev_folder(tree, uuid)
     parent = Address.parse(folder.path.rpartition("/")[0].rpartition("/")[2]) if folder else None
     if parent is None:
         raise DeviceGone(f"the mediated device {uuid} does not exist")
-    card, functions = _card(tree, slot, parent, max_vfs)
+    card, functions = _card(tree, slot, parent)
     found = _on_card(card, functions.get(parent), parent)
     offered = vgpu.parent(functions[parent]) if found is not None and parent in functions else None
     live = next((live for live in offered.live if live.uuid == uuid), None) if offered else None

@@ -29,7 +29,7 @@ from devalloc.inventory.attributes import Attributes, Models, inherited, of_port
 from devalloc.inventory.cards import Card, Port, VirtualFunction
 from devalloc.inventory.obstacles import Obstacles
 from devalloc.inventory.pci import Address
-from devalloc.inventory.profiles import FRAMEBUFFER, Offer, Stock, quantity, stock
+from devalloc.inventory.profiles import FRAMEBUFFER, Offer, Stock, plain_name, quantity, stock
 
 PARTS = "parts"
 _MEBIBYTE = quantity(1 << 20)
@@ -133,7 +133,8 @@ def _slot(vf: Address) -> str:
 def _instance_on(vf: VirtualFunction, goods: Stock) -> Iterator[str]:
     for instance in goods.foreign:
         if instance.parent == vf.address:
-            yield f"in use: mdev {instance.uuid}" if instance.uuid else f"in use: vGPU {instance.profile_id}"
+            known = f"mdev {instance.uuid}" if instance.uuid else f"vGPU {instance.profile_id or 'of unknown type'}"
+            yield f"in use: {known}"
 
 
 def _offer(port: Port, offer: Offer, obstacles: Obstacles, models: Models) -> _Draft:
@@ -163,7 +164,7 @@ def _live(
         if instance.profile_id is not None:
             profile = goods.known.get(instance.profile_id)
             attributes |= _of_profile(profile) if profile else {"profileID": instance.profile_id}
-            name = f"{name}-{instance.profile_id}"
+            name = plain_name(function.address, instance.profile_id)
         draft = _Draft(f"mdev-{instance.uuid}" if instance.uuid else name, attributes)
         _refuse(draft, obstacles.against_live(draft.name, instance.iommu_group if instance.uuid else None))
         yield draft

@@ -14,8 +14,8 @@ from itertools import count, islice
 
 from devalloc.api.quantity import NANO, Format, Quantity
 from devalloc.inventory.config import Known
-from devalloc.inventory.pci import NVIDIA
-from devalloc.inventory.vgpu import Instance, Parent, Profile
+from devalloc.inventory.pci import NVIDIA, Address
+from devalloc.inventory.vgpu import Instance, Parent, Profile, label
 
 FRAMEBUFFER = "framebuffer"
 INSTANCES = "instances"
@@ -117,13 +117,14 @@ def _foreign(parent: Parent, about: Known) -> Iterator[Instance]:
             yield instance
 
 
-def _plain_name(parent: Parent, profile_id: str | None) -> str:
-    return f"{parent.address.device_name}-{profile_id}"
+def plain_name(function: Address, profile_id: str | None) -> str:
+    """What the first device of a profile on a function is called."""
+    return f"{function.device_name}-{label(profile_id or '')}"
 
 
 def _held_copies(parent: Parent, profile_id: str | None, held: Collection[str]) -> list[int]:
     """Numbers of the devices of a profile on a parent that claims hold; 0 is the one with the plain name."""
-    plain = _plain_name(parent, profile_id)
+    plain = plain_name(parent.address, profile_id)
     numbers = [name.removeprefix(f"{plain}-") for name in held if name.startswith(f"{plain}-")]
     return sorted([*([0] if plain in held else []), *(int(n) for n in numbers if _COPY.fullmatch(n))])
 
@@ -175,7 +176,7 @@ def _offers(card: _Card, parent: Parent, about: Known) -> Iterator[Offer]:
         room = int(not taken) if parent.holds_one else max(1, living + parent.available.get(profile.id, 0))
         free = (number for number in count() if number not in mine)
         for number in sorted([*mine, *islice(free, max(0, room - len(mine)))]):
-            plain = _plain_name(parent, profile.id)
+            plain = plain_name(parent.address, profile.id)
             name = f"{plain}-{number}" if number else plain
             yield Offer(
                 name=name,

@@ -18,6 +18,7 @@ from devalloc.inventory.sysfs import Folder
 MIB = 1 << 20
 GIB = 1 << 30
 
+_NOT_IN_LABELS = re.compile(r"[^a-z0-9]+", re.ASCII)
 _TYPE_ID = re.compile(r"[A-Za-z0-9_.-]{1,80}", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _NVIDIA_ROW = re.compile(r"\s*([0-9]{1,9})\s*:\s*(\S.*?)\s*", re.ASCII)
@@ -49,6 +50,7 @@ class Instance:
 
     parent: Address
     profile_id: str | None
+    """None where that cannot be told."""
     uuid: str | None
     """None in the vendor VFIO layout, where a VF has at most one instance."""
     iommu_group: int | None
@@ -71,19 +73,22 @@ class Parent:
         return self.function.address
 
 
-def offered(function: PciFunction, profile_ids: Collection[str]) -> set[str] | None:
-    """Which of these profiles a function knows, as quickly as that can be told; None when it is no vGPU parent."""
+def label(profile_id: str) -> str:
+    """A profile's id as names of devices have it, which are DNS labels: ``i915-gvtg-v5-4`` for ``i915-GVTg_V5_4``."""
+    return _NOT_IN_LABELS.sub("-", profile_id.lower()).strip("-")
+
+
+def offered(function: PciFunction, labels: Collection[str]) -> dict[str, str] | None:
+    """The ids of those profiles with these labels that a function knows, by label; None when it is no vGPU parent."""
     types = _types(function)
     if types is not None:
-        there = {name for name in profile_ids if _TYPE_ID.fullmatch(name) and types.folder(name)}
-        if there == set(profile_ids):
-            return there
-        return there | {_mdev_type(mdev) or "" for mdev in _mdevs(function)} & set(profile_ids)
-    found = parent(function)
-    if found is None:
-        return None
-    known = {profile.id for profile in found.profiles} | {live.profile_id or "" for live in found.live}
-    return known & set(profile_ids)
+        known = [*filter(_TYPE_ID.fullmatch, types.names()), *map(_mdev_type, _mdevs(function))]
+    else:
+        found = parent(function)
+        if found is None:
+            return None
+        known = [*(profile.id for profile in found.profiles), *(live.profile_id for live in found.live)]
+    return {label(each): each for each in known if each is not None and label(each) in labels}
 
 
 def parent(function: PciFunction, only: str | None = None) -> Parent | None:
@@ -104,8 +109,9 @@ def parent(function: PciFunction, only: str | None = None) -> Parent | None:
         return None
     rows = [match for row in (listing or "").splitlines() if (match := _NVIDIA_ROW.fullmatch(row))]
     profiles = _by_id(_named(f"nvidia-{row[1]}", row[2]) for row in rows)
-    if current:
-        live = [Instance(function.address, f"nvidia-{current}", None, function.iommu_group)]
+    if current != 0:  # or nobody can tell what lives there, so that nothing else may
+        profile_id = None if current is None else f"nvidia-{current}"
+        live = [Instance(function.address, profile_id, None, function.iommu_group)]
     return Parent(function, tuple(profiles), {profile.id: 1 for profile in profiles}, tuple(live), holds_one=True)
 
 

@@ -276,3 +276,5 @@ L40S_TYPES = (
     *_types("NVIDIA L40S", 1145, 48, "1B 2B 1Q 2Q 3Q 4Q 6Q 8Q 12Q 16Q 24Q 48Q 1A 2A 3A 4A 6A 8A 12A 16A 24A 48A"),
     VgpuType("2164", "NVIDIA L40S-3B", 3072, 16),
 )
+GVT_TYPES = (VgpuType("i915-GVTg_V5_4", "GVTg_V5_4", 128, 1), VgpuType("i915-GVTg_V5_8", "GVTg_V5_8", 64, 2))
+"""Of Intel's kvmgt: ids that are no labels."""

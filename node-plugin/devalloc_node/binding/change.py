@@ -27,6 +27,15 @@ def refuse_unanswered(host: Host, device: str) -> None:
         raise Unknown("HostNotAnswering", f"the kernel has not answered an earlier write for {device} yet")
 
 
+def number(folder: Folder, name: str) -> int | None:
+    """The number in a file of a device's; None where it has no such file. Raises Failed ``HostUnreadable`` where it has
+    one that cannot be read, or says something else: that is no reason to believe that nothing is there."""
+    found = folder.number(name)
+    if found is None and name in folder.names():
+        raise Failed("HostUnreadable", f"{name} of {folder.name} cannot be read as a number at present")
+    return found
+
+
 def refused(what: str, error: OSError) -> Failed:
     """The kernel's no, for people."""
     code = errno.errorcode.get(error.errno or 0, "?")

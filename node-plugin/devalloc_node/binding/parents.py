@@ -66,7 +66,7 @@ def _objection(device: ProfileDevice, parent: vgpu.Parent | None, place: str | N
     if place is None:
         return "is held by another claim"
     if parent.holds_one and parent.live:
-        return f"carries a vGPU already ({parent.live[0].profile_id})"
+        return f"carries a vGPU already ({parent.live[0].profile_id or 'of unknown type'})"
     if not parent.available.get(device.profile_id):
         possible = ", ".join(profile.name for profile in parent.profiles if parent.available.get(profile.id))
         return f"has no room for it; the driver would create {possible or 'nothing'}"

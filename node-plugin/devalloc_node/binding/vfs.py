@@ -30,7 +30,7 @@ def autoprobe_step(pf: PciFunction) -> Step:
 
 def count_step(pf: PciFunction, after: int | None) -> Step:
     """``after`` None: as it is."""
-    before = _count(pf)
+    before = _count(pf.folder)
     return Step("vf-count", str(pf.address), before, before if after is None else after, shared_name(pf))
 
 
@@ -58,10 +58,7 @@ class CountKind:
     host: Host
 
     def read(self, target: str) -> Value:
-        count = change.folder(self.host.tree(), target).number("sriov_numvfs")
-        if count is None:
-            raise Denied("DeviceGone", f"{target} has no VFs to switch any more")
-        return count
+        return _count(change.folder(self.host.tree(), target))
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         change.refuse_unanswered(self.host, target)
@@ -70,7 +67,7 @@ class CountKind:
         if value and folder.number("sriov_numvfs") == value == count_vfs(folder):
             return
         pf = change.function(tree, target)
-        now = _count(pf)
+        now = _count(pf.folder)
         if now == value == 0:
             return
         if now and value:
@@ -83,7 +80,7 @@ class CountKind:
         tree = self.host.tree()
         pf = change.function(tree, target)
         there = [address for _, address in pf.virtfns if function_folder(tree, address) is not None]
-        if _count(pf) != value or len(there) != value:
+        if _count(pf.folder) != value or len(there) != value:
             raise Failed("VfsMissing", f"{target} has {len(there)} VFs after {value} were asked for")
 
     def taken_over(self, step: Step, *, finished: bool) -> str | None:
@@ -94,13 +91,14 @@ class CountKind:
 
 
 def _autoprobe(pf: Folder) -> int | None:
-    return pf.number("sriov_drivers_autoprobe")
+    return change.number(pf, "sriov_drivers_autoprobe")
 
 
-def _count(pf: PciFunction) -> int:
-    if pf.sriov is None:
-        raise Denied("DeviceGone", f"{pf.address} has no VFs to switch any more")
-    return pf.sriov.active
+def _count(pf: Folder) -> int:
+    count = change.number(pf, "sriov_numvfs")
+    if count is None:
+        raise Denied("DeviceGone", f"{pf.name} has no VFs to switch any more")
+    return count
 
 
 def _refuse_users(tree: Tree, pf: PciFunction) -> None:

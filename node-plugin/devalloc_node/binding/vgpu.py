@@ -80,7 +80,11 @@ class Vgpu:
             return Health(
                 "unhealthy", f"{function.address} has the driver {function.driver or 'none'}, which makes no vGPUs"
             )
-        if not _current(function):
+        try:
+            live = _current(function)
+        except Failed as error:
+            return Health("unknown", error.message)
+        if not live:
             return Health("unhealthy", f"{function.address} carries no vGPU any more")
         if device.nodes != (f"/dev/vfio/{function.iommu_group}",):
             return Health("unhealthy", f"the IOMMU group of {function.address} is {function.iommu_group} now")
@@ -141,7 +145,7 @@ class VgpuKind:
 
 def _current(function: PciFunction) -> int | None:
     nvidia = function.folder.folder("nvidia")
-    return nvidia.number(_FILE) if nvidia else None
+    return change.number(nvidia, _FILE) if nvidia else None
 
 
 def _nodes(function: PciFunction) -> set[str]:

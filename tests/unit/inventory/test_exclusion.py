@@ -353,6 +353,16 @@ class TestPreparedVgpus:
         assert not [name for name in found.devices if found.unavailable(name) == "in use: a vGPU that no claim holds"]
 
 
+def test_a_vf_whose_vgpu_cannot_be_told_is_not_free(host: FakeSysfs) -> None:
+    host.add(cards.l40s_vgpu_card(vfs=2, vgpu=Vgpu("vfio", 49152, cards.L40S_TYPES[:3])))
+    host.write(host.path("0000:26:00.4", "nvidia/current_vgpu_type"), "N/A")
+    found = Found.on(host.root)
+    assert found.unavailable("0000-26-00-4") == "in use: vGPU of unknown type"
+    assert [name for name in found.names(function="mdev") if not found.unavailable(name) and "00-4-" in name] == []
+    backing = {"0000-26-00-4-nvidia-1145": frozenset({"0000-26-00-4"})}
+    assert Found.on(host.root, prepared=backing).fits("0000-26-00-5-nvidia-1145"), "what a claim has there is known"
+
+
 class TestWithheld:
     def test_what_is_withheld_says_why_and_comes_back(self, host: FakeSysfs) -> None:
         a2(host)

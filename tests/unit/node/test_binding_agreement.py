@@ -14,6 +14,7 @@ from devalloc.inventory.locate import DeviceGone, DeviceUnknown, locate
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.binding.config import OFFERS
 from devalloc_node.errors import NodeError
+from devalloc_node.names import is_label
 from tests.support import cards
 from tests.support.cards import Sriov
 from tests.support.discovered import Found
@@ -38,6 +39,7 @@ def idle(host: FakeHost) -> None:
         cards.gpu_audio(iommu_group=7),
         cards.amd_gpu(sriov=Sriov(2, offset=16, stride=1, vf_device=0x7410, vf_driver="amdgpu")),
         cards.intel_gpu(sriov=Sriov(2, offset=1, stride=1, vf_device=0xA780, vf_driver="i915")),
+        cards.intel_gpu("0000:0e:00.0", drm="card5", sriov=None, vgpu=cards.Vgpu("mdev", 512, cards.GVT_TYPES)),
         cards.nic(vfs=2),
         cards.connectx(sriov=Sriov(2, offset=2, vf_device=0x101E, vf_driver="mlx5_core")),
         cards.connectx("0000:61:00.1", netdev="ens1f1np1", infiniband="mlx5_1", sriov=Sriov(2, offset=17)),
@@ -76,6 +78,7 @@ def test_what_is_offered_can_be_had_and_nothing_else(host: FakeHost, server: obj
     assert len(found.devices) > 40
     before = host.snapshot()
     for device, pool in found.homes.items():
+        assert is_label(device), "files and slices cannot name it"
         offered = found.unavailable(device) is None
         refused = attempt(host, device, pool.metadata.name)
         # What somebody made is in use, and adopted on request only (T8); one more of it is made elsewhere (T2).

@@ -191,6 +191,20 @@ class TestVendorLayout:
         assert all(one == other for one, other in words.values())  # the recorded list has other blanks
         assert after.keys() == before.keys()
 
+    def test_what_cannot_be_read_is_not_gone(self, l40s: FakeHost) -> None:
+        """As long as the driver does not say what lives there, nobody believes that nothing does."""
+        hand = Hand.on(l40s)
+        prepared = hand.prepare(L40S_2Q, L40S_POOL)
+        l40s.write(f"bus/pci/devices/{L40S_VF}/nvidia/current_vgpu_type", "N/A")
+        with pytest.raises(Failed) as caught:
+            hand.unprepare(L40S_2Q)
+        assert caught.value.code == "HostUnreadable"
+        assert hand.bindings.observe(prepared).state == "unknown"
+        assert Hand.on(l40s).prepare(L40S_2Q, L40S_POOL).functions == ("0000:26:00.5",)
+        l40s.write(f"bus/pci/devices/{L40S_VF}/nvidia/current_vgpu_type", "1148")
+        hand.unprepare(L40S_2Q)
+        assert l40s.read(f"bus/pci/devices/{L40S_VF}/nvidia/current_vgpu_type") == "0"
+
     def test_as_many_as_the_framebuffer_holds_and_no_more(self, l40s: FakeHost) -> None:
         hand = Hand.on(l40s)
         for vf in range(2):
