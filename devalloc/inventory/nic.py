@@ -14,6 +14,8 @@ _LINK_BY_SUBCLASS = {0x0200: "ethernet", 0x0207: "infiniband"}
 _LINK_BY_TYPE = {1: "ethernet", 32: "infiniband"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND
 _MEGABIT = 10**6
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}(?:[0-9a-f]{2}|(?:[0-9a-f]{2}:){14}[0-9a-f]{2})", re.ASCII)
+_REPRESENTOR = re.compile(r"(?:c[0-9]+)?pf[0-9]+(?:vf|sf)[0-9]+", re.ASCII)
+"""What ``phys_port_name`` says of an interface that stands for a virtual function inside the card's switch."""
 _VIRTIO = re.compile(r"virtio[0-9]+", re.ASCII)
 
 
@@ -29,6 +31,15 @@ def interfaces(function: PciFunction) -> list[Folder]:
     return [found for place in places for name in place.names("net") if (found := place.folder("net", name))]
 
 
+def uplink(function: PciFunction) -> Folder | None:
+    """The interface that is the function's own: a card in switchdev mode has one for each of its VFs beside it, which
+    may come first by name."""
+    found = interfaces(function)
+    if len(found) > 1:
+        found = [each for each in found if not _REPRESENTOR.fullmatch(each.text("phys_port_name") or "")]
+    return found[0] if found else None
+
+
 def is_elsewhere(function: PciFunction) -> bool:
     """True when the interface exists but in another network namespace: the kernel shows an empty ``net`` folder."""
     return function.folder.folder("net") is not None and not function.folder.names("net")
@@ -38,7 +49,7 @@ def attributes(function: PciFunction) -> dict[str, AttributeValue]:
     """linkType, linkSpeed (bit/s), mac and rdma, as far as they are known."""
     found: dict[str, AttributeValue] = {"rdma": int(bool(function.folder.names("infiniband")))}
     link = _LINK_BY_SUBCLASS.get(function.subclass)
-    for interface in interfaces(function)[:1]:
+    if (interface := uplink(function)) is not None:
         link = _LINK_BY_TYPE.get(interface.number("type") or 0, link)
         speed, mac = interface.number("speed"), interface.text("address")
         if speed is not None and 0 < speed < 2**32 - 1:  # -1 and its unsigned form: no carrier

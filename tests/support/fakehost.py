@@ -175,6 +175,7 @@ class FakeHost(FakeSysfs):
             vf = self._vf(interface, index)
             speed = self.functions[self.functions[vf].pf or ""].spec.speed
             wanted = FRESH | self.set_up.get(vf, {}) | settings
+            wanted["mac"] = wanted["mac"].lower()
             multicast = int(wanted["mac"][:2], 16) & 1
             if settings.keys() - FRESH.keys() or multicast or wanted["vlan"] > 4094 or wanted["maxTxRate"] > speed:
                 raise fail(errno.EINVAL, interface)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from devalloc.api.configs import VfConfig
 from devalloc.api.decode import decode
+from devalloc.inventory import nic
 from devalloc.inventory.cards import VirtualFunction
 from devalloc_node.binding import change
 from devalloc_node.deadline import Deadline
@@ -73,13 +74,13 @@ class SettingsKind:
 
     def _place(self, target: str) -> tuple[str, int]:
         address, _, index = target.partition("/")
-        pf = change.folder(self.host.tree(), address)
-        if pf.link(f"virtfn{int(index)}") is None:
+        pf = change.function(self.host.tree(), address)
+        if pf.folder.link(f"virtfn{int(index)}") is None:
             raise Denied("DeviceGone", f"VF {index} of {address} is not there any more")
-        interfaces = pf.names("net")
-        if not interfaces:
+        interface = nic.uplink(pf)
+        if interface is None:
             raise Failed("NoInterface", f"{address} has no network interface in this namespace to set up its VFs by")
-        return interfaces[0], int(index)
+        return interface.name, int(index)
 
 
 def settings_step(host: Host, vf: VirtualFunction, wanted: Mapping[str, Value]) -> Step:
@@ -107,6 +108,8 @@ def wanted_settings(granted: GrantedDevice) -> dict[str, Value]:
             if forbidden:
                 raise Denied("ConfigForbidden", f"a claim may not set {', '.join(forbidden)} of a VF; a class may")
             found = {**spec, **found}
+    if "mac" in found:
+        found["mac"] = found["mac"].lower()  # as the kernel says it
     if found.get("maxTxRate") and found.get("minTxRate", 0) > found["maxTxRate"]:
         raise Denied("ConfigInvalid", f"minTxRate ({found['minTxRate']}) is above maxTxRate ({found['maxTxRate']})")
     return found

@@ -34,7 +34,7 @@ def set_vf(interface: str, index: int, settings: VfSettings) -> None:
 
 
 def settings_of(link: Any, interface: str, index: int) -> dict[str, Value]:
-    """The settings of one VF out of the kernel's answer about its PF."""
+    """The settings of one VF out of the kernel's answer about its PF; none where its driver tells and sets none."""
     listed = link.get_attr("IFLA_VFINFO_LIST")
     for info in listed.get_attrs("IFLA_VF_INFO") if listed is not None else ():
         mac = info.get_attr("IFLA_VF_MAC")
@@ -54,6 +54,8 @@ def settings_of(link: Any, interface: str, index: int) -> dict[str, Value]:
         if state is not None and state["link_state"] < len(_LINK_STATES):
             found["linkState"] = _LINK_STATES[state["link_state"]]
         return found
+    if (link.get_attr("IFLA_NUM_VF") or 0) > index:
+        return {}
     raise OSError(errno.ENODEV, f"{os.strerror(errno.ENODEV)}: no VF {index}", interface)
 
 

@@ -295,6 +295,17 @@ class TestNetlink:
                 netlink.settings_of(link, "eth0", 3)
             assert caught.value.errno == errno.ENODEV
 
+    @pytest.mark.parametrize("told", [[], [("IFLA_VFINFO_LIST", {"attrs": []})]])
+    def test_a_driver_that_tells_nothing_of_its_vfs(self, told: list[Any]) -> None:
+        message = ifinfmsg()
+        message["attrs"] = [("IFLA_IFNAME", "eth0"), ("IFLA_NUM_VF", 2), *told]
+        message.encode()
+        link = ifinfmsg(message.data)
+        link.decode()
+        assert netlink.settings_of(link, "eth0", 1) == {}
+        with pytest.raises(OSError, match="no VF 2"):
+            netlink.settings_of(link, "eth0", 2)
+
     def test_what_is_sent_comes_back(self) -> None:
         now = {"mac": "00:00:00:00:00:00", "vlan": 5, "vlanQos": 1, "minTxRate": 0, "maxTxRate": 250}
         wanted = {"mac": self.MAC, "vlanQos": 3, "minTxRate": 10, "trust": True, "spoofCheck": False,
