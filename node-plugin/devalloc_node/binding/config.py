@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 OFFERS = frozenset({"gpu", "vgpu", "vf", "nic", "accelerator", "storage"})
 """What can be allowed: whole GPUs, vGPUs, virtual functions, and whole cards of the other kinds."""
@@ -21,8 +20,6 @@ class BindingConfig:
     """Devices may go whose IOMMU group holds devices of other slots, where no host driver has one of those (T5)."""
     max_vfs: int | None = None
     """Most VFs to create on a port; as the inventory's. Default: as many as it can have."""
-    vf_counts: Mapping[str, int] = field(default_factory=dict)
-    """VFs to create by the address of the PF, where it is not ``max_vfs``."""
     adopt: frozenset[str] = frozenset()
     """Names of vGPUs (``mdev-<uuid>``) that somebody else made, and that may be used as they are (T8); as the
     inventory's."""
@@ -34,7 +31,6 @@ class BindingConfig:
         if unknown:
             raise ValueError(f"cannot be allowed: {', '.join(unknown)} (there are {', '.join(sorted(OFFERS))})")
 
-    def vf_count(self, pf: str, total: int) -> int:
-        """How many VFs the first use of a PF creates."""
-        wanted = self.vf_counts.get(pf, total if self.max_vfs is None else self.max_vfs)
-        return max(0, min(wanted, total))
+    def vf_count(self, total: int) -> int:
+        """How many VFs the first use of a PF creates that can have ``total``."""
+        return total if self.max_vfs is None else min(self.max_vfs, total)

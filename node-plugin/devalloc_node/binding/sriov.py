@@ -73,7 +73,7 @@ class Sriov:
         """The steps after which the VF is there."""
         pf = vf.pf
         total = pf.sriov.total if pf.sriov else 0
-        count = self.config.vf_count(str(pf.address), total)
+        count = self.config.vf_count(total)
         if vf.index >= count:
             which = f"{vf.address} would be VF {vf.index} of {pf.address}"
             raise Denied("VfNotConfigured", f"{which}, which gets {count} of {total} possible ones")

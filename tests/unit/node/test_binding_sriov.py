@@ -71,11 +71,9 @@ class TestCreation:
         Hand.on(host).prepare(VF0, POOL)
         assert host.driver_of(PF) == "igb"
 
-    @pytest.mark.parametrize(
-        ("limits", "count"), [({"max_vfs": 2}, 2), ({"vf_counts": {PF: 3}}, 3), ({"max_vfs": 99}, 7)]
-    )
-    def test_how_many_is_the_admins_choice(self, host: FakeHost, limits: dict[str, Any], count: int) -> None:
-        Hand.on(host, **limits).prepare(VF0, POOL)
+    @pytest.mark.parametrize(("most", "count"), [(2, 2), (99, 7)])
+    def test_how_many_is_the_admins_choice(self, host: FakeHost, most: int, count: int) -> None:
+        Hand.on(host, max_vfs=most).prepare(VF0, POOL)
         assert len(host.functions[PF].vfs) == count
 
     def test_a_vf_beyond_the_configured_count(self, host: FakeHost) -> None:
@@ -162,6 +160,34 @@ class TestSettings:
         assert settings(host) == wanted
         hand.unprepare(VF0)
         assert settings(host) == {}
+
+    def test_a_mac_in_capitals_is_the_same(self, host: FakeHost) -> None:
+        host.set_numvfs(PF, 2)
+        hand = self.prepare(host, {"mac": "52:54:00:AA:BB:CC"})
+        assert settings(host) == {"mac": "52:54:00:aa:bb:cc"}
+        hand.unprepare(VF0)
+        assert settings(host) == {}
+
+    def test_they_are_set_by_the_cards_own_interface(self, host: FakeHost) -> None:
+        """A card whose switch is on (switchdev) has interfaces for its VFs, which lie beside its own."""
+        host.write(f"{host.path(PF)}/net/eth-1/phys_port_name", "pf0vf0")
+        host.write(f"{host.path(PF)}/net/eth0/phys_port_name", "p0")
+        self.prepare(host, {"vlan": 7})
+        assert settings(host) == {"vlan": 7}
+
+    def test_a_driver_that_has_none_is_no_obstacle(self, host: FakeHost) -> None:
+        class Mute(LocalHost):
+            def vf_settings(self, interface: str, index: int) -> VfSettings:
+                return {}
+
+        before = host.snapshot()
+        hand = Hand.on(Mute(host))
+        hand.prepare(VF0, POOL)
+        hand.unprepare(VF0)
+        assert host.snapshot() == before
+        with pytest.raises(Denied) as caught:
+            hand.prepare(VF0, POOL, class_configs=(config("VfConfig", vlan=7),))
+        assert caught.value.code == "ConfigUnsupported"
 
     def test_what_an_owner_changed_by_itself_does_not_stay(self, host: FakeHost) -> None:
         host.set_numvfs(PF, 2)
