@@ -36,7 +36,8 @@ class DriverKind:
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         change.refuse_unanswered(self.host, target)
-        now, wanted = self.read(target), value["driver"]
+        folder = change.folder(self.host.tree(), target)
+        now, wanted = state(folder), value["driver"]
         if now["driver"] != wanted:
             if now["driver"] is not None and "vfio" in now["driver"]:
                 self._refuse_open(target)
@@ -46,15 +47,15 @@ class DriverKind:
             self._override(target, now["override"], override, deadline)
             if now["driver"] is not None:
                 change.write(self.host, f"bus/pci/drivers/{now['driver']}/unbind", target, deadline)
-                now = self._expected(target, None, override)
+                now = self._expected(folder, target, None, override)
             if wanted is not None and now["driver"] != wanted:
                 change.write(self.host, "bus/pci/drivers_probe", target, deadline)
-            now = self._expected(target, wanted, override)
+            now = self._expected(folder, target, wanted, override)
         if now == value:
             return
         self._override(target, now["override"], value["override"], deadline)
         # Whoever probes all devices at any time gives it to the driver that the override names, a step early.
-        after = self._expected(target, wanted, value["override"] if wanted is None else wanted)
+        after = self._expected(folder, target, wanted, value["override"] if wanted is None else wanted)
         if after["override"] != value["override"]:
             raise Failed("DriverNotBound", f"{target} has the override {after['override']}, not {value['override']}")
 
@@ -75,8 +76,10 @@ class DriverKind:
         if now != wanted:
             change.write(self.host, f"bus/pci/devices/{target}/driver_override", f"{wanted or ''}\n", deadline)
 
-    def _expected(self, target: str, wanted: str | None, also: str | None) -> dict[str, Value]:
-        found = state(change.folder(self.host.tree(), target))
+    def _expected(self, folder: Folder, target: str, wanted: str | None, also: str | None) -> dict[str, Value]:
+        found = state(folder)
+        if found["driver"] is None:
+            change.folder(self.host.tree(), target)  # it may not be there any more
         if found["driver"] not in (wanted, also):
             why = "; is its module loaded?" if wanted is not None and found["driver"] is None else ""
             raise Failed("DriverNotBound", f"{target} has the driver {found['driver']}, not {wanted}{why}")
