@@ -18,7 +18,7 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
-from devalloc_node.machine import accel, cgroup, launch, spawn
+from devalloc_node.machine import accel, cgroup, launch, lifefile, logs, spawn
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.lock import MachineLocks
@@ -86,7 +86,7 @@ def test_nor_is_one_taken_to_hold_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         with pytest.raises(Failed, match="Too many open files"):
-            launch.life("m", config)
+            lifefile.process_of("m", config)
 
 
 def test_deaths_are_told_once_and_of_the_dead_at_once(sleeper: subprocess.Popen[bytes]) -> None:
@@ -171,9 +171,9 @@ def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) 
     disk.write_text("content of the disk")
     script = "cat /dev/fd/100; echo $PWD; ulimit -c; exec sleep 60"
     file = plan(config, ["/bin/sh", "-c", script], files={"100": [str(disk), False]})
-    assert launch.life("m", config) is None
+    assert lifefile.process_of("m", config) is None
     assert spawned(file).returncode == 0
-    found = launch.life("m", config)
+    found = lifefile.process_of("m", config)
     assert found is not None
     try:
         stat = Path(f"/proc/{found.pid}/stat").read_text().rpartition(")")[2].split()
@@ -185,12 +185,12 @@ def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) 
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)
         assert spawned(file).returncode == spawn.LIVES, "there is never a second one"
-        assert launch.life("m", config) == found
+        assert lifefile.process_of("m", config) == found
     finally:
         kill(found, signal.SIGKILL)
     assert wait(found, 10)
-    assert launch.life("m", config) is None
-    assert launch.last_words(config, "m").startswith("content of the disk")
+    assert lifefile.process_of("m", config) is None
+    assert logs.last_words(config, "m").startswith("content of the disk")
 
 
 @pytest.fixture
@@ -227,18 +227,20 @@ M = machine_id("default/m")
 def test_a_machine_that_systemd_starts_lives_when_it_is_said_to(tmp_path: Path, systemd: Path) -> None:
     for _ in range(2):  # what the first run left says nothing of the second
         config = started_by_systemd(tmp_path, "echo words; exec sleep 60")
-        found = launch.life(M, config)
+        found = lifefile.process_of(M, config)
         assert found is not None
-        until(lambda of=config: launch.last_words(of, M) == "words", "it says something")  # type: ignore[misc]
+        until(lambda of=config: logs.last_words(of, M) == "words", "it says something")  # type: ignore[misc]
         kill(found, signal.SIGKILL)
         assert wait(found, 10)
-    assert launch.last_words(config, M, "qemu.log.1") == "words", "what it said in the run before is kept"
+    assert logs.last_words(config, M, "qemu.log.1") == "words", "what it said in the run before is kept"
 
 
 def test_why_systemd_could_not_start_a_machine_is_told(tmp_path: Path, systemd: Path) -> None:
     config = started_by_systemd(tmp_path, "echo no such device; exit 1")
     until(
-        lambda: launch.life(M, config) is None and launch.last_words(config, M) == "no such device", "it says why", 10
+        lambda: lifefile.process_of(M, config) is None and logs.last_words(config, M) == "no such device",
+        "it says why",
+        10,
     )
 
 
@@ -247,14 +249,14 @@ def test_what_goes_wrong_before_qemu_is_told_too(tmp_path: Path) -> None:
     file = plan(config, ["/bin/true"], files={"100": ["/no/such/disk", True]})
     words = [sys.executable, "-I", str(Path(spawn.__file__)), str(file)]
     assert subprocess.run(words, capture_output=True, timeout=30, check=False).returncode == spawn.FAILED
-    assert "/no/such/disk" in launch.last_words(config, "m")
+    assert "/no/such/disk" in logs.last_words(config, "m")
 
 
 def test_a_machine_cannot_say_that_it_is_another_process(tmp_path: Path) -> None:
     config = MachineConfig(tmp_path / "state", tmp_path / "run")
     life = config.life("m")
     assert spawned(plan(config, ["/bin/sleep", "60"])).returncode == 0
-    found = launch.life("m", config)
+    found = lifefile.process_of("m", config)
     assert found is not None
     try:
         folder = Path(f"/proc/{found.pid}")
@@ -274,7 +276,7 @@ def test_a_folder_that_became_a_link_leads_nowhere(tmp_path: Path) -> None:
     done = spawned(plan(config, ["/bin/sleep", "60"], files={"100": [str(images / "disk"), True]}))
     assert done.returncode == spawn.FAILED
     assert f"{images}/disk is {secrets}/disk now" in done.stderr
-    assert launch.life("m", config) is None
+    assert lifefile.process_of("m", config) is None
 
 
 def test_asking_whether_a_machine_lives_does_not_keep_it_from_starting(tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ def test_asking_whether_a_machine_lives_does_not_keep_it_from_starting(tmp_path:
         fcntl.flock(asked, fcntl.LOCK_SH)
         threading.Timer(0.3, fcntl.flock, [asked, fcntl.LOCK_UN]).start()
         assert spawned(file).returncode == 0
-        found = launch.life("m", config)
+        found = lifefile.process_of("m", config)
     assert found is not None
     kill(found, signal.SIGKILL)
 
@@ -305,7 +307,7 @@ def test_what_keeps_a_machine_from_starting_is_said_and_nothing_lives(
     done = spawned(plan(config, **{"argv": ["/bin/true"], **broken}))  # type: ignore[arg-type]
     assert done.returncode == spawn.FAILED
     assert "/no/such" in done.stderr
-    assert launch.life("m", config) is None
+    assert lifefile.process_of("m", config) is None
 
 
 def test_a_machine_that_lives_and_whose_process_nobody_knows_is_unknown(tmp_path: Path) -> None:
@@ -314,7 +316,7 @@ def test_a_machine_that_lives_and_whose_process_nobody_knows_is_unknown(tmp_path
     with config.life("m").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(Unknown):
-            launch.life("m", config, 0.1)
+            lifefile.process_of("m", config, 0.1)
 
 
 def test_a_machine_has_ended_when_its_process_has_and_not_when_its_lock_is_free(
@@ -326,14 +328,14 @@ def test_a_machine_has_ended_when_its_process_has_and_not_when_its_lock_is_free(
     there = process(sleeper.pid)
     assert there is not None
     config.life("m").write_text(f"{there.pid} {there.started}\n")
-    assert launch.life("m", config) == there
+    assert lifefile.process_of("m", config) == there
     before_the_boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60
     os.utime(config.life("m"), (before_the_boot, before_the_boot))
-    assert launch.life("m", config) is None, "another process that has the same number after a reboot"
+    assert lifefile.process_of("m", config) is None, "another process that has the same number after a reboot"
     os.utime(config.life("m"))
     sleeper.kill()
     sleeper.wait()
-    assert launch.life("m", config) is None
+    assert lifefile.process_of("m", config) is None
 
 
 def test_last_words_are_one_bounded_line_and_no_link_is_followed(tmp_path: Path) -> None:
@@ -342,21 +344,21 @@ def test_last_words_are_one_bounded_line_and_no_link_is_followed(tmp_path: Path)
     folder.mkdir(parents=True)
     log = folder / "qemu.log"
     log.write_bytes(b"x" * 10_000 + b"\nfirst\x1b[31m\x00\nlast\n")
-    words = launch.last_words(config, "m")
+    words = logs.last_words(config, "m")
     assert words.endswith("first / [31m / last")
     assert len(words) < 2100
-    launch.trim_logs(config, "m")
+    logs.trim(config, "m")
     assert log.stat().st_size == 0
     log.unlink()
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret" * 1000)
     log.symlink_to(secret)
-    assert launch.last_words(config, "m") == ""
-    launch.trim_logs(config, "m")
+    assert logs.last_words(config, "m") == ""
+    logs.trim(config, "m")
     assert secret.stat().st_size == 6000
     log.unlink()
     os.mkfifo(log)
-    assert launch.last_words(config, "m") == ""
+    assert logs.last_words(config, "m") == ""
 
 
 def test_a_lock_leaves_nothing_and_still_keeps_everybody_else_out(tmp_path: Path) -> None:

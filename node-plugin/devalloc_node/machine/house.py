@@ -6,7 +6,7 @@ import threading
 import time
 
 from devalloc_node.deadline import Deadline
-from devalloc_node.machine import launch, plain
+from devalloc_node.machine import logs, plain
 from devalloc_node.machine.kept import Kept, suppress_and_log
 from devalloc_node.machine.looks import LOOK_SECONDS
 from devalloc_node.machine.records import MACHINES
@@ -29,7 +29,7 @@ def keep(machines: Kept, stop: threading.Event) -> None:
         tidied = time.monotonic() if is_due else tidied
         with suppress_and_log("of this node"):
             for key in machines.records.records(MACHINES):
-                launch.trim_logs(machines.config, machine_id(key))
+                logs.trim(machines.config, machine_id(key))
                 with suppress_and_log(key):
                     if is_due:
                         _tidy(machines, key)

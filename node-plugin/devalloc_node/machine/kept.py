@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine import adopt, amounts, launch, plain
+from devalloc_node.machine import adopt, amounts, lifefile, plain
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.lines import Lines
 from devalloc_node.machine.lock import MachineLocks
@@ -92,7 +92,7 @@ class Kept:
     def process_of(self, record: MachineRecord) -> Process | None:
         """The machine's QEMU; None where it has ended. Raises Unknown, Failed."""
         if record.spec.adopt is None:
-            return launch.life(record.spec.id, self.config)
+            return lifefile.process_of(record.spec.id, self.config)
         if record.process is None or record.boot != adopt.boot_id() or not alive(record.process):
             return None
         return record.process
@@ -127,7 +127,11 @@ class Kept:
 
     def lost(self, key: str) -> Process | None:
         """The process of a machine that lives and has no record; None where there is none. Raises NodeError."""
-        return None if self.records.record(MACHINES, key) is not None else launch.life(machine_id(key), self.config)
+        return (
+            None
+            if self.records.record(MACHINES, key) is not None
+            else lifefile.process_of(machine_id(key), self.config)
+        )
 
     # For those who change one.
 

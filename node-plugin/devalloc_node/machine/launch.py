@@ -1,8 +1,7 @@
-"""Starting a machine's QEMU so that it outlives the plugin, finding it again, and ending it."""
+"""Starting a machine's QEMU so that it outlives the plugin, and ending it."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -20,11 +19,11 @@ from typing import Literal
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
-from devalloc_node.machine import cgroup, paths, room, spawn
+from devalloc_node.machine import cgroup, lifefile, logs, paths, room, spawn
 from devalloc_node.machine.command import Start, command, disk_fd, tap_fd
 from devalloc_node.machine.config import MAX_SOCKET_PATH, MachineConfig
 from devalloc_node.machine.monitor import Monitor
-from devalloc_node.machine.process import Process, alive, kill, process, wait, with_removed_file
+from devalloc_node.machine.process import Process, alive, kill, wait
 from devalloc_node.machine.spec import MachineSpec
 
 LOG = logging.getLogger(__name__)
@@ -33,8 +32,6 @@ GUESTS_UNIT = "devalloc-guests.service"
 _SOCKETS = ("qmp", "console", "agent")
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2000
-_ENDING_SECONDS = 0.2
-"""For a process that has given up all it had to be gone."""
 _QUIT_SECONDS = 3.0
 _KILL_SECONDS = 10.0
 """A process that is killed ends at once, unless the kernel is busy with a device of its own."""
@@ -144,59 +141,6 @@ def spawn_words(spec: MachineSpec, config: MachineConfig, plan: Path) -> list[st
     return [*service, "--", *words]
 
 
-def life(machine_id: str, config: MachineConfig, seconds: float = 2.0) -> Process | None:
-    """The process of a machine that runs; None where none does.
-
-    Its lock of its life file proves that it lives. Without the lock it may still be ending, and holds devices until
-    the kernel is done with them: it has ended when its process has.
-
-    Raises Unknown where it lives and its process cannot be told within ``seconds``: it is only just being started;
-    Failed where nothing can be told.
-    """
-    try:
-        fd = os.open(config.life(machine_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:  # it never was started, or somebody took the file away under it
-        return with_removed_file(config.life(machine_id), f"\0guest={machine_id},".encode())
-    except OSError as error:
-        raise Failed("HostUnreadable", f"whether machine {machine_id} lives cannot be told: {error}") from None
-    try:
-        deadline = Deadline.after(seconds)
-        ending = deadline.capped(_ENDING_SECONDS)
-        while True:
-            is_locked = _is_locked(fd)
-            words = os.pread(fd, 64, 0).split() if is_locked or _is_of_this_boot(fd) else ()
-            if len(words) == 2 and (found := process(int(words[0]))) == Process(int(words[0]), int(words[1])):
-                if is_locked or ending.passed:
-                    return found
-            elif not is_locked:
-                return None
-            if deadline.passed:
-                raise Unknown("MachineUnclear", f"machine {machine_id} lives, and its process is not known")
-            time.sleep(_POLL_SECONDS)
-    finally:
-        os.close(fd)
-
-
-def lives(config: MachineConfig) -> set[str]:
-    """The machines, by id, that have a life file."""
-    return {path.name.removesuffix(".life") for path in config.state.glob("*.life")}
-
-
-def _is_locked(fd: int) -> bool:
-    """Whether another process has locked the file for itself alone."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return False
-
-
-def _is_of_this_boot(fd: int) -> bool:
-    """Whether a file was written since the host was started: the numbers of processes mean nothing after that."""
-    return os.fstat(fd).st_mtime >= time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, deadline: Deadline) -> None:
     """Wait until QEMU of a machine that was just started answers.
 
@@ -208,8 +152,8 @@ def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, de
             monitor.execute("query-status", deadline=deadline)
             return
         except NodeError as error:
-            if life(spec.id, config) is None:
-                words = last_words(config, spec.id) or "QEMU ended without a word"
+            if lifefile.process_of(spec.id, config) is None:
+                words = logs.last_words(config, spec.id) or "QEMU ended without a word"
                 raise Failed(
                     "MachineDidNotStart",
                     f"machine {spec.key} did not start: {words}",
@@ -288,35 +232,6 @@ def _is_taken(folder: Path) -> bool:
         except OSError:
             return False
     return True
-
-
-def last_words(config: MachineConfig, machine_id: str, name: str = "qemu.log") -> str:
-    """The end of a log of the machine, as one line. The file is its user's, so links are not followed."""
-    try:
-        fd = os.open(config.folder(machine_id) / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            return ""
-        text = os.pread(fd, _TAIL_BYTES, max(0, info.st_size - _TAIL_BYTES)).decode(errors="replace")
-        return " / ".join(line for line in "".join(c if c.isprintable() else "\n" for c in text).split("\n") if line)
-    finally:
-        os.close(fd)
-
-
-def trim_logs(config: MachineConfig, machine_id: str) -> None:
-    """Empty logs that a guest has filled; QEMU appends, so it goes on at the start."""
-    for name in ("console.log", "qemu.log"):
-        with suppress(OSError):
-            fd = os.open(config.folder(machine_id) / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                info = os.fstat(fd)
-                if stat.S_ISREG(info.st_mode) and info.st_size > config.log_bytes:
-                    os.ftruncate(fd, 0)
-            finally:
-                os.close(fd)
 
 
 def _resolved(

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from devalloc_node.errors import NodeError, Unknown
-from devalloc_node.machine import amounts, launch
+from devalloc_node.machine import amounts, logs
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.process import Process
 from devalloc_node.machine.records import MachineRecord
@@ -107,7 +107,7 @@ class Looks:
 
 def ended(record: MachineRecord, config: MachineConfig) -> MachineRecord:
     """What is to be noted of a machine that was known to live and does not."""
-    words = launch.last_words(config, record.spec.id)
+    words = logs.last_words(config, record.spec.id)
     if record.state == "starting":  # its CPUs never ran, so that no policy forbids to start it again
         return record.become("failed", "MachineDidNotStart", f"it was not started to the end: {words}".rstrip(": "))
     asked = record.state == "stopping" or record.reason == "StopWanted"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine import accel, adopt, amounts, launch, lost, paths, plain, users
+from devalloc_node.machine import accel, adopt, amounts, launch, lifefile, logs, lost, paths, plain, users
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.kept import Kept
 from devalloc_node.machine.monitor import Connect, QmpMonitor
@@ -67,7 +67,8 @@ class Machines(Kept):
                         self._come_up(known, deadline)
                     return
                 self._settling.note_end(known)  # who watches for that may come later
-            if (found := launch.life(spec.id, self.config)) is not None:  # a journal was lost, or an older one put back
+            if (found := lifefile.process_of(spec.id, self.config)) is not None:
+                # A journal was lost, or an older one put back.
                 raise lost.refusal(spec.key, found)
             how = accel.chosen(self.config)
             began = False
@@ -258,7 +259,7 @@ class Machines(Kept):
     def _lives(self, record: MachineRecord) -> Process:
         process = self.process_of(record)
         if process is None:
-            words = launch.last_words(self.config, record.spec.id)
+            words = logs.last_words(self.config, record.spec.id)
             raise Failed("MachineDidNotStart", f"machine {record.spec.key} ended as soon as it was started: {words}")
         return process
 
@@ -279,7 +280,7 @@ class Machines(Kept):
     def _take_back(self, record: MachineRecord, error: NodeError) -> None:
         """After a start that failed: end what there is of it and keep why."""
         try:
-            process = launch.life(record.spec.id, self.config)
+            process = lifefile.process_of(record.spec.id, self.config)
             if process is not None:
                 with self.line(record) as monitor:
                     launch.end(monitor, record.spec.key, process)

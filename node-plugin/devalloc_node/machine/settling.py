@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
-from devalloc_node.machine import launch, lost
+from devalloc_node.machine import launch, lifefile, lost
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.kept import Kept, suppress_and_log
 from devalloc_node.machine.looks import LOOK_SECONDS, ended
@@ -42,9 +42,9 @@ class Settling:
         for key in known:
             with suppress_and_log(key):
                 self._settle(key)
-        for found in launch.lives(self._kept.config) - {machine_id(key) for key in known}:
+        for found in lifefile.ids(self._kept.config) - {machine_id(key) for key in known}:
             with suppress_and_log(found):
-                if (process := launch.life(found, self._kept.config)) is not None:
+                if (process := lifefile.process_of(found, self._kept.config)) is not None:
                     LOG.warning(
                         "machine %s (process %d) runs, and the journal does not know it; it is taken up where a "
                         "VirtualMachine of the store tells of this run; end it by hand where it is not wanted (kill "

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 
 from devalloc_node.errors import Denied
-from devalloc_node.machine import adopt, launch
+from devalloc_node.machine import adopt, lifefile
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records
 from devalloc_node.machine.spec import machine_id
@@ -21,7 +21,7 @@ def free(key: str, config: MachineConfig, records: Records) -> int | None:
     if config.users is None or adopt.own_user() != 0:
         return None
     taken: set[object] = set()
-    for other_id in launch.lives(config) - {machine_id(key)}:  # also those that the journal has lost
+    for other_id in lifefile.ids(config) - {machine_id(key)}:  # also those that the journal has lost
         with suppress(OSError):
             taken.add(os.lstat(config.folder(other_id)).st_uid)
     for other, content in records.records(MACHINES).items():

@@ -23,7 +23,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, house, launch, looks, lost, process
+from devalloc_node.machine import adopt, house, launch, lifefile, looks, lost, process
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
@@ -637,12 +637,12 @@ def test_a_machine_whose_life_file_somebody_removed_lives(
         assert qemu.stdout is not None
         qemu.stdout.readline()
         life.unlink()
-        found = launch.life(record.spec.id, config)
+        found = lifefile.process_of(record.spec.id, config)
         assert found is not None
         assert found.pid == qemu.pid
-        assert launch.life("another", config) is None
+        assert lifefile.process_of("another", config) is None
         qemu.kill()
-    assert launch.life(record.spec.id, config) is None
+    assert lifefile.process_of(record.spec.id, config) is None
 
 
 def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: Machines) -> None:
@@ -665,7 +665,7 @@ def test_a_guest_that_runs_is_not_taken_for_one_that_never_ran_because_the_plugi
     qemu = FakeQemu(folder / "qmp")
     qemu.status = status
     this = process.process(os.getpid())
-    monkeypatch.setattr(launch, "life", lambda machine, config: this)
+    monkeypatch.setattr(lifefile, "process_of", lambda machine, config: this)
     machines.recover()
     seen = machines.get(KEY)
     qemu.close()
