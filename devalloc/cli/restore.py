@@ -36,6 +36,11 @@ def restore(path: Path, journal: str, store: Path | None, node_state: Path | Non
     for file in ([path] if journal != "only" else []) + ([copy] if journal != "no" else []):
         if not file.is_file():
             raise BadInput(f"there is no backup {file}")
+    if journal == "also" and place.exists():
+        from devalloc.store.lease import hold
+
+        with hold(place):  # what stands in the way of one is to be known before the other is touched
+            pass
     if journal != "no":  # first: it is refused while the plugin runs
         from devalloc_node.journal.copies import restore as put_journal
 

@@ -40,9 +40,18 @@ WATCH_SECONDS = 240
 class ApiError(Exception):
     """The API server refused, or did not answer."""
 
-    def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
-        """``status``: of HTTP, 0 where there was no answer. ``reason``: the API's word, such as ``NotFound``."""
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        details: Mapping[str, Any] | None = None,
+        retry_after: float = 0.0,
+    ) -> None:
+        """``status``: of HTTP, 0 where there was no answer. ``reason``: the API's word, such as ``NotFound``.
+        ``retry_after``: seconds that the server wants to be left alone."""
         super().__init__(message)
+        self.retry_after = retry_after
         self.status = status
         self.reason = reason
         self.details = details or {}
@@ -86,7 +95,7 @@ class Client:
                 return self._request("GET", path, params, None, due)
             except ApiError as error:
                 last = number == TRIES - 1 or not (error.status in (0, 429) or error.status >= 500)
-                pause = PAUSE_SECONDS * 2**number
+                pause = max(PAUSE_SECONDS * 2**number, error.retry_after)
                 if last or due.seconds < pause:
                     raise
                 threading.Event().wait(pause)
@@ -126,7 +135,7 @@ class Client:
         raw = response.response
         try:
             if response.status >= 300:
-                raise _error(response.status, raw.read(MAX_ANSWER))
+                raise _error(response, raw.read(MAX_ANSWER))
             for line in _lines(raw):
                 if stop.is_set():
                     return
@@ -140,9 +149,10 @@ class Client:
             try:
                 return self._request(method, path, params, body, due)
             except ApiError as error:
-                if error.status != 429 or number == TRIES - 1:
+                pause = max(PAUSE_SECONDS * 2**number, error.retry_after)
+                if error.status != 429 or number == TRIES - 1 or due.seconds < pause:
                     raise
-                threading.Event().wait(PAUSE_SECONDS * 2**number)
+                threading.Event().wait(pause)
         raise AssertionError("the last try raises")
 
     def _request(self, method: str, path: str, params: Params | None, body: Any, deadline: Deadline) -> Object:
@@ -156,7 +166,7 @@ class Client:
         finally:
             response.response.release_conn()
         if response.status >= 300:
-            raise _error(response.status, content)
+            raise _error(response, content)
         if len(content) > MAX_ANSWER:
             raise ApiError(0, "TooLarge", f"{method} {path}: the answer has more than {MAX_ANSWER >> 20} MiB")
         if (answer := _parsed(content)) is None:
@@ -263,14 +273,16 @@ def _parsed(content: bytes) -> Object | None:
     return found if isinstance(found, dict) else None
 
 
-def _error(status: int, content: bytes) -> ApiError:
+def _error(response: Any, content: bytes) -> ApiError:
     """From a Status of the API, or from whatever text somebody in between sent."""
-    told = _parsed(content)
+    status, told, after = response.status, _parsed(content), response.response.headers.get("Retry-After", "")
+    seconds = float(after) if after.isdecimal() else 0.0  # the API server gives no dates
     if told is None or told.get("kind") != "Status":
-        return ApiError(status, "", f"HTTP {status}: {' '.join(content.decode(errors='replace').split())[:400]}")
-    details = told.get("details")
-    message = str(told.get("message", ""))
-    return ApiError(status, str(told.get("reason", "")), message, details if isinstance(details, dict) else None)
+        text = f"HTTP {status}: {' '.join(content.decode(errors='replace').split())[:400]}"
+        return ApiError(status, "", text, retry_after=seconds)
+    found = told.get("details")
+    details = found if isinstance(found, dict) else None
+    return ApiError(status, str(told.get("reason", "")), str(told.get("message", "")), details, seconds)
 
 
 def segment(name: str) -> str:

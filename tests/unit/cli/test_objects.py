@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from devalloc.store.lease import hold
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.journal import open_journal
 from tests.support.shell import Shell, claim, device_class, pool, text
@@ -342,6 +343,9 @@ def test_a_backup_of_store_and_journal_is_put_back(devalloc: Shell, tmp_path: Pa
     assert (refused.code, "stop it first" in refused.err) == (1, True)
     assert devalloc("get", "claims", "-o", "name").out == ""
     running.close()
+    with hold(devalloc.store):
+        assert devalloc("restore", copy, "--journal", "also", *where).code == 1
+        assert not list(node.glob("journal.db.before-*")), "nor was the journal put back alone"
     done = devalloc("restore", copy, "--journal", "also", *where)
 
     assert done.out.count("is restored; what was there is") == 2

@@ -31,6 +31,7 @@ class Server:
     def __init__(self) -> None:
         self.replies: list[Reply | None] = [(200, b"{}")]
         self.asked: list[tuple[str, str, str | None]] = []
+        self.retry_after: str | None = None
 
     def next(self) -> Reply | None:
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
@@ -55,6 +56,8 @@ def client(server: Server, tmp_path: Path) -> Iterator[Client]:
                 return
             self.send_response(reply[0])
             self.send_header("Content-Length", str(len(reply[1])))
+            if server.retry_after is not None:
+                self.send_header("Retry-After", server.retry_after)
             self.end_headers()
             self.wfile.write(reply[1])
 
@@ -80,6 +83,19 @@ def client(server: Server, tmp_path: Path) -> Iterator[Client]:
 def test_the_token_and_the_parameters_are_sent(client: Client, server: Server) -> None:
     assert client.get("/api/v1/nodes", {"fieldSelector": "spec.nodeName=a,spec.driver=b"}) == {}
     assert server.asked == [("GET", "/api/v1/nodes?fieldSelector=spec.nodeName%3Da%2Cspec.driver%3Db", "Bearer secret")]
+
+
+def test_a_server_that_wants_to_be_left_alone_is(client: Client, server: Server) -> None:
+    server.retry_after = "600"
+    server.replies = [(429, b"Too many requests, please try again later.")]
+    for use in (lambda: client.get("/a"), lambda: client.create("/a", {})):
+        with pytest.raises(ApiError, match="Too many requests") as caught:
+            use()
+        assert caught.value.retry_after == 600
+    assert len(server.asked) == 2, "for longer than anybody waits here"
+    server.retry_after = "Mon, 01 Jan 2029 00:00:00 GMT"
+    server.replies.append((200, b"{}"))
+    assert client.get("/a") == {}
 
 
 @pytest.mark.parametrize("kind", ["token", "tokenFile"])
