@@ -31,7 +31,7 @@ from devalloc_node.journal import SQLiteJournal, open_journal
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.machines import Machines
 from devalloc_node.metrics import Metrics, State
-from devalloc_node.plan import planned, rehearsed
+from devalloc_node.plan import planned, refused, rehearsed
 from devalloc_node.platform import Platform
 from devalloc_node.prepared import Prepared
 from devalloc_node.recorded import recorded
@@ -86,6 +86,7 @@ class Node:
             in_use=lambda device: user_of(self.host.tree(), device),
             remains=files.remains,
             rehearse=lambda ref, due: rehearsed(host, lambda: self._plan(ref, due), ref),
+            refuse=lambda what: refused(host, what),
         )
         self.reconciler = Reconciler(
             self.claims,

@@ -62,3 +62,11 @@ def rehearsed(host: Host, plan: Callable[[], Sequence[Step]], ref: ClaimRef) -> 
     more = f" and {len(texts) - 3} steps more" if len(texts) > 3 else ""
     first = "; ".join(text[:120] for text in texts[:3]) or "nothing but write the files that tell of its devices"
     raise Denied("DryRun", f"nothing is changed in a dry run; preparing claim {ref} would do: {first}{more}")
+
+
+def refused(host: Host, what: str) -> None:
+    """In a dry run: tells what would be done, and refuses it, before a plugin that means it could finish it. Raises
+    Denied ``DryRun``."""
+    if isinstance(host, DryRun):
+        host.tell(f"would {what}")
+        raise Denied("DryRun", f"nothing is changed in a dry run: would {what}")

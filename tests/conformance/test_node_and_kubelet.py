@@ -30,6 +30,7 @@ from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.service.server import answers
 from devalloc_node.settings import KubeletSettings, NodeSettings
+from devalloc_node.step import ATTACHMENT, Step
 from tests.support import cards
 from tests.support.fakehost import FakeHost, LocalHost
 from tests.support.faketree import memory_folder
@@ -480,6 +481,30 @@ def test_in_a_dry_run_nothing_is_begun_that_would_have_to_be_undone(bed: Bed) ->
         assert node.claims.describe() == {"claims": [], "shared": [], "withheld": []}
     assert len(told) == 2
     assert bed.host.snapshot() == before
+
+
+def test_what_a_dry_run_refuses_is_not_done_by_the_next_start(bed: Bed) -> None:
+    """Nothing of it is in the journal: a claim that was noted as being taken back would be taken back then."""
+    ref = bed.grants.add("a", GPU)
+    source = Source("ResourceClaim", bed.grants, bed.grants.uid_of)
+    with opened(bed.settings(), LocalHost(bed.host), source) as node:
+        node.prepare(ref, Deadline.after(20))
+        before, known, steps = bed.host.snapshot(), node.claims.describe(), node.claims.journal.steps(ref.uid)
+    with opened(bed.settings(), DryRun(LocalHost(bed.host), lambda _: None), source) as node:
+        attachment = Step(ATTACHMENT, "default/web/a", None, {})
+        for change in (
+            lambda: node.unprepare(ref, Deadline.after(20)),
+            lambda: node.claims.add(ref, attachment, device="p/d"),
+            lambda: node.claims.remove(ref, steps[0].step.kind, steps[0].step.target),
+        ):
+            with pytest.raises(Denied, match="nothing is changed in a dry run: would"):
+                change()
+        bed.grants.granted.clear()
+        node.reconciler.reconcile()
+    with opened(bed.settings(), LocalHost(bed.host), source) as node:
+        node.reconciler.recover()
+        assert (bed.host.snapshot(), node.claims.describe()) == (before, known)
+        assert node.claims.journal.steps(ref.uid) == steps
 
 
 def offered(node: Node) -> str | None:

@@ -56,12 +56,14 @@ class Claims:
         in_use: InUse = lambda device: None,
         remains: Callable[[str], Sequence[str]] = lambda uid: (),
         rehearse: Callable[[ClaimRef, Deadline], None] = lambda ref, due: None,
+        refuse: Callable[[str], None] = lambda what: None,
     ) -> None:
         """``grants``, ``render``: by kind of claim (``DeviceClaim``, ``ResourceClaim``).
 
         ``remains``: what the host still has of a UID that the journal does not know (T9), in words.
 
-        ``rehearse``: called before anything is done for a claim; raises Denied in a dry run.
+        ``rehearse``: called before anything is done for a claim, and ``refuse`` before any other change is written
+        down (told which); they raise Denied in a dry run.
         """
         self.journal = journal
         self.locks = locks
@@ -73,6 +75,7 @@ class Claims:
         self._in_use = in_use
         self._remains = remains
         self._rehearse = rehearse
+        self._refuse = refuse
 
     def prepare(
         self, ref: ClaimRef, deadline: Deadline | None = None, *, kind: str | None = None, caller: str = ""
@@ -151,6 +154,7 @@ class Claims:
                     if found.state == "done" and found.step.after == step.after and found.device == device:
                         return
                     self.steps.undo_one(found, due, caller=caller)
+            self._refuse(f"add {step.kind} of {step.target} to claim {ref}")
             work = Work(ref.uid, caller)
             try:
                 self.steps.perform(work, device, [step], due)
@@ -175,6 +179,7 @@ class Claims:
         with self._locked(ref.uid, due):
             for found in reversed(self.journal.steps(ref.uid)):
                 if (found.step.kind, found.step.target) == (kind, target):
+                    self._refuse(f"undo {kind} of {target} of claim {ref}")
                     self.steps.undo_one(found, due, force=force, caller=caller)
 
     def prepared(self) -> list[Prepared]:
@@ -326,6 +331,7 @@ class Claims:
             for device in devices:
                 guard(device.name)
         if record.state is ClaimState.PREPARED:
+            self._refuse(f"unprepare claim {record.ref}")
             self.journal.release(uid)
         undone = self.steps.undo(uid, due, guard, force=force, caller=caller)
         for problem in undone.shared:
