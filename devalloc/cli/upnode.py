@@ -77,7 +77,7 @@ class UpNode:
             self._thread = threading.Thread(target=self._run, name="node-plugin", daemon=True)
             self._thread.start()
         try:
-            return _recorded(self._state)
+            return _recorded(self._state, self._store, self._options["node"])
         except StoreError as error:  # the plugin says what is wrong with it, and may begin a new one
             self._say(f"the journal of the node plugin cannot be read yet: {error}")
             return Known()
@@ -123,6 +123,7 @@ class UpNode:
             host = on.host_of(settings, dry_run=self._options["dry_run"], say=self._say)
             store = stack.enter_context(closing(SQLiteStore(self._store)))
             node = stack.enter_context(opened(settings, host, on.store_source(store, settings.node_name)))
+            node.reconciler.look()
             self._node = node
             if self._stopped.is_set():
                 return
@@ -151,13 +152,21 @@ class Both:
         (self.loops if node is None else node).rescan()
 
 
-def _recorded(state: Path) -> Known:
+def _recorded(state: Path, store: Path, node_name: str) -> Known:
     from devalloc.inventory import Known
+    from devalloc.store.sqlite import SQLiteStore
+    from devalloc_node.claims.store_grants import KIND, StoreGrants
+    from devalloc_node.claims.whereabouts import whereabouts
+    from devalloc_node.errors import NodeError
     from devalloc_node.journal import open_journal
     from devalloc_node.journal.sqlite import FILE
     from devalloc_node.recorded import recorded
 
     if not (state / FILE).exists():
         return Known()
-    with closing(open_journal(state)) as journal:
-        return recorded(journal)
+    with closing(open_journal(state)) as journal, closing(SQLiteStore(store)) as objects:
+        try:
+            gone = whereabouts(journal, {KIND: StoreGrants(objects, node_name)}).unknown
+        except NodeError:  # the plugin says it
+            gone = {}
+        return recorded(journal, gone)

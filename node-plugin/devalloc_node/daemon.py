@@ -68,6 +68,7 @@ def run(node: Node, publishing: Publishing | None = None, say: Say = log.info, *
         stack.enter_context(serving(node, say))
         restarts = Restarts(node.platform, node.pulse, node.machines.to_restart)
         own: list[Loop] = [node.health.run, node.telling.run, partial(house.keep, node.machines), restarts.run]
+        node.reconciler.look()
         loops = [*own, *publishing.loops, *beside]
         threads = [threading.Thread(target=guarded, args=(loop,), daemon=True) for loop in loops]
         for thread in threads:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from devalloc_node.claims.engine import Claims
 from devalloc_node.claims.steps import Undone
+from devalloc_node.claims.whereabouts import Whereabouts, whereabouts
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed, NodeError
+from devalloc_node.errors import NodeError
 from devalloc_node.grant import ClaimRef, Grants
 from devalloc_node.journal import ClaimRecord, ClaimState
 from devalloc_node.journal.sqlite import QUARANTINED
@@ -65,6 +66,13 @@ class Reconciler:
         self.gone: Mapping[str, str] = {}
         """By UID, prepared claims that nobody knows of where this node's claims come from, and why; as of the last pass
         that could tell. Their devices count as free there."""
+
+    def look(self) -> None:
+        """Know what is ``gone``, before anything is published. What cannot be told now a later pass will tell."""
+        try:
+            self._whereabouts()
+        except NodeError as error:
+            LOG.warning("which claims are gone cannot be told yet: %s", error)
 
     def recover(self) -> Report:
         """At start: take note of a reboot, and undo what a crash left unfinished."""
@@ -144,17 +152,19 @@ class Reconciler:
 
     def _remove_gone(self, report: Report) -> None:
         """Unprepare claims that do not exist any more. In doubt nothing is removed at all."""
+        halted: NodeError | None
         try:
-            gone, strange, moved = self._sorted_out(report)
+            found = self._whereabouts()
+            halted = found.moved
         except NodeError as error:
-            gone, moved = [], error
-        else:
-            self.gone = strange | {record.ref.uid: "it is gone, and still prepared" for record in gone}
-        if moved is not None:
+            found, halted = Whereabouts(), error
+        report.stuck += (f"claim {record.ref}: {why}; unprepare it" for record, why in found.not_served)
+        if halted is not None:
             # Nothing is known of any claim now, and a grace period is one of uninterrupted knowledge.
             self._gone_since.clear()
-            report.halted = f"no claim is taken for gone, because not all could be asked for: {moved}"
+            report.halted = f"no claim is taken for gone, because not all could be asked for: {halted}"
             return
+        gone = found.gone
         blind = self._blind() if gone else None
         now = self._clock()
         self._gone_since = {record.ref.uid: self._gone_since.get(record.ref.uid, now) for record in gone}
@@ -172,34 +182,11 @@ class Reconciler:
             else:
                 self._clear(record, report, report.removed, lambda now: now.state is ClaimState.PREPARED, unused=True)
 
-    def _sorted_out(self, report: Report) -> tuple[list[ClaimRecord], dict[str, str], NodeError | None]:
-        """Prepared claims that are gone; those that are of elsewhere (by UID, and from where); and, where one is of
-        another store or cluster than claims come from now, that. Raises NodeError where anything cannot be told."""
-        gone: list[ClaimRecord] = []
-        strange: dict[str, str] = {}
-        moved: NodeError | None = None
-        prepared = [record for record in self._claims.journal.claims() if record.state is ClaimState.PREPARED]
-        served = self._claims.grants
-        identities = {kind: served[kind].identity() for kind in {record.kind for record in prepared} & served.keys()}
-        for record in prepared:
-            if record.kind not in served:
-                why = f"it is still prepared as a {record.kind}, and this node serves {', '.join(sorted(served))}s now"
-                strange[record.ref.uid] = why
-                report.stuck.append(f"claim {record.ref}: {why}; unprepare it")
-                continue
-            is_gone = served[record.kind].is_gone(record.ref)
-            identity, source = identities[record.kind], record.grant.get("source")
-            if identity == source:
-                gone += [record] if is_gone else []
-                continue
-            moved = moved or Failed(
-                "StoreMoved",
-                f"claim {record.ref} was prepared from {source}, and {record.kind}s come from {identity} now. If that "
-                "is meant, unprepare what was prepared from there",
-            )
-            if is_gone:  # a store that was restored may still have it
-                strange[record.ref.uid] = f"it was prepared from {source}, and still is"
-        return gone, strange, moved
+    def _whereabouts(self) -> Whereabouts:
+        """Raises NodeError."""
+        found = whereabouts(self._claims.journal, self._claims.grants)
+        self.gone = found.unknown
+        return found
 
     def _clear(
         self,

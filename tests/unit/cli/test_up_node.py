@@ -38,7 +38,9 @@ def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
     monkeypatch.setattr(upnode.UpNode, "_serve", taken)
     said: SimpleQueue[str] = SimpleQueue()
     ended: list[BaseException] = []
-    plugin = upnode.UpNode(tmp_path, tmp_path, {}, rescan=lambda: None, say=said.put, failed=ended.append)
+    plugin = upnode.UpNode(
+        tmp_path, tmp_path, {"node": "node-a"}, rescan=lambda: None, say=said.put, failed=ended.append
+    )
     plugin.first_look()
     line = said.get(timeout=30)
     plugin.stop()
@@ -60,7 +62,9 @@ def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest
     monkeypatch.setattr(upnode.UpNode, "_serve", served)
     monkeypatch.setattr(upnode, "RETRY_SECONDS", 0.001)
     said: list[str] = []
-    plugin = upnode.UpNode(tmp_path, tmp_path, {}, rescan=lambda: None, say=said.append, failed=pytest.fail)
+    plugin = upnode.UpNode(
+        tmp_path, tmp_path, {"node": "node-a"}, rescan=lambda: None, say=said.append, failed=pytest.fail
+    )
     plugin.first_look()
     until(lambda: tries.qsize() == 3, "it was tried until it went")
     plugin.stop()
@@ -68,11 +72,12 @@ def test_it_is_tried_again_until_what_was_in_its_way_is_gone(monkeypatch: pytest
     assert all("no space left" in each for each in said)
 
 
-def test_the_first_look_knows_what_is_not_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its device is given away in the second until the plugin looks, and whoever has it waits."""
+def test_the_first_look_knows_what_nobody_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else such devices are given away in the second until the plugin looks, and whoever has them waits."""
     monkeypatch.setattr(upnode.UpNode, "_serve", lambda plugin: None)
     bench = Bench(tmp_path)
-    bench.claims.prepare(ref := bench.add("a/slot-0"))
+    bench.claims.prepare(bench.add("a/slot-0"))  # from another store than what is one now
+    bench.claims.prepare(ref := bench.add("a/slot-1"))
 
     def refuse(target: str, value: Value) -> None:
         if target.endswith("/driver"):
@@ -82,8 +87,13 @@ def test_the_first_look_knows_what_is_not_undone(tmp_path: Path, monkeypatch: py
     with pytest.raises(Failed):
         bench.claims.unprepare(ref)
     bench.claims.journal.close()
-    plugin = upnode.UpNode(tmp_path, tmp_path, {}, rescan=lambda: None, say=pytest.fail, failed=pytest.fail)
+    options = {"node": "node-a"}
+    plugin = upnode.UpNode(
+        tmp_path / "devalloc.db", tmp_path, options, rescan=lambda: None, say=pytest.fail, failed=pytest.fail
+    )
     known = plugin.first_look()
     plugin.stop()
-    assert known.withheld.keys() == {"slot-0"}
-    assert known.withheld["slot-0"].startswith("in use: claim default/claim-uid-0 is not undone: ")
+    assert known.withheld.keys() == {"slot-0", "slot-1"}
+    strange = "in use: claim default/claim-uid-0 is not undone: it was prepared from cluster-1, and still is"
+    assert known.withheld["slot-0"] == strange
+    assert known.withheld["slot-1"].startswith("in use: claim default/claim-uid-1 is not undone: ")
