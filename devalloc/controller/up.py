@@ -85,7 +85,7 @@ class Up:
             if problems := store.check():
                 raise Unusable(
                     f"the store {self._path} is damaged: {problems[0]} ({len(problems)} in all). "
-                    "Put the last file that `devalloc backup` made in its place"
+                    "Put back the last file that `devalloc backup` made with `devalloc restore`"
                 )
             allocator = Allocator(store, settings=self._settings, solve=self._solve, progress=self._on_round)
             loops: list[Loop] = [allocator.run]

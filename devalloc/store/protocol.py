@@ -124,7 +124,8 @@ class Store(Protocol):
         """Write status and annotations of several objects, all or none; returns them as stored.
 
         Raises FenceBroken that lists what the fence forbids and happened, or else Conflict that lists every object of
-        ``changes`` that has changed or is gone; Expired for a fence that is too old to tell. No crash leaves a part.
+        ``changes`` that has changed or is gone; Expired for a fence that is too old to tell, or of another store. No
+        crash leaves a part.
         """
 
     def delete(

@@ -114,9 +114,11 @@ class Rows:
     def broken(self, fence: Fence) -> dict[Key, str]:
         """What the fence forbids and happened."""
         since, conflicts = version_of(fence.resource_version), {}
-        (forgotten,) = self._connection.execute("SELECT forgotten FROM counter").fetchone()
+        newest, forgotten = self._connection.execute("SELECT version, forgotten FROM counter").fetchone()
         if since < forgotten:
             raise Expired(f"the fence is as old as resourceVersion {since}, and deletions since then are forgotten")
+        if since > newest:
+            raise Expired(f"the fence is of resourceVersion {since}, and the store, another one, only at {newest}")
         for kinds, column, what in (
             (fence.specs, "spec_version", "its spec was written"),
             (fence.statuses, "status_version", "its status was written"),

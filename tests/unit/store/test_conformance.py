@@ -292,6 +292,14 @@ class TestCommit:
         with pytest.raises(Expired):
             store.commit([Change(A, version(made), {"podNames": ["x"]})], fence)
 
+    def test_a_fence_of_another_store_is_expired(self, store: Store) -> None:
+        """As of one in whose place an older backup was put."""
+        made = store.create(claim())
+        fence = Fence(str(int(version(made)) + 1), specs=frozenset({"DevicePool"}))
+        with pytest.raises(Expired):
+            store.commit([Change(A, version(made), {"podNames": ["x"]})], fence)
+        assert store.get(*A) == made
+
     def test_stores_json_and_nothing_else(self, store: Store) -> None:
         made = store.create({**claim(), "spec": {"list": (1, 2), 3: None}})
         assert made == store.get(*A)
