@@ -20,9 +20,17 @@ from devalloc.inventory.vgpu import mdev_groups
 _NETWORK_FILES = frozenset({"route", "ipv6_route", "if_inet6"})
 _STORAGE_FILES = frozenset({"mountinfo", "mounts", "swaps"})
 _LINK_LOCAL = "20"
-_NODES = (("uio", "/dev"), ("ptp", "/dev"), ("accel", "/dev/accel"), ("infiniband_verbs", "/dev/infiniband"))
+_NODES = (
+    ("uio", "/dev"),
+    ("ptp", "/dev"),
+    ("accel", "/dev/accel"),
+    ("infiniband_verbs", "/dev/infiniband"),
+    ("infiniband_mad", "/dev/infiniband"),
+)
 """Classes of the kernel's below a function's folder, and where the nodes of their devices are."""
 _DRM = re.compile(r"(?:card|renderD)[0-9]+", re.ASCII)
+_VDPA = re.compile(r"vdpa[0-9]+", re.ASCII)
+_VHOST_VDPA = re.compile(r"vhost-vdpa-[0-9]+", re.ASCII)
 _GENERIC = re.compile(r"ng[0-9]+n[0-9]+", re.ASCII)
 MONITORS = frozenset({"nvidia-persiste", "nvidia-vgpud", "nvidia-vgpu-mgr", "nv-hostengine", "dcgm-exporter"})
 """Processes (as cut off by the kernel) that keep GPUs open to watch them, not to use them."""
@@ -183,6 +191,8 @@ def nodes_of(function: PciFunction) -> Iterator[str]:
     for kind, folder in _NODES:
         if kind in function.entries:
             yield from (f"{folder}/{name}" for name in function.folder.names(kind))
+    for vdpa in filter(_VDPA.fullmatch, function.entries):
+        yield from (f"/dev/{name}" for name in function.folder.names(vdpa) if _VHOST_VDPA.fullmatch(name))
     if "drm" in function.entries:
         yield from (f"/dev/dri/{name}" for name in function.folder.names("drm") if _DRM.fullmatch(name))
     for controller in controllers(function):

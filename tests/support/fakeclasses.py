@@ -47,6 +47,8 @@ def add(host: FakeTree, parent: str, kind: str, name: str, spec: Function) -> No
         host.link(f"class/block/{name}n1", disk)
         host.link(f"block/{name}n1", disk)
         host.emit("add", "block", disk)
+        (host.root / "dev").mkdir(exist_ok=True)
+        (host.root / f"dev/{name}n1").touch()
 
 
 def drop(host: FakeTree, parent: str, kind: str, name: str) -> None:
@@ -55,6 +57,7 @@ def drop(host: FakeTree, parent: str, kind: str, name: str) -> None:
     if kind == "nvme":
         host.remove(f"class/block/{name}n1")
         host.remove(f"block/{name}n1")
+        (host.root / f"dev/{name}n1").unlink(missing_ok=True)
         host.emit("remove", "block", f"{path}/{name}n1")
     host.remove(f"class/{kind}/{name}")
     host.remove(f"{parent}/{kind}")

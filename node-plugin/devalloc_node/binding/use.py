@@ -35,11 +35,13 @@ def refuse_open(tree: Tree, nodes: Iterable[str], what: str, *, certain: bool) -
 
 
 def refuse_claimed(tree: Tree, block: str, what: str) -> None:
-    """Raises Denied ``DeviceReserved`` when the kernel keeps a disk for itself."""
+    """Raises Denied ``DeviceReserved`` when the kernel keeps a disk for itself, ``InUseUnknown`` where it cannot be
+    asked."""
     try:
         is_reserved = blocks.is_kept(tree.root / "dev" / block)
-    except FileNotFoundError:
-        return
+    except FileNotFoundError as error:
+        why = f"there is no /dev/{block} (does this process see the host's /dev?)"
+        raise Denied("InUseUnknown", f"whether the host needs {what} cannot be told: {why}", retryable=True) from error
     except OSError as error:
         why = f"{block} cannot be opened: {error.strerror}"
         raise Denied("InUseUnknown", f"whether the host needs {what} cannot be told: {why}") from error

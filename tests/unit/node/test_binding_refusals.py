@@ -180,6 +180,12 @@ class TestWhatTheHostNeeds:
         monkeypatch.setattr(os, "open", exclusively)
         assert refusal(host, DISK_DEVICE, **settings) == code
 
+    def test_a_disk_whose_node_is_not_here(self, host: FakeHost) -> None:
+        """In a container with a /dev of its own the kernel cannot be asked who keeps it."""
+        host.add(cards.nvme())
+        (host.root / "dev/nvme0n1").unlink()
+        assert refusal(host, DISK_DEVICE, allowed=ALL, erase_policy=True) == "InUseUnknown"
+
     def test_not_by_its_neighbour_in_the_slot_either(self, host: FakeHost) -> None:
         host.add(cards.gpu(boot_vga=True, iommu_group=7))
         host.add(cards.gpu_audio(iommu_group=7))
@@ -227,6 +233,8 @@ class TestWhatIsInUse:
         [
             ("uio/uio0", "/dev/uio0"),
             ("ptp/ptp0", "/dev/ptp0"),
+            ("infiniband_mad/umad0", "/dev/infiniband/umad0"),
+            ("vdpa0/vhost-vdpa-0", "/dev/vhost-vdpa-0"),
             ("accel/accel0", "/dev/accel/accel0"),
             ("infiniband_verbs/uverbs0", "/dev/infiniband/uverbs0"),
         ],
