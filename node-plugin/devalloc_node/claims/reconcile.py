@@ -82,6 +82,7 @@ class Reconciler:
                 f"claim {record.ref} was prepared before the host rebooted, which undid it: it is to be prepared again"
             )
         self._finish(report)
+        self._repeat(report)
         self._report_doubts(report)
         _say(report)
         return report
@@ -90,6 +91,7 @@ class Reconciler:
         """Now and then: as ``recover``, and unprepare what is gone for good."""
         report = Report()
         self._finish(report)
+        self._repeat(report)
         self._remove_gone(report)
         self.let_go(report)
         self._report_doubts(report)
@@ -124,6 +126,21 @@ class Reconciler:
                 report.stuck.append(f"device {withheld.device} stays withheld: {problem}")
             if not undone.left:
                 report.finished.append(f"device {withheld.device} was reset and is offered again")
+
+    def _repeat(self, report: Report) -> None:
+        """Write the files of prepared claims again that somebody has removed: their users do not start without them."""
+        for record in self._claims.journal.claims():
+            if record.state is not ClaimState.PREPARED:
+                continue
+            try:
+                with self._claims.locks.claim(record.ref.uid, Deadline.after(_TRY_SECONDS)):
+                    now = self._claims.journal.claim(record.ref.uid)
+                    if now is not None and now.state is ClaimState.PREPARED:
+                        for target in self._claims.steps.repeat(record.ref.uid, self._due(), _CALLER):
+                            report.finished.append(f"{target} of claim {record.ref} is as it was written, again")
+            except NodeError as error:
+                if error.code != "ClaimBusy":
+                    report.stuck.append(f"claim {record.ref}: {error}")
 
     def let_go(self, report: Report) -> None:
         """Claims that count as held in the store, and of which nothing is here: a crash came in between."""

@@ -123,6 +123,16 @@ class Steps:
                     kept.add(record.device)
         return Undone(tuple(left), tuple(shared))
 
+    def repeat(self, uid: str, deadline: Deadline, caller: str = "") -> list[str]:
+        """Perform the lasting steps of a prepared claim again that somebody else has undone; their targets."""
+        found = []
+        for step in (each.step for each in self._journal.steps(uid) if each.step.kind in self._options.lasting):
+            if self._read(step) != step.after:
+                self._apply(step, deadline)
+                _audit("step", step, uid, "", caller)
+                found.append(step.target)
+        return found
+
     def undo_one(
         self, record: StepRecord, deadline: Deadline, *, force: bool = False, caller: str = ""
     ) -> list[NodeError]:

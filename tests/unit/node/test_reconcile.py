@@ -174,20 +174,56 @@ class TestRecovery:
         assert bench.is_initial()
 
 
-class TestReboot:
-    def test_a_reboot_undoes_the_host_and_claims_are_to_be_prepared_again(self, tmp_path: Path) -> None:
-        class Host:
-            files = Files((str(tmp_path / "cdi"),))
-            put_file = files.put
-            remove_file = files.remove
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    return tmp_path / "cdi/spec.json"
 
-        path = tmp_path / "cdi/spec.json"
-        bench = Bench(
-            tmp_path / "node",
-            extra={"render": {"DeviceClaim": [lambda grant, devices: Rendered({str(path): b"{}"}, {})]}},
-        )
-        bench.extra["kinds"] = {"file": FileKind(Host())}  # type: ignore[arg-type]
-        bench.start()
+
+@pytest.fixture
+def with_files(tmp_path: Path, spec: Path) -> Bench:
+    """A bench whose claims have a file each, the same for all."""
+
+    class Host:
+        files = Files((str(tmp_path / "cdi"),))
+        put_file = files.put
+        remove_file = files.remove
+
+    return Bench(
+        tmp_path / "node",
+        extra={
+            "render": {"DeviceClaim": [lambda grant, devices: Rendered({str(spec): b"{}"}, {})]},
+            "kinds": {"file": FileKind(Host())},  # type: ignore[arg-type]
+        },
+    )
+
+
+class TestFiles:
+    def test_what_somebody_removed_is_written_again(self, with_files: Bench, spec: Path) -> None:
+        """Container runtimes would not find the devices of a pod that is to start again: ``/run/cdi`` was emptied."""
+        ref = with_files.add("a/slot-0")
+        with_files.claims.prepare(ref)
+        assert with_files.reconciler.reconcile().finished == []
+        for damaged in (spec.unlink, lambda: spec.write_text("")):
+            damaged()
+            assert with_files.reconciler.reconcile().finished == [f"{spec} of claim {ref} is as it was written, again"]
+            assert spec.read_text() == "{}"
+        with_files.claims.unprepare(ref)
+        with_files.reconciler.reconcile()
+        assert not spec.exists()
+
+    def test_what_cannot_be_written_is_told(self, with_files: Bench, spec: Path) -> None:
+        ref = with_files.add("a/slot-0")
+        with_files.claims.prepare(ref)
+        spec.unlink()
+        spec.mkdir()
+        (told,) = with_files.reconciler.reconcile().stuck
+        assert str(spec) in told
+        assert with_files.claims.prepared() != []
+
+
+class TestReboot:
+    def test_a_reboot_undoes_the_host_and_claims_are_to_be_prepared_again(self, with_files: Bench, spec: Path) -> None:
+        bench, path = with_files, spec
         bench.reconciler.recover()
         ref = bench.add("a/slot-0")
         answer = bench.claims.prepare(ref)
@@ -196,7 +232,6 @@ class TestReboot:
 
         bench.host.state.clear()
         writes = len(bench.host.log)
-        bench.extra["kinds"] = {"file": FileKind(Host())}  # type: ignore[arg-type]
         bench.start()
         bench.reconciler = Reconciler(bench.claims, boot_id=lambda: "another boot")
         report = bench.reconciler.recover()
