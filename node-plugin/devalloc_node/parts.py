@@ -72,6 +72,9 @@ class Machines(Protocol):
     def lost(self, key: str) -> object | None:
         """What lives as the machine though nothing is known of it; None where nothing does."""
 
+    def all_lost(self) -> Sequence[Machine]:
+        """Those that are lost, as far as it is known what they are called: with the reason ``MachineLost``."""
+
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         """Keep one that is lost again, if it is that run. Raises Denied (``MachineRuns``) where it is another."""
 

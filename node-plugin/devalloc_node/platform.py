@@ -102,15 +102,34 @@ class Platform:
     # Machines.
 
     def machine(self, key: str) -> Machine:
-        """Raises Denied ``MachineNotFound``."""
+        """Raises Denied ``MachineNotFound``, ``MachineLost``."""
         found = self.machines.get(key)
         if found is None:
+            self._refuse_lost(key)
             raise Denied("MachineNotFound", f"there is no machine {key} on node {self.node_name}")
         return self._asked(found)
 
+    def seen(self, key: str) -> Machine:
+        """As ``machine``, but for one that lives and is lost: that is told as such."""
+        if self.machines.get(key) is None:
+            for lost in self.machines.all_lost():
+                if lost.key == key:
+                    return lost
+        return self.machine(key)
+
     def all_machines(self) -> list[Machine]:
-        """All machines in care."""
-        return [self._asked(machine) for machine in self.machines.list()]
+        """All machines in care, and those that are lost."""
+        return [*(self._asked(machine) for machine in self.machines.list()), *self.machines.all_lost()]
+
+    def _refuse_lost(self, key: str) -> None:
+        """Nobody is to believe that it is gone."""
+        if self.machines.lost(key) is not None:
+            raise Denied(
+                "MachineLost",
+                f"machine {key} lives, and the journal does not know it, so that nothing can be done to it here; shut "
+                "its guest down, or end its process (`devalloc vm get -o wide` says which)",
+                retryable=True,
+            )
 
     def want(self, key: str, amounts: Amounts) -> None:
         """Say what a machine's object wants of it, before it is known whether it can be had."""
@@ -209,6 +228,7 @@ class Platform:
         """
         with self._changing(key, due):
             if self.machines.get(key) is None:
+                self._refuse_lost(key)
                 return False
             machine = self._owned(key, owner)
             if machine.runs and not machine.adopted:

@@ -15,6 +15,7 @@ import pytest
 from devalloc_node.errors import Denied, Unknown
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.process import process
+from devalloc_node.machine.records import MACHINES
 from devalloc_node.machine.spec import Nic, PlainDevice
 from tests.support.guest import Guest
 from tests.support.images import Image
@@ -90,6 +91,13 @@ def test_a_machine_runs_on_with_its_devices_through_kill_restart_and_upgrade(
         assert qemus(settings) == [before.pid], "there is never a second one"
         third.unplug(KEY, "n", soon())
         guest.until("[ ! -e /sys/class/net/eth0 ]")
+
+        # A journal that is lost: it is told what lives all the same.
+        content = third.records.record(MACHINES, KEY)
+        assert content is not None
+        third.records.drop(MACHINES, KEY)
+        assert [(lost.key, lost.pid) for lost in third.all_lost()] == [(KEY, before.pid)]
+        third.records.put(MACHINES, KEY, content)
 
         # It hangs: unknown, told within seconds, and nothing is taken for gone.
         os.kill(before.pid, signal.SIGSTOP)

@@ -60,6 +60,9 @@ class ToyMachines:
     def lost(self, key: str) -> Machine | None:
         return self.forgotten.get(key)
 
+    def all_lost(self) -> Sequence[Machine]:
+        return [replace(lost, phase="Unknown", reason="MachineLost") for lost in self.forgotten.values()]
+
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         there = self.forgotten.get(key)
         if there is not None:

@@ -55,6 +55,10 @@ class MachineConfig:
         """Its service, where systemd runs this host."""
         return f"devalloc-{self.group(machine_id)}.service"
 
+    def plan(self, machine_id: str) -> Path:
+        """What its start was told; it stays as long as the machine lives."""
+        return self.state / f"{machine_id}.start"
+
     def life(self, machine_id: str) -> Path:
         """The file that a machine's QEMU holds locked as long as it lives; its text is the process."""
         return self.state / f"{machine_id}.life"

@@ -41,6 +41,12 @@ class Deaths:
                 return
         self._tell(name)
 
+    def watches(self, name: str, process: Process) -> bool:
+        """Whether the end of this very process will be told."""
+        with self._mutex:
+            known = self._watched.get(name)
+            return known is not None and known[0] == process
+
     def leave(self, name: str) -> None:
         """Watch it no more."""
         with self._mutex:

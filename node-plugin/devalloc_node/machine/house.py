@@ -9,6 +9,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.machine import logs, plain
 from devalloc_node.machine.kept import Kept, suppress_and_log
 from devalloc_node.machine.looks import LOOK_SECONDS
+from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.records import MACHINES
 from devalloc_node.machine.spec import machine_id
 
@@ -18,9 +19,9 @@ TIDY_SECONDS = 60.0
 """How often QEMU is looked at for what no device stands on any more."""
 
 
-def keep(machines: Kept, stop: threading.Event) -> None:
-    """Until ``stop``: empty the logs that guests have filled, and take away what calls that were cut off, and devices
-    that guests let go by themselves, have left in QEMU."""
+def keep(machines: Machines, stop: threading.Event) -> None:
+    """Until ``stop``: empty the logs that guests have filled, settle machines that others have changed, and take away
+    what calls that were cut off, and devices that guests let go by themselves, have left in QEMU."""
     if machines.config.dry_run:
         return
     tidied = float("-inf")
@@ -28,6 +29,7 @@ def keep(machines: Kept, stop: threading.Event) -> None:
         is_due = time.monotonic() >= tidied + TIDY_SECONDS
         tidied = time.monotonic() if is_due else tidied
         with suppress_and_log("of this node"):
+            machines.settle()
             for key in machines.records.records(MACHINES):
                 logs.trim(machines.config, machine_id(key))
                 with suppress_and_log(key):

@@ -87,6 +87,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
         with suppress(Failed):  # without it only parts of a CPU are refused, and that when they are asked for
             groups.append(str(cgroup.group(config.cgroups, config.group(spec.id)).procs))
     plan = {
+        "key": spec.key,
         "argv": words,
         "life": str(config.life(spec.id)),
         "folder": str(folder),
@@ -97,7 +98,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
         "files": files,
         "taps": taps,
     }
-    file = config.state / f"{spec.id}.start"
+    file = config.plan(spec.id)
     with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         json.dump(plan, out)
     before = _life_text(spec, config)
@@ -195,7 +196,7 @@ def clean(machine_id: str, config: MachineConfig) -> None:
     """Remove what a machine that has ended leaves on the host: its sockets, its plan, its cgroup. Logs stay."""
     folder = config.folder(machine_id)
     sockets = () if _is_taken(folder) else [folder / name for name in _SOCKETS]
-    for path in (config.state / f"{machine_id}.start", *sockets):
+    for path in (config.plan(machine_id), *sockets):
         try:
             _remove(path)
         except OSError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -11,12 +13,14 @@ from uuid import UUID
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import adopt
+from devalloc_node.machine import adopt, lifefile
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.kept import Kept
 from devalloc_node.machine.process import Process
-from devalloc_node.machine.records import MachineRecord
+from devalloc_node.machine.records import MACHINES, MachineRecord
+from devalloc_node.machine.spec import machine_id
 from devalloc_node.machine.translate import spec_of
+from devalloc_node.machine.view import UNKNOWN, Machine
 
 LOG = logging.getLogger(__name__)
 PAUSED = "prelaunch"
@@ -66,7 +70,33 @@ def seen(machines: Kept, record: MachineRecord, due: Deadline) -> MachineRecord:
     with machines.line(record) as monitor:
         run = str(UUID(monitor.execute("query-uuid", deadline=due)["UUID"]))
         status = monitor.execute("query-status", deadline=due)["status"]
-    return replace(record.become("starting" if status == PAUSED else "running"), run=run)
+    now = record.become("starting" if status == PAUSED else "running")
+    return now if run == record.run else replace(now, run=run, applied=UNKNOWN, asked=UNKNOWN)  # those of another run
+
+
+def all_lost(machines: Kept) -> list[Machine]:
+    """Those that live and have no record, as far as it is known what they are called. Raises NodeError."""
+    config, found = machines.config, []
+    for lives in lifefile.ids(config) - {machine_id(key) for key in machines.records.records(MACHINES)}:
+        process, key = lifefile.process_of(lives, config), _key_of(lives, config)
+        if process is not None and key is not None:
+            why = (
+                f"it lives, as process {process.pid}, and the journal does not know it: the VirtualMachine that tells "
+                f"of this run takes it up; else shut its guest down, or end that process (kill {process.pid})"
+            )
+            socket = str(config.folder(lives) / "qmp")
+            found.append(
+                Machine(key, "", "Unknown", pid=process.pid, reason="MachineLost", message=why, qmp_socket=socket)
+            )
+    return found
+
+
+def _key_of(lives: str, config: MachineConfig) -> str | None:
+    """``namespace/name`` of a machine, as its start was told; None where nobody knows."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        key = json.loads(config.plan(lives).read_bytes())["key"]
+        return key if isinstance(key, str) and machine_id(key) == lives else None
+    return None
 
 
 def user_of(config: MachineConfig, found: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from devalloc_node.machine.records import MACHINES, MachineRecord, Records
 from devalloc_node.machine.settling import Settling
 from devalloc_node.machine.spec import PlainDevice, whole_cpus
 from devalloc_node.machine.translate import spec_of
+from devalloc_node.machine.view import Machine
 
 LOG = logging.getLogger(__name__)
 _ADOPTING = "adopting"
@@ -50,6 +51,10 @@ class Machines(Kept):
     def recover(self) -> None:
         """Find the machines of an earlier run of the plugin: those that live are watched, the others are noted."""
         self._settling.recover()
+
+    def settle(self) -> None:
+        """The same of those that another plugin on this state folder has started since, or was busy with then."""
+        self._settling.settle()
 
     # How it comes and goes.
 
@@ -87,6 +92,10 @@ class Machines(Kept):
                 if began and error.code != "MachineRuns":
                     self._take_back(record, error)
                 raise error from None
+
+    def all_lost(self) -> Sequence[Machine]:
+        """Those that are ``lost``, with their process and what can be done, as far as it is known what they are."""
+        return lost.all_lost(self)
 
     def take_up(self, key: str, machine: VirtualMachine | None, run: str, deadline: Deadline) -> None:
         """Keep one that is ``lost`` again, as ``machine``, if it is the ``run`` that this was last seen as.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Failed
 from devalloc_node.machine import launch, lifefile, lost
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.kept import Kept, suppress_and_log
@@ -54,6 +55,25 @@ class Settling:
                         process.pid,
                     )
 
+    def settle(self) -> None:
+        """Settle those that are not as they are known: another plugin on this state folder has started them, or was
+        busy with them when this one began, or was killed in the middle of it."""
+        for key in self._kept.records.records(MACHINES):
+            with suppress_and_log(key):
+                record = self._kept.find(key)
+                if record is not None and not self._is_settled(record):
+                    try:
+                        self._settle(key, 0.0)
+                    except Failed as error:
+                        if error.code != "MachineBusy":  # who is busy with it sees to it
+                            raise
+
+    def _is_settled(self, record: MachineRecord) -> bool:
+        process = self._kept.process_of(record)
+        if process is None:
+            return record.state in ("stopped", "failed")
+        return record.state == "running" and self._deaths.watches(record.spec.key, process)
+
     def watch(self, key: str, process: Process) -> None:
         """Have it noted when this process, which is the machine, ends."""
         self._deaths.watch(key, process)
@@ -87,18 +107,19 @@ class Settling:
             if record is None:
                 return
             process = self._kept.process_of(record)
-            if process is not None and record.spec.uid and lost.is_another(record, process):
+            is_another = process is not None and lost.is_another(record, process)
+            if is_another and record.spec.uid:
                 LOG.warning("what the journal knows of machine %s is of an earlier run, and is forgotten", key)
                 self._kept.records.drop(MACHINES, key)  # perhaps of another object, too: its own takes it up
             elif process is not None:
                 # Whoever was stopping it is no more, and its guest goes on; or who started it came to the end of that.
-                if record.state == "stopping":
+                if is_another or record.state in ("stopped", "failed"):  # an older journal was put back
+                    LOG.warning("machine %s is a later run than the one that the journal knows: taken up", key)
+                    self._kept.put(lost.seen(self._kept, record, Deadline.after(LOOK_SECONDS)))
+                elif record.state == "stopping":
                     self._kept.put(record.asked_to_stop())
                 elif record.state == "starting" and self._has_run(record):
                     self._kept.put(record.become("running"))
-                elif record.state in ("stopped", "failed"):  # an older journal was put back: this is a later run of it
-                    LOG.warning("machine %s runs, though the journal has it as %s: taken up", key, record.state)
-                    self._kept.put(lost.seen(self._kept, record, Deadline.after(LOOK_SECONDS)))
                 self.watch(key, process)
             else:
                 self.note_end(record)

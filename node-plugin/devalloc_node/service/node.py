@@ -311,7 +311,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
             yield from changes(read, self._pulse, context.is_active, interval=WATCH_SECONDS)
 
     def _told(self, key: str) -> pb.Machine:
-        return replies.machine(self._platform.machine(key), self._platform.claims.plugs(key))
+        return replies.machine(self._platform.seen(key), self._platform.claims.plugs(key))
 
     def _machines(self, namespace: str) -> dict[str, pb.Machine]:
         plugs = [plug for held in self._platform.claims.held() for plug in held.plugs]

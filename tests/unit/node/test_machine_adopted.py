@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -517,6 +518,30 @@ def test_an_adopted_machine_is_its_process_however_its_uuid_was_written(tmp_path
         record = MachineRecord(manifest, "running", run.lower(), None, found, adopt.boot_id())
         assert not lost.is_another(record, found)
         running.kill()
+
+
+def test_what_another_plugin_does_with_machines_is_taken_up(
+    machines: Machines, qemu: FakeQemu, config: MachineConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a rolling update two share a state folder, and the one that stays was there first."""
+    with contextlib.closing(Machines(config, machines.records)) as new:
+        new.recover()
+        machines.adopt(adopting(qemu.path), soon())
+        record, process = new.running(KEY)
+        assert not new._settling._deaths.watches(KEY, process)
+        new.settle()
+        assert new._settling._deaths.watches(KEY, process), "that it ends is noticed"
+        with machines.hold(KEY, soon()):
+            machines.put(record.become("stopping"))
+            new.settle()
+            assert new.known(KEY).state == "stopping", "who stops it sees to it"
+        new.settle()  # the other one was killed
+        assert (new.known(KEY).state, new.known(KEY).reason) == ("running", "StopWanted")
+        machines.put(MachineRecord(virtual_machine("gone").to_manifest(), "running", "a run that is over"))
+        new.settle()
+        assert new.known("default/gone").state == "stopped"
+    assert "MachineBusy" not in caplog.text
+    assert "under way" not in caplog.text
 
 
 def test_a_stop_that_was_cut_off_leaves_a_machine_that_runs(machines: Machines, qemu: FakeQemu) -> None:

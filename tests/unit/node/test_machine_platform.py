@@ -22,6 +22,7 @@ from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import process
 from devalloc_node.machine.records import MACHINES, MachineRecord, content_of
 from devalloc_node.machine.spec import machine_id
+from devalloc_node.machine.view import Amounts
 from devalloc_node.platform import Platform
 from tests.support.fake_qmp import FakeQemu
 from tests.support.faketree import memory_folder
@@ -176,6 +177,29 @@ def test_a_machine_that_the_journal_lost_is_not_ended_when_it_is_to_be_started(
         assert world.machines.list() == []
 
 
+def test_a_machine_that_the_journal_lost_is_listed_and_not_told_to_be_gone(world: World) -> None:
+    config = world.machines.config
+    with living(config) as lives:
+        assert world.platform.all_machines() == [], "nobody knows what it is called"
+        config.plan(machine_id(KEY)).write_text(json.dumps({"key": KEY}))
+        (there,) = world.platform.all_machines()
+        assert (there.key, there.phase, there.reason, there.pid) == (KEY, "Unknown", "MachineLost", lives.pid)
+        assert world.platform.seen(KEY) == there
+        for change in (
+            lambda: world.platform.delete(KEY, None, due()),
+            lambda: world.platform.stop(KEY, None, due(), force=True),
+            lambda: world.platform.scale(KEY, "vcpus", 2, due()),
+        ):
+            with pytest.raises(Denied) as denied:
+                change()
+            assert denied.value.code == "MachineLost"
+        config.plan(machine_id(KEY)).write_text(json.dumps({"key": "default/other"}))
+        assert world.platform.all_machines() == [], "a plan is not believed that is of another one"
+        assert lives.poll() is None
+    assert world.platform.all_machines() == []
+    assert not world.platform.delete(KEY, None, due())
+
+
 @contextmanager
 def living(config: MachineConfig, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is the machine, by its life file."""
@@ -226,6 +250,17 @@ def test_a_later_run_that_an_older_journal_takes_for_another_objects_is_left_to_
             assert [each.key for each in world.machines.list()] == known
         world.machines.take_up(KEY, machine, qemu.uuid, due())
         assert world.machines.known(KEY).machine == machine
+
+
+def test_a_later_run_that_an_older_journal_takes_for_an_earlier_one_is_known_as_itself(world: World) -> None:
+    config = world.machines.config
+    with memory_qemu(config) as qemu, living(config, "-uuid", qemu.uuid):
+        for state in ("running", "stopping", "starting"):
+            old = MachineRecord(virtual_machine("m").to_manifest(), state, "an earlier run", applied=Amounts(vcpus=9))
+            world.machines.put(old)
+            world.machines.recover()
+            record = world.machines.known(KEY)
+            assert (record.state, record.run, record.applied) == ("running", qemu.uuid, Amounts())
 
 
 def test_a_machine_whose_start_was_cut_off_is_started_again_and_no_other_that_lives(world: World) -> None:
