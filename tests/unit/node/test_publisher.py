@@ -30,6 +30,8 @@ class Server:
 
     def __init__(self) -> None:
         self.counters = True
+        self.apart = True
+        """Counters may be in another slice than the devices that consume them."""
         self.node: str | None = "uid-1"
         """UID of the node; None while it does not exist."""
         self.refused: set[str] = set()
@@ -91,6 +93,8 @@ class Server:
 
     def _kept(self, body: Object) -> Object:
         kept = copy.deepcopy(body)
+        if not self.apart and any("consumesCounters" in device for device in kept["spec"].get("devices", [])):
+            raise ApiError(422, "Invalid", "counterSet: must reference a counter set of this slice")
         if not self.counters:
             kept["spec"].pop("sharedCounters", None)
             for device in kept["spec"].get("devices", []):
@@ -184,3 +188,13 @@ def test_a_slice_that_may_not_be_removed_holds_up_no_other_pool(
     assert published.error is not None
     assert published.error.startswith(f"pool {first.metadata.name}: ")
     assert {each["spec"]["pool"]["name"] for each in server.slices.values()} == {each.metadata.name for each in pools}
+
+
+def test_a_server_that_wants_counters_beside_their_devices_is_told_none(
+    server: Server, one: SlicePublisher, pools: list[DevicePool]
+) -> None:
+    server.apart = False
+    published = one.publish(pools)
+    assert published.error is None
+    assert any("DRAPartitionableDevices is off" in problem.message for problem in published.problems)
+    assert server.slices
