@@ -32,6 +32,8 @@ GUESTS_UNIT = "devalloc-guests.service"
 _SOCKETS = ("qmp", "console", "agent")
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2000
+_ASK_SECONDS = 10.0
+"""Between askings a guest to power down."""
 _QUIT_SECONDS = 3.0
 _KILL_SECONDS = 10.0
 """A process that is killed ends at once, unless the kernel is busy with a device of its own."""
@@ -166,12 +168,17 @@ def await_monitor(spec: MachineSpec, config: MachineConfig, monitor: Monitor, de
 
 
 def power_down(monitor: Monitor, known: Process, seconds: float, deadline: Deadline) -> bool:
-    """Ask the guest to power down, and whether it has within ``seconds``. A QEMU that hangs has not."""
-    if seconds <= 0:
-        return False
-    with suppress(NodeError):
-        monitor.execute("system_powerdown", deadline=deadline.capped(2.0))
-    return wait(known, deadline.capped(seconds).seconds)
+    """Ask the guest to power down, and whether it has within ``seconds``. A QEMU that hangs has not.
+
+    It is asked again and again: one that is booting does not hear the first time, and would be ended in the end.
+    """
+    due = deadline.capped(seconds)
+    while not due.passed:
+        with suppress(NodeError):
+            monitor.execute("system_powerdown", deadline=due.capped(2.0))
+        if wait(known, due.capped(_ASK_SECONDS).seconds):
+            return True
+    return False
 
 
 def end(monitor: Monitor, machine: str, known: Process) -> str:

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
 WORK_SECONDS = 30.0
+WORKERS = 8
+"""Machines that are brought back at the same time."""
 _BUSY_SECONDS = 0.05
 """How long another change of a machine is waited for: who makes it sees to the machine."""
 
@@ -38,11 +40,16 @@ class Restarts:
         to_restart: Callable[[], Sequence[VirtualMachine]],
         *,
         clock: Callable[[], float] = time.monotonic,
+        spawn: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """``to_restart``: the machines that do not run and should, by their own policy."""
+        """``to_restart``: the machines that do not run and should, by their own policy. ``spawn`` has something done in
+        another thread."""
         self._platform = platform
         self._pulse = pulse
         self._to_restart = to_restart
+        self._spawn = spawn or _in_thread
+        self._busy: set[str] = set()
+        """Those that are being brought back."""
         self._backoff = Backoff(clock)
         self._said: dict[str, str] = {}
         """Why a machine was last not brought back."""
@@ -61,14 +68,28 @@ class Restarts:
             stop.wait(0.2)
 
     def round(self) -> None:
-        """Start what is due. Raises NodeError where that cannot be told."""
+        """Begin to start what is due: one that takes its time, such as for an image on a file system that hangs, holds
+        up no other. Raises NodeError where that cannot be told."""
         ended = {"/".join(machine.key): machine for machine in self._to_restart() if not machine.metadata.uid}
         self._backoff.only(ended)
-        self._said = {key: why for key, why in self._said.items() if key in ended}
-        self._inside = {key: refs for key, refs in self._inside.items() if key in ended}
+        self._said = {key: why for key, why in dict(self._said).items() if key in ended}
+        for key in list(self._inside):  # others are written to meanwhile
+            if key not in ended and key not in self._busy:
+                del self._inside[key]
         for key, machine in ended.items():
-            if not self._backoff.left(key):
-                self._bring_back(key, machine)
+            if key not in self._busy and len(self._busy) < WORKERS and not self._backoff.left(key):
+                self._busy.add(key)
+                self._spawn(partial(self._work, key, machine))
+
+    def _work(self, key: str, machine: VirtualMachine) -> None:
+        try:
+            self._bring_back(key, machine)
+        except Exception:
+            log.exception("machine %s", key)
+            self._backoff.begun(key)
+        finally:
+            self._busy.discard(key)
+            self._pulse.beat()  # another one may have its turn
 
     def _bring_back(self, key: str, machine: VirtualMachine) -> None:
         try:
@@ -116,3 +137,8 @@ class Restarts:
     def _is_due(self, key: str) -> bool:
         """Whether it is still to be started: it may have been deleted or stopped since, or its first start failed."""
         return any("/".join(machine.key) == key for machine in self._to_restart())
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """A thread that does not keep the process: what it leaves unfinished, the next start goes on with."""
+    threading.Thread(target=work, name="restart", daemon=True).start()

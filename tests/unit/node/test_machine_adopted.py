@@ -28,6 +28,7 @@ from devalloc_node.machine import adopt, house, launch, lifefile, looks, lost, p
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, content_of, record_of
 from devalloc_node.machine.spec import PlainDevice
 from devalloc_node.machine.view import Amounts
@@ -944,3 +945,20 @@ def test_what_was_refused_for_good_is_not_shown_as_wanted(machines: Machines, qe
     seen = machines.get(KEY)
     assert seen is not None
     assert (seen.wanted.vcpus, seen.applied.vcpus, seen.observed.vcpus) == (1, 2, 2)
+
+
+def test_a_guest_that_was_too_busy_booting_to_hear_is_asked_again_to_power_down(
+    qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_ASK_SECONDS", 0.05)
+    line = QmpMonitor(KEY, str(qemu.path))
+    with subprocess.Popen(["sleep", "600"]) as guest, contextlib.closing(line):
+        known = process.process(guest.pid)
+        assert known is not None
+        assert not launch.power_down(line, known, 0.0, soon())
+        assert not launch.power_down(line, known, 0.2, soon())
+        asked = [command for command, _ in qemu.said]
+        assert len(asked) > 2
+        assert set(asked) == {"system_powerdown"}
+        guest.kill()
+        assert launch.power_down(line, known, 60.0, soon())

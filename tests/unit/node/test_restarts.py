@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,8 +15,13 @@ from devalloc_node.errors import Denied
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms.restarts import Restarts
 from tests.support.faketree import memory_folder
+from tests.support.machines import until
 from tests.support.nodeservice import platform_of, toy_bench
 from tests.support.toymachines import ToyMachines, machine_of, vm
+
+
+def at_once(work: Callable[[], None]) -> None:
+    work()
 
 
 class World:
@@ -25,7 +31,7 @@ class World:
         self.platform = platform_of(self.bench, self.machines)
         self.now = 0.0
         self.made: list[VirtualMachine] = []
-        self.restarts = Restarts(self.platform, Pulse(), self.ended, clock=lambda: self.now)
+        self.restarts = Restarts(self.platform, Pulse(), self.ended, clock=lambda: self.now, spawn=at_once)
 
     def ended(self) -> list[VirtualMachine]:
         known = self.machines.known
@@ -101,10 +107,32 @@ def test_a_machine_does_not_wait_for_what_was_attached_and_is_gone(world: World)
 def test_one_whose_start_was_cut_off_is_started_to_its_end(world: World) -> None:
     machine = machine_of(vm("web"))
     world.machines.start(machine, Deadline.after(10))  # and then the plugin was killed
-    restarts = Restarts(world.platform, Pulse(), lambda: [machine], clock=lambda: world.now)
+    restarts = Restarts(world.platform, Pulse(), lambda: [machine], clock=lambda: world.now, spawn=at_once)
     restarts.round()
     there = world.machines.known["default/web"]
     assert (there.phase, there.is_paused) == ("Running", False)
+
+
+def test_one_that_hangs_or_is_beyond_understanding_holds_up_no_other(world: World) -> None:
+    for name in ("a", "b", "web"):
+        world.create(machine_of(vm(name)))
+        world.machines.end(f"default/{name}")
+    over, start = threading.Event(), world.machines.start
+
+    def slow(machine: VirtualMachine, deadline: Deadline) -> None:
+        if machine.metadata.name == "a":
+            over.wait(60)  # for its image
+        if machine.metadata.name == "b":
+            raise ZeroDivisionError
+        start(machine, deadline)
+
+    world.machines.start = slow  # type: ignore[method-assign]
+    restarts = Restarts(world.platform, Pulse(), world.ended, clock=lambda: 100.0)
+    restarts.round()
+    until(lambda: world.machines.known["default/web"].runs, "the last one is back")
+    assert not world.machines.known["default/a"].runs
+    over.set()
+    until(lambda: world.machines.known["default/a"].runs, "and so is the first one")
 
 
 def test_those_of_the_store_are_left_to_its_loop(world: World) -> None:
@@ -177,7 +205,7 @@ def test_one_that_is_taken_away_while_it_is_looked_for_stays_away(world: World, 
             world.platform.delete("default/web", None, Deadline.after(10))
         return [due.pop()] if due else []
 
-    Restarts(world.platform, Pulse(), taken_away, clock=lambda: 100.0).round()
+    Restarts(world.platform, Pulse(), taken_away, clock=lambda: 100.0, spawn=at_once).round()
     assert not due, "it was looked for"
     assert not any(machine.runs for machine in world.machines.list())
 
