@@ -142,6 +142,8 @@ class Keeper:
             self._tell(obj, vm, Outcome(error.code, error.message))
             raise
         self._backoff.forget(key)
+        if not objects.is_deleting(obj) and objects.holder_of(obj) == self._platform.node_name:
+            objects.tell(self._store, obj, objects.status_of(vm, None, [], "", ""))  # the other node may not be there
         objects.let_go(self._store, obj, self._platform.node_name)
 
     def _free(self, obj: Object) -> None:

@@ -104,6 +104,9 @@ class VirtualMachines:
                 pause = self.round()
             except Unusable:
                 raise
+            except (NodeError, StoreError) as error:
+                pause = self._settings.retry
+                log.error("could not look at the machines; next try in %.0f s: %s", pause, error)
             except Exception:
                 log.exception("could not look at the machines; next try in %.0f s", self._settings.retry)
                 pause = self._settings.retry

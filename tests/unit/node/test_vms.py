@@ -448,6 +448,8 @@ class TestEnd:
         world.loop = here
         world.round()
         assert world.machines.known == {}
+        status = world.status()
+        assert (status["phase"], status.get("pid"), status.get("machineID")) == ("Pending", None, None), "of this node"
         world.loop = world.new_loop("node-b")
         world.round(times=2)
         assert world.status()["phase"] == "Running"
