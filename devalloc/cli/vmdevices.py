@@ -152,11 +152,12 @@ def unplug(machine: str, names: tuple[str, ...], namespace: str, socket: Path, t
 
 @verb("unprepare")
 @click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
+@click.option("--uid", default="", metavar="UID", help="Of the claim, where several that are prepared have its name.")
 @force_option
 @namespace_option
 @socket_option
 @timeout_option
-def unprepare(claims: tuple[str, ...], force: bool, namespace: str, socket: Path, timeout: float) -> int:
+def unprepare(claims: tuple[str, ...], uid: str, force: bool, namespace: str, socket: Path, timeout: float) -> int:
     """Give the devices of claims back to this host as they were found. The claims stay allocated.
 
     Takes them out of their machine first.
@@ -164,13 +165,15 @@ def unprepare(claims: tuple[str, ...], force: bool, namespace: str, socket: Path
     \b
     devalloc vm unprepare train && devalloc release train
     """
+    if uid and len(claims) > 1:
+        raise BadInput("--uid is of one claim; name one at a time")
     from devalloc.cli.nodesocket import claim_ref, connected
     from devalloc_node.pb.node_pb2 import UnprepareClaimRequest
 
     code = 0
     with connected(socket) as node:
         for claim in claims:
-            request = UnprepareClaimRequest(claim=claim_ref(claim, namespace), force=force)
+            request = UnprepareClaimRequest(claim=claim_ref(claim, namespace, uid), force=force)
             reply = node.UnprepareClaim(request, timeout=timeout)
             ended = f"; {', '.join(reply.ended_machines)} ended for it" if reply.ended_machines else ""
             done = f"unprepared{ended}" if reply.found else "is not prepared here"

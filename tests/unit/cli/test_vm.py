@@ -112,6 +112,17 @@ class TestMachines:
         again = devalloc_vm("unprepare", "claim-uid-0")
         assert (again.code, again.out) == (0, "claim-uid-0 is not prepared here\n"), "nothing had to be done"
 
+    def test_of_several_prepared_claims_of_one_name_the_one_with_the_uid_is_meant(
+        self, devalloc_vm: Vm, plugin: Served
+    ) -> None:
+        """As where the store was replaced, and the former one's claim is still prepared."""
+        for uid in ("one", "two"):
+            plugin.bench.claims.prepare(plugin.bench.grants.add(uid, f"{uid}/slot-0", name="train"))
+        assert "[ClaimAmbiguous]" in devalloc_vm("unprepare", "train").err
+        assert devalloc_vm("unprepare", "train", "other", "--uid", "one").code == 2
+        assert devalloc_vm("unprepare", "train", "--uid", "one").out == "train unprepared\n"
+        assert [record.ref.uid for record in plugin.bench.journal.claims()] == ["two"]
+
     def test_what_was_not_there_is_not_said_to_be_gone_now(self, devalloc_vm: Vm, plugin: Served) -> None:
         plugin.bench.add("a/slot-0")
         devalloc_vm.create("web")
