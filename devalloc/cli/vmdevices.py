@@ -106,7 +106,7 @@ def plug(
 
     request = pb.PlugDeviceRequest(machine=machine_ref(machine, namespace), name=name)
     if [disk is not None, tap is not None, user_net].count(True) != 1:
-        raise BadInput("say what to plug in: --disk, --tap or --user-net")
+        raise BadInput("say what to plug in: one of --disk, --tap and --user-net")
     if disk is not None:
         if mac is not None:
             raise BadInput("--mac goes with --tap or --user-net")

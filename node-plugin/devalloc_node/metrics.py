@@ -165,7 +165,7 @@ class _StateCollector(Collector):
         yield _gauges("machines", "Machines in care.", "phase", state.machines)
         yield _gauge("plugged_vcpus", "vCPUs of the machines that run.", state.vcpus)
         yield _gauge("plugged_memory_bytes", "Memory of the machines that run.", state.memory_bytes)
-        yield _gauge("attached_devices", "Devices in machines.", state.attached_devices)
+        yield _gauge("attached_devices", "Devices of claims in machines.", state.attached_devices)
         yield _gauge("journal_quarantined", "Records that nobody can make sense of.", state.quarantined)
         yield from _of_machines(state.utilisation)
 

@@ -243,14 +243,15 @@ class Machines(Kept):
 
     @contextmanager
     def _told_by(self, key: str) -> Iterator[None]:
-        """Inside, of an image that is in use is told which other machine has it, where that is known."""
+        """Inside, of an image that is in use is told which machine has it, where that is known."""
         try:
             yield
         except paths.InUse as error:
             for other, process in self.living():
                 with suppress(NodeError):  # what it has open cannot be told, and the image is in use all the same
-                    if other.spec.key != key and holds(process.pid, [error.path]):
-                        error = paths.InUse(error.path, f"machine {other.spec.key}")
+                    if holds(process.pid, [error.path]):
+                        itself = " itself" if other.spec.key == key else ""
+                        error = paths.InUse(error.path, f"machine {other.spec.key}{itself}")
             raise error from None
 
     def _come_up(self, record: MachineRecord, deadline: Deadline) -> None:

@@ -218,7 +218,7 @@ class TestRefusals:
             (["get", "../x"], "machine.namespace: must be a DNS label"),
             (["get", "wéb"], "not 'wéb'"),
             (["scale", "web"], "say what to change"),
-            (["plug", "web", "x"], "say what to plug in: --disk, --tap or --user-net"),
+            (["plug", "web", "x"], "say what to plug in: one of --disk, --tap and --user-net"),
             (["plug", "web", "x", "--disk", "/d", "--tap", "tap0"], "say what to plug in"),
             (["plug", "web", "x", "--disk", "/d"], "say the image's --format, raw or qcow2"),
             (["plug", "web", "x", "--disk", "/d", "--format", "raw", "--mac", "x"], "--mac goes with"),

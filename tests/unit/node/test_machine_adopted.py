@@ -30,7 +30,7 @@ from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, content_of, record_of
-from devalloc_node.machine.spec import PlainDevice
+from devalloc_node.machine.spec import Disk, PlainDevice
 from devalloc_node.machine.view import Amounts
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.service import replies
@@ -160,6 +160,8 @@ def test_a_machine_whose_disk_is_in_use_is_told_which_other_one_has_it(
                 machines.start(start, soon())
             assert denied.value.code == "DiskInUse"
             machines.adopt(adopting(qemu.path), soon())  # which is this very process, and has the image open
+        with pytest.raises(Denied, match=f"is in use by machine {KEY} itself$"):
+            machines.plug_in(KEY, PlainDevice("again", Disk(str(image), "raw")), soon())
     machines.close()
 
 
