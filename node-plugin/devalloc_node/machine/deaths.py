@@ -34,6 +34,8 @@ class Deaths:
             if known is not None and known[0] == process:
                 return
             self._drop(name)
+            if self._poll.closed:  # the plugin ends, and another one watches
+                return
             fd = pidfd(process)
             if fd is not None:
                 self._watched[name], self._names[fd] = (process, fd), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
@@ -63,7 +64,9 @@ def unplug(monitor: Monitor, machine: str, name: str, deadline: Deadline) -> Non
             return
         ask(monitor, left[0], deadline)
         while left:
-            event = events.next(deadline.capped(_LOOK_SECONDS))
+            event = None
+            with suppress(Unknown):  # the line broke, perhaps under another's question: it is looked at anew
+                event = events.next(deadline.capped(_LOOK_SECONDS))
             # Of several functions, and of a card's own children, the events come in any order and some without an id.
             who = None if event is None else event.get("data", {}).get("device")
             if event is not None and event["event"] == "DEVICE_UNPLUG_GUEST_ERROR" and who in ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -13,6 +14,7 @@ from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.records import MACHINES
 from devalloc_node.machine.spec import machine_id
 
+LOG = logging.getLogger(__name__)
 LOG_SECONDS = 5.0
 """How often it is looked whether a guest has filled a log: a guest writes as much as it likes."""
 TIDY_SECONDS = 60.0
@@ -28,13 +30,15 @@ def keep(machines: Machines, stop: threading.Event) -> None:
     while not stop.wait(LOG_SECONDS):
         is_due = time.monotonic() >= tidied + TIDY_SECONDS
         tidied = time.monotonic() if is_due else tidied
-        with suppress_and_log("of this node"):
+        try:
             machines.settle()
             for key in machines.records.records(MACHINES):
                 logs.trim(machines.config, machine_id(key))
                 with suppress_and_log(key):
                     if is_due:
                         _tidy(machines, key)
+        except Exception:  # what is done unasked must not end what was asked for
+            LOG.exception("could not look after the machines; trying again in %.0f s", LOG_SECONDS)
 
 
 def _tidy(machines: Kept, key: str) -> None:

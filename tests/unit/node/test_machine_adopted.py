@@ -728,6 +728,15 @@ def test_logs_are_kept_short_though_nobody_looks_at_the_machine(
     log = config.folder(put(machines).spec.id) / "console.log"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"a guest that writes and writes")
+    troubles = [ZeroDivisionError(), Failed("JournalUnavailable", "no space left")]  # a bug, and a full disk
+    settle = machines.settle
+
+    def settled() -> None:
+        if troubles:
+            raise troubles.pop()
+        settle()
+
+    monkeypatch.setattr(machines, "settle", settled)
     thread = threading.Thread(target=house.keep, args=(machines, stop))
     thread.start()
     until(lambda: not log.read_bytes(), "the log is emptied", 10)

@@ -17,6 +17,7 @@ from devalloc_node.machine.monitor import Event, QmpMonitor, Refused
 from devalloc_node.machine.spec import memory_text
 from devalloc_node.prepared import PreparedDevice
 from tests.support.fake_qmp import FakeQemu
+from tests.support.machines import until
 from tests.support.patience import patience
 
 GIB = 1 << 30
@@ -178,6 +179,27 @@ def test_a_device_whose_event_was_lost_is_seen_to_be_gone(qemu: FakeQemu, line: 
     qemu.loses_events = True
     devices.unplug(line, KEY, "card", soon())
     devices.unplug(line, KEY, "card", soon())  # what is gone is gone
+
+
+def test_a_line_that_breaks_under_anothers_question_does_not_end_the_wait_for_a_device(
+    qemu: FakeQemu, line: QmpMonitor
+) -> None:
+    """QEMU answers nobody while the memory of a machine is unlocked, and who looks at it waits for two seconds."""
+    qemu.guest = "silent"
+    devices.plug(line, KEY, card(), soon())
+
+    def disturb() -> None:
+        until(lambda: qemu.leaving, "the guest is asked")
+        qemu.trouble["query-uuid"] = "garbage"
+        with pytest.raises(Unknown):
+            line.execute("query-uuid", deadline=soon())
+        qemu.let_go("card.f0")
+
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    devices.unplug(line, KEY, "card", soon())
+    disturber.join()
+    assert (qemu.devices, qemu.connections) == ({}, 2)
 
 
 def test_a_qemu_that_hangs_is_unknown_whichever_way_it_goes(qemu: FakeQemu, line: QmpMonitor) -> None:
