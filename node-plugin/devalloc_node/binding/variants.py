@@ -32,7 +32,7 @@ def vfio_driver(tree: Tree, function: PciFunction) -> str:
     """The name of the driver's folder below ``bus/pci/drivers``.
 
     Modules are not loaded by the plugin, and a lesser driver is never taken instead of the right one: raises Denied
-    ``DriverMissing``, which names the module to load.
+    ``DriverMissing``, which names the module to load; ``DriverUnknown`` where the list of modules is not there.
     """
     module = _module(tree, (function.folder.text("modalias") or "").removeprefix("pci:"))
     drivers = set(tree.sys.names("bus", "pci", "drivers")) if tree.sys else set()
@@ -58,6 +58,13 @@ def _aliases(tree: Tree) -> Aliases:
     release = kernel.text("osrelease") if kernel else None
     folder = tree.folder("lib", "modules", release) if release and is_name(release) else None
     if folder is None:
+        if _has_modules(tree):
+            raise Denied(
+                "DriverUnknown",
+                f"which driver of VFIO's is the right one cannot be told: there is no /lib/modules/{release or '…'} "
+                "(in a container, mount the host's /lib/modules)",
+                retryable=True,
+            )
         return ()
     identity = _identity(f"{folder.path}/modules.alias")  # before it is read: what is written meanwhile is read again
     before, aliases = _known.get(folder.path, (None, ()))
@@ -67,6 +74,12 @@ def _aliases(tree: Tree) -> Aliases:
         if identity is not None and content is not None:
             _known[folder.path] = identity, aliases
     return aliases
+
+
+def _has_modules(tree: Tree) -> bool:
+    """Whether VFIO's driver was loaded as a module, so that there is a list of them somewhere; others are built in."""
+    module = tree.sys.folder("module", "vfio_pci") if tree.sys else None
+    return module is not None and "initstate" in module.names()
 
 
 def _identity(path: str) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,14 @@ class TestVariants:
             Hand.on(aliased).prepare(GPU_DEVICE)
         assert caught.value.code == "DriverMissing"
         assert aliased.driver_of(GPU) == "nvidia"
+
+    def test_without_the_list_of_modules_nobody_knows(self, aliased: FakeHost) -> None:
+        """As in a container without the host's /lib/modules. A kernel that has all built in needs no list."""
+        shutil.rmtree(aliased.root / "lib")
+        aliased.write("module/vfio_pci/initstate", "live")
+        assert refusal(aliased, GPU_DEVICE) == "DriverUnknown"
+        aliased.remove("module/vfio_pci")
+        Hand.on(aliased).prepare(GPU_DEVICE)
 
     def test_without_vfio_pci_nothing_is_begun(self) -> None:
         with memory_folder() as folder:
