@@ -124,6 +124,8 @@ def cluster_source(client: Client, driver: str, node_name: str) -> Source:
             if error.is_not_found:
                 return None
             raise Failed("ApiUnavailable", f"ResourceClaim {namespace}/{name} cannot be read: {error}") from None
+        except (KeyError, TypeError):
+            raise Failed("ApiUnavailable", f"ResourceClaim {namespace}/{name} has no UID in the answer") from None
 
     return Source("ResourceClaim", ResourceClaimGrants(client, driver, node_name), uid_of)
 

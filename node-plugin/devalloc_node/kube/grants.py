@@ -57,7 +57,7 @@ class ResourceClaimGrants:
     def is_gone(self, ref: ClaimRef) -> bool:
         """See ``Grants``. A path that the server does not know, a refusal and silence are no proof."""
         claim = self._read(ref)
-        return claim is None or _at(claim, "metadata", "uid") not in (ref.uid, None)
+        return claim is None or _at(claim, "metadata", "uid") != ref.uid
 
     def identity(self) -> str:
         """See ``Grants``: the UID of the namespace kube-system, by which clusters are told apart; where the plugin's
@@ -65,10 +65,13 @@ class ResourceClaimGrants:
         for what, path in (("namespace kube-system", "/api/v1/namespaces/kube-system"), ("node", self._node_path)):
             try:
                 found = self._client.get(path, deadline=Deadline.after(READ_SECONDS))
-                return f"{what} {found['metadata']['uid']}"
             except ApiError as error:
                 if error.status != 403 or path == self._node_path:
                     raise Failed("ApiUnavailable", f"cannot tell which cluster this is: {what}: {error}") from None
+                continue
+            if (uid := _at(found, "metadata", "uid")) is None:
+                raise Failed("ApiUnavailable", f"cannot tell which cluster this is: {what} has no UID in the answer")
+            return f"{what} {uid}"
         raise AssertionError("the node is the last resort")
 
     def let_go(self, ref: ClaimRef) -> None:
@@ -88,12 +91,15 @@ class ResourceClaimGrants:
             return None  # no object has such a name
         path = CLAIMS.format(segment(ref.namespace), segment(ref.name))
         try:
-            return self._client.get(path, deadline=Deadline.after(READ_SECONDS))
+            claim = self._client.get(path, deadline=Deadline.after(READ_SECONDS))
         except ApiError as error:
             if error.is_not_found and error.details.get("name") == ref.name:
                 return None
             status = f" (HTTP {error.status})" if error.status else ""
             raise Failed("ApiUnavailable", f"ResourceClaim {ref} cannot be read{status}: {error}") from None
+        if not isinstance(_at(claim, "metadata", "uid"), str):
+            raise Failed("ApiUnavailable", f"ResourceClaim {ref} cannot be read: the answer has no UID")
+        return claim
 
     def _devices(self, allocation: Mapping[str, Any]) -> Iterator[GrantedDevice]:
         content = allocation.get("devices") or {}

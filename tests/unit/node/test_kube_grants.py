@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from devalloc_node.binding.vfsettings import wanted_settings
-from devalloc_node.errors import Denied
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, GrantedDevice
 from devalloc_node.kube.client import Client
 from devalloc_node.kube.grants import ResourceClaimGrants
@@ -54,3 +54,14 @@ def test_parameters_that_nobody_understands_are_not_passed_over(parameters: dict
     with pytest.raises(Denied, match=said) as caught:
         granted(**parameters)
     assert caught.value.code == "ConfigInvalid"
+
+
+@pytest.mark.parametrize("answer", [{}, {"metadata": None}, {"metadata": {"uid": None}}])
+def test_an_answer_that_says_nothing_proves_nothing(answer: dict[str, Any]) -> None:
+    """As of somebody between us and the API server."""
+    server = Server({})
+    server.claim = answer
+    grants = ResourceClaimGrants(cast(Client, server), "devalloc.io", "n")
+    for ask in (grants.identity, lambda: grants.is_gone(REF), lambda: grants.get(REF)):
+        with pytest.raises(Failed, match=r"no UID"):
+            ask()
