@@ -175,6 +175,7 @@ class Platform:
                     self._clear(key, there, due, caller)
                 prepared = [self._prepared(ref, due, caller) for ref in refs]
                 if begins:
+                    _check_slots(machine, prepared)
                     (self.machines.adopt if is_adopted else self.machines.start)(machine, due)
                 for one in prepared:
                     self.claims.plug(one, key, due, caller)
@@ -378,6 +379,19 @@ class Platform:
             yield
         finally:
             self._changed()
+
+
+def _check_slots(machine: VirtualMachine, claims: Sequence[Prepared]) -> None:
+    """Raises Denied (``TooFewPciSlots``) where a machine that is to be started can never have all devices: it is not to
+    be started for that, and ended again."""
+    needed = sum(not device.admin for claim in claims for device in claim.devices)
+    there = machine.spec.slots
+    if machine.spec.adopt is None and needed > there:
+        raise Denied(
+            "TooFewPciSlots",
+            f"the claims of machine {'/'.join(machine.key)} have {needed} devices, and it has {there} PCI slots: "
+            f"each device needs one; set pciSlots to {needed} or more",
+        )
 
 
 def _refuse_other(there: Machine, asked: MachineSpec) -> None:

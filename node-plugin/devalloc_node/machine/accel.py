@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,8 @@ from devalloc_node.machine.config import MachineConfig
 LOG = logging.getLogger(__name__)
 BOOT_SECONDS = 10.0
 """KVM counts in a tenth of a second. A kernel that only emulates (kvm_pvm does) would take minutes."""
+_NO_SECONDS = 3600.0
+"""How long it counts that no guest booted."""
 _BYE = (0x10 << 1) | 1
 """The exit status of QEMU when the boot sector wrote 0x10 to the port of isa-debug-exit."""
 _BOOT_SECTOR = bytes.fromhex(
@@ -64,14 +67,20 @@ def boots(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> bool:
 
 
 def _remembered(config: MachineConfig) -> bool:
-    """The verdict of an earlier test of the same boot, kernel and QEMU, or a new test."""
+    """The verdict of an earlier test of the same boot, kernel and QEMU, or a new test.
+
+    A no does not count for ever: a host that is busy while it comes up may be too slow once.
+    """
     file = config.state / "kvm.json"
     host = _host(config.binary)
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(file.read_text())
-        if known["host"] == host:
+        age = time.time() - file.stat().st_mtime
+        if known["host"] == host and (known["boots"] or 0 <= age < _NO_SECONDS):
             return bool(known["boots"])
     verdict = boots(config.binary, "kvm")
+    if not verdict:
+        LOG.warning("no guest boots with /dev/kvm within %.0f s: machines are emulated, and slow", BOOT_SECONDS)
     with suppress(OSError):
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         file.write_text(json.dumps({"host": host, "boots": verdict}))

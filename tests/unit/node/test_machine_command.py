@@ -15,7 +15,7 @@ import pytest
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
-from devalloc_node.machine import launch, paths, room, spawn
+from devalloc_node.machine import accel, launch, paths, room, spawn
 from devalloc_node.machine.command import Start, command
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.launch import Launch, check, memlock_needed, spawn_words
@@ -226,6 +226,25 @@ def test_a_pipe_in_place_of_an_image_is_not_waited_for(tmp_path: Path) -> None:
     for writable in (False, True):
         with pytest.raises(OSError, match="no file"):
             spawn.opened(str(tmp_path / "disk"), writable)
+
+
+def test_whether_kvm_works_is_tried_once_and_a_no_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, kvm, tries = MachineConfig(tmp_path / "state"), tmp_path / "kvm", [False, True]
+    kvm.touch()
+    monkeypatch.setattr(accel, "boots", lambda *_: tries.pop(0))
+    verdict = config.state / "kvm.json"
+    for _ in range(2):
+        assert accel.chosen(config, kvm) == "tcg"
+    os.utime(verdict, (0, 0))  # which was long ago: the host had just come up, and was busy
+    for _ in range(2):
+        assert accel.chosen(config, kvm) == "kvm"
+    os.utime(verdict, (0, 0))
+    assert accel.chosen(config, kvm) == "kvm", "a yes counts as long as the host runs"
+    for damaged in ("", "null", "{}", '{"host": 1}'):
+        verdict.write_text(damaged)
+        tries.append(True)
+        assert accel.chosen(config, kvm) == "kvm"
+    assert tries == []
 
 
 # Which files it may name (T13).

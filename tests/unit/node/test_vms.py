@@ -488,6 +488,17 @@ class TestEnd:
             world.round(times=2)
         assert world.status()["phase"] == "Running"
 
+    def test_one_whose_claims_have_more_devices_than_it_has_slots_is_not_even_started(self, world: World) -> None:
+        world.claim("gpu", "a/slot-0", "a/slot-1")
+        world.apply(vm("web", "gpu", pciSlots=1))
+        world.round(times=2)
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "TooFewPciSlots")
+        assert "start default/web" not in world.machines.told
+        assert world.bench.host.state == {}
+        world.apply(vm("web", "gpu", pciSlots=2))
+        world.round(times=2)
+        assert world.status()["phase"] == "Running"
+
     def test_one_whose_disk_failed_is_told_and_goes_on(self, world: World) -> None:
         world.apply(vm("web"))
         world.round()
