@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from devalloc.inventory import accelerator
 from devalloc.inventory.nic import interfaces
 from devalloc.inventory.pci import Address, PciFunction
 from devalloc.inventory.storage import blocks, controllers
@@ -193,6 +194,8 @@ def nodes_of(function: PciFunction) -> Iterator[str]:
             yield from (f"{folder}/{name}" for name in function.folder.names(kind))
     for vdpa in filter(_VDPA.fullmatch, function.entries):
         yield from (f"/dev/{name}" for name in function.folder.names(vdpa) if _VHOST_VDPA.fullmatch(name))
+    if accelerator.is_accelerator(function):
+        yield from accelerator.nodes(function)
     if "drm" in function.entries:
         yield from (f"/dev/dri/{name}" for name in function.folder.names("drm") if _DRM.fullmatch(name))
     for controller in controllers(function):

@@ -162,6 +162,16 @@ class Folder:
             self._report(place.path, error)
             return []
 
+    def folders(self) -> list[Folder]:
+        """The folders in this one, links left out: sorted, empty when it cannot be listed."""
+        try:
+            with os.scandir(self.path) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError as error:
+            self._report(self.path, error)
+            return []
+        return [Folder(self.tree, f"{self.path}/{name}") for name in names]
+
     def link(self, name: str, *, may_be_denied: bool = False) -> str | None:
         """The last component of where a link points, whether or not that exists (such as the name of a driver).
 

@@ -13,6 +13,7 @@ import pytest
 
 from devalloc_node.errors import Denied, NodeError
 from tests.support import cards
+from tests.support.discovered import Found
 from tests.support.fakehost import FakeHost
 from tests.support.faketree import memory_folder
 from tests.support.steps import Hand
@@ -245,6 +246,18 @@ class TestWhatIsInUse:
         host.write(f"{host.path('0000:05:00.0')}/{file}/dev", "240:0")
         host.process(812, "dpdk-testpmd", opens=(node,))
         assert refusal(host, NIC_DEVICE, allowed=ALL) == "DeviceInUse"
+
+    @pytest.mark.parametrize(
+        ("folder", "node"),
+        [("habanalabs/hl0", "hl0"), ("tenstorrent/tenstorrent!0", "tenstorrent/0"), ("ve/veslot0", "veslot0")],
+    )
+    def test_by_a_program_that_computes_on_an_accelerator(self, host: FakeHost, folder: str, node: str) -> None:
+        """Each vendor has a class of devices of its own."""
+        host.add(cards.accelerator())
+        host.write(f"{host.path('0000:71:00.0')}/{folder}/uevent", f"MAJOR=240\nMINOR=0\nDEVNAME={node}\n")
+        host.process(812, "python3", opens=(f"/dev/{node}",))
+        assert Found.on(host.root).unavailable("0000-71-00-0") == "in use: python3 812"
+        assert refusal(host, "0000-71-00-0", allowed=ALL) == "DeviceInUse"
 
     def test_by_a_program_that_sends_a_drive_its_commands_itself(self, host: FakeHost) -> None:
         host.add(cards.nvme())
