@@ -16,6 +16,7 @@ from queue import Empty
 
 from devalloc_node import audit
 from devalloc_node.claims.reconcile import Report
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.machine import house
 from devalloc_node.node import Node
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 Loop = Callable[[threading.Event], None]
 """Runs in a thread of its own until the event is set."""
 LOOP_SECONDS = 2.0
-"""How long a stop waits for loops. What they leave unfinished is in the journal, or was not begun."""
+"""How long a stop waits for all loops. What they leave unfinished is in the journal, or was not begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,9 @@ def run(node: Node, publishing: Publishing | None = None, say: Say = log.info, *
         _reconcile(node, say)
         stop.set()
         node.claims_changed()
+        until = Deadline.after(LOOP_SECONDS)
         for thread in threads:
-            thread.join(LOOP_SECONDS)
+            thread.join(until.seconds)
     if failures:
         raise failures[-1]
 

@@ -183,7 +183,7 @@ class Client:
         except ApiError as error:
             log.warning("the API server does not take the credentials any more, and there are no others: %s", error)
             return response
-        response.response.release_conn()
+        response.response.close()  # not read to its end, so nobody can go on with its connection
         return self._sent(method, path, params, body, timeout)
 
     def _sent(self, method: str, path: str, params: Params | None, body: Any, timeout: Any) -> Any:
