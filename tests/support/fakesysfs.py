@@ -390,6 +390,10 @@ class FakeSysfs(FakeTree):
                 self.vgpu.set_type(vf, value)
             case (*_, "reset"):
                 self.reset(folder)
+            case (*_, "reset_subordinate"):
+                below = f"{self.path(folder)}/"
+                for address in [name for name, other in self.functions.items() if other.path.startswith(below)]:
+                    self.reset(address)
             case (*_, "remove"):
                 self.remove_function(folder)
             case _:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from devalloc.inventory.pci import PciFunction
-from devalloc.inventory.sysfs import Folder
+from devalloc.inventory.locate import function_folder, read_function
+from devalloc.inventory.pci import Address, PciFunction
+from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import change
 from devalloc_node.binding.use import refuse_open, vfio_nodes
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.boundary import Host
 from devalloc_node.step import Step, Value
 
@@ -91,8 +92,8 @@ class ResetKind:
     """Steps of kind ``reset``: ``"used"`` when a device is handed over, ``"clean"`` before it goes to the next owner.
 
     What a device was used for cannot be read, so making it clean resets it whenever VFIO has it, or had it until
-    somebody took that away: a function level or bus reset, whichever the kernel knows for the function. A host driver
-    that has it back has set it up anew, and would be disturbed.
+    somebody took that away: a function level or bus reset, whichever the kernel knows for the function, or that of its
+    slot as a whole. A host driver that has it back has set it up anew, and would be disturbed.
     """
 
     host: Host
@@ -109,14 +110,37 @@ class ResetKind:
         if not (function.on_vfio or function.driver is None):
             return
         refuse_open(tree, vfio_nodes([function]), target, certain=False)
-        if "reset" not in function.folder.names():
-            raise Failed("ResetFailed", f"{target} cannot be reset: the kernel knows no way for it", retryable=False)
+        file = f"{target}/reset" if "reset" in function.folder.names() else _reset_of_slot(tree, function)
         try:
-            change.write(self.host, f"bus/pci/devices/{target}/reset", "1", deadline)
+            change.write(self.host, f"bus/pci/devices/{file}", "1", deadline)
         except Failed as error:
             raise Failed("ResetFailed", f"{target} could not be reset: {error}") from error
         if not answers(change.function(self.host.tree(), target)):
             raise Failed("ResetFailed", f"{target} does not answer after its reset")
+
+
+def _reset_of_slot(tree: Tree, function: PciFunction) -> str:
+    """The file that resets all below the bridge above a function (since Linux 6.13): GPUs without a function level
+    reset cannot be reset apart from their audio function. Raises Failed where that would reset something else, too."""
+    impossible = f"{function.address} cannot be reset: the kernel knows no way for it"
+    bridge = Address.parse(function.folder.path.rpartition("/")[0].rpartition("/")[2])
+    above = function_folder(tree, bridge) if bridge is not None else None
+    names = above.names() if above is not None else []
+    if "reset_subordinate" not in names:
+        raise Failed("ResetFailed", impossible, retryable=False)
+    below = [read_function(tree, address) for address in map(Address.parse, names) if address is not None]
+    for other in below:
+        if other is None or other.address.card != function.address.card:
+            raise Failed(
+                "ResetFailed", f"{impossible}, and there is more than its slot below {bridge}", retryable=False
+            )
+        if not (other.on_vfio or other.driver is None):
+            raise Failed("ResetFailed", f"{impossible} by itself, and {other.address} has the driver {other.driver}")
+    try:
+        refuse_open(tree, vfio_nodes(filter(None, below)), "what is reset with it", certain=True)
+    except Denied as error:
+        raise Failed("ResetFailed", f"{impossible} by itself, and {error}") from error
+    return f"{bridge}/reset_subordinate"
 
 
 def answers(function: PciFunction) -> bool:

@@ -234,6 +234,42 @@ class TestReset:
         assert host.resets == [GPU]
 
 
+class TestResetOfTheSlot:
+    """Of a GPU without a function level reset, which its audio function keeps from being reset by its bus."""
+
+    @pytest.fixture
+    def released(self, host: FakeHost) -> tuple[FakeHost, Hand]:
+        host.add(cards.gpu(iommu_group=7, files={"reset_method": ""}))
+        host.add(cards.gpu_audio(iommu_group=7, files={"reset_method": ""}))
+        (bridge,) = cards.ports_above(GPU)[-1:]
+        host.touch(host.path(bridge, "reset_subordinate"))
+        hand = Hand.on(host)
+        hand.prepare(GPU_DEVICE)
+        return host, hand
+
+    def test_the_bridge_above_does_it(self, released: tuple[FakeHost, Hand]) -> None:
+        host, hand = released
+        hand.unprepare(GPU_DEVICE)
+        assert host.resets == [GPU, AUDIO]
+        assert (host.driver_of(GPU), host.driver_of(AUDIO)) == ("nvidia", "snd_hda_intel")
+
+    def test_not_while_somebody_else_has_a_part_of_it(self, released: tuple[FakeHost, Hand]) -> None:
+        host, hand = released
+        host.unbind("vfio-pci", AUDIO)
+        host.set_override(AUDIO, "")
+        host.probe(AUDIO)
+        with pytest.raises(Failed, match="has the driver snd_hda_intel") as caught:
+            hand.unprepare(GPU_DEVICE)
+        assert (caught.value.code, host.resets) == ("ResetFailed", [])
+
+    def test_not_where_other_slots_are_below_it(self, released: tuple[FakeHost, Hand]) -> None:
+        host, hand = released
+        host.add(cards.plain_nic("0000:01:01.0", ports=cards.ports_above(GPU)))
+        with pytest.raises(Failed, match="more than its slot") as caught:
+            hand.unprepare(GPU_DEVICE)
+        assert (caught.value.code, host.resets) == ("ResetFailed", [])
+
+
 class TestGroups:
     def test_without_an_iommu_nothing_goes(self, host: FakeHost) -> None:
         host.add(cards.gpu(iommu_group=None))
