@@ -29,6 +29,7 @@ def request_of(manifest: dict[str, Any]) -> pb.CreateMachineRequest | pb.AdoptMa
             memory=_memory(spec.memory),
             claims=claims,
             powerdown_seconds=spec.powerdown_seconds,
+            node_name=spec.node_name,
         )
     assert spec.start is not None, "a valid machine is started or adopted"
     message = pb.MachineSpec(

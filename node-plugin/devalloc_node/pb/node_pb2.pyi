@@ -394,7 +394,7 @@ class MachineDevice(_message.Message):
     def __init__(self, id: _Optional[str] = ..., claim: _Optional[_Union[ClaimRef, _Mapping]] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., name: _Optional[str] = ..., disk: _Optional[_Union[Disk, _Mapping]] = ..., nic: _Optional[_Union[Nic, _Mapping]] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("machine", "phase", "wanted", "permitted", "applied", "observed", "reason", "message", "devices", "pid", "machine_id", "qmp_socket", "adopted", "taps")
+    __slots__ = ("machine", "phase", "wanted", "permitted", "applied", "observed", "reason", "message", "devices", "pid", "machine_id", "qmp_socket", "adopted", "taps", "spec")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[Machine.Phase]
@@ -427,6 +427,7 @@ class Machine(_message.Message):
     QMP_SOCKET_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
     TAPS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     machine: MachineRef
     phase: Machine.Phase
     wanted: Amounts
@@ -441,7 +442,8 @@ class Machine(_message.Message):
     qmp_socket: str
     adopted: bool
     taps: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., phase: _Optional[_Union[Machine.Phase, str]] = ..., wanted: _Optional[_Union[Amounts, _Mapping]] = ..., permitted: _Optional[_Union[Amounts, _Mapping]] = ..., applied: _Optional[_Union[Amounts, _Mapping]] = ..., observed: _Optional[_Union[Amounts, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[MachineDevice, _Mapping]]] = ..., pid: _Optional[int] = ..., machine_id: _Optional[str] = ..., qmp_socket: _Optional[str] = ..., adopted: _Optional[bool] = ..., taps: _Optional[_Iterable[str]] = ...) -> None: ...
+    spec: MachineSpec
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., phase: _Optional[_Union[Machine.Phase, str]] = ..., wanted: _Optional[_Union[Amounts, _Mapping]] = ..., permitted: _Optional[_Union[Amounts, _Mapping]] = ..., applied: _Optional[_Union[Amounts, _Mapping]] = ..., observed: _Optional[_Union[Amounts, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[MachineDevice, _Mapping]]] = ..., pid: _Optional[int] = ..., machine_id: _Optional[str] = ..., qmp_socket: _Optional[str] = ..., adopted: _Optional[bool] = ..., taps: _Optional[_Iterable[str]] = ..., spec: _Optional[_Union[MachineSpec, _Mapping]] = ...) -> None: ...
 
 class CreateMachineRequest(_message.Message):
     __slots__ = ("machine", "spec", "claims")
@@ -462,20 +464,22 @@ class CreateMachineReply(_message.Message):
     def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
 
 class AdoptMachineRequest(_message.Message):
-    __slots__ = ("machine", "qmp_socket", "cpu", "memory", "claims", "powerdown_seconds")
+    __slots__ = ("machine", "qmp_socket", "cpu", "memory", "claims", "powerdown_seconds", "node_name")
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     QMP_SOCKET_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     POWERDOWN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     machine: MachineRef
     qmp_socket: str
     cpu: CpuBounds
     memory: MemoryBounds
     claims: _containers.RepeatedCompositeFieldContainer[ClaimRef]
     powerdown_seconds: int
-    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., qmp_socket: _Optional[str] = ..., cpu: _Optional[_Union[CpuBounds, _Mapping]] = ..., memory: _Optional[_Union[MemoryBounds, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[ClaimRef, _Mapping]]] = ..., powerdown_seconds: _Optional[int] = ...) -> None: ...
+    node_name: str
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., qmp_socket: _Optional[str] = ..., cpu: _Optional[_Union[CpuBounds, _Mapping]] = ..., memory: _Optional[_Union[MemoryBounds, _Mapping]] = ..., claims: _Optional[_Iterable[_Union[ClaimRef, _Mapping]]] = ..., powerdown_seconds: _Optional[int] = ..., node_name: _Optional[str] = ...) -> None: ...
 
 class AdoptMachineReply(_message.Message):
     __slots__ = ("result", "machine")

@@ -205,7 +205,8 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScaleMachine(self, request, context):
-        """Changes how much CPU and memory a running machine has. Each is tried, and told of, on its own.
+        """Changes how much CPU and memory a running machine has. Each is tried, and told of, on its own. It holds as long as
+        this QEMU runs: a machine that is started again has what its spec says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

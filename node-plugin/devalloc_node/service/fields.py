@@ -88,8 +88,7 @@ def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
     for name in ("cpu", "memory", "start"):
         if not spec.HasField(name):
             raise BadField(f"spec.{name}", "is required")
-    if spec.node_name not in ("", node):
-        raise BadField("spec.nodeName", f"is {shown(spec.node_name)}, and this node is {node}: ask that one")
+    _check_node(spec.node_name, "spec.nodeName", node)
     content: dict[str, Any] = {
         "nodeName": node,
         "cpu": _cpu(spec.cpu),
@@ -116,6 +115,7 @@ def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
 
 def adopted(request: pb.AdoptMachineRequest, node: str) -> VirtualMachine:
     """The VirtualMachine that runs already. Raises BadField; paths are those of VirtualMachine.spec."""
+    _check_node(request.node_name, "spec.nodeName", node)
     for name in ("cpu", "memory"):
         if not request.HasField(name):
             raise BadField(f"spec.{name}", "is required: between which bounds may it be scaled?")
@@ -128,6 +128,11 @@ def adopted(request: pb.AdoptMachineRequest, node: str) -> VirtualMachine:
     if request.HasField("powerdown_seconds"):
         content["powerdownSeconds"] = request.powerdown_seconds
     return _machine(request.machine, content, claim_refs(request.claims))
+
+
+def _check_node(asked: str, path: str, node: str) -> None:
+    if asked not in ("", node):
+        raise BadField(path, f"is {shown(asked)}, and this node is {node}: ask that one")
 
 
 def plain_device(request: pb.PlugDeviceRequest) -> PlainDevice:

@@ -14,7 +14,7 @@ from devalloc_node.grant import ClaimRef
 from devalloc_node.held import Held
 from devalloc_node.journal import ClaimState, StepRecord
 from devalloc_node.machine.pci import function_id
-from devalloc_node.machine.spec import Disk, PlainDevice
+from devalloc_node.machine.spec import Disk, MachineSpec, Nic, PlainDevice
 from devalloc_node.machine.view import Amounts, Machine, Plug
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.prepared import PreparedDevice
@@ -113,12 +113,9 @@ def plain(one: PlainDevice) -> pb.MachineDevice:
     what = one.what
     told = pb.MachineDevice(id=function_id(one.id, 0), name=one.name, host=what.host)
     if isinstance(what, Disk):
-        disk = pb.Disk(path=what.path, format=what.format, read_only=what.read_only, device=what.device)
-        told.disk.CopyFrom(disk)
+        told.disk.CopyFrom(_disk(what))
     else:
-        backend = "user" if what.interface is None else "tap"
-        nic = pb.Nic(model=what.model, backend=backend, interface=what.interface or "", mac=what.mac or "")
-        told.nic.CopyFrom(nic)
+        told.nic.CopyFrom(_nic(what))
     return told
 
 
@@ -146,7 +143,46 @@ def machine(of: Machine, plugs: Iterable[Plug]) -> pb.Machine:
         qmp_socket=of.qmp_socket,
         adopted=of.adopted,
         taps=of.taps,
+        spec=None if of.started is None else spec(of.started),
     )
+
+
+def spec(of: MachineSpec) -> pb.MachineSpec:
+    """As CreateMachine takes it."""
+    start = pb.Start(
+        kernel=of.kernel,
+        initrd=of.initrd,
+        append=of.append,
+        disks=map(_disk, of.disks),
+        iommu=of.iommu,
+        numa_node=of.numa_node,
+    )
+    cpu, memory = of.cpus, of.memory
+    return pb.MachineSpec(
+        cpu=pb.CpuBounds(min_milli=cpu.least, use_milli=cpu.use, max_milli=cpu.most),
+        memory=pb.MemoryBounds(
+            min_bytes=memory.least,
+            use_bytes=memory.use,
+            max_bytes=memory.most,
+            method="dimm" if of.dimm_bytes else "virtio-mem",
+            slot_size_bytes=of.dimm_bytes,
+        ),
+        start=start if of.adopt is None else None,
+        nics=map(_nic, of.nics),
+        pci_slots=of.pci_slots if of.adopt is None else None,
+        restart_policy=of.restart if of.adopt is None else "",
+        powerdown_seconds=round(of.powerdown_seconds),
+        node_name=of.node,
+    )
+
+
+def _disk(disk: Disk) -> pb.Disk:
+    return pb.Disk(path=disk.path, format=disk.format, read_only=disk.read_only, device=disk.device)
+
+
+def _nic(nic: Nic) -> pb.Nic:
+    backend = "user" if nic.interface is None else "tap"
+    return pb.Nic(model=nic.model, backend=backend, interface=nic.interface, mac=nic.mac)
 
 
 def devices(

@@ -327,6 +327,50 @@ class TestMachines:
         assert (reply.vcpus.outcome, reply.result.code) == (UNKNOWN, "MonitorSilent")
         assert not reply.HasField("observed")
 
+    def test_a_machine_is_told_as_what_it_was_created_and_can_be_created_so_again(self, plugin: Served) -> None:
+        spec = pb.MachineSpec(
+            cpu=pb.CpuBounds(min_milli=500, use_milli=1500, max_milli=4000),
+            memory=pb.MemoryBounds(
+                min_bytes=1 << 30, use_bytes=1 << 30, max_bytes=3 << 30, method="dimm", slot_size_bytes=1 << 30
+            ),
+            start=pb.Start(
+                kernel="/images/k",
+                initrd="/images/i",
+                append="quiet",
+                disks=[pb.Disk(path="/images/d", format="raw", read_only=True, device="nvme")],
+                iommu=True,
+                numa_node=0,
+            ),
+            nics=[
+                pb.Nic(model="e1000e", backend="tap", interface="tap0", mac="52:54:00:00:00:01"),
+                pb.Nic(model="virtio", backend="user"),
+            ],
+            pci_slots=7,
+            restart_policy="Never",
+            powerdown_seconds=0,
+            node_name="node-a",
+        )
+        for _ in range(2):
+            reply = plugin.node.CreateMachine(pb.CreateMachineRequest(machine=web(), spec=spec))
+            assert reply.result.outcome == DONE
+            assert (reply.machine.spec, spec) == (spec, reply.machine.spec)
+            spec = reply.machine.spec
+
+    def test_an_adopted_machine_is_told_with_its_bounds(self, plugin: Served) -> None:
+        request = pb.AdoptMachineRequest(
+            machine=web(),
+            qmp_socket="/run/vms/web.qmp",
+            cpu=pb.CpuBounds(min_milli=1000, use_milli=1000, max_milli=4000),
+            memory=pb.MemoryBounds(min_bytes=1 << 30, use_bytes=1 << 30, max_bytes=2 << 30, method="virtio-mem"),
+            node_name="node-b",
+        )
+        with pytest.raises(grpc.RpcError, match="and this node is node-a"):
+            plugin.node.AdoptMachine(request)
+        request.node_name = "node-a"
+        spec = plugin.node.AdoptMachine(request).machine.spec
+        assert (spec.cpu, spec.memory) == (request.cpu, request.memory)
+        assert not spec.HasField("start")
+
     def test_many_guests_that_take_their_time_hold_up_nobody_else(self, plugin: Served) -> None:
         over, waiting = threading.Event(), threading.Semaphore(0)
         plugin.machines.stopping = lambda: (waiting.release(), over.wait(60))
