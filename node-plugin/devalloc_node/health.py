@@ -143,7 +143,8 @@ class HealthWatch:
         for key in changed:
             if now[key].state != "healthy" or key in before:
                 level = logging.INFO if now[key].state == "healthy" else logging.WARNING
-                log.log(level, "device %s/%s is %s %s", *key, now[key].state, now[key].message)
+                why = now[key].message and f": {now[key].message}"
+                log.log(level, "device %s/%s is %s%s", *key, now[key].state, why)
         told = [DeviceHealth(*key, now[key], seen) for key in changed]
         told += [DeviceHealth(*key, Health("unknown", "is not published any more"), seen) for key in sorted(gone)]
         if told:

@@ -464,6 +464,21 @@ def test_unprepare_of_a_claim_that_only_files_remember_is_no_success(bed: Bed) -
         assert "devalloc.io_claim_uid-training.json" in error
 
 
+def test_files_of_a_prepared_claim_that_somebody_removed_are_there_again_when_it_is_asked_for(bed: Bed) -> None:
+    """Else its containers cannot start, however often the kubelet asks."""
+    ref = bed.grants.add("training", GPU)
+    with bed.running() as (_, kubelet):
+        answer = kubelet.prepare([ref])[ref.uid]
+        files = {path: path.read_text() for path in (bed.folder / bed.cdi).iterdir()}
+        assert files
+        for number, path in enumerate(files):
+            path.write_text("{}") if number else path.unlink()
+        assert kubelet.prepare([ref])[ref.uid] == answer
+        assert {path: path.read_text() for path in (bed.folder / bed.cdi).iterdir()} == files
+        assert kubelet.unprepare([ref])[ref.uid].error == ""
+        assert not list((bed.folder / bed.cdi).iterdir())
+
+
 def test_in_a_dry_run_nothing_is_begun_that_would_have_to_be_undone(bed: Bed) -> None:
     """As of a GPU that VFIO has already: only a reset after its use, and files, would change the host."""
     for address in GPU_FUNCTIONS:

@@ -91,7 +91,9 @@ class Claims:
         with self._locked(ref.uid, due):
             record = self.journal.claim(ref.uid)
             if record is not None and record.state is ClaimState.PREPARED and record.prepared is not None:
-                return self._again(record, record.prepared, ref, grants)
+                again = self._again(record, record.prepared, ref, grants)
+                self.steps.restore(ref.uid, "file", due, caller)
+                return again
             if record is not None:
                 self.clear(record, due, caller)
             self._rehearse(ref, due)

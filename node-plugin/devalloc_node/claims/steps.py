@@ -133,6 +133,13 @@ class Steps:
                 found.append(step.target)
         return found
 
+    def restore(self, uid: str, kind: str, deadline: Deadline, caller: str = "") -> None:
+        """Do those steps of a prepared claim again that somebody else undid, such as of files. Raises NodeError."""
+        for record in self._journal.steps(uid):
+            if record.step.kind == kind and record.state == "done" and self._read(record.step) != record.step.after:
+                self._apply(record.step, deadline)
+                _audit("restored", record.step, uid, record.device, caller)
+
     def undo_one(
         self, record: StepRecord, deadline: Deadline, *, force: bool = False, caller: str = ""
     ) -> list[NodeError]:
