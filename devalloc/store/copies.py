@@ -13,7 +13,7 @@ from pathlib import Path
 from devalloc.store.database import explained, open_database, open_reader
 from devalloc.store.errors import Invalid, StoreError, Unavailable
 from devalloc.store.migrations import Schema, migrate
-from devalloc.store.paths import FILES, SMALLEST_DATABASE_BYTES, check_private
+from devalloc.store.paths import FILES, SMALLEST_DATABASE_BYTES, check_private, log_of
 
 _LOGS = ("-shm", "-wal", "-journal")
 
@@ -115,12 +115,22 @@ def _set_aside(path: Path, schema: Schema) -> Path | None:
     # A damaged one is set aside with its log.
     with suppress(StoreError), closing(open_database(path, schema)) as database, explained(path, schema):
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    aside = set_log_aside(path)
+    aside = _set_log_aside(path)
     os.link(path, aside)  # the name itself goes to the new one in one step
     return aside
 
 
-def set_log_aside(path: Path) -> Path:
+def leave(connection: sqlite3.Connection, path: Path) -> Path:
+    """Another file was put in the place of a database that is open: write its log into it, wherever it is now, and set
+    the log aside, which SQLite would take for that of the other file. What the log goes by now. Raises OSError."""
+    with suppress(sqlite3.Error):
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    return log_of(_set_log_aside(path))
+
+
+def _set_log_aside(path: Path) -> Path:
     """Give what SQLite keeps beside a database other names; that of the database itself which goes with them, and is
     free."""
     number, stamp = 0, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from devalloc.store import lifecycle, migrations
-from devalloc.store.copies import copy_out, put_back, set_log_aside
+from devalloc.store.copies import copy_out, leave, put_back
 from devalloc.store.database import explained, open_named, open_reader, transaction
 from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken, Unavailable
 from devalloc.store.key import Key, Object
@@ -216,7 +216,7 @@ class SQLiteStore:
         if log_now == self._log:
             # SQLite would take it for the log of what is there now, and write it into that.
             try:
-                aside = f"is {log_of(set_log_aside(self.path)).name} now"
+                aside = f"is {leave(self._connection, self.path).name} now"
             except OSError as error:
                 aside = f"could not be renamed ({error.strerror}), which is to be done first"
             self._refused = (

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
+from devalloc.store.copies import leave
 from devalloc.store.database import explained, explanation, open_database, transaction
 from devalloc.store.errors import Damaged, Unavailable, Unusable
-from devalloc.store.paths import file_at
+from devalloc.store.paths import file_at, log_of
 from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal.folder import lost_log, make_private, move_aside, moved_aside, open_lock
@@ -107,7 +108,7 @@ class SQLiteJournal:
                 # What is in the database itself does not depend on the log. Where others read, theirs goes on.
                 self._connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            self._file = file_at(path)
+            self._file, self._log = file_at(path), file_at(log_of(path))
         except BaseException:
             self._connection.close()
             raise
@@ -313,18 +314,22 @@ class SQLiteJournal:
     def refuse_lost(self) -> None:
         """Raises Failed (``JournalGone``) where the file has no name any more: what is written to it is gone with this
         process, and nobody would know."""
-        log_file = self.path.with_name(f"{self.path.name}-wal")
         try:
-            lost = self.path if file_at(self.path) != self._file else log_file if file_at(log_file) is None else None
+            now, log_now = file_at(self.path), file_at(log_of(self.path))
         except Unavailable as error:
             raise Failed("JournalUnavailable", str(error)) from error
-        if lost is not None:
-            raise Failed(
-                "JournalGone",
-                f"{lost} was removed or replaced while the node plugin ran, so that nothing can be written down and "
-                "nothing is changed; put it back as it was if you can, and restart the plugin",
-                retryable=False,
-            )
+        if (now, log_now) == (self._file, self._log):
+            return
+        if now not in (None, self._file) and log_now == self._log:
+            with self._mutex, suppress(OSError):
+                leave(self._connection, self.path)  # the next start would mix the two
+        lost = self.path if now != self._file else log_of(self.path)
+        raise Failed(
+            "JournalGone",
+            f"{lost} was removed or replaced while the node plugin ran, so that nothing can be written down and "
+            "nothing is changed; put it back as it was if you can, and restart the plugin",
+            retryable=False,
+        )
 
     def _now(self) -> str:
         return self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -9,6 +9,7 @@ import pytest
 
 from devalloc.store import Held, StoreError
 from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.errors import Failed
 from devalloc_node.grant import ClaimRef
 from devalloc_node.journal import open_journal
 from devalloc_node.journal.copies import backup, restore
@@ -48,3 +49,21 @@ def test_a_store_is_no_journal(tmp_path: Path) -> None:
         store.backup(tmp_path / "copy.db")
     with pytest.raises(StoreError, match="no backup of a devalloc journal"):
         restore(tmp_path / "copy.db", tmp_path / "node")
+
+
+def test_a_file_moved_over_a_journal_in_use_gets_nothing_of_what_was_there(tmp_path: Path) -> None:
+    """At the next start SQLite would write the log that still lies there into it."""
+    folder, copy, away = tmp_path / "node", tmp_path / "copy.node", tmp_path / "away" / "journal.db"
+    away.parent.mkdir(mode=0o700)
+    grant = {"kind": "DeviceClaim", "devices": []}
+    with closing(open_journal(folder)) as journal:
+        journal.begin(REF, "DeviceClaim", grant, {})
+        assert backup(folder, copy)
+        journal.begin(LATER, "DeviceClaim", grant, {})
+        (folder / "journal.db").rename(away)
+        copy.rename(folder / "journal.db")
+        for _ in range(2):
+            with pytest.raises(Failed, match=r"journal.db was removed or replaced"):
+                journal.begin(ClaimRef("default", "last", "uid-3"), "DeviceClaim", grant, {})
+    assert claims(folder) == ["train"]
+    assert claims(away.parent) == ["train", "later"], "the former one is whole where it is now"

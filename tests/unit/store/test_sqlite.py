@@ -450,7 +450,8 @@ class TestRestore:
         with closing(store.watch(since=since, timeout=10)) as events:
             store.create(claim("last"))
             assert next(events).object["metadata"]["name"] == "last"
-            (tmp_path / "copy.db").replace(path)
+            path.rename(tmp_path / "away.db")
+            (tmp_path / "copy.db").rename(path)
             with pytest.raises(Expired):
                 next(events)
         for use in (
@@ -465,6 +466,7 @@ class TestRestore:
                 use()
         store.close()
         assert self.names(path) == ["kept"]
+        assert self.names(tmp_path / "away.db") == ["kept", "last", "later"], "the former one is whole where it is now"
 
     def test_nothing_is_written_to_a_log_that_nobody_finds(self, store: SQLiteStore, path: Path) -> None:
         store.create(claim("kept"))
