@@ -29,6 +29,15 @@ class Known:
         """What stands behind devices that are prepared."""
         return frozenset[str]().union(*self.prepared.values())
 
+    def moved(self) -> dict[str, str]:
+        """Prepared devices that are on another function than they are named after (T2), by the name of that one."""
+        return {
+            function: name
+            for name, behind in self.prepared.items()
+            for function in behind
+            if name != function and not name.startswith(f"{function}-")
+        }
+
     @property
     def claimed(self) -> frozenset[str]:
         """Devices that claims hold and nobody has prepared: which vGPU of their profile is theirs is not known."""

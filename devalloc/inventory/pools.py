@@ -89,12 +89,13 @@ def _devices(port: Port, obstacles: Obstacles, models: Models) -> tuple[list[_Dr
     goods = stock(parents, obstacles.known)
     carriers = {offer.parent.address for offer in goods.offers}
 
-    from_pf = inherited(port)
+    from_pf, moved = inherited(port), obstacles.known.moved()
     vfs, busy = [], 0
     for vf in port.vfs:
         in_use = [*obstacles.uses_of_vf(port, vf), *_instance_on(vf, goods)]
         draft = _Draft(vf.address.device_name, of_vf(port, vf, models, from_pf.get(vf.pf.address, {})))
-        _refuse(draft, [*obstacles.against_vf(port, vf), *in_use])
+        lent = [f"in use: {moved[draft.name]} is on it"] if draft.name in moved else []
+        _refuse(draft, [*obstacles.against_vf(port, vf), *in_use, *lent])
         if in_use:
             busy += 1
         else:

@@ -21,7 +21,8 @@ _POLL_SECONDS = (0.001, 0.05)
 
 
 class Locks:
-    """Locks below a folder. A thread may hold one of each kind, in this order: ``named``, ``claim``, ``shared``."""
+    """Locks below a folder. A thread may hold one of each kind, in this order: ``named``, ``claim``, ``shared``; and
+    who cleans a withheld device, that of the device (``shared`` too) before that of what it shares."""
 
     def __init__(self, folder: Path) -> None:
         make_private(folder)

@@ -125,7 +125,7 @@ class Reconciler:
             for problem in undone.left:
                 report.stuck.append(f"device {withheld.device} stays withheld: {problem}")
             if not undone.left:
-                report.finished.append(f"device {withheld.device} was reset and is offered again")
+                report.finished.append(f"device {withheld.device} is clean and is offered again")
 
     def _repeat(self, report: Report) -> None:
         """Write the files of prepared claims again that somebody has removed: their users do not start without them."""

@@ -88,7 +88,8 @@ class Journal(Reader, Protocol):
         """Compare the host's boot id with the one of last time, and note it.
 
         Where it is another, the reboot undid everything but the kinds of steps in ``lasting``: every other step and
-        every holding is forgotten, and all claims are ``unpreparing``, which are returned. What is withheld stays so.
+        every holding is forgotten, and all claims are ``unpreparing``, which are returned. What is withheld stays so
+        until it is tried to clean it the next time, when nothing is left to do.
         """
 
     def put(self, room: str, name: str, content: Mapping[str, Value]) -> None:

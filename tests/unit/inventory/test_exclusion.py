@@ -324,6 +324,7 @@ class TestPreparedVgpus:
         assert after.unavailable(mine) is None
         assert after.most([mine, *(profile(vf, "8Q") for vf in VFS[1:])]) == 2
         assert not after.fits(mine, "0000-08-00-0")
+        assert after.unavailable("0000-08-00-5") == f"in use: {mine} is on it"
 
     def test_a_strangers_vgpu_on_the_function_it_is_named_after_is_not(self, host: FakeSysfs) -> None:
         a2(host)

@@ -273,7 +273,7 @@ class TestFailure:
         bench.claims.unprepare(other)
         assert len(bench.reconciler.reconcile().stuck) == 1
         bench.host.refuse = refusing()
-        assert bench.reconciler.reconcile().finished == ["device a/slot-0 was reset and is offered again"]
+        assert bench.reconciler.reconcile().finished == ["device a/slot-0 is clean and is offered again"]
         assert bench.claims.withheld() == {}
         assert bench.is_initial()
 
