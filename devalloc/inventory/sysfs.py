@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-MAX_BYTES = 1 << 20
-"""Most bytes read of one file; the largest that matter here (mountinfo of a busy host) stay well below."""
+MAX_BYTES = 8 << 20
+"""Most bytes read of one file; the largest that matter here (mountinfo of a host with hundreds of containers, 1 KiB
+for each of their layered file systems) stay below."""
 
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FIRST_READ = 1 << 16

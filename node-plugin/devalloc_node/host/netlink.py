@@ -12,7 +12,8 @@ from typing import Any
 from devalloc_node.host.boundary import VfSettings
 from devalloc_node.step import Value
 
-_WITH_VFS = 1  # RTEXT_FILTER_VF
+_WITH_VFS = 1 | 8  # RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS
+"""Without their statistics, as ``ip link`` asks: those of 200 VFs and more do not fit into the attribute (64 KiB)."""
 _LINK_STATES = ("auto", "enable", "disable")  # in the order of IFLA_VF_LINK_STATE_*
 _UNSET = 2**32 - 1
 """What the kernel answers for a switch that the driver does not have."""

@@ -295,6 +295,21 @@ class TestNetlink:
                 netlink.settings_of(link, "eth0", 3)
             assert caught.value.errno == errno.ENODEV
 
+    def test_there_is_room_for_as_many_vfs_as_a_bus_has(self) -> None:
+        """In an attribute of 64 KiB, with all that is told of each; their statistics, 104 bytes more, have none."""
+        asked: list[int] = []
+
+        class Route:
+            def link(self, command: str, *, index: int, ext_mask: int) -> list[str]:
+                asked.append(ext_mask)
+                return ["lo"]
+
+        netlink._link(Route(), "lo")
+        assert asked == [1 | 8], "RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS"
+        listed = self.link(*(self.vf(index) for index in range(256))).get_attr("IFLA_VFINFO_LIST")
+        assert len(listed.get_attrs("IFLA_VF_INFO")) == 256
+        assert listed.length < 2**16
+
     @pytest.mark.parametrize("told", [[], [("IFLA_VFINFO_LIST", {"attrs": []})]])
     def test_a_driver_that_tells_nothing_of_its_vfs(self, told: list[Any]) -> None:
         message = ifinfmsg()
