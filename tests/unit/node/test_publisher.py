@@ -142,7 +142,7 @@ def test_features_that_are_switched_on_later_are_used(
     monkeypatch.setattr(publishing, "REPAIR_SECONDS", 0.01)
 
     def has_counters() -> bool:
-        return any("sharedCounters" in content["spec"] for content in server.slices.values())
+        return any("sharedCounters" in content["spec"] for content in [*server.slices.values()])
 
     server.counters = False
     with started(one):
