@@ -83,7 +83,7 @@ def store_source(store: Store, node_name: str) -> Source:
             raise Failed("StoreUnavailable", f"claim {namespace}/{name} cannot be looked up: {error}") from error
 
     grants = StoreGrants(store, node_name)
-    return Source(KIND, grants, uid_of, ClaimStatuses(store, node_name).update, grants.look)
+    return Source(KIND, grants, uid_of, ClaimStatuses(store, node_name).update)
 
 
 @contextmanager

@@ -78,6 +78,9 @@ class Grants(Protocol):
         the store cannot answer.
         """
 
+    def look(self, ref: ClaimRef) -> Grant:
+        """What the claim holds on this node now, without its counting as held by that. Raises as ``get``."""
+
     def is_gone(self, ref: ClaimRef) -> bool:
         """True only when the store answered that no object of this UID exists (T16). Raises Failed when it cannot."""
 

@@ -23,7 +23,7 @@ from devalloc_node.claims.strays import strays
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.feed import Checkup, DeviceHealth
-from devalloc_node.grant import ClaimRef, Grant, Grants
+from devalloc_node.grant import ClaimRef, Grants
 from devalloc_node.health import HealthWatch, LinkErrors
 from devalloc_node.held import HeldClaims
 from devalloc_node.host.boundary import Host
@@ -55,8 +55,6 @@ class Source:
     """Of the claim that has a namespace and name now; None where there is none. Raises Failed."""
     tell: Callable[[Iterable[Prepared], Checkup], None] = lambda prepared, checkup: None
     """Says on claims how their devices are; called again and again, from one thread."""
-    look: Callable[[ClaimRef], Grant] | None = None
-    """What a claim holds, without its counting as held; None where ``grants`` keep no count."""
 
 
 class Node:
@@ -188,7 +186,7 @@ class Node:
 
     def _plan(self, ref: ClaimRef, due: Deadline) -> Sequence[Step]:
         """The steps of preparing a claim. Writes nothing."""
-        return planned(self.source.look or self.source.grants.get, self.bindings.choose, self.journal, ref, due)
+        return planned(self.source.grants.look, self.bindings.choose, self.journal, ref, due)
 
 
 @contextmanager

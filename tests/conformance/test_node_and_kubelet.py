@@ -71,6 +71,9 @@ class ListedGrants:
     def uid_of(self, namespace: str, name: str) -> str | None:
         return next((uid for uid, grant in self.granted.items() if str(grant.ref) == f"{namespace}/{name}"), None)
 
+    def look(self, ref: ClaimRef) -> Grant:
+        return self.get(ref)
+
     def is_gone(self, ref: ClaimRef) -> bool:
         return ref.uid not in self.granted
 
@@ -398,6 +401,11 @@ def test_devices_of_claims_of_elsewhere_are_not_offered_while_they_are_prepared(
     with opened(bed.settings(), LocalHost(bed.host), Source("ResourceClaim", bed.grants, bed.grants.uid_of)) as node:
         assert "was prepared from a list" in node.reconciler.reconcile().halted
         assert offered(node) is None, "its claim exists there too, as in a store that was restored"
+        held = bed.grants.granted[ref.uid]
+        bed.grants.granted[ref.uid] = replace(held, devices=())
+        node.reconciler.reconcile()
+        assert (offered(node) or "").endswith("it was prepared from a list, and still is"), "but not with this device"
+        bed.grants.granted[ref.uid] = held
     del bed.grants.granted[ref.uid]
     with bed.running() as (node, _):
         until(lambda: offered(node), "it has looked at its claims")

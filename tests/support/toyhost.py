@@ -152,12 +152,16 @@ class ToyGrants:
         return ref
 
     def get(self, ref: ClaimRef) -> Grant:
+        found = self.look(ref)
+        self.marked[ref.uid] = ref
+        return found
+
+    def look(self, ref: ClaimRef) -> Grant:
         if self.fails is not None:
             raise self.fails
         found = self.grants.get(ref.uid)
         if found is None or found.ref != ref:
             raise Denied("ClaimNotFound", f"claim {ref} does not exist")
-        self.marked[ref.uid] = ref
         return found
 
     def is_gone(self, ref: ClaimRef) -> bool:

@@ -27,7 +27,6 @@ class StoreGrants:
         return self._granted(marks.mark(self._store, self._node_name, ref), ref)
 
     def look(self, ref: ClaimRef) -> Grant:
-        """As ``get``, but the claim is not marked, and may hold something else a moment later."""
         return self._granted(marks.look(self._store, self._node_name, ref), ref)
 
     def _granted(self, claim: Object, ref: ClaimRef) -> Grant:

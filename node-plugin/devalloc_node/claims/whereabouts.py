@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from devalloc_node.errors import Failed
+from devalloc_node.claims.content import grant_of
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import Grants
 from devalloc_node.journal import ClaimRecord, ClaimState
 from devalloc_node.journal.protocol import Reader
@@ -22,8 +23,8 @@ class Whereabouts:
     not_served: list[tuple[ClaimRecord, str]] = field(default_factory=list)
     """Of a kind that this node does not serve, and why."""
     moved: Failed | None = None
-    """Said where a claim is of another store or cluster; this one may know it all the same, as one that was restored
-    does."""
+    """Said where a claim is of another store or cluster; this one may know it all the same, with the same devices, as
+    one that was restored does."""
 
     @property
     def unknown(self) -> dict[str, str]:
@@ -48,7 +49,7 @@ def whereabouts(journal: Reader, grants: Mapping[str, Grants]) -> Whereabouts:
         if identity == source:
             found.gone += [record] if is_gone else []
             continue
-        if is_gone:
+        if is_gone or not _holds_the_same(record, grants[kind]):
             found.strange[uid] = f"it was prepared from {source}, and still is"
         found.moved = found.moved or Failed(
             "StoreMoved",
@@ -56,3 +57,11 @@ def whereabouts(journal: Reader, grants: Mapping[str, Grants]) -> Whereabouts:
             "unprepare what was prepared from there",
         )
     return found
+
+
+def _holds_the_same(record: ClaimRecord, grants: Grants) -> bool:
+    """Whether a claim that exists holds what it was prepared with. Raises Failed where that cannot be told."""
+    try:
+        return grants.look(record.ref).identities() == grant_of(record.ref, record.grant).identities()
+    except Denied:  # it holds nothing, or nothing here
+        return False

@@ -54,6 +54,9 @@ class ResourceClaimGrants:
         annotations = _at(claim, "metadata", "annotations") or {}
         return Grant(ref, "ResourceClaim", devices, users, annotations.get(POD_CLAIM_NAME))
 
+    def look(self, ref: ClaimRef) -> Grant:
+        return self.get(ref)
+
     def is_gone(self, ref: ClaimRef) -> bool:
         """See ``Grants``. A path that the server does not know, a refusal and silence are no proof."""
         claim = self._read(ref)

@@ -103,6 +103,9 @@ class Given:
             raise Denied("ClaimNotFound", f"there is no claim {ref}")
         return self.grants[ref.uid]
 
+    def look(self, ref: ClaimRef) -> Grant:
+        return self.get(ref)
+
     def is_gone(self, ref: ClaimRef) -> bool:
         return False
 
