@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -213,25 +213,14 @@ def _is_without_iommu(folder: Folder) -> bool:
     return group is not None and group.text("name") == _NO_IOMMU
 
 
-def count_vfs(folder: Folder) -> int:
-    """How many VFs the function in ``folder`` has, without a look at each."""
-    return len(list(_vf_links(folder.names())))
-
-
 def _virtfns(folder: Folder, entries: Iterable[str]) -> Iterable[tuple[int, Address]]:
     found = []
-    for index, name in _vf_links(entries):
-        address = Address.parse(folder.link(name) or "")
-        if address is not None:
-            found.append((index, address))
-    return sorted(found)
-
-
-def _vf_links(entries: Iterable[str]) -> Iterator[tuple[int, str]]:
     for name in entries:
         match = _VIRTFN.fullmatch(name) if name.startswith("virtfn") else None
-        if match:
-            yield int(match[1]), name
+        address = Address.parse(folder.link(name) or "") if match else None
+        if match and address is not None:
+            found.append((int(match[1]), address))
+    return sorted(found)
 
 
 def _sriov(folder: Folder) -> Sriov | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from devalloc.inventory.locate import function_folder, read_function
-from devalloc.inventory.pci import PciFunction, count_vfs
+from devalloc.inventory.pci import PciFunction
 from devalloc.inventory.sysfs import Folder, Tree
 from devalloc_node.binding import change
 from devalloc_node.binding.use import refuse_open, vfio_nodes
@@ -63,19 +63,16 @@ class CountKind:
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
         change.refuse_unanswered(self.host, target)
         tree = self.host.tree()
-        folder = change.folder(tree, target)
-        if value and folder.number("sriov_numvfs") == value == count_vfs(folder):
-            return
-        pf = change.function(tree, target)
-        now = _count(pf.folder)
-        if now == value == 0:
+        now = _count(change.folder(tree, target))
+        # The kernel says so once all are there; of those somebody may have removed one by its own `remove`.
+        if now == value:
             return
         if now and value:
             raise Denied(
                 "VfCountFixed", f"{target} has {now} VFs, and only from none can it get {value}", retryable=True
             )
         if now:
-            _refuse_users(tree, pf)
+            _refuse_users(tree, change.function(tree, target))
         change.write(self.host, f"bus/pci/devices/{target}/sriov_numvfs", str(value), deadline)
         tree = self.host.tree()
         pf = change.function(tree, target)

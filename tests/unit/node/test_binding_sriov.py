@@ -88,6 +88,18 @@ class TestCreation:
         assert host.snapshot() == before
         assert host.driver_of(VF0_ADDRESS) == "igbvf"
 
+    def test_a_vf_that_somebody_removed_is_no_obstacle_for_the_others(self, host: FakeHost) -> None:
+        """By its own `remove`, which leaves the number of the PF's VFs as it was."""
+        host.set_numvfs(PF, 3)
+        hand = Hand.on(host)
+        hand.prepare(VF0, POOL)
+        host.remove(f"{host.path(PF)}/virtfn2")
+        host.remove_function(host.functions[PF].vfs[2])
+        hand.prepare(VF1, POOL)
+        hand.unprepare(VF1)
+        hand.unprepare(VF0)
+        assert host.driver_of(VF0_ADDRESS) == "igbvf"
+
     def test_a_vf_beyond_those_that_were_there_before(self, host: FakeHost) -> None:
         host.set_numvfs(PF, 1)
         assert refusal(host, VF1) == "DeviceGone"  # more of them would cost the one that there is
