@@ -124,7 +124,7 @@ class MachineSpec:
     @property
     def locking_seconds(self) -> float:
         """How long it may take to lock all of its memory, as VFIO does with the first device; 0 without claims."""
-        return self.memory.use / _LOCKED_A_SECOND if self.claims else 0.0
+        return locking_seconds(self.memory.use) if self.claims else 0.0
 
     @property
     def hot_memory(self) -> int:
@@ -136,6 +136,11 @@ def machine_id(key: str) -> str:
     """The name of a machine's files. Names are at most 316 characters and a socket's path 107: hence a hash."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "-" for c in key.partition("/")[2])
     return f"{plain[:24].strip('-') or 'machine'}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def locking_seconds(memory_bytes: int) -> float:
+    """How long the kernel may take to lock so much memory."""
+    return memory_bytes / _LOCKED_A_SECOND
 
 
 def own_mac(owner: str, nic: str) -> str:

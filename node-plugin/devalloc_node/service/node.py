@@ -17,6 +17,7 @@ from devalloc.api.pool import DevicePool
 from devalloc_node.binding.binding import Health
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.machine.spec import locking_seconds
 from devalloc_node.metrics import Metrics
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.pb import node_pb2_grpc
@@ -146,7 +147,9 @@ class NodeService(node_pb2_grpc.NodeServicer):
             return pb.CreateMachineReply(machine=self._told("/".join(machine.key)))
 
         about = _machine(request.machine) | {"claims": [claim.name for claim in request.claims]}
-        return self._change(context, "CreateMachine", about, pb.CreateMachineReply, work)
+        memory = request.spec.memory.use_bytes or request.spec.memory.min_bytes
+        longer = min(calls.MOST_SECONDS, locking_seconds(memory)) if request.claims else 0.0
+        return self._change(context, "CreateMachine", about, pb.CreateMachineReply, work, longer=longer)
 
     def AdoptMachine(self, request: pb.AdoptMachineRequest, context: grpc.ServicerContext) -> pb.AdoptMachineReply:
         def work(due: Deadline, caller: str) -> pb.AdoptMachineReply:

@@ -69,6 +69,19 @@ def test_work_takes_as_long_as_its_caller_waits_but_for_the_time_of_the_answer(
     assert works - 0.3 < dues[0].at - asked < works + 1.3, "gRPC rounds what it tells of the caller's time"
 
 
+def test_a_machine_whose_memory_is_locked_has_the_time_for_it(plugin: Served) -> None:
+    plugin.bench.add("a/slot-0")
+    given = {}
+    for memory in (1 << 30, 300 << 30):
+        request = creation("web", "claim-uid-0")
+        request.spec.memory.CopyFrom(pb.MemoryBounds(min_bytes=memory, max_bytes=memory))
+        assert plugin.node.CreateMachine(request).result.outcome == DONE
+        given[memory] = plugin.machines.given["default/web"]
+        plugin.node.DeleteMachine(pb.DeleteMachineRequest(machine=web()))
+    assert given[1 << 30] < 45
+    assert given[300 << 30] > 300
+
+
 def test_what_a_guest_refuses_until_the_deadline_reaches_who_asked(
     plugin: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
