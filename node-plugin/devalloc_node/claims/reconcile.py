@@ -21,6 +21,9 @@ LOG = logging.getLogger(__name__)
 
 _TRY_SECONDS = 0.05
 """How long a claim's lock is waited for: who holds it is alive and will finish the claim itself."""
+_GUEST_SECONDS = 5.0
+"""How long a guest is waited for that was asked before to let a device go: nobody is served meanwhile at a start, and
+nothing else of its machine can be changed. What it does later is seen in the next pass."""
 _CALLER = "reconcile"
 
 
@@ -221,6 +224,8 @@ class Reconciler:
                 now = self._claims.journal.claim(uid)
                 if now is None or not still(now):
                     return
+                if not unused:
+                    self._take_out(uid)
                 self._claims.clear(now, self._due(), _CALLER, unused=unused)
         except NodeError as error:
             if error.code == "ClaimBusy":
@@ -228,6 +233,12 @@ class Reconciler:
             (report.waiting if error.code == "DeviceInUse" else report.stuck).append(f"claim {record.ref}: {error}")
             return
         done.append(f"claim {record.ref} ({record.state}) is undone")
+
+    def _take_out(self, uid: str) -> None:
+        """Ask the users of a claim's devices to let go, of which one may have refused before. Raises NodeError."""
+        for step in reversed(self._claims.journal.steps(uid)):
+            if step.step.kind in self._claims.options.outer:
+                self._claims.steps.undo_one(step, Deadline.after(_GUEST_SECONDS), caller=_CALLER)
 
     def _report_doubts(self, report: Report) -> None:
         aside = self._lost_journal()

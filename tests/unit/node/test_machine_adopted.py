@@ -29,6 +29,7 @@ from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.monitor import QmpMonitor
+from devalloc_node.machine.powerdown import power_down_all
 from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, content_of, record_of
 from devalloc_node.machine.spec import Disk, PlainDevice
 from devalloc_node.machine.view import Amounts
@@ -956,6 +957,15 @@ def test_what_was_refused_for_good_is_not_shown_as_wanted(machines: Machines, qe
     seen = machines.get(KEY)
     assert seen is not None
     assert (seen.wanted.vcpus, seen.applied.vcpus, seen.observed.vcpus) == (1, 2, 2)
+
+
+def test_a_guest_that_cannot_be_asked_to_power_down_is_not_said_to_have_refused(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its sockets are looked for in another folder than the plugin's."""
+    put(machines)
+    monkeypatch.setattr(launch, "life", lambda *_: process.process(os.getpid()))
+    assert "no QEMU of machine default/m listens on" in power_down_all(machines, soon())[KEY]
 
 
 def test_a_guest_that_was_too_busy_booting_to_hear_is_asked_again_to_power_down(

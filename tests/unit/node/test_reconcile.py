@@ -15,13 +15,13 @@ from devalloc_node.claims.files import FileKind
 from devalloc_node.claims.reconcile import Reconciler
 from devalloc_node.claims.strays import strays
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed
+from devalloc_node.errors import Denied, Failed
 from devalloc_node.host.files import Files
-from devalloc_node.step import Step
+from devalloc_node.step import Step, Value
 from tests.support import cards
 from tests.support.fakesysfs import FakeSysfs
 from tests.support.faketree import memory_folder
-from tests.support.toyhost import BOOT, SLOTS, Bench
+from tests.support.toyhost import BOOT, SLOTS, Bench, ToyAttachment
 
 GRACE = 100.0
 
@@ -347,3 +347,28 @@ def test_two_plugins_on_one_state_folder_see_each_others_claims(bench: Bench) ->
     other.claims.unprepare(ref)
     assert bench.claims.prepared() == []
     assert bench.is_initial()
+
+
+def test_a_guest_that_refused_before_holds_up_neither_a_start_nor_its_machine(bench: Bench) -> None:
+    """It was waited for 40 s at each start, before anybody was served, and in each pass."""
+
+    class Deaf(ToyAttachment):
+        def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+            if value is None:
+                waited.append(deadline.seconds)
+                raise Denied("GuestRefused", "the guest does not let it go", retryable=True)
+            super().apply(target, value, deadline)
+
+    waited: list[float] = []
+    bench.extra["kinds"] = {"attachment": Deaf(bench.host)}
+    bench.start()
+    ref = bench.add("a/slot-0")
+    bench.claims.prepare(ref)
+    bench.claims.add(ref, Step("attachment", "vm/dev0", None, "a/0"), device="a/slot-0")
+    with pytest.raises(Failed, match="does not let it go"):
+        bench.claims.unprepare(ref)
+    waited.clear()
+    bench.restart()
+    bench.reconciler.reconcile()
+    assert len(waited) == 2, "it is asked again at the start, and in the pass"
+    assert max(waited) <= 5
