@@ -40,6 +40,9 @@ class DriverKind:
         folder = change.folder(self.host.tree(), target)
         now, wanted = state(folder), value["driver"]
         if now["driver"] != wanted:
+            if wanted is not None and not _is_loaded(folder.tree, wanted):
+                # Rather than that it is without a driver until somebody loads that one.
+                raise _not_bound(target, now["driver"], wanted, loaded=False)
             if now["driver"] is not None and "vfio" in now["driver"]:
                 self._refuse_open(target)
             # By name, so that it is this driver although another would match too; and before it is without a driver,
@@ -82,9 +85,17 @@ class DriverKind:
         if found["driver"] is None:
             change.folder(self.host.tree(), target)  # it may not be there any more
         if found["driver"] not in (wanted, also):
-            why = "; is its module loaded?" if wanted is not None and found["driver"] is None else ""
-            raise Failed("DriverNotBound", f"{target} has the driver {found['driver']}, not {wanted}{why}")
+            raise _not_bound(target, found["driver"], wanted, loaded=wanted is None or found["driver"] is not None)
         return found
+
+
+def _is_loaded(tree: Tree, driver: str) -> bool:
+    return tree.sys is not None and tree.sys.folder("bus", "pci", "drivers", driver) is not None
+
+
+def _not_bound(target: str, driver: str | None, wanted: str | None, *, loaded: bool) -> Failed:
+    why = "" if loaded else "; is its module loaded?"
+    return Failed("DriverNotBound", f"{target} has the driver {driver}, not {wanted}{why}")
 
 
 @dataclass(frozen=True, slots=True)

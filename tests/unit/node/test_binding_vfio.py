@@ -143,6 +143,19 @@ class TestHandingOver:
         assert caught.value.code == "DeviceGone"
 
 
+def test_a_device_stays_with_vfio_until_its_own_driver_is_there(host: FakeHost) -> None:
+    nic = host.add(cards.plain_nic())
+    hand = Hand.on(host, allowed={"nic"})
+    hand.prepare("0000-05-00-0")
+    host.remove("bus/pci/drivers/r8169")
+    with pytest.raises(Failed, match="is its module loaded") as caught:
+        hand.unprepare("0000-05-00-0")
+    assert (caught.value.code, host.driver_of(nic)) == ("DriverNotBound", "vfio-pci")
+    host.load_driver("r8169")
+    hand.unprepare("0000-05-00-0")
+    assert host.driver_of(nic) == "r8169"
+
+
 class TestVariants:
     ALIASES = (
         "alias pci:v000010DEd000027B8sv*sd*bc03sc*i* nvidia\n"
