@@ -964,7 +964,7 @@ def test_a_guest_that_cannot_be_asked_to_power_down_is_not_said_to_have_refused(
 ) -> None:
     """As where its sockets are looked for in another folder than the plugin's."""
     put(machines)
-    monkeypatch.setattr(launch, "life", lambda *_: process.process(os.getpid()))
+    monkeypatch.setattr(lifefile, "process_of", lambda *_: process.process(os.getpid()))
     assert "no QEMU of machine default/m listens on" in power_down_all(machines, soon())[KEY]
 
 
