@@ -26,7 +26,8 @@ MAX_BYTES = 8 << 20
 for each of their layered file systems) stay below."""
 
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FIRST_READ = 1 << 16
+_AT_ONCE = 1 << 16
+"""Most bytes of one read; files of /proc/sys refuse one of 4 MiB."""
 _PAGE = 4096
 """Most that sysfs gives at a time."""
 
@@ -198,7 +199,7 @@ class Folder:
                 if not stat.S_ISREG(found.st_mode):
                     self.tree.fault(path, "is no file")
                     return None
-                content = os.read(descriptor, min(limit + 1, _FIRST_READ))
+                content = os.read(descriptor, min(limit + 1, _AT_ONCE))
                 # Files of /proc have no size and come in parts; what has one and comes short of a page has come whole.
                 if not found.st_size or (len(content) >= _PAGE and len(content) != found.st_size):
                     content = _rest(descriptor, content, limit)
@@ -248,7 +249,7 @@ class Folder:
 
 def _rest(descriptor: int, begun: bytes, limit: int) -> bytes:
     parts = bytearray(begun)
-    while len(parts) <= limit and (part := os.read(descriptor, limit + 1 - len(parts))):
+    while len(parts) <= limit and (part := os.read(descriptor, min(limit + 1 - len(parts), _AT_ONCE))):
         parts += part
     return bytes(parts)
 

@@ -122,3 +122,10 @@ def test_one_fault_is_told_once(sys: Path) -> None:
     place.text("file")
     place.text("file")
     assert len(place.tree.faults) == 1
+
+
+def test_files_of_proc_sys_are_read() -> None:
+    """On this machine: the kernel refuses reads of more bytes than it can have in one piece."""
+    kernel = Tree(Path("/")).folder("proc", "sys", "kernel")
+    assert kernel is not None
+    assert kernel.text("osrelease") == os.uname().release
