@@ -170,8 +170,9 @@ def test_without_inventory_it_answers_claims_only(store: SQLiteStore) -> None:
 
 
 def test_a_second_one_is_refused_and_the_first_goes_on(store: SQLiteStore) -> None:
+    lock = store.path.parent / "devalloc.db.lock"
     with running(store, None):
-        until(lambda: (store.path.parent / "devalloc.db.lock").exists())
+        until(lambda: lock.exists() and lock.read_text())  # the first has it locked, and not only made it
         with pytest.raises(Held, match=f"process {os.getpid()}"):
             Up(store.path, None).run()
         for obj in (gpu_pool(), gpu_class(), gpu_claim("a")):
