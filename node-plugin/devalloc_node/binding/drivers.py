@@ -1,6 +1,7 @@
 """Steps of kind ``driver``: which driver has a function, and what overrides the choice of one.
 
-A value is ``{"driver": name or None, "override": name or None}``.
+A value is ``{"driver": name or None, "override": name or None}``. Between two drivers it may have ``next``, too: the
+drivers that this function and those that go with it had before, and get next where the steps are undone.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class DriverKind:
         folder = change.folder(self.host.tree(), target)
         now, wanted = state(folder), value["driver"]
         if now["driver"] != wanted:
-            if wanted is not None and not _is_loaded(folder.tree, wanted):
-                # Rather than that it is without a driver until somebody loads that one.
-                raise _not_bound(target, now["driver"], wanted, loaded=False)
+            for driver in value.get("next", ()) if wanted is None else [wanted]:
+                if not _is_loaded(folder.tree, driver):
+                    # Rather than that it is without a driver until somebody loads that one.
+                    raise _not_bound(target, now["driver"], driver, loaded=False)
             if now["driver"] is not None and "vfio" in now["driver"]:
                 self._refuse_open(target)
             # By name, so that it is this driver although another would match too; and before it is without a driver,
@@ -55,7 +57,7 @@ class DriverKind:
             if wanted is not None and now["driver"] != wanted:
                 change.write(self.host, "bus/pci/drivers_probe", target, deadline)
             now = self._expected(folder, target, wanted, override)
-        if now == value:
+        if now["override"] == value["override"]:
             return
         self._override(target, now["override"], value["override"], deadline)
         # Whoever probes all devices at any time gives it to the driver that the override names, a step early.

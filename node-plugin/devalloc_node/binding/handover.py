@@ -47,10 +47,11 @@ def handed_over(tree: Tree, functions: Sequence[PciFunction]) -> Generator[Step,
     """The steps that give functions to their VFIO drivers. What VFIO has already is adopted, and stays there (T8)."""
     moving = [(function, vfio_driver(tree, function)) for function in functions if not function.on_vfio]
     apart, bound = [], []
+    theirs = sorted({function.driver for function, _ in moving if function.driver is not None})
     for function, driver in moving:
         before, after = state(function.folder), {"driver": driver, "override": driver}
         if len(moving) > 1:
-            alone = {"driver": None, "override": driver}
+            alone = {"driver": None, "override": driver, "next": theirs}
             apart.append(Step("driver", str(function.address), before, alone))
             before = alone
         bound.append(Step("driver", str(function.address), before, after))

@@ -156,6 +156,20 @@ def test_a_device_stays_with_vfio_until_its_own_driver_is_there(host: FakeHost) 
     assert host.driver_of(nic) == "r8169"
 
 
+def test_nor_is_a_part_of_it_without_any(gpu: FakeHost) -> None:
+    """A GPU and its audio function are parted from their drivers together, and get them back together."""
+    before = gpu.snapshot()
+    hand = Hand.on(gpu)
+    hand.prepare(GPU_DEVICE)
+    gpu.remove("bus/pci/drivers/nvidia")
+    with pytest.raises(Failed, match="is its module loaded"):
+        hand.unprepare(GPU_DEVICE)
+    assert {gpu.driver_of(function) for function in (GPU, AUDIO)} == {"vfio-pci"}
+    gpu.load_driver("nvidia")
+    hand.unprepare(GPU_DEVICE)
+    assert gpu.snapshot() == before
+
+
 class TestVariants:
     ALIASES = (
         "alias pci:v000010DEd000027B8sv*sd*bc03sc*i* nvidia\n"
