@@ -153,7 +153,7 @@ class Platform:
         """
         key = "/".join(machine.key)
         is_adopted = machine.spec.adopt is not None
-        with self._changing(key, due.capped(patience)):
+        with self._changing(key, due, patience):
             if not still():
                 raise Denied("NotWanted", f"machine {key} was started, stopped or deleted meanwhile")
             there = self.machines.get(key)
@@ -368,9 +368,11 @@ class Platform:
         return self._engine.prepare(ref, due, kind=self._kind, caller=caller)
 
     @contextmanager
-    def _changing(self, key: str, due: Deadline) -> Iterator[None]:
-        """Be the only one who changes a machine, and tell of it."""
-        with self._telling(), self.claims.exclusive(f"machine/{key}", due):
+    def _changing(self, key: str, due: Deadline, patience: float = float("inf")) -> Iterator[None]:
+        """Be the only one who changes a machine, and tell of it. Raises NodeError where its turn does not come."""
+        with self._telling(), self.claims.exclusive(f"machine/{key}", due.capped(patience)):
+            if due.passed:  # what is begun now could only be told as unknown
+                raise Failed("DeadlineExceeded", f"no time was left when the turn to change machine {key} came")
             yield
 
     @contextmanager

@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed, NodeError
 from tests.support.faketree import memory_folder
@@ -90,3 +92,22 @@ def test_a_guest_that_does_not_power_down_leaves_time_to_give_its_devices_back()
         platform.create(machine_of(vm("web")), [bench.add("a/slot-0")], Deadline.after(30))
         assert platform.delete("default/web", None, Deadline.after(2), force=True)
         assert bench.is_initial()
+
+
+def test_what_has_no_time_left_when_its_turn_comes_is_not_begun() -> None:
+    with memory_folder() as name:
+        machines = ToyMachines()
+        bench = toy_bench(Path(name), machines)
+        platform = platform_of(bench, machines)
+        platform.create(machine_of(vm("web")), (), Deadline.after(30))
+        ref, late = bench.add("a/slot-0"), Deadline.after(0)
+        for change in (
+            lambda: platform.attach(ref, "default/web", late),
+            lambda: platform.stop("default/web", None, late, force=True),
+            lambda: platform.delete("default/web", None, late, force=True),
+        ):
+            with pytest.raises(Failed) as caught:
+                change()
+            assert (caught.value.code, caught.value.retryable) == ("DeadlineExceeded", True)
+        assert platform.machine("default/web").runs
+        assert platform.claims.held() == []
