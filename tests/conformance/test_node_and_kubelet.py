@@ -548,7 +548,7 @@ def test_devices_of_a_claim_that_could_not_be_undone_are_not_offered_until_it_is
         bed.host.remove("bus/pci/drivers/nvidia")
         with pytest.raises(Failed, match="is its module loaded"):
             node.unprepare(ref, Deadline.after(20))
-        assert (offered(node) or "").startswith("in use: claim default/a is not undone: 0000:01:00.0 has the driver")
+        assert (offered(node) or "").startswith("in use: claim default/a is not undone: 0000:01:00.1 stays with vfio")
         bed.host.load_driver("nvidia")
         node.unprepare(ref, Deadline.after(20))
         assert offered(node) is None

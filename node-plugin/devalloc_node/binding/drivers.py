@@ -41,10 +41,13 @@ class DriverKind:
         folder = change.folder(self.host.tree(), target)
         now, wanted = state(folder), value["driver"]
         if now["driver"] != wanted:
-            for driver in value.get("next", ()) if wanted is None else [wanted]:
+            # Rather than that it is without a driver until somebody loads that one.
+            if wanted is not None and not _is_loaded(folder.tree, wanted):
+                raise _not_bound(target, now["driver"], wanted, loaded=False)
+            for driver in value.get("next", ()):
                 if not _is_loaded(folder.tree, driver):
-                    # Rather than that it is without a driver until somebody loads that one.
-                    raise _not_bound(target, now["driver"], driver, loaded=False)
+                    raise Failed("DriverNotBound", f"{target} stays with {now['driver']} until {driver} is there, for "
+                                 "it or for what goes with it; is its module loaded?")  # fmt: skip
             if now["driver"] is not None and "vfio" in now["driver"]:
                 self._refuse_open(target)
             # By name, so that it is this driver although another would match too; and before it is without a driver,
