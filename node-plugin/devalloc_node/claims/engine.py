@@ -92,7 +92,7 @@ class Claims:
             record = self.journal.claim(ref.uid)
             if record is not None and record.state is ClaimState.PREPARED and record.prepared is not None:
                 again = self._again(record, record.prepared, ref, grants)
-                self.steps.restore(ref.uid, "file", due, caller)
+                self.steps.repeat(ref.uid, due, caller)
                 return again
             if record is not None:
                 self.clear(record, due, caller)

@@ -81,7 +81,7 @@ class FileKind:
 
     host: Host
     earlier: tuple[str, ...] = ()
-    """Folders that it allowed once (``folders_ever``): what was written there is removed from there."""
+    """Folders that it allowed once (``folders_ever``): what was written there is removed from there, or repeated."""
 
     def read(self, target: str) -> Value:
         try:
@@ -95,12 +95,15 @@ class FileKind:
             raise Failed("FileUnreadable", f"{target} cannot be read: {error}") from error
 
     def apply(self, target: str, value: Value, deadline: Deadline) -> None:
-        if value is None:
-            try:
+        try:
+            if value is None:
                 self.host.remove_file(target)
-            except PermissionError:
+            else:
+                self.host.put_file(target, value.encode())
+        except PermissionError:
+            if value is None:
                 Files(self.earlier).remove(target)
-        else:
-            self.host.put_file(target, value.encode())
+            else:
+                Files(self.earlier).put(target, value.encode())
         if self.read(target) != value:
             raise Failed("FileUnreadable", f"{target} does not hold what was just written to it")

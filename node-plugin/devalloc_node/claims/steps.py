@@ -124,21 +124,16 @@ class Steps:
         return Undone(tuple(left), tuple(shared))
 
     def repeat(self, uid: str, deadline: Deadline, caller: str = "") -> list[str]:
-        """Perform the lasting steps of a prepared claim again that somebody else has undone; their targets."""
+        """Perform the lasting steps of a prepared claim again that somebody else has undone; their targets. Raises
+        NodeError."""
         found = []
-        for step in (each.step for each in self._journal.steps(uid) if each.step.kind in self._options.lasting):
-            if self._read(step) != step.after:
+        for record in self._journal.steps(uid):
+            step = record.step
+            if step.kind in self._options.lasting and self._read(step) != step.after:
                 self._apply(step, deadline)
-                _audit("step", step, uid, "", caller)
+                _audit("restored", step, uid, record.device, caller)
                 found.append(step.target)
         return found
-
-    def restore(self, uid: str, kind: str, deadline: Deadline, caller: str = "") -> None:
-        """Do those steps of a prepared claim again that somebody else undid, such as of files. Raises NodeError."""
-        for record in self._journal.steps(uid):
-            if record.step.kind == kind and record.state == "done" and self._read(record.step) != record.step.after:
-                self._apply(record.step, deadline)
-                _audit("restored", record.step, uid, record.device, caller)
 
     def undo_one(
         self, record: StepRecord, deadline: Deadline, *, force: bool = False, caller: str = ""

@@ -211,6 +211,24 @@ class TestFiles:
         with_files.reconciler.reconcile()
         assert not spec.exists()
 
+    def test_so_is_what_was_written_to_a_folder_that_is_another_one_now(self, with_files: Bench, spec: Path) -> None:
+        """The plugin was started with another ``--cdi-dir``: what it wrote to the former one it still removes there."""
+
+        class Host:
+            files = Files((str(spec.parent.parent / "cdi-now"),))
+            put_file = files.put
+            remove_file = files.remove
+
+        ref = with_files.add("a/slot-0")
+        answer = with_files.claims.prepare(ref)
+        with_files.extra["kinds"] = {"file": FileKind(Host(), (str(spec.parent),))}  # type: ignore[arg-type]
+        with_files.start()
+        spec.unlink()
+        assert with_files.claims.prepare(ref) == answer
+        assert spec.read_text() == "{}"
+        with_files.claims.unprepare(ref)
+        assert not spec.exists()
+
     def test_what_cannot_be_written_is_told(self, with_files: Bench, spec: Path) -> None:
         ref = with_files.add("a/slot-0")
         with_files.claims.prepare(ref)
