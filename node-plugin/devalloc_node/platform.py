@@ -369,11 +369,13 @@ class Platform:
 
     @contextmanager
     def _changing(self, key: str, due: Deadline, patience: float = float("inf")) -> Iterator[None]:
-        """Be the only one who changes a machine, and tell of it. Raises NodeError where its turn does not come."""
-        with self._telling(), self.claims.exclusive(f"machine/{key}", due.capped(patience)):
+        """Be the only one who changes a machine, and tell of it. Raises NodeError where its turn does not come: nothing
+        is told then."""
+        with self.claims.exclusive(f"machine/{key}", due.capped(patience)):
             if due.passed:  # what is begun now could only be told as unknown
                 raise Failed("DeadlineExceeded", f"no time was left when the turn to change machine {key} came")
-            yield
+            with self._telling():
+                yield
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

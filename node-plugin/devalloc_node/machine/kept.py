@@ -144,12 +144,12 @@ class Kept:
         """Be the only one who changes a machine. Raises Failed (``MachineBusy``), Denied (``DryRun``)."""
         if self.config.dry_run:
             raise Denied("DryRun", f"nothing is changed in a dry run: would change machine {key}")
-        try:
-            with self._locks.held(machine_id(key), deadline):
+        with self._locks.held(machine_id(key), deadline):
+            try:
                 yield
-        finally:
-            self._looks.forget(key)
-            self._changed(key)
+            finally:
+                self._looks.forget(key)
+                self._changed(key)
 
     def put(self, record: MachineRecord) -> None:
         """Write its record down."""

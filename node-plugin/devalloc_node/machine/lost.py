@@ -12,7 +12,7 @@ from uuid import UUID
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Denied, Failed
+from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import adopt, lifefile
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.kept import Kept
@@ -75,10 +75,12 @@ def seen(machines: Kept, record: MachineRecord, due: Deadline) -> MachineRecord:
 
 
 def all_lost(machines: Kept) -> list[Machine]:
-    """Those that live and have no record, as far as it is known what they are called. Raises NodeError."""
+    """Those that live and have no record, as far as that and what they are called is known. Raises NodeError."""
     config, found = machines.config, []
     for lives in lifefile.ids(config) - {machine_id(key) for key in machines.records.records(MACHINES)}:
-        process, key = lifefile.process_of(lives, config), _key_of(lives, config)
+        process, key = None, _key_of(lives, config)
+        with suppress(NodeError):  # one that cannot be told of must not hide the others
+            process = lifefile.process_of(lives, config)
         if process is not None and key is not None:
             why = (
                 f"it lives, as process {process.pid}, and the journal does not know it: the VirtualMachine that tells "

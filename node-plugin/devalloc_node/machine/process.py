@@ -164,7 +164,8 @@ def with_removed_file(file: Path, words: bytes) -> Process | None:
         with suppress(OSError):
             if words not in (_PROC / name / "cmdline").read_bytes():
                 continue
-            opened = (os.readlink(entry.path) for entry in os.scandir(_PROC / name / "fd"))
-            if removed in opened and (found := process(int(name))) is not None:
-                return found
+            for entry in os.scandir(_PROC / name / "fd"):
+                with suppress(FileNotFoundError):  # it closes others meanwhile
+                    if os.readlink(entry.path) == removed:
+                        return process(int(name))
     return None

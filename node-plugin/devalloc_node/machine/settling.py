@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import Failed
+from devalloc_node.errors import Failed, NodeError
 from devalloc_node.machine import launch, lifefile, lost
 from devalloc_node.machine.deaths import Deaths
 from devalloc_node.machine.kept import Kept, suppress_and_log
@@ -59,9 +60,10 @@ class Settling:
         """Settle those that are not as they are known: another plugin on this state folder has started them, or was
         busy with them when this one began, or was killed in the middle of it."""
         for key in self._kept.records.records(MACHINES):
-            with suppress_and_log(key):
-                record = self._kept.find(key)
-                if record is not None and not self._is_settled(record):
+            with suppress(NodeError, OSError):  # said by ``recover``, and by who asks for it: this is done too often
+                if (record := self._kept.find(key)) is None or self._is_settled(record):
+                    continue
+                with suppress_and_log(key):
                     try:
                         self._settle(key, 0.0)
                     except Failed as error:

@@ -15,6 +15,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
 from devalloc_node.grant import ClaimRef
+from devalloc_node.machine.spec import locking_seconds
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.platform import Platform
 from devalloc_node.service.watching import Pulse
@@ -82,16 +83,20 @@ class Restarts:
                 self._spawn(partial(self._work, key, machine))
 
     def _work(self, key: str, machine: VirtualMachine) -> None:
+        is_ours = True
         try:
-            self._bring_back(key, machine)
+            is_ours = self._bring_back(key, machine)
         except Exception:
             log.exception("machine %s", key)
             self._backoff.begun(key)
         finally:
+            was_full = len(self._busy) >= WORKERS
             self._busy.discard(key)
-            self._pulse.beat()  # another one may have its turn
+            if is_ours or was_full:  # another one may have its turn
+                self._pulse.beat()
 
-    def _bring_back(self, key: str, machine: VirtualMachine) -> None:
+    def _bring_back(self, key: str, machine: VirtualMachine) -> bool:
+        """False where somebody else sees to it, who will tell."""
         try:
             refs = [
                 self._platform.claims.named(ClaimRef(machine.namespace, name, ""), prepared=True)
@@ -102,14 +107,14 @@ class Restarts:
             self._platform.create(
                 machine,
                 list(dict.fromkeys(refs)),
-                Deadline.after(WORK_SECONDS + spec_of(machine).locking_seconds),
+                Deadline.after(WORK_SECONDS + (locking_seconds(spec_of(machine).memory.use) if refs else 0.0)),
                 caller="restart policy",
                 still=partial(self._is_due, key),
                 patience=_BUSY_SECONDS,
             )
         except NodeError as error:
             if error.code in ("NotWanted", "Busy"):
-                return
+                return False
             self._backoff.begun(key)
             if not error.retryable:
                 self._backoff.rarely(key)
@@ -123,6 +128,7 @@ class Restarts:
             self._backoff.begun(key)
             self._said.pop(key, None)
             log.info("machine %s is brought back", key)
+        return True
 
     def _attached(self, key: str) -> list[ClaimRef]:
         """Claims that were in it when it ended, but for those that were unprepared or put into another one since."""

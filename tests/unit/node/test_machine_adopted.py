@@ -674,6 +674,45 @@ def test_a_machine_whose_life_file_somebody_removed_lives(
     assert lifefile.process_of(record.spec.id, config) is None
 
 
+def test_it_lives_also_where_it_closes_another_file_while_it_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    life, readlink = tmp_path / "m.life", os.readlink
+    code = f"import os, time; os.open({str(life)!r}, os.O_CREAT); print(flush=True); time.sleep(60)"
+
+    def closing(path: str, **options: object) -> str:
+        if (found := readlink(path)) == os.devnull:
+            raise FileNotFoundError(path)
+        return found
+
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as qemu:
+        assert qemu.stdout is not None
+        qemu.stdout.readline()
+        life.unlink()
+        monkeypatch.setattr(os, "readlink", closing)
+        found = process.with_removed_file(life, code.encode())
+        qemu.kill()
+    assert found is not None
+    assert found.pid == qemu.pid
+
+
+def test_a_lost_machine_that_cannot_be_told_of_hides_no_other(machines: Machines, config: MachineConfig) -> None:
+    put(machines)
+    config.life("stray").parent.mkdir(parents=True, exist_ok=True)
+    config.life("stray").symlink_to("elsewhere")
+    assert machines.all_lost() == []
+
+
+def test_a_record_that_cannot_be_read_is_not_said_each_time_that_machines_are_settled(
+    machines: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
+    machines.records.put(MACHINES, KEY, {"strange": True})
+    machines.put(MachineRecord(virtual_machine("gone").to_manifest(), "running", "a run that is over"))
+    machines.settle()
+    assert machines.known("default/gone").state == "stopped"
+    assert KEY not in caplog.text
+
+
 def test_a_start_that_was_cut_off_by_a_power_cut_has_failed(machines: Machines) -> None:
     put(machines, state="starting")
     machines.recover()

@@ -135,6 +135,31 @@ def test_one_that_hangs_or_is_beyond_understanding_holds_up_no_other(world: Worl
     until(lambda: world.machines.known["default/a"].runs, "and so is the first one")
 
 
+def test_one_that_somebody_else_changes_is_left_to_them_in_silence(world: World) -> None:
+    """Else each try has devices looked at and published anew, and calls for the next try, while a machine starts."""
+    pulse, told = Pulse(), 0
+    platform = platform_of(world.bench, world.machines, pulse)
+    platform.create(machine := machine_of(vm("web")), (), Deadline.after(10))
+    world.machines.end("default/web")
+    restarts = Restarts(platform, pulse, lambda: [machine], clock=lambda: 100.0, spawn=at_once)
+    with platform.claims.exclusive("machine/default/web", Deadline.after(10)):
+        told = pulse.count
+        restarts.round()
+        assert pulse.count == told
+    restarts.round()
+    assert world.machines.known["default/web"].runs
+    assert pulse.count > told
+
+
+def test_one_gets_the_time_to_lock_its_memory_also_for_what_was_attached_while_it_ran(world: World) -> None:
+    world.create(machine_of(vm("web", memory={"min": "1Gi", "max": "600Gi", "use": "600Gi"})))
+    world.platform.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
+    world.machines.end("default/web")
+    world.now = 100
+    world.restarts.round()
+    assert world.machines.given["default/web"] > 600
+
+
 def test_those_of_the_store_are_left_to_its_loop(world: World) -> None:
     world.create(machine_of(vm("web", uid="vm-1")))
     world.machines.end("default/web")
