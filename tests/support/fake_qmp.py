@@ -227,7 +227,8 @@ class FakeQemu:
         return {"UUID": self.uuid}
 
     def _do_cont(self, a: dict[str, Any]) -> Any:
-        self.status = "running"
+        if self.status != "suspended":  # as QEMU does: only waking the guest helps
+            self.status = "running"
         return {}
 
     def _do_qom_list(self, a: dict[str, Any]) -> Any:

@@ -26,6 +26,10 @@ _TOGETHER = 32
 """Machines that are looked at at the same time."""
 
 
+SLEEPING = "suspended"
+"""QEMU's word for a guest that has put itself to sleep. Its CPUs cannot be told to go on: it is to be woken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What was seen."""
@@ -118,6 +122,8 @@ def ended(record: MachineRecord, config: MachineConfig) -> MachineRecord:
 def _standing(status: str) -> tuple[str, str]:
     """Why the CPUs of a machine that runs do nothing."""
     code, why = "CpusStopped", f"QEMU says {status[:50]!r}; let them go on, or create the machine again"
+    if status == SLEEPING:
+        why = "its guest sleeps, until something wakes it (QEMU's system_wakeup)"
     if status == "io-error":
         code, why = (
             "DiskFailed",

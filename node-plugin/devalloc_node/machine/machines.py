@@ -14,6 +14,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import accel, adopt, amounts, launch, lifefile, logs, lost, paths, plain, users
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.kept import Kept
+from devalloc_node.machine.looks import SLEEPING
 from devalloc_node.machine.monitor import Connect, QmpMonitor
 from devalloc_node.machine.process import Process, holds
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records
@@ -119,7 +120,7 @@ class Machines(Kept):
                 if not monitor.execute("query-status", deadline=deadline)["running"]:
                     monitor.execute("cont", deadline=deadline)
                 status = monitor.execute("query-status", deadline=deadline)["status"]
-                if status != "running":
+                if status not in ("running", SLEEPING):
                     raise Failed("MachineNotRunning", f"machine {key} was told to run and is {status!r}")
             if record.state != "running" or record.reason:
                 self.put(record.become("running"))

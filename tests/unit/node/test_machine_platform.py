@@ -312,6 +312,17 @@ def memory_qemu(config: MachineConfig) -> Iterator[FakeQemu]:
         qemu.close()
 
 
+def test_that_a_guest_sleeps_is_no_obstacle_for_its_machine(world: World) -> None:
+    """It is said how it is woken, and who creates it once more is not refused."""
+    world.adopted()
+    world.qemu.status = "suspended"
+    world.machines.resume(KEY, due())
+    told = world.platform.machine(KEY)
+    assert (told.phase, told.reason) == ("Running", "CpusStopped")
+    assert "sleeps" in told.message
+    assert "create" not in told.message
+
+
 @pytest.mark.parametrize(("status", "code"), [("io-error", "DiskFailed"), ("internal-error", "CpusStopped")])
 def test_a_machine_whose_cpus_stand_still_is_told_so_and_goes_on_when_it_is_created_again(
     world: World, status: str, code: str
