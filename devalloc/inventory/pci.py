@@ -24,6 +24,11 @@ BRIDGE = 0x06
 """Base class of bridges."""
 NVIDIA = 0x10DE
 _DISPLAY_3D = 0x030200
+_ASKED_FOR = (
+    "accel", "driver", "drm", "graphics", "infiniband_mad", "infiniband_verbs", "iommu_group", "mdev_supported_types",
+    "net", "nvidia", "nvme", "physfn", "ptp", "sriov_totalvfs", "uio",
+)  # fmt: skip
+"""Names that are looked for in ``PciFunction.entries``."""
 
 
 class Address(NamedTuple):
@@ -169,7 +174,8 @@ def read(address: Address, folder: Folder) -> PciFunction | None:
             return None
         folder.tree.fault(folder.path, "has no readable class and vendor; taken for an NVIDIA GPU by its nvidia folder")
         class_code, vendor = _DISPLAY_3D, NVIDIA
-    entries = frozenset(folder.names())
+    # Where the folder cannot be listed, what is in it is found by its name: it may keep others from being offered.
+    entries = frozenset(folder.names() or filter(folder.has, _ASKED_FOR))
     driver, numa = _link(folder, "driver", entries), folder.number("numa_node")
     sriov = _sriov(folder) if "sriov_totalvfs" in entries else None
     root = _ROOT.search(folder.path)

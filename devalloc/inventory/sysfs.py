@@ -164,6 +164,10 @@ class Folder:
             self._report(place.path, error)
             return []
 
+    def has(self, name: str) -> bool:
+        """Whether there is something of that name in this folder."""
+        return os.path.lexists(f"{self.path}/{_component(name)}")
+
     def folders(self) -> list[Folder]:
         """The folders in this one, links left out: sorted, empty when it cannot be listed."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,38 @@ def hold_open(host: FakeSysfs, node: str, pid: int = 4711, comm: str = "qemu-sys
     host.proc(f"{pid}/comm", comm + "\n")
     (host.root / f"proc/{pid}/fd").mkdir()
     os.symlink(node, host.root / f"proc/{pid}/fd/11")
+
+
+@pytest.fixture
+def unlistable(host: FakeSysfs, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has the folder of a function refuse to be listed, as one may for whom its files can be read."""
+    listed = os.listdir
+
+    def refuse(address: str) -> None:
+        def listing(path: str) -> list[str]:
+            if str(path).endswith(f"/{address}"):
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return listed(path)
+
+        monkeypatch.setattr(os, "listdir", listing)
+
+    return refuse
+
+
+class TestWhatCannotBeListed:
+    def test_what_shares_the_iommu_group_is_still_seen(
+        self, host: FakeSysfs, unlistable: Callable[[str], None]
+    ) -> None:
+        host.add(cards.gpu(iommu_group=40))
+        host.add(cards.accelerator("0000:0b:00.0", iommu_group=40))
+        unlistable("0000:0b:00.0")
+        assert reason(host, GPU_DEVICE) == "IOMMU group 40 is shared with 0000:0b:00.0"
+
+    def test_what_the_host_needs_is_still_seen(self, host: FakeSysfs, unlistable: Callable[[str], None]) -> None:
+        host.add(cards.plain_nic())
+        host.default_route("eth9")
+        unlistable(NIC)
+        assert reason(host, NIC_DEVICE) == "reserved: default route"
 
 
 class TestWhatTheHostNeeds:
