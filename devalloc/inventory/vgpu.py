@@ -88,7 +88,9 @@ def offered(function: PciFunction, labels: Collection[str]) -> dict[str, str] | 
         if found is None:
             return None
         known = [*(profile.id for profile in found.profiles), *(live.profile_id for live in found.live)]
-    return {label(each): each for each in known if each is not None and label(each) in labels}
+    asked = {each for each in known if each is not None and label(each) in labels}
+    # Of several with one label the device of that name is of the first, as profiles are listed.
+    return {label(each): each for each in sorted(asked, key=_by_number, reverse=True)}
 
 
 def parent(function: PciFunction, only: str | None = None) -> Parent | None:

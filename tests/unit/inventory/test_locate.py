@@ -24,7 +24,8 @@ from devalloc.inventory.pci import scan
 from devalloc.inventory.sight import blind_spot
 from devalloc.inventory.sysfs import Tree
 from tests.support import cards
-from tests.support.cards import Vgpu
+from tests.support.cards import Vgpu, VgpuType
+from tests.support.discovered import Found
 from tests.support.fakehost import FakeHost
 from tests.support.faketree import memory_folder
 
@@ -186,3 +187,12 @@ class TestSight:
     def test_nor_in_a_recording(self, tmp_path: Path) -> None:
         (tmp_path / "only/sys").mkdir(parents=True)
         assert blind_spot(Tree(tmp_path / "only")) == "there is no /proc"
+
+
+def test_of_two_profiles_whose_names_would_be_one_the_published_one_is_found(host: FakeHost) -> None:
+    types = (VgpuType("x_1", "first", 128, 1), VgpuType("X-1", "second", 64, 1))
+    host.add(cards.intel_gpu("0000:0e:00.0", sriov=None, vgpu=Vgpu("mdev", 512, types)))
+    found = Found.on(host.root)
+    located = locate(Tree(host.root), "node-a", "node-a-0000-0e-00", "0000-0e-00-0-x-1")
+    assert isinstance(located, ProfileDevice)
+    assert located.profile_id == found.attributes("0000-0e-00-0-x-1")["profileID"]
