@@ -62,7 +62,7 @@ def _aliases(tree: Tree) -> Aliases:
             raise Denied(
                 "DriverUnknown",
                 f"which driver of VFIO's is the right one cannot be told: there is no /lib/modules/{release or '…'} "
-                "(in a container, mount the host's /lib/modules)",
+                "(in a container, mount the host's; on a host that removed it with an upgrade, reboot)",
                 retryable=True,
             )
         return ()
