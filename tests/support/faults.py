@@ -18,6 +18,7 @@ AssertionError with the point where that is not so.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -243,6 +244,7 @@ class Faults:
             return None, None
         finally:
             ours.close()
+            os.kill(child, signal.SIGKILL)  # it has said all it had to say, or hangs
             os.waitpid(child, 0)
 
     def _child(self, line: socket.socket, act: str, gate: Gate) -> None:
