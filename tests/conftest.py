@@ -15,8 +15,8 @@ from hypothesis import settings
 # abort in a child that has closed all it does not need; none of the children uses it. Read when it is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# Nor may such a child finalize what this process left to the garbage collector: gRPC's channels and servers then wait for
-# threads that the child does not have.
+# Nor may such a child finalize what this process left to the garbage collector: channels and servers of gRPC then wait
+# for threads that the child does not have.
 os.register_at_fork(after_in_child=gc.freeze)
 
 TIERS_THAT_NEED_A_MACHINE = (Path(__file__).parent / "machine", Path(__file__).parent / "cluster")
