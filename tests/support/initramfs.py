@@ -21,15 +21,18 @@ def build(kernel_modules: Path, names: Sequence[str], busybox: Path, init: str, 
     /m/NN-name.ko, with all that they need, in the order of loading; what is built into the kernel is left out.
     ``files``: more files by path.
     """
-    entries: list[tuple[str, int, bytes]] = [
-        *((folder, 0o040755, b"") for folder in ("bin", "dev", "m", "new", "proc", "root", "run", "sys", "tmp", "etc")),
-        ("bin/busybox", 0o100755, busybox.read_bytes()),
-        ("init", 0o100755, init.encode()),
-        *((path, 0o100755, content) for path, content in files.items()),
-    ]
+    all_files = {"bin/busybox": busybox.read_bytes(), "init": init.encode(), **files}
     for number, path in enumerate(modules(kernel_modules, names)):
-        entries.append((f"m/{number:02}-{_name(path)}.ko", 0o100644, _content(path)))
-    return gzip.compress(_newc(entries), 1)
+        all_files[f"m/{number:02}-{_name(path)}.ko"] = _content(path)
+    return archive(all_files, ("bin", "dev", "m", "new", "proc", "root", "run", "sys", "tmp", "etc"))
+
+
+def archive(files: Mapping[str, bytes], folders: Sequence[str] = ()) -> bytes:
+    """A compressed archive of executable files and the folders above them; the kernel unpacks several that are
+    appended to each other one over the other."""
+    above = (str(parent) for path in files for parent in reversed(Path(path).parents[:-1]))
+    entries = [(folder, 0o040755, b"") for folder in dict.fromkeys((*folders, *above))]
+    return gzip.compress(_newc([*entries, *((path, 0o100755, content) for path, content in files.items())]), 1)
 
 
 def modules(folder: Path, names: Sequence[str]) -> list[Path]:
