@@ -1,0 +1,2 @@
+"""The arithmetic of the permit server: what each machine of a node counts for, what one more may get, and which machine
+should leave. Pure: a ledger of one node goes in, another one comes out."""

@@ -1,0 +1,69 @@
+"""When a node is too full, and which machine should leave it."""
+
+from __future__ import annotations
+
+from devalloc.scaling.permits.ledger import NOTHING, Key, Machine, Node
+from devalloc.scaling.resources import Resources
+
+
+def is_too_full(node: Node) -> bool:
+    """Whether more is taken and asked for than is free below the watermark, or expected back."""
+    taken, mark = node.counted, node.watermark
+    if taken.cpu <= mark.cpu and taken.memory < mark.memory:
+        return False
+    above = taken.above(mark) + node.pressure
+    slack = node.accounted + node.buffer + mark.above(taken)
+    return above.exceeds(slack)
+
+
+def first_to_leave(node: Node) -> Key | None:
+    """The machine that is next to be migrated: that with the lowest load of all that can move; None without one.
+
+    A machine that cannot move never stands in the way of those that can. Where the load of none is known, or two have
+    the same, it is the first by name.
+    """
+    waiting = [(_load(machine), key) for key, machine in node.machines.items() if _can_move(machine)]
+    return min(waiting)[1] if waiting else None
+
+
+def should_leave(node: Node, key: Key) -> bool:
+    """Whether the machine is to be migrated, seen before anything else of its request is done. Raises KeyError."""
+    machine = node.machines[key]
+    if not _can_move(machine):
+        return False
+    if machine.must_move and machine.load is not None:
+        return True
+    return is_too_full(node) and first_to_leave(node) == key
+
+
+def oldest_to_leave(node: Node) -> list[Key]:
+    """The newest form: all that have to leave until the rest is below the watermark, the oldest first.
+
+    One that takes more than a watermark all by itself would find no other node, and stays.
+    """
+    over = node.counted.above(_on_the_way(node)).above(node.watermark)
+    leaving: list[Key] = []
+    for key, machine in sorted(node.machines.items(), key=lambda item: (item[1].since, item[0])):
+        if over == NOTHING:
+            break
+        share = machine.counted + machine.overhead
+        if _can_move(machine) and not share.exceeds(node.watermark):
+            leaving.append(key)
+            over = over.above(share)
+    return leaving
+
+
+def _on_the_way(node: Node) -> Resources:
+    total = NOTHING
+    for machine in node.machines.values():
+        if machine.migrating:
+            total = total + machine.counted + machine.overhead
+    return total
+
+
+def _can_move(machine: Machine) -> bool:
+    return machine.movable and not machine.migrating
+
+
+def _load(machine: Machine) -> tuple[bool, float]:
+    return machine.load is None, 0.0 if machine.load is None else machine.load
