@@ -1,0 +1,24 @@
+"""What a host has for machines, what of it is promised, and whether more can be."""
+
+from devalloc.inventory.capacity.bandwidth import parse_bandwidth
+from devalloc.inventory.capacity.config import CapacityConfig, parse_ratio
+from devalloc.inventory.capacity.cpus import NumaNode
+from devalloc.inventory.capacity.host import CapacityError, HostCapacity, discover_capacity
+from devalloc.inventory.capacity.resource import RESOURCES, Capacity, Resource, UnknownResource
+from devalloc.inventory.capacity.sizes import AmountError, parse_size
+
+__all__ = [
+    "RESOURCES",
+    "AmountError",
+    "Capacity",
+    "CapacityConfig",
+    "CapacityError",
+    "HostCapacity",
+    "NumaNode",
+    "Resource",
+    "UnknownResource",
+    "discover_capacity",
+    "parse_bandwidth",
+    "parse_ratio",
+    "parse_size",
+]

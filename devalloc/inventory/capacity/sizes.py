@@ -1,0 +1,71 @@
+"""Sizes in bytes as people write and read them: ``100GB``, ``512 MiB``, ``1.5 TB``.
+
+Every unit is binary: a kilobyte has 1024 bytes, whether it is written ``k``, ``kB`` or ``KiB``.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_BYTES = 2**63 - 1
+"""Most bytes, and bytes per second, that an amount may have."""
+_MAX_TEXT = 64
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_NAMES = {"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p", "exa": "e"}
+_UNITS = {
+    **dict.fromkeys(("", "b", "byte", "bytes"), 0),
+    **{f"{letter}{end}": power for letter, power in _POWERS.items() for end in ("", "b", "ib")},
+    **{f"{name}{end}": _POWERS[letter] for name, letter in _NAMES.items() for end in ("", "byte", "bytes")},
+}
+_SIZE = re.compile(r"([0-9]{1,32})\s*([A-Za-z]*)", re.ASCII)
+
+
+class AmountError(ValueError):
+    """A text that is no amount. The message tells the text, what is wrong with it, and how to write it."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size: digits, perhaps blanks, and a unit in any case (``100GB``, ``100 gib``, ``100000``).
+
+    Raises AmountError for anything else: nothing at all, a sign, a fraction, more than 2^63 - 1 bytes.
+    """
+    match = _SIZE.fullmatch(trimmed(text))
+    if match is None:
+        raise AmountError(
+            f"{shown(text)} is no size: write digits and a unit, such as 100GB or 512MiB (1KB is 1024 bytes)"
+        )
+    power = _UNITS.get(match[2].lower())
+    if power is None:
+        raise AmountError(f"{shown(text)} is no size: unknown unit {match[2][:20]!r}; use B, KB, MB, GB, TB, PB or EB")
+    return bounded(int(match[1]) << 10 * power, text)
+
+
+def trimmed(text: str) -> str:
+    """The text without blanks around it. Raises AmountError when nothing is left, or far too much."""
+    stripped = text.strip()
+    if not stripped:
+        raise AmountError("is empty: write an amount, or leave the setting out")
+    if len(stripped) > _MAX_TEXT:
+        raise AmountError(f"{shown(stripped)} is no amount: it has more than {_MAX_TEXT} characters")
+    return stripped
+
+
+def bounded(amount: int, text: str) -> int:
+    """The amount, when it is one that can be. Raises AmountError otherwise."""
+    if amount > MAX_BYTES:
+        raise AmountError(f"{shown(text)} is more than 2^63 - 1 bytes")
+    return amount
+
+
+def shown(text: str) -> str:
+    """A text inside a message."""
+    return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+def human(size: int) -> str:
+    """A size for people: one decimal, a blank and a unit that it is *more* than one of, so 1 GiB is ``1024.0 MB``."""
+    for power, unit in ((6, "EB"), (5, "PB"), (4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):
+        if size > 1 << 10 * power:
+            whole, rest = divmod(size, 1 << 10 * power)
+            return f"{whole + rest / (1 << 10 * power):.1f} {unit}"
+    return f"{size} B"

@@ -1,0 +1,212 @@
+"""What a host has for machines: CPUs, memory, disk, network, and who tells."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from devalloc.inventory.capacity import CapacityConfig, CapacityError, HostCapacity, NumaNode, discover_capacity
+from devalloc.inventory.capacity.cpus import cpu_list, written
+
+GIB = 2**30
+
+
+class Host:
+    """Files of a host below a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "sys").mkdir()
+        self.write("proc/cpuinfo", cpuinfo(range(32), siblings=16, sockets=2))
+        self.write("proc/meminfo", f"MemTotal: {96 * 2**20} kB\n")
+
+    def write(self, path: str, text: str) -> Host:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return self
+
+    def numa(self, lists: list[str], gib: list[int]) -> Host:
+        """Interleaved as real servers are: no range holds a node's CPUs."""
+        for number, (cpus, size) in enumerate(zip(lists, gib, strict=True)):
+            self.write(f"sys/devices/system/node/node{number}/cpulist", cpus)
+            self.write(f"sys/devices/system/node/node{number}/meminfo", f"Node {number} MemTotal: {size * 2**20} kB\n")
+        return self
+
+    def uplink(self, speed: str, name: str = "eno1") -> Host:
+        route = f"Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n{name} 0000A8C0 0 1 0 0 0 00FFFFFF\n"
+        self.write("proc/net/route", route + f"{name}\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n")
+        return self.write(f"sys/class/net/{name}/speed", speed)
+
+    def found(self, **settings: object) -> HostCapacity:
+        return discover_capacity(self.root, CapacityConfig(**settings))  # type: ignore[arg-type]
+
+
+def cpuinfo(numbers: range, siblings: int, sockets: int) -> str:
+    each = len(numbers) // sockets
+    return "\n".join(f"processor\t: {n}\nphysical id\t: {n // each}\nsiblings\t: {siblings}\n" for n in numbers)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def messages(found: HostCapacity, path: str) -> str:
+    return " ".join(problem.message for problem in found.problems if problem.path == path)
+
+
+def test_nodes_have_the_cpus_that_the_kernel_lists_interleaved_or_not(host: Host) -> None:
+    found = host.numa(["0-7,16-23", "8-15,24-31"], [48, 48]).found()
+    first, second = frozenset(range(8)) | frozenset(range(16, 24)), frozenset(range(8, 16)) | frozenset(range(24, 32))
+    assert found.nodes == (NumaNode(0, first, 48 * GIB), NumaNode(1, second, 48 * GIB))
+    assert found.cpus == first | second
+    assert (found.cpu.capacity, found.cpu.effective_limit, found.cpu.source) == (32_000, 128_000, "detected")
+    assert messages(found, "cpu") == ""
+
+
+def test_a_node_may_have_memory_alone_and_numbers_may_have_gaps(host: Host) -> None:
+    host.numa(["0-31"], [64]).write("sys/devices/system/node/node8/cpulist", "\n")
+    host.write("sys/devices/system/node/node8/meminfo", "Node 8 MemTotal: 33554432 kB\n")
+    assert [(node.id, len(node.cpus), node.memory) for node in host.found().nodes] == [
+        (0, 32, 64 * GIB),
+        (8, 0, 32 * GIB),
+    ]
+
+
+def test_cpus_that_are_offline_are_none_although_cpuinfo_takes_all_sockets_for_equal(host: Host) -> None:
+    host.write("sys/devices/system/cpu/online", "0-29,31\n").write("sys/devices/system/cpu/present", "0-31\n")
+    host.write("sys/devices/system/cpu/offline", "30,32-127\n")
+    found = host.found()
+    assert (found.cpu.capacity, 30 in found.cpus) == (31_000, False)
+    assert "1 CPUs are offline: 30" in messages(found, "cpu")
+    assert "/proc/cpuinfo would make it 32 CPUs" in messages(found, "cpu")
+
+
+def test_machines_get_no_cpus_and_memory_that_this_process_may_not_use(host: Host) -> None:
+    host.numa(["0-7,16-23", "8-15,24-31"], [48, 48]).write("sys/devices/system/cpu/online", "0-31\n")
+    host.write("proc/self/status", "Name: x\nCpus_allowed_list:\t0-3,8\nMems_allowed_list:\t0\n")
+    found = host.found()
+    assert (found.cpu.capacity, found.cpus) == (5_000, frozenset({0, 1, 2, 3, 8}))
+    assert [node.cpus for node in found.nodes] == [frozenset(range(4)), frozenset({8})]
+    assert (found.memory.capacity, found.nodes[1].memory) == (48 * GIB, 0)
+    assert "may use 5 of the 32 CPUs online" in messages(found, "cpu")
+    assert "may use" in messages(found, "memory")
+
+
+@pytest.mark.parametrize("layout", ["v1", "v2"])
+def test_limits_of_the_own_cgroup_and_those_above_are_told_and_not_counted(host: Host, layout: str) -> None:
+    if layout == "v1":
+        host.write("proc/self/cgroup", "4:memory:/pod\n2:cpu,cpuacct:/pod/app\n")
+        host.write("sys/fs/cgroup/cpu/pod/cpu.cfs_quota_us", "150000\n")
+        host.write("sys/fs/cgroup/cpu/pod/cpu.cfs_period_us", "100000\n")
+        host.write("sys/fs/cgroup/cpu/pod/app/cpu.cfs_quota_us", "-1\n")
+        host.write("sys/fs/cgroup/memory/pod/memory.limit_in_bytes", f"{4 * GIB}\n")
+        host.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
+    else:
+        host.write("proc/self/cgroup", "0::/pod/app\n")
+        host.write("sys/fs/cgroup/pod/cpu.max", "150000 100000\n").write(
+            "sys/fs/cgroup/pod/app/cpu.max", "max 100000\n"
+        )
+        host.write("sys/fs/cgroup/pod/memory.max", f"{4 * GIB}\n")
+    found = host.found()
+    assert "quota of 1.5 CPUs" in messages(found, "cpu")
+    assert f"{4 * GIB} bytes" in messages(found, "memory")
+    assert (found.cpu.capacity, found.memory.capacity) == (32_000, 96 * GIB)
+
+
+def test_a_recording_without_proc_is_told_by_its_nodes(tmp_path: Path) -> None:
+    host = Host(tmp_path).numa(["0-3", "4-7"], [2, 2])
+    (tmp_path / "proc/cpuinfo").unlink()
+    (tmp_path / "proc/meminfo").unlink()
+    found = host.found()
+    assert (found.cpu.capacity, found.memory.capacity) == (8_000, 4 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "error"),
+    [
+        ("proc/cpuinfo", None, "discover CPU: neither /sys nor /proc"),
+        ("proc/meminfo", None, "discover memory: .* no readable /proc/meminfo"),
+        ("proc/meminfo", "MemFree: 12 kB\n", "discover memory: MemTotal not found in /proc/meminfo"),
+        ("proc/meminfo", "MemTotal: many kB\n", "discover memory: parse MemTotal: 'many'"),
+        ("proc/self/status", "Cpus_allowed_list:\t64-65\n", "discover CPU: .* may use 0 of the 32"),
+    ],
+)
+def test_without_cpus_or_memory_a_host_is_of_no_use(host: Host, file: str, text: str | None, error: str) -> None:
+    if text is None:
+        (host.root / file).unlink()
+    else:
+        host.write(file, text)
+    with pytest.raises(CapacityError, match=error):
+        host.found()
+
+
+@pytest.mark.parametrize(
+    ("speed", "bandwidth"),
+    [("10000\n", 1_250_000_000), ("100\n", 12_500_000), ("-1\n", 0), ("0\n", 0), ("4294967295", 0), ("fast\n", 0)],
+)
+def test_the_network_is_as_fast_as_the_interface_of_the_default_route(host: Host, speed: str, bandwidth: int) -> None:
+    found = host.uplink(speed).found()
+    assert (found.uplink, found.network.capacity, found.network.effective_limit) == ("eno1", bandwidth, 2 * bandwidth)
+    assert found.network.source == ("detected" if bandwidth else "unknown")
+    assert ("configure a limit" in messages(found, "network")) == (not bandwidth)
+
+
+def test_an_uplink_or_a_limit_that_is_configured_wins(host: Host) -> None:
+    host.uplink("10000").write("sys/class/net/eno2/speed", "25000\n")
+    assert host.found(uplink="eno2").network.capacity == 3_125_000_000
+    found = host.found(network=125_000_000)
+    assert (found.network.capacity, found.network.source) == (125_000_000, "configured")
+    assert "no interface eno7" in messages(host.found(uplink="eno7"), "network")
+
+
+@pytest.mark.parametrize("name", ["..", "../../bus", "a b", "x" * 16, "eno1\x00"])
+def test_a_name_that_is_no_interface_is_no_path(host: Host, name: str) -> None:
+    assert "no name of an interface" in messages(host.found(uplink=name), "network")
+
+
+def test_the_disk_is_the_whole_file_system_of_a_folder_that_need_not_be_there_yet(host: Host, tmp_path: Path) -> None:
+    found = os.statvfs(tmp_path)
+    assert host.found(data_dir=tmp_path / "not" / "yet").disk.capacity == found.f_blocks * found.f_frsize
+    limited = host.found(disk=1000 * GIB, data_dir=tmp_path, image_fraction=Fraction(1, 10))
+    assert (limited.disk.capacity, limited.disk.source, limited.image_limit) == (1000 * GIB, "configured", 100 * GIB)
+    assert host.found(disk=5).image_limit == 1
+    unknown = host.found()
+    assert (unknown.disk.capacity, unknown.disk.source, unknown.image_limit) == (0, "unknown", 0)
+
+
+def test_disk_io_is_assumed_until_it_is_configured(host: Host) -> None:
+    assert (host.found().disk_io.capacity, host.found().disk_io.source) == (10**9, "assumed")
+    assert host.found(disk_io=7).disk_io.source == "configured"
+
+
+def test_this_very_host_has_capacities_and_nothing_about_it_is_an_error() -> None:
+    found = discover_capacity(config=CapacityConfig(data_dir=Path.cwd()))
+    assert found.cpus <= frozenset(range(4096))
+    assert found.cpu.capacity == 1000 * len(os.sched_getaffinity(0))
+    assert found.memory.capacity > 0 < found.disk.capacity
+    assert not any(problem.is_error for problem in found.problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("0-2,5", {0, 1, 2, 5}),
+        ("", set()),
+        ("7\n", {7}),
+        ("3-1", None),
+        ("a", None),
+        ("0-99999999", None),
+        ("-1", None),
+    ],
+)
+def test_lists_of_cpus(text: str, numbers: set[int] | None) -> None:
+    found = cpu_list(text)
+    assert found == numbers
+    if numbers:
+        assert found is not None
+        assert cpu_list(written(found)) == numbers
