@@ -1,0 +1,230 @@
+"""What the agent does next for one machine: a pure function of its state and the time.
+
+Up goes: permit, machine, monitor told. Down goes: monitor asked, machine, plugin told. Neither is written down as a
+sequence: each channel is bounded by what the one before it has agreed to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from devalloc.scaling.desired import Desired, desired
+from devalloc.scaling.goals import Goal, goal
+from devalloc.scaling.metrics import SystemMetrics
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.state import State, Way
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRequest:
+    """Ask for a total, or tell that it is less now, or just tell."""
+
+    last_permit: Resources | None
+    target: Resources
+    metrics: SystemMetrics | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From what there is to what there should be."""
+
+    current: Resources
+    target: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What to begin now on each channel, and when to look again (milliseconds; None: not before an event)."""
+
+    wait: int | None
+    plugin: PluginRequest | None
+    machine: Change | None
+    upscale: Change | None
+    downscale: Change | None
+    goal: Goal
+    desired: Resources
+    warnings: tuple[str, ...] = ()
+
+
+_Action = TypeVar("_Action", PluginRequest, Change)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned(Generic[_Action]):
+    """What one channel does: an action, or how long it has to wait, or neither; and what kept it from acting."""
+
+    action: _Action | None = None
+    wait: int | None = None
+    warning: str | None = None
+
+
+def next_actions(state: State, now: int) -> Actions:
+    """What to do now. Asked again after each event and after the wait."""
+    rules = state.rules
+    wish = goal(rules.unit, state.bounds.config, state.system, state.lfc, rules.era)
+    wanted = _desired(state, now, wish)
+    plugin = _plugin(state, now, wanted.resources)
+    machine = _machine(state, now, wanted.resources, _asking_for(state, plugin.action))
+    upscale = _upscale(state, now, wanted.resources)
+    downscale = _downscale(state, now, wanted.resources, upscale.action is not None)
+    told = upscale.action is not None or downscale.action is not None or state.monitor.in_flight is not None
+    waits = [plugin.wait, machine.wait, upscale.wait, downscale.wait, *_expiries(state, now, wanted, told)]
+    kept = (planned.warning for planned in (plugin, machine, upscale, downscale))
+    return Actions(
+        wait=min((wait for wait in waits if wait is not None), default=None),
+        plugin=plugin.action,
+        machine=machine.action,
+        upscale=upscale.action,
+        downscale=downscale.action,
+        goal=wish,
+        desired=wanted.resources,
+        warnings=(*wanted.warnings, *(warning for warning in kept if warning is not None)),
+    )
+
+
+# -- what is desired -------------------------------------------------------------------------------------------------
+
+
+def _desired(state: State, now: int, wish: Goal) -> Desired:
+    monitor, rules, bounds = state.monitor, state.rules, state.bounds
+    upscale = monitor.requested if _left(now, _requested_at(state), rules.timing.upscale_valid) else None
+    denied = monitor.denied if _left(now, _denied_at(state), rules.timing.monitor_denied) else None
+    return desired(rules.unit, bounds.minimum, bounds.maximum, state.using, wish, upscale, denied, rules.era)
+
+
+def _expiries(state: State, now: int, wanted: Desired, told: bool) -> list[int | None]:
+    timing = state.rules.timing
+    return [
+        _left(now, _denied_at(state), timing.monitor_denied) if wanted.by_denial and not told else None,
+        _left(now, _requested_at(state), timing.upscale_valid) if wanted.by_request else None,
+    ]
+
+
+def _requested_at(state: State) -> int | None:
+    return None if state.monitor.requested is None else state.monitor.requested.at
+
+
+def _denied_at(state: State) -> int | None:
+    return None if state.monitor.denied is None else state.monitor.denied.at
+
+
+def _left(now: int, since: int | None, duration: int) -> int | None:
+    """What is left of a duration; None when it is over or never began."""
+    left = 0 if since is None else since + duration - now
+    return left if left > 0 else None
+
+
+# -- the four channels -----------------------------------------------------------------------------------------------
+
+
+def _plugin(state: State, now: int, wanted: Resources) -> _Planned[PluginRequest]:
+    plugin, timing = state.plugin, state.rules.timing
+    # A decrease is made first and told afterwards; an increase is asked for first.
+    asking = _clamped(state.using, wanted, lowest=state.using)
+    changing = state.machine.in_flight
+    report = state.using if changing is None else state.using.most(changing)
+    last, permit = plugin.last, plugin.permit
+    news = last is not None and permit is not None and asking != permit
+    denied = last is not None and permit is not None and last.resources.exceeds(permit)
+    denied_left = _left(now, last.at, timing.plugin_denied_retry) if last is not None and denied else None
+    ask = news and denied_left is None
+    target = asking if ask else report
+    if plugin.in_flight:
+        assert last is not None
+        other = "a plugin request for something else is in flight" if last.resources != target else None
+        return _Planned(warning=other)
+    if (left := _left(now, plugin.failed_at, timing.plugin_retry)) is not None:
+        return _Planned(wait=left, warning="a plugin request failed too recently to make another")
+    tick_left = None if last is None else _left(now, last.at, timing.plugin_tick)
+    if tick_left is not None and not ask:
+        warning = "the plugin permitted less than was asked for too recently to ask again" if news else None
+        return _Planned(wait=min(tick_left, denied_left or tick_left), warning=warning)
+    return _Planned(PluginRequest(permit, target, state.system))
+
+
+def _asking_for(state: State, planned: PluginRequest | None) -> Resources | None:
+    """What the plugin is or will be told that the machine has."""
+    if state.plugin.in_flight:
+        assert state.plugin.last is not None
+        return state.plugin.last.resources
+    return None if planned is None else planned.target
+
+
+def _machine(state: State, now: int, wanted: Resources, asking: Resources | None) -> _Planned[Change]:
+    machine = state.machine
+    target = _clamped(
+        state.using,
+        wanted,
+        lowest=state.using if state.monitor.approved is None else state.monitor.approved,
+        highest=state.using if state.plugin.permit is None else state.plugin.permit,
+    )
+    if target == state.using:
+        return _Planned()
+    if machine.in_flight is not None:
+        other = "another change of the machine is in flight" if machine.in_flight != target else None
+        return _Planned(warning=other)
+    if asking is not None and target.exceeds(asking):
+        return _Planned(warning="the plugin is being told of less than the machine should have")
+    if (left := _left(now, machine.failed_at, state.rules.timing.machine_retry)) is not None:
+        return _Planned(wait=left, warning="a change of the machine failed too recently to try another")
+    return _Planned(Change(state.using, target))
+
+
+def _upscale(state: State, now: int, wanted: Resources) -> _Planned[Change]:
+    monitor = state.monitor
+    approved = monitor.approved
+    if approved is None:
+        return _Planned()
+    target = _clamped(approved, state.using, lowest=approved, highest=wanted.most(approved))
+    if target == approved:
+        return _Planned()
+    if monitor.in_flight is not None:
+        return _Planned(warning=_busy(state, Way.UP, target))
+    if (left := _left(now, monitor.upscale_failed_at, state.rules.timing.monitor_retry)) is not None:
+        return _Planned(wait=left, warning="telling the monitor of more failed too recently to try again")
+    return _Planned(Change(approved, target))
+
+
+def _downscale(state: State, now: int, wanted: Resources, upscale_planned: bool) -> _Planned[Change]:
+    monitor = state.monitor
+    approved = monitor.approved
+    if approved is None:
+        return _Planned(warning="the monitor has no active connection" if state.using.exceeds(wanted) else None)
+    target = approved.least(wanted).most(approved.above(state.rules.unit))
+    if target == approved:
+        return _Planned()
+    if upscale_planned:
+        return _Planned(warning="the monitor is to be told of more before it is asked for less")
+    if monitor.in_flight is not None:
+        return _Planned(warning=_busy(state, Way.DOWN, target))
+    if (left := _left(now, monitor.downscale_failed_at, state.rules.timing.monitor_retry)) is not None:
+        return _Planned(wait=left, warning="asking the monitor for less failed too recently to try again")
+    return _Planned(Change(approved, target))
+
+
+def _busy(state: State, way: Way, target: Resources) -> str | None:
+    told = state.monitor.in_flight
+    if told is None or (told.way, told.target) == (way, target):
+        return None
+    return f"another {told.way.value} of the monitor is in flight"
+
+
+_NOTHING = Resources(0, 0)
+_ENDLESS = Resources(2**63, 2**63)
+
+
+def _clamped(
+    current: Resources, wanted: Resources, *, lowest: Resources | None = None, highest: Resources | None = None
+) -> Resources:
+    """What is wanted of each resource, but not below ``lowest`` where it is less, not above ``highest`` where more."""
+    low, high = lowest or _NOTHING, highest or _ENDLESS
+    return Resources(
+        _clamp(current.cpu, wanted.cpu, low.cpu, high.cpu),
+        _clamp(current.memory, wanted.memory, low.memory, high.memory),
+    )
+
+
+def _clamp(current: int, wanted: int, lowest: int, highest: int) -> int:
+    # A bound keeps a change from happening; it never makes one, nor turns one round.
+    return min(max(wanted, lowest), current) if wanted < current else max(min(wanted, highest), current)

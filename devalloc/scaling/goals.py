@@ -1,0 +1,111 @@
+"""How many compute units a machine should have, by what its guest tells of itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.eras import Era
+from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.workingset import belonging, estimate, projected
+
+MAX_UNITS = 2**32 - 1
+PAGE = 8192
+"""Bytes of a page in which working sets are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Compute units that a machine should have, and the part of each kind of use in it (None: not known)."""
+
+    units: int
+    complete: bool
+    """Whether all metrics that the configuration wants were there."""
+    cpu: float | None = None
+    memory: float | None = None
+    lfc: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def goal(
+    unit: Resources,
+    config: ScalingConfig,
+    system: SystemMetrics | None,
+    lfc: LfcMetrics | None = None,
+    era: Era = Era.NEWEST,
+) -> Goal:
+    """The goal of one machine. ``unit`` is one compute unit; metrics that are not known yet are None."""
+    if era is Era.NEWEST:
+        return _newest(unit, config, system, lfc)
+    if system is None:
+        return Goal(0, complete=False)
+    return (_v0_12 if era is Era.V0_12 else _v0_31)(unit, config, system)
+
+
+def _v0_12(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> Goal:
+    # Not divided by the unit's CPUs: these agents take a unit to be one CPU.
+    cpu = system.load1 / config.load_average_fraction_target
+    return Goal(_units(_rounded(cpu)), complete=True, cpu=cpu)
+
+
+def _v0_31(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> Goal:
+    cpu = system.load1 / config.load_average_fraction_target / (unit.cpu / 1000)
+    wanted = int(_rounded(system.memory_usage / config.memory_usage_fraction_target))
+    whole = wanted // unit.memory
+    return Goal(max(_units(_rounded(cpu)), min(whole, MAX_UNITS)), complete=True, cpu=cpu, memory=float(whole))
+
+
+def _newest(unit: Resources, config: ScalingConfig, system: SystemMetrics | None, lfc: LfcMetrics | None) -> Goal:
+    warnings: tuple[str, ...] = ()
+    cpu = memory = cache = working_set = None
+    if lfc is not None:
+        working_set = _working_set(config, lfc)
+        if working_set is None:
+            warnings = ("not enough working set sizes to estimate the working set",)
+        cache = 0.0 if working_set is None else working_set / config.lfc_to_memory_ratio / unit.memory
+    if system is not None:
+        cpu = _load(config, system) / config.load_average_fraction_target / (unit.cpu / 1000)
+        memory = _rounded(system.memory_usage / config.memory_usage_fraction_target) / unit.memory
+        if working_set is not None:
+            total = min(working_set, system.memory_cached) + system.memory_usage
+            memory = max(memory, total / config.memory_total_fraction_target / unit.memory)
+    units = _units(math.ceil(min(max(_rounded(cpu or 0.0), memory or 0.0, cache or 0.0), MAX_UNITS)))
+    complete = system is not None and (lfc is not None or not config.enable_lfc_metrics)
+    return Goal(units, complete, cpu, memory, cache, warnings)
+
+
+def _load(config: ScalingConfig, system: SystemMetrics) -> float:
+    """The load of one and of five minutes, mixed: the more they differ, the more counts the former."""
+    stable = config.cpu_stable_zone_ratio * system.load5
+    mixed = stable + config.cpu_mixed_zone_ratio * system.load5
+    difference = abs(system.load1 - system.load5)
+    if difference <= stable:
+        share = 0.0
+    elif difference >= mixed:
+        share = 1.0
+    else:
+        share = (difference - stable) / (mixed - stable + 1e-6)
+    return share * system.load1 + (1 - share) * system.load5
+
+
+def _working_set(config: ScalingConfig, lfc: LfcMetrics) -> float | None:
+    """Bytes that the cache's working set will soon have; None where the series is too short to tell."""
+    series, offset = lfc.working_sets, config.lfc_min_wait_before_downscale_minutes - 1
+    if len(series) < offset + config.lfc_window_size_minutes:
+        return None
+    estimated = (
+        series[-1] if config.lfc_use_largest_window else estimate(series, offset, config.lfc_window_size_minutes)
+    )
+    return projected(belonging(series, offset, estimated)) * PAGE
+
+
+def _rounded(value: float) -> float:
+    """To the next whole number, halves away from zero. ``value`` is not negative."""
+    whole = math.floor(value) if math.isfinite(value) else value
+    return float(whole + (value - whole >= 0.5)) if math.isfinite(value) else value
+
+
+def _units(count: float) -> int:
+    return int(min(count, MAX_UNITS))

@@ -1,0 +1,214 @@
+"""What a guest tells of its load and memory: Prometheus text, read for the few gauges that scaling needs.
+
+The text comes from a guest and is hostile: its size and lines are bounded, only lines of the wanted names are looked
+at, and an amount that no machine can have is refused. What is wanted and cannot be read fails the whole text, so that
+a goal is never computed from half of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from devalloc.scaling.eras import Era
+
+MAX_TEXT = 1 << 20
+"""Bytes of one reply."""
+MAX_LINE = 4096
+"""Characters of a line that is read; others may be as long as they like."""
+MAX_LOAD = 1e6
+MAX_AMOUNT = float(1 << 62)
+"""Bytes, pages or events."""
+MAX_WINDOWS = 24 * 60
+"""Working sets, one a minute."""
+OVERHEAD = 100 * 2**20
+"""Bytes that are added to what a guest uses: its kernel's own."""
+
+
+class MetricsError(ValueError):
+    """A text without the metrics that are wanted. The message names each one that is missing or wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemMetrics:
+    """Load and memory of a guest. What an era does not read is 0."""
+
+    load1: float
+    """Load average of one minute."""
+    load5: float = 0.0
+    memory_usage: float = 0.0
+    """Bytes, with what the kernel itself needs."""
+    memory_cached: float = 0.0
+    """Bytes of the page cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class LfcMetrics:
+    """The local file cache (LFC) of a guest's database."""
+
+    hits: float
+    misses: float
+    writes: float
+    working_sets: tuple[float, ...] = ()
+    """Pages of 8 KiB that were touched in the last 1, 2, 3 ... minutes. Empty where the era does not read it."""
+
+
+def read_system_metrics(text: bytes | str, era: Era = Era.NEWEST, prefix: str = "host_") -> SystemMetrics:
+    """Load and memory from a guest's node metrics. Raises MetricsError."""
+    wanted = {
+        Era.V0_12: ("load1", "load5"),
+        Era.V0_31: ("load1", "memory_total_bytes", "memory_available_bytes"),
+        Era.NEWEST: ("load1", "load5", "memory_total_bytes", "memory_available_bytes", "memory_cached_bytes"),
+    }[era]
+    limits = {prefix + name: MAX_LOAD if name.startswith("load") else MAX_AMOUNT for name in wanted}
+    gauges = _single_gauges(_decoded(text), limits)
+    total, available = (gauges.get(f"{prefix}memory_{name}_bytes") for name in ("total", "available"))
+    usage = 0.0
+    if total is not None and available is not None:
+        if available > total:
+            raise MetricsError(f"{prefix}memory_available_bytes is more than {prefix}memory_total_bytes")
+        usage = total - available + OVERHEAD
+    return SystemMetrics(
+        load1=gauges[f"{prefix}load1"],
+        load5=gauges.get(f"{prefix}load5", 0.0),
+        memory_usage=usage,
+        memory_cached=gauges.get(f"{prefix}memory_cached_bytes", 0.0),
+    )
+
+
+def read_lfc_metrics(text: bytes | str, era: Era = Era.NEWEST) -> LfcMetrics:
+    """The local file cache's metrics from a guest's database exporter. Raises MetricsError."""
+    decoded = _decoded(text)
+    names = ("lfc_hits", "lfc_misses", "lfc_writes")
+    gauges = _single_gauges(decoded, dict.fromkeys(names, MAX_AMOUNT))
+    working_sets = _working_sets(decoded) if era is Era.NEWEST else ()
+    return LfcMetrics(gauges["lfc_hits"], gauges["lfc_misses"], gauges["lfc_writes"], working_sets)
+
+
+# -- gauges ----------------------------------------------------------------------------------------------------------
+
+_LABEL = re.compile(r'[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*', re.ASCII)
+_VALUE = re.compile(r"[ \t]+([^ \t]+)(?:[ \t]+-?[0-9]+)?[ \t]*", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_WINDOWS = "lfc_approximate_working_set_size_windows"
+_DURATION = "duration_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    labels: dict[str, str]
+    value: float
+
+
+def _decoded(text: bytes | str) -> str:
+    if len(text) > MAX_TEXT:
+        raise MetricsError(f"the text has more than {MAX_TEXT} bytes")
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise MetricsError(f"the text is not UTF-8: byte {error.start}") from None
+
+
+def _single_gauges(text: str, limits: dict[str, float]) -> dict[str, float]:
+    """The value of each gauge, which must have exactly one sample; ``limits`` is the most that each may be."""
+    values: dict[str, float] = {}
+    problems: list[str] = []
+    families = _families(text, tuple(limits))
+    for name, limit in limits.items():
+        try:
+            samples = _samples(name, families[name], limit, most=1)
+            values[name] = samples[0].value
+        except MetricsError as error:
+            problems.append(str(error))
+    if problems:
+        raise MetricsError("; ".join(problems))
+    return values
+
+
+def _working_sets(text: str) -> tuple[float, ...]:
+    by_duration: dict[int, float] = {}
+    for sample in _samples(_WINDOWS, _families(text, (_WINDOWS,))[_WINDOWS], MAX_AMOUNT, most=MAX_WINDOWS):
+        label = sample.labels.get(_DURATION, "")
+        if not re.fullmatch(r"[0-9]{1,6}", label, re.ASCII):
+            raise MetricsError(f"{_WINDOWS} has a sample without a whole {_DURATION}")
+        duration = int(label)
+        if duration in by_duration:
+            raise MetricsError(f"{_WINDOWS} has two samples of {duration} seconds")
+        by_duration[duration] = sample.value
+    durations = sorted(by_duration)
+    for minute, duration in enumerate(durations, 1):
+        if duration != 60 * minute:
+            raise MetricsError(f"{_WINDOWS} must have one sample a minute: {60 * minute} seconds comes as {duration}")
+    return tuple(by_duration[duration] for duration in durations)
+
+
+@dataclass(slots=True)
+class _Family:
+    types: list[str]
+    lines: list[str]
+    """What follows the name in each line of a sample."""
+
+
+@lru_cache(maxsize=16)
+def _lines_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Lines of samples and types of these names. The line's rest is bounded only when it is read."""
+    either = "|".join(re.escape(name) for name in names)
+    return re.compile(rf"^[ \t]*(#[ \t]*TYPE[ \t]+)?({either})(?![a-zA-Z0-9_:])([^\n]*)$", re.MULTILINE)
+
+
+def _families(text: str, names: tuple[str, ...]) -> dict[str, _Family]:
+    families = {name: _Family([], []) for name in names}
+    for comment, name, rest in _lines_of(names).findall(text):
+        family = families[name]
+        if len(family.lines) + len(family.types) > MAX_WINDOWS + 1:
+            raise MetricsError(f"{name} has more than {MAX_WINDOWS} samples")
+        (family.types if comment else family.lines).append(rest.rstrip("\r"))
+    return families
+
+
+def _samples(name: str, family: _Family, limit: float, *, most: int) -> list[_Sample]:
+    if not family.lines:
+        raise MetricsError(f"{name} is missing")
+    if len(family.types) != 1 or family.types[0].strip() != "gauge":
+        raise MetricsError(f"{name} is not declared to be a gauge" if not family.types else f"{name} is not one gauge")
+    if len(family.lines) > most:
+        raise MetricsError(f"{name} has {len(family.lines)} samples, not {'one' if most == 1 else f'{most} or fewer'}")
+    return [_sample(name, line, limit) for line in family.lines]
+
+
+def _sample(name: str, line: str, limit: float) -> _Sample:
+    if len(line) > MAX_LINE:
+        raise MetricsError(f"{name} has a line of more than {MAX_LINE} characters")
+    labels, end = _labels(name, line)
+    value = _VALUE.fullmatch(line, end)
+    if value is None:
+        raise MetricsError(f"{name} has a line that cannot be read")
+    if not _NUMBER.fullmatch(value[1]):
+        raise MetricsError(f"{name} is no finite number")
+    number = float(value[1])
+    if not (0 <= number <= limit) or math.copysign(1, number) < 0:
+        raise MetricsError(f"{name} must be 0 to {limit:g}, not {number:g}")
+    return _Sample(labels, number)
+
+
+def _labels(name: str, line: str) -> tuple[dict[str, str], int]:
+    """The labels of a line's rest, and where its value begins."""
+    start = len(line) - len(line.lstrip(" \t"))
+    if not line.startswith("{", start):
+        return {}, 0
+    labels: dict[str, str] = {}
+    position = start + 1
+    while (label := _LABEL.match(line, position)) is not None:
+        labels[label[1]] = label[2]
+        position = label.end()
+        if not line.startswith(",", position):
+            break
+        position += 1
+    end = len(line) - len(line[position:].lstrip(" \t"))
+    if not line.startswith("}", end):
+        raise MetricsError(f"{name} has labels that cannot be read")
+    return labels, end + 1

@@ -1,0 +1,282 @@
+"""What the agent knows of one machine, and how each event changes it.
+
+Four channels, each with at most one request in flight: the plugin, which gives permits; the machine; and the guest's
+monitor, once for more and once for less. Events are functions from a state and an instant to a state; what is to be
+done next follows from the state alone (:mod:`devalloc.scaling.actions`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale
+from devalloc.scaling.eras import Era
+from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
+from devalloc.scaling.resources import More, Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long the agent waits for what, in milliseconds. The defaults are those that are shipped."""
+
+    plugin_tick: int = 15_000
+    """The plugin hears of the machine at least this often, from the start of one request to the next."""
+    plugin_retry: int = 3_000
+    """After a failed request."""
+    plugin_denied_retry: int = 2_000
+    """From the start of a request that was not permitted in full to the next that asks for more."""
+    machine_retry: int = 5_000
+    monitor_retry: int = 3_000
+    monitor_denied: int = 5_000
+    """How long a denied downscale counts."""
+    upscale_valid: int = 10_000
+    """How long a requested upscale counts."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} cannot be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is the same for many machines."""
+
+    unit: Resources
+    """One compute unit."""
+    timing: Timing = Timing()
+    era: Era = Era.NEWEST
+
+    def __post_init__(self) -> None:
+        if self.unit.cpu == 0 or self.unit.memory == 0:
+            raise ValueError("a compute unit has some of each resource")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The least and the most of a machine, and how its goal is computed."""
+
+    minimum: Resources
+    maximum: Resources
+    config: ScalingConfig
+
+    def __post_init__(self) -> None:
+        if self.minimum.exceeds(self.maximum):
+            raise ValueError(f"the minimum exceeds the maximum: {self.minimum}, {self.maximum}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request to the plugin: when it began, and for which total."""
+
+    at: int
+    resources: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """The channel to who gives permits."""
+
+    in_flight: bool = False
+    last: Ask | None = None
+    failed_at: int | None = None
+    permit: Resources | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The channel to the machine itself."""
+
+    in_flight: Resources | None = None
+    failed_at: int | None = None
+
+
+class Way(Enum):
+    """Which way a request to the monitor goes."""
+
+    UP = "upscale"
+    DOWN = "downscale"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A request to the monitor that is in flight."""
+
+    way: Way
+    target: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """The channel to the guest's monitor."""
+
+    approved: Resources | None = None
+    """What the monitor last agreed to; None as long as it is not connected."""
+    in_flight: Told | None = None
+    upscale_failed_at: int | None = None
+    downscale_failed_at: int | None = None
+    requested: RequestedUpscale | None = None
+    denied: DeniedDownscale | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the agent knows of one machine."""
+
+    rules: Rules
+    bounds: Bounds
+    using: Resources
+    """What the machine has, as far as it is known: what was last done, or seen."""
+    system: SystemMetrics | None = None
+    lfc: LfcMetrics | None = None
+    plugin: Plugin = Plugin()
+    machine: Machine = Machine()
+    monitor: Monitor = Monitor()
+
+
+class PermitError(ValueError):
+    """A permit that cannot be: it counts as a failed request, and the permit before it stays."""
+
+
+# -- what is measured and configured ---------------------------------------------------------------------------------
+
+
+def measured(state: State, metrics: SystemMetrics) -> State:
+    """Load and memory of the guest are known anew."""
+    return replace(state, system=metrics)
+
+
+def measured_lfc(state: State, metrics: LfcMetrics) -> State:
+    """The cache metrics of the guest are known anew."""
+    return replace(state, lfc=metrics)
+
+
+def bounded(state: State, bounds: Bounds) -> State:
+    """The machine's bounds or its configuration changed. What it is using is not changed by that."""
+    return replace(state, bounds=bounds, lfc=state.lfc if bounds.config.enable_lfc_metrics else None)
+
+
+def observed(state: State, using: Resources) -> State:
+    """The machine was seen to have this. While it is being changed, only the end of the change tells."""
+    return state if state.machine.in_flight is not None else replace(state, using=using)
+
+
+# -- plugin ----------------------------------------------------------------------------------------------------------
+
+
+def plugin_started(state: State, now: int, target: Resources) -> State:
+    """A request for this total is on its way."""
+    return replace(state, plugin=replace(state.plugin, in_flight=True, last=Ask(now, target), failed_at=None))
+
+
+def plugin_failed(state: State, now: int) -> State:
+    """The request failed, or it is not known what became of it."""
+    return replace(state, plugin=replace(state.plugin, in_flight=False, failed_at=now))
+
+
+def plugin_permitted(state: State, permit: Resources) -> State:
+    """The request was answered. Raises PermitError for a permit that cannot be; see plugin_failed."""
+    asked = state.plugin.last
+    assert asked is not None, "a permit answers a request"
+    if permit.cpu == 0 or permit.memory == 0:
+        raise PermitError(f"the permit has nothing of a resource: {_shown(permit)}")
+    if permit.exceeds(asked.resources):
+        raise PermitError(f"the permit is more than was asked for: {_shown(permit)}, not {_shown(asked.resources)}")
+    if state.using.exceeds(permit):
+        raise PermitError(f"the permit is less than what is in use: {_shown(permit)}, not {_shown(state.using)}")
+    return replace(state, plugin=replace(state.plugin, in_flight=False, permit=permit))
+
+
+def _shown(resources: Resources) -> str:
+    return f"{resources.cpu}m CPU and {resources.memory} bytes"
+
+
+# -- machine ---------------------------------------------------------------------------------------------------------
+
+
+def machine_started(state: State, target: Resources) -> State:
+    """The machine is being changed to have this."""
+    return replace(state, machine=replace(state.machine, in_flight=target, failed_at=None))
+
+
+def machine_done(state: State, now: int, reached: Resources | None = None) -> State:
+    """The change ended, and this was read back (None: what was asked for). Short of it, the next try has to wait."""
+    target = state.machine.in_flight
+    assert target is not None, "a change that ends has begun"
+    short = reached is not None and reached != target
+    return replace(state, using=reached or target, machine=Machine(failed_at=now if short else None))
+
+
+def machine_failed(state: State, now: int) -> State:
+    """The change failed, or it is not known what became of it."""
+    return replace(state, machine=Machine(failed_at=now))
+
+
+# -- monitor ---------------------------------------------------------------------------------------------------------
+
+
+def monitor_connected(state: State) -> State:
+    """A new connection to the monitor: nothing of an earlier one counts, and what is in use is what it approves."""
+    return replace(state, monitor=Monitor(approved=state.using))
+
+
+def monitor_lost(state: State) -> State:
+    """There is no connection to the monitor any more."""
+    return replace(state, monitor=Monitor())
+
+
+def upscale_requested(state: State, now: int, more: More) -> State:
+    """The guest asks for more. Without a connection there is nobody who could ask."""
+    approved = state.monitor.approved
+    if approved is None:
+        return state
+    return replace(state, monitor=replace(state.monitor, requested=RequestedUpscale(now, approved, more)))
+
+
+def upscale_started(state: State, target: Resources) -> State:
+    """The monitor is being told that it has more."""
+    told = Told(Way.UP, target)
+    return replace(state, monitor=replace(state.monitor, in_flight=told, upscale_failed_at=None))
+
+
+def upscale_done(state: State) -> State:
+    """The monitor confirmed what it was told."""
+    return replace(state, monitor=replace(state.monitor, approved=_in_flight(state, Way.UP), in_flight=None))
+
+
+def upscale_failed(state: State, now: int) -> State:
+    """The monitor did not confirm, or it is not known what became of it."""
+    return replace(state, monitor=replace(state.monitor, in_flight=None, upscale_failed_at=now))
+
+
+def downscale_started(state: State, target: Resources) -> State:
+    """The monitor is being asked whether it can do with less."""
+    told = Told(Way.DOWN, target)
+    return replace(state, monitor=replace(state.monitor, in_flight=told, downscale_failed_at=None))
+
+
+def downscale_allowed(state: State) -> State:
+    """The monitor agrees to have less."""
+    return replace(state, monitor=replace(state.monitor, approved=_in_flight(state, Way.DOWN), in_flight=None))
+
+
+def downscale_denied(state: State, now: int) -> State:
+    """The monitor refuses to have less, which is no failure."""
+    target, approved = _in_flight(state, Way.DOWN), state.monitor.approved
+    assert approved is not None, "who refuses is connected"
+    denied = DeniedDownscale(now, approved, target)
+    return replace(state, monitor=replace(state.monitor, in_flight=None, denied=denied))
+
+
+def downscale_failed(state: State, now: int) -> State:
+    """The monitor did not answer, or it is not known what became of the request."""
+    return replace(state, monitor=replace(state.monitor, in_flight=None, downscale_failed_at=now))
+
+
+def _in_flight(state: State, way: Way) -> Resources:
+    told = state.monitor.in_flight
+    assert told is not None, "what is answered was asked"
+    assert told.way is way, "what is answered was asked"
+    return told.target
