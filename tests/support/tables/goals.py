@@ -1,0 +1,85 @@
+"""Goals: what a machine should have by its metrics, and by what its guest refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from devalloc.scaling.desired import DeniedDownscale, desired
+from devalloc.scaling.goals import goal
+from tests.support.tables.forms import Failure, Form, Verdict, each, has_cases, verdict
+from tests.support.tables.values import config, lfc, resources, system, told
+
+
+def _goals(content: dict[str, Any]) -> Iterator[Verdict]:
+    yield from each(content["cases"], _goal)
+
+
+def _goal(case: dict[str, Any]) -> Verdict:
+    given = case["input"]
+    buckets = None if given.get("lfc") is None else given["lfc"]["workingSetSizeBuckets"]
+
+    def judge() -> dict[str, Any]:
+        unit = resources(given["computeUnit"])
+        got = goal(unit, config(given["config"]), system(given.get("system")), lfc(buckets))
+        return {
+            "goalCU": got.units,
+            "hasAllMetrics": got.complete,
+            "cpu": got.cpu,
+            "mem": got.memory,
+            "lfc": got.lfc,
+        }
+
+    return verdict(case["name"], case["expected"], judge)
+
+
+def _cpu_goals(content: dict[str, Any]) -> Iterator[Verdict]:
+    unit, tolerance = resources(content["compute_unit"]), content.get("tolerance", 1e-9)
+
+    def one(case: dict[str, Any]) -> Verdict:
+        zones = {"cpuStableZoneRatio": case.get("stable", 0), "cpuMixedZoneRatio": case.get("mixed", 0)}
+        metrics = None if case["load1"] is None else system(case)
+        parameters = config({"loadAverageFractionTarget": content["loadAverageFractionTarget"], **zones})
+        got = goal(unit, parameters, metrics)
+        failures = []
+        expected = case["expected_cpu_goal"]
+        near = got.cpu is None if expected is None else math.isclose(got.cpu or 0.0, expected, abs_tol=tolerance)
+        if not near:
+            failures.append(Failure(expected, got.cpu))
+        if got.complete is not case.get("has_all_metrics", metrics is not None):
+            failures.append(Failure(case.get("has_all_metrics"), got.complete, "has all metrics"))
+        return Verdict(case["name"], failures)
+
+    yield from each(content["cases"], one)
+
+
+def _all_desired(content: dict[str, Any]) -> Iterator[Verdict]:
+    unit = resources(content["compute_unit"])
+    minimum, maximum = (resources(content["bounds"][name]) for name in ("min", "max"))
+
+    def one(case: dict[str, Any]) -> Verdict:
+        using, refused = resources(case["using"]), case.get("denied_downscale_requested")
+        parameters = config(content["config"], enableLFCMetrics=case["enable_lfc"])
+        metrics = system(case["system_metrics"]), lfc(case["lfc_wss_buckets_8k_pages"])
+        denied = None if refused is None else DeniedDownscale(0, using, resources(refused))
+        got = desired(unit, minimum, maximum, using, goal(unit, parameters, *metrics), denied=denied)
+        failures = []
+        if got.resources != resources(case["expected"]):
+            failures.append(Failure(case["expected"], told(got.resources, gib="mem_gib" in case["expected"])))
+        if len(got.warnings) != case["expected_warning_count"]:
+            failures.append(Failure(case.get("warning_gist"), list(got.warnings), "warnings"))
+        return Verdict(case["name"], failures)
+
+    yield from each(content["cases"], one)
+
+
+FORMS = [
+    Form("goals", lambda content: has_cases(content, "input.computeUnit", "expected.goalCU"), _goals),
+    Form("goals of CPU", lambda content: has_cases(content, "load1", "expected_cpu_goal"), _cpu_goals),
+    Form(
+        "what is desired",
+        lambda content: has_cases(content, "using", "expected", "system_metrics", "expected_warning_count"),
+        _all_desired,
+    ),
+]

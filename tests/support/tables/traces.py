@@ -1,0 +1,127 @@
+"""Histories of one machine: after each event, what the agent does on each channel and for how long it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from devalloc.scaling import state as agent
+from devalloc.scaling.actions import Actions, Change, next_actions
+from devalloc.scaling.resources import More
+from devalloc.scaling.state import Bounds, Rules, State, Timing
+from tests.support.tables.forms import Failure, Form, Verdict, alike, each, has_cases
+from tests.support.tables.values import config, lfc, resources, system, told
+
+Event = dict[str, Any]
+
+
+def _traces(content: dict[str, Any]) -> Iterator[Verdict]:
+    yield from each(content["cases"], _trace)
+
+
+def _trace(case: dict[str, Any]) -> Verdict:
+    state = begin(case["config"])
+    failures = []
+    for number, step in enumerate(case["steps"]):
+        event, now = step["event"], step["t_ms"]
+        where = f"step {number}, {event['type']} at {now} ms"
+        try:
+            state, refused = after(state, now, event)
+            got = actions_told(next_actions(state, now))
+        except Exception as error:
+            # Whatever comes after it would only be noise.
+            failures.append(Failure(step["actions"], f"{type(error).__name__}: {error}", where))
+            break
+        if refused is not bool(step.get("refused", False)):
+            failures.append(Failure(step.get("refused", False), refused, f"{where}: the permit was refused"))
+        if not alike(step["actions"], got):
+            failures.append(Failure(step["actions"], got, where))
+    return Verdict(case["name"], failures)
+
+
+def begin(content: dict[str, Any]) -> State:
+    """A machine at its minimum."""
+    unit = resources(content["computeUnit"])
+    timing = Timing(
+        plugin_tick=content["pluginTick_ms"],
+        plugin_retry=content["pluginRetry_ms"],
+        plugin_denied_retry=content["pluginDeniedRetry_ms"],
+        machine_retry=content["neonvmRetry_ms"],
+        monitor_retry=content["monitorRetry_ms"],
+        monitor_denied=content["monitorDeniedDownscaleCooldown_ms"],
+        upscale_valid=content["monitorRequestedUpscaleValid_ms"],
+    )
+    bounds = Bounds(unit * content["minCU"], unit * content["maxCU"], config(content["scaling"]))
+    return State(Rules(unit, timing), bounds, using=unit * content.get("startCU", content["minCU"]))
+
+
+def after(state: State, now: int, event: Event) -> tuple[State, bool]:
+    """The state after an event, and whether the event was a permit that cannot be."""
+    if event["type"] != "pluginPermit":
+        return _EVENTS[event["type"]](state, now, event), False
+    try:
+        return agent.plugin_permitted(state, resources(event["permit"])), False
+    except agent.PermitError:
+        return agent.plugin_failed(state, now), True
+
+
+def _system(state: State, now: int, event: Event) -> State:
+    metrics = system(event)
+    assert metrics is not None
+    return agent.measured(state, metrics)
+
+
+def _lfc(state: State, now: int, event: Event) -> State:
+    metrics = lfc(event["workingSetSizeBuckets"])
+    assert metrics is not None
+    return agent.measured_lfc(state, metrics)
+
+
+_EVENTS: dict[str, Callable[[State, int, Event], State]] = {
+    "start": lambda state, now, event: state,
+    "systemMetrics": _system,
+    "lfcMetrics": _lfc,
+    "pluginStart": lambda state, now, event: agent.plugin_started(state, now, resources(event["resources"])),
+    "pluginFailed": lambda state, now, event: agent.plugin_failed(state, now),
+    "neonvmStart": lambda state, now, event: agent.machine_started(state, resources(event["resources"])),
+    "neonvmDone": lambda state, now, event: agent.machine_done(state, now),
+    "neonvmFailed": lambda state, now, event: agent.machine_failed(state, now),
+    "monitorActive": lambda state, now, event: agent.monitor_connected(state),
+    "monitorReset": lambda state, now, event: agent.monitor_lost(state),
+    "monitorUpscaleRequested": lambda state, now, event: agent.upscale_requested(
+        state, now, More(event["cpu"], event["memory"])
+    ),
+    "monitorUpscaleStart": lambda state, now, event: agent.upscale_started(state, resources(event["resources"])),
+    "monitorUpscaleDone": lambda state, now, event: agent.upscale_done(state),
+    "monitorUpscaleFailed": lambda state, now, event: agent.upscale_failed(state, now),
+    "monitorDownscaleStart": lambda state, now, event: agent.downscale_started(state, resources(event["resources"])),
+    "monitorDownscaleAllowed": lambda state, now, event: agent.downscale_allowed(state),
+    "monitorDownscaleDenied": lambda state, now, event: agent.downscale_denied(state, now),
+    "monitorDownscaleFailed": lambda state, now, event: agent.downscale_failed(state, now),
+}
+
+
+def actions_told(actions: Actions) -> dict[str, Any]:
+    """Actions as tables have them: what there is none of is absent."""
+    content: dict[str, Any] = {}
+    if actions.wait is not None:
+        content["wait_ms"] = actions.wait
+    if (request := actions.plugin) is not None:
+        metrics = None if request.metrics is None else {"loadAvg1M": request.metrics.load1}
+        content["plugin"] = {
+            "lastPermit": told(request.last_permit),
+            "target": told(request.target),
+            "metrics": metrics,
+        }
+    changes: dict[str, Change | None] = {
+        "neonvm": actions.machine,
+        "monitorUpscale": actions.upscale,
+        "monitorDownscale": actions.downscale,
+    }
+    for name, change in changes.items():
+        if change is not None:
+            content[name] = {"current": told(change.current), "target": told(change.target)}
+    return content
+
+
+FORMS = [Form("histories", lambda content: has_cases(content, "config.computeUnit", "steps"), _traces)]
