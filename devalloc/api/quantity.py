@@ -74,31 +74,12 @@ class Quantity:
 
     @classmethod
     def _parse_text(cls, text: str) -> Quantity:
-        match = _NUMBER.fullmatch(text)
-        if len(text) > MAX_LENGTH or match is None:
-            shown = text if len(text) <= 40 else text[:37] + "..."
-            raise QuantityError(f"is no quantity: {shown!r} (write a number and a suffix, such as 2, '500m' or '10Gi')")
-        sign, number, suffix = match.groups()
-        whole, _, fraction = number.partition(".")
-        digits = int(whole + fraction or "0")
-        scale = -len(fraction)
-        multiplier, fmt = 1, Format.DECIMAL_SI
-        if suffix in _DECIMAL:
-            scale += _DECIMAL[suffix]
-        elif suffix in _BINARY:
-            multiplier, fmt = _BINARY[suffix], Format.BINARY_SI
-        elif exponent := _EXPONENT.fullmatch(suffix):
-            scale += int(exponent[1])
-            fmt = Format.DECIMAL_EXPONENT
-        else:
-            hint = _SUFFIX_HINTS.get(suffix.lower())
-            advice = f"; did you mean {hint}?" if hint else "; use n u m k M G T P E, Ki Mi Gi Ti Pi Ei or an exponent"
-            raise QuantityError(f"is no quantity: {text!r} has the unknown suffix {suffix!r}{advice}")
+        negative, digits, scale, fmt = _split(text)
         if digits == 0:
             return cls(0, fmt)
-        nano = _scaled(digits * multiplier, scale + 9, text)
+        nano = _scaled(digits, scale + 9, text)
         try:
-            return cls(-nano if sign == "-" else nano, fmt)
+            return cls(-nano if negative else nano, fmt)
         except QuantityError as error:
             raise QuantityError(f"{error}: {text!r}") from None
 
@@ -168,6 +149,48 @@ def floor_blocks(amount: Quantity, block: Quantity) -> int:
 def ceil_blocks(amount: Quantity, block: Quantity) -> int:
     """Blocks needed to hold ``amount`` (a request, claim-semantics S11)."""
     return -(-amount.nano // block.nano)
+
+
+def ceil_units(text: str, power: int) -> int:
+    """The amount in units of ``10**power``, rounded up as Kubernetes rounds what is finer than its reader can hold.
+
+    ``ceil_units("0.0001", -3)`` is 1. Raises QuantityError for what is no quantity, negative, or beyond the range.
+    """
+    negative, digits, scale, _ = _split(text)
+    if digits == 0:
+        return 0
+    if negative:
+        raise QuantityError(f"must not be negative: {text!r}")
+    if scale < -200:
+        return 1  # finer than any digits that a text may have
+    if scale - power >= 0:
+        return _scaled(digits, scale - power, text)
+    return -(-digits // int(10 ** (power - scale)))
+
+
+def _split(text: str) -> tuple[bool, int, int, Format]:
+    """Whether it is negative, the digits, the power of ten that they stand for, and how it is written."""
+    match = _NUMBER.fullmatch(text)
+    if len(text) > MAX_LENGTH or match is None:
+        shown = text if len(text) <= 40 else text[:37] + "..."
+        raise QuantityError(f"is no quantity: {shown!r} (write a number and a suffix, such as 2, '500m' or '10Gi')")
+    sign, number, suffix = match.groups()
+    whole, _, fraction = number.partition(".")
+    digits = int(whole + fraction or "0")
+    scale = -len(fraction)
+    multiplier, fmt = 1, Format.DECIMAL_SI
+    if suffix in _DECIMAL:
+        scale += _DECIMAL[suffix]
+    elif suffix in _BINARY:
+        multiplier, fmt = _BINARY[suffix], Format.BINARY_SI
+    elif exponent := _EXPONENT.fullmatch(suffix):
+        scale += int(exponent[1])
+        fmt = Format.DECIMAL_EXPONENT
+    else:
+        hint = _SUFFIX_HINTS.get(suffix.lower())
+        advice = f"; did you mean {hint}?" if hint else "; use n u m k M G T P E, Ki Mi Gi Ti Pi Ei or an exponent"
+        raise QuantityError(f"is no quantity: {text!r} has the unknown suffix {suffix!r}{advice}")
+    return sign == "-", digits * multiplier, scale, fmt
 
 
 def _scaled(digits: int, power: int, text: str) -> int:

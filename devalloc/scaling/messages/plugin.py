@@ -1,0 +1,315 @@
+"""Messages between an agent and the server of permits (the scheduler plugin of peers in use), versions v1.0 to v5.0.
+
+A server uses it in this order, which is that of the checks::
+
+    request = decode(body, method)               # what the message alone says, or Refused
+    ...                                          # Refused(404, NO_POD) for a machine that it does not know
+    ask = in_bytes(request, slot_size, unit)     # what depends on the machine's slots, or Refused
+    ...                                          # its decision: permit, and whether the machine is migrated
+    body = encode_reply(request.version, permit, slot_size, unit, migrate=False)   # 200, application/json
+
+``Refused`` is answered with its ``status`` and ``text`` as text/plain; ``detail`` is for the log. Read at most
+MAX_BODY bytes of a body. An agent uses ``encode_request`` and ``decode_reply``, and ``WireResources`` to count as the
+version does.
+
+A version refuses only what an agent of that version could not have sent (T21).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+from devalloc.scaling.messages.peerjson import Fields, Unreadable, encode, first_value
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
+from devalloc.scaling.versions import PLUGIN_VERSIONS, PluginVersion
+
+PORT = 10299
+MAX_BODY = 1024
+"""Bytes of a request that are read. A message that does not end within them is refused."""
+MAX_SLOTS = 2**16 - 1
+"""Slots that agents of the versions that count in slots can ask for."""
+NO_POD = "pod not found"
+
+
+class Refused(Exception):
+    """A request that is answered with an error: ``status``, and ``text`` as the body; ``detail`` is for the log."""
+
+    def __init__(self, status: int, text: str, detail: str = "") -> None:
+        super().__init__(f"{text}: {detail}" if detail else text)
+        self.status = status
+        self.text = text
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class PodName:
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class WireResources:
+    """CPU in thousandths, and memory as the version counts it: in slots of the machine or in bytes."""
+
+    cpu: int
+    memory: int
+
+    def in_bytes(self, version: PluginVersion, slot_size: int) -> Resources:
+        return Resources(self.cpu, self.memory if version.memory_is_bytes else self.memory * slot_size)
+
+    @classmethod
+    def of(cls, resources: Resources, version: PluginVersion, slot_size: int) -> WireResources:
+        """As much of it as the version can say: whole slots, and whole CPUs where it has no parts of one."""
+        cpu = resources.cpu if version.has_fractional_cpu else resources.cpu // 1000 * 1000
+        return cls(cpu, resources.memory if version.memory_is_bytes else resources.memory // slot_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The load of a machine. What a version does not have is None."""
+
+    load1: float
+    """Load average of one minute."""
+    load5: float | None = None
+    """Load average of five minutes."""
+    memory_usage: float | None = None
+    """Bytes in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an agent says: ``resources`` is all that the machine is to have, not what it is to have more."""
+
+    version: PluginVersion
+    pod: PodName
+    resources: WireResources
+    compute_unit: WireResources | None = None
+    """From v4.0 on; it is in bytes."""
+    last_permit: WireResources | None = None
+    metrics: Metrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request in bytes."""
+
+    resources: Resources
+    last_permit: Resources | None
+    step: Resources
+    """An increase is granted in whole steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    permit: WireResources
+    migrate: bool = False
+    """The machine is going to be migrated and must not be changed."""
+    compute_unit: WireResources | None = None
+    """Up to v2.1."""
+
+
+# -- the server's side -----------------------------------------------------------------------------------------------
+
+
+def decode(body: bytes, method: str = "POST") -> Request:
+    """Checks 1 to 9, in order. Raises Refused."""
+    if method != "POST":
+        raise Refused(400, "must be POST", method[:20])
+    try:
+        request = _read_request(Fields(first_value(body[:MAX_BODY])))
+    except Unreadable as error:
+        raise Refused(400, "bad JSON", str(error)) from None
+    _check_version(request)
+    _check_unit(request)
+    _check_metrics(request)
+    return request.message()
+
+
+def in_bytes(request: Request, slot_size: int, unit: Resources) -> Ask:
+    """The request in bytes, for a machine with slots of ``slot_size`` bytes; checks 12 and 13. Raises Refused.
+
+    ``unit`` is the compute unit configured here. It counts for versions whose agents send none.
+    """
+    version = request.version
+    if (sent := request.compute_unit) is not None:
+        if sent.memory % slot_size:
+            raise Refused(
+                400,
+                "computeUnit.mem must be a multiple of the memory slot size of the VM "
+                f"({bytes_to_json(slot_size)}), not {bytes_to_json(sent.memory)}",
+            )
+        step = Resources(sent.cpu, sent.memory)
+    else:
+        step = _expressible(unit, version, slot_size)
+    if not version.has_fractional_cpu:
+        if request.resources.cpu % 1000:
+            raise Refused(
+                400, f"fractional CPU is not in protocol version {version}: {cpu_to_json(request.resources.cpu)}"
+            )
+        step = Resources(1000, step.memory)
+    last = request.last_permit
+    return Ask(
+        request.resources.in_bytes(version, slot_size),
+        None if last is None else last.in_bytes(version, slot_size),
+        step,
+    )
+
+
+def encode_reply(
+    version: PluginVersion, permit: Resources, slot_size: int, unit: Resources, *, migrate: bool = False
+) -> bytes:
+    """The body of a 200. What the version cannot say of the permit is left out of it: nobody is told more than he has.
+
+    ``unit`` is the compute unit configured here, for versions whose agents learn it from the server.
+    """
+    message: dict[str, Any] = {"permit": _resources(WireResources.of(permit, version, slot_size), version)}
+    if version.server_sends_unit:
+        told = WireResources.of(_expressible(unit, version, slot_size), version, slot_size)
+        message["resourceUnit"] = _resources(told, version)
+    if migrate:
+        message["migrate"] = {}
+    return encode(message)
+
+
+def _expressible(unit: Resources, version: PluginVersion, slot_size: int) -> Resources:
+    """The smallest multiple of the unit that the version can say: in whole slots, and in whole CPUs before v2.0."""
+    if version.memory_is_bytes:
+        return unit
+    slots = lcm(unit.memory, slot_size) // unit.memory
+    cpus = 1 if version.has_fractional_cpu else lcm(unit.cpu, 1000) // unit.cpu
+    return unit * lcm(slots, cpus)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A request that has been decoded and not yet checked."""
+
+    version: PluginVersion
+    pod: PodName
+    compute_unit: WireResources | None
+    resources: WireResources
+    last_permit: WireResources | None
+    load1: float | None
+    """None without metrics."""
+    load5: float | None
+    memory_usage: float | None
+
+    def message(self) -> Request:
+        metrics = None if self.load1 is None else Metrics(self.load1, self.load5, self.memory_usage)
+        return Request(self.version, self.pod, self.resources, self.compute_unit, self.last_permit, metrics)
+
+
+def _read_request(fields: Fields) -> _Decoded:
+    pod = fields.inner("pod")
+    unit, last, metrics = fields.optional("computeUnit"), fields.optional("lastPermit"), fields.optional("metrics")
+    return _Decoded(
+        version=PluginVersion(fields.whole("protoVersion", 32)),
+        pod=PodName(pod.text("namespace"), pod.text("name")),
+        compute_unit=_read_resources(unit) if unit else None,
+        resources=_read_resources(fields.inner("resources")),
+        last_permit=_read_resources(last) if last else None,
+        load1=(metrics.number("loadAvg1M", single=True) or 0.0) if metrics else None,
+        load5=metrics.number("loadAvg5M", single=True) if metrics else None,
+        memory_usage=metrics.number("memoryUsageBytes", single=True) if metrics else None,
+    )
+
+
+def _read_resources(fields: Fields) -> WireResources:
+    return WireResources(fields.cpu("vCPUs"), fields.bytes("mem"))
+
+
+def _check_version(request: _Decoded) -> None:
+    version = request.version
+    if not version.is_valid:
+        raise Refused(400, f"invalid protocol version {version}: protoVersion is 0 or missing")
+    if version not in PLUGIN_VERSIONS:
+        raise Refused(400, f"protocol version mismatch: need {PLUGIN_VERSIONS} but got {version}")
+    if not version.memory_is_bytes:
+        for name, told in (("resources", request.resources), ("lastPermit", request.last_permit)):
+            if told is not None and told.memory > MAX_SLOTS:
+                raise Refused(
+                    400,
+                    f"{name}.mem is a number of memory slots in protocol version {version}, "
+                    f"at most {MAX_SLOTS}, not {told.memory}",
+                )
+    if request.load1 is None and not version.allows_no_metrics:
+        raise Refused(400, f"metrics must not be null in protocol version {version}")
+
+
+def _check_unit(request: _Decoded) -> None:
+    version, unit = request.version, request.compute_unit
+    if not version.agent_sends_unit:
+        if unit is not None:
+            raise Refused(400, f"computeUnit is not in protocol version {version}")
+        return
+    if unit is None:
+        raise Refused(400, f"computeUnit must be given in protocol version {version}")
+    for name, amount in (("vCPUs", unit.cpu), ("mem", unit.memory)):
+        if amount == 0:
+            raise Refused(400, f"computeUnit.{name} must not be zero")
+
+
+def _check_metrics(request: _Decoded) -> None:
+    if request.load1 is None:
+        return
+    version = request.version
+    has_load5, has_memory = request.load5 is not None, request.memory_usage is not None
+    # Agents began to send the memory while v2.0 was current, without another version.
+    optional_memory = version <= 3
+    if has_load5 != has_memory and not (has_load5 and optional_memory):
+        raise Refused(400, "metrics must have both or none of loadAvg5M and memoryUsageBytes")
+    if not has_load5 and version.has_extended_metrics:
+        raise Refused(400, f"metrics must have loadAvg5M and memoryUsageBytes in protocol version {version}")
+    if has_load5 and not version.has_extended_metrics:
+        raise Refused(400, f"metrics loadAvg5M and memoryUsageBytes are not in protocol version {version}")
+
+
+# -- the agent's side ------------------------------------------------------------------------------------------------
+
+
+def encode_request(request: Request) -> bytes:
+    """The body of a request. Raises ValueError where the version needs what is not there."""
+    version, metrics = request.version, request.metrics
+    message: dict[str, Any] = {
+        "protoVersion": int(version),
+        "pod": {"namespace": request.pod.namespace, "name": request.pod.name},
+    }
+    if version.agent_sends_unit:
+        if request.compute_unit is None:
+            raise ValueError(f"protocol version {version} needs a compute unit")
+        message["computeUnit"] = _resources(request.compute_unit, version)
+    message["resources"] = _resources(request.resources, version)
+    if version >= 4:
+        message["lastPermit"] = None if request.last_permit is None else _resources(request.last_permit, version)
+    if metrics is None:
+        if not version.allows_no_metrics:
+            raise ValueError(f"protocol version {version} needs metrics")
+        message["metrics"] = None
+    else:
+        message["metrics"] = {"loadAvg1M": metrics.load1}
+        if version.has_extended_metrics:
+            message["metrics"]["loadAvg5M"] = metrics.load5 or 0.0
+            message["metrics"]["memoryUsageBytes"] = metrics.memory_usage or 0.0
+    return encode(message)
+
+
+def decode_reply(body: bytes) -> Reply:
+    """A 200 of any version. Raises Unreadable."""
+    fields = Fields(first_value(body))
+    unit = fields.optional("resourceUnit")
+    return Reply(
+        permit=_read_resources(fields.inner("permit")),
+        migrate=fields.optional("migrate") is not None,
+        compute_unit=_read_resources(unit) if unit else None,
+    )
+
+
+def _resources(resources: WireResources, version: PluginVersion) -> dict[str, Any]:
+    memory = bytes_to_json(resources.memory) if version.memory_is_bytes else resources.memory
+    return {"vCPUs": cpu_to_json(resources.cpu), "mem": memory}
