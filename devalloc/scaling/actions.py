@@ -121,9 +121,10 @@ def _left(now: int, since: int | None, duration: int) -> int | None:
 def _plugin(state: State, now: int, wanted: Resources) -> _Planned[PluginRequest]:
     plugin, timing = state.plugin, state.rules.timing
     # A decrease is made first and told afterwards; an increase is asked for first.
-    asking = _clamped(state.using, wanted, lowest=state.using)
-    changing = state.machine.in_flight
-    report = state.using if changing is None else state.using.most(changing)
+    asking, report = _clamped(state, state.using, wanted, lowest=state.using), state.utmost
+    if not state.rules.as_peers:
+        # What a change in flight is about to use is not given back.
+        asking = asking.most(report)
     last, permit = plugin.last, plugin.permit
     news = last is not None and permit is not None and asking != permit
     denied = last is not None and permit is not None and last.resources.exceeds(permit)
@@ -154,6 +155,7 @@ def _asking_for(state: State, planned: PluginRequest | None) -> Resources | None
 def _machine(state: State, now: int, wanted: Resources, asking: Resources | None) -> _Planned[Change]:
     machine = state.machine
     target = _clamped(
+        state,
         state.using,
         wanted,
         lowest=state.using if state.monitor.approved is None else state.monitor.approved,
@@ -176,7 +178,7 @@ def _upscale(state: State, now: int, wanted: Resources) -> _Planned[Change]:
     approved = monitor.approved
     if approved is None:
         return _Planned()
-    target = _clamped(approved, state.using, lowest=approved, highest=wanted.most(approved))
+    target = _clamped(state, approved, state.using, lowest=approved, highest=wanted.most(approved))
     if target == approved:
         return _Planned()
     if monitor.in_flight is not None:
@@ -215,10 +217,18 @@ _ENDLESS = Resources(2**63, 2**63)
 
 
 def _clamped(
-    current: Resources, wanted: Resources, *, lowest: Resources | None = None, highest: Resources | None = None
+    state: State,
+    current: Resources,
+    wanted: Resources,
+    *,
+    lowest: Resources | None = None,
+    highest: Resources | None = None,
 ) -> Resources:
     """What is wanted of each resource, but not below ``lowest`` where it is less, not above ``highest`` where more."""
     low, high = lowest or _NOTHING, highest or _ENDLESS
+    if not state.rules.as_peers:
+        # A bound keeps a change from happening; it never makes one, nor turns one round.
+        low, high = low.least(current), high.most(current)
     return Resources(
         _clamp(current.cpu, wanted.cpu, low.cpu, high.cpu),
         _clamp(current.memory, wanted.memory, low.memory, high.memory),
@@ -226,5 +236,6 @@ def _clamped(
 
 
 def _clamp(current: int, wanted: int, lowest: int, highest: int) -> int:
-    # A bound keeps a change from happening; it never makes one, nor turns one round.
-    return min(max(wanted, lowest), current) if wanted < current else max(min(wanted, highest), current)
+    if wanted < current:
+        return max(wanted, lowest)
+    return min(wanted, highest) if wanted > current else wanted

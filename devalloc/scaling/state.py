@@ -48,6 +48,8 @@ class Rules:
     """One compute unit."""
     timing: Timing = Timing()
     era: Era = Era.NEWEST
+    as_peers: bool = False
+    """Do what agents in use do even where that may use more than is permitted, or less than the guest agreed to."""
 
     def __post_init__(self) -> None:
         if self.unit.cpu == 0 or self.unit.memory == 0:
@@ -91,6 +93,8 @@ class Machine:
 
     in_flight: Resources | None = None
     failed_at: int | None = None
+    doubt: Resources | None = None
+    """What it may have by now: a change that failed may have been made all the same, until the machine is seen."""
 
 
 class Way(Enum):
@@ -135,6 +139,14 @@ class State:
     machine: Machine = Machine()
     monitor: Monitor = Monitor()
 
+    @property
+    def utmost(self) -> Resources:
+        """The most that the machine may have now or when a change that is in flight ends."""
+        most = self.using if self.machine.in_flight is None else self.using.most(self.machine.in_flight)
+        if self.machine.doubt is None or self.rules.as_peers:
+            return most
+        return most.most(self.machine.doubt)
+
 
 class PermitError(ValueError):
     """A permit that cannot be: it counts as a failed request, and the permit before it stays."""
@@ -160,7 +172,9 @@ def bounded(state: State, bounds: Bounds) -> State:
 
 def observed(state: State, using: Resources) -> State:
     """The machine was seen to have this. While it is being changed, only the end of the change tells."""
-    return state if state.machine.in_flight is not None else replace(state, using=using)
+    if state.machine.in_flight is not None:
+        return state
+    return replace(state, using=using, machine=replace(state.machine, doubt=None))
 
 
 # -- plugin ----------------------------------------------------------------------------------------------------------
@@ -184,8 +198,9 @@ def plugin_permitted(state: State, permit: Resources) -> State:
         raise PermitError(f"the permit has nothing of a resource: {_shown(permit)}")
     if permit.exceeds(asked.resources):
         raise PermitError(f"the permit is more than was asked for: {_shown(permit)}, not {_shown(asked.resources)}")
-    if state.using.exceeds(permit):
-        raise PermitError(f"the permit is less than what is in use: {_shown(permit)}, not {_shown(state.using)}")
+    used = state.using if state.rules.as_peers else state.utmost
+    if used.exceeds(permit):
+        raise PermitError(f"the permit is less than what is in use: {_shown(permit)}, not {_shown(used)}")
     return replace(state, plugin=replace(state.plugin, in_flight=False, permit=permit))
 
 
@@ -210,8 +225,8 @@ def machine_done(state: State, now: int, reached: Resources | None = None) -> St
 
 
 def machine_failed(state: State, now: int) -> State:
-    """The change failed, or it is not known what became of it."""
-    return replace(state, machine=Machine(failed_at=now))
+    """The change failed, or it is not known what became of it. Only a look at the machine tells: see observed."""
+    return replace(state, machine=Machine(failed_at=now, doubt=state.utmost))
 
 
 # -- monitor ---------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def begin(content: dict[str, Any]) -> State:
         upscale_valid=content["monitorRequestedUpscaleValid_ms"],
     )
     bounds = Bounds(unit * content["minCU"], unit * content["maxCU"], config(content["scaling"]))
-    return State(Rules(unit, timing), bounds, using=unit * content.get("startCU", content["minCU"]))
+    return State(Rules(unit, timing, as_peers=True), bounds, using=unit * content.get("startCU", content["minCU"]))
 
 
 def after(state: State, now: int, event: Event) -> tuple[State, bool]:
