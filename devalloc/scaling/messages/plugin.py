@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from devalloc.scaling.messages.peerjson import Fields, Unreadable, encode, first_value
+from devalloc.scaling.peerjson import Fields, Unreadable, encode, first_value
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
 from devalloc.scaling.versions import PLUGIN_VERSIONS, PluginVersion

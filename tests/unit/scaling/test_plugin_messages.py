@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.scaling.messages.peerjson import Unreadable
 from devalloc.scaling.messages.plugin import (
     Metrics,
     PodName,
@@ -24,6 +23,7 @@ from devalloc.scaling.messages.plugin import (
     encode_request,
     in_bytes,
 )
+from devalloc.scaling.peerjson import Unreadable
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.versions import PluginVersion
 

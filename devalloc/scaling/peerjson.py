@@ -15,23 +15,43 @@ from typing import Any
 from devalloc.api.quantity import type_name
 from devalloc.scaling.scalars import ScalarError, bytes_from_json, cpu_from_json
 
+_SPACE = " \t\r\n"
+
 
 class Unreadable(ValueError):
     """A body that cannot be decoded; the message is a sentence that begins with the field, where there is one."""
 
 
 def first_value(body: bytes) -> object:
-    """The first JSON value of a body: objects as dicts with folded names, numbers exact. Raises Unreadable."""
-    text = body.decode("utf-8", "replace").lstrip(" \t\r\n")
+    """The first JSON value of a body, for Fields. Raises Unreadable."""
+    text = body.decode("utf-8", "replace").lstrip(_SPACE)
     if not text:
         raise Unreadable("there is no body")
-    try:
-        value, _ = _DECODER.raw_decode(text)
-    except RecursionError:
-        raise Unreadable("the body is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise Unreadable(f"the body is no JSON: {error}") from None
+    return _value(text, "the body")[0]
+
+
+def only_value(text: str) -> object:
+    """The value of a text that has one, such as an annotation, for Fields. Raises Unreadable."""
+    value, end = _value(text.strip(_SPACE), "it")
+    if end < len(text.strip(_SPACE)):
+        raise Unreadable("it has more than one JSON value")
     return value
+
+
+def folded(content: Any) -> Any:
+    """Decoded JSON from elsewhere, such as an object of an API server, for Fields."""
+    if isinstance(content, dict):
+        return _folded([(str(name), folded(value)) for name, value in content.items()])
+    return content
+
+
+def _value(text: str, what: str) -> tuple[object, int]:
+    try:
+        return _DECODER.raw_decode(text)
+    except RecursionError:
+        raise Unreadable(f"{what} is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"{what} is no JSON: {error}") from None
 
 
 def _folded(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -80,6 +100,10 @@ class Fields:
     def optional(self, name: str) -> Fields | None:
         return self.inner(name) if self.has(name) else None
 
+    def content(self, name: str) -> Any:
+        """Whatever is there, as decoded JSON with folded names."""
+        return _plain(self._get(name))
+
     def text(self, name: str) -> str:
         value = self._get(name)
         if value is None:
@@ -111,7 +135,7 @@ class Fields:
         value = self._get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
             raise self._wrong(name, "a number", value)
         try:
             number = float(value)
@@ -140,6 +164,14 @@ class Fields:
 
     def _wrong(self, name: str, form: str, value: object) -> Unreadable:
         return Unreadable(f"{self.path(name)} must be {form}, not {_named(value)}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def _named(value: object) -> str:
