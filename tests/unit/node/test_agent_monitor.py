@@ -1,0 +1,359 @@
+"""The agent's connection to a machine's monitor: over real sockets, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+import pytest
+
+from devalloc.scaling.messages.monitor import DownscaleResult
+from devalloc.scaling.resources import Resources
+from devalloc_node.agent.monitor import Timers
+from devalloc_node.errors import Failed, Unknown
+from tests.support.guest_monitor import Played, connected, now, playing, raw, watched
+from tests.support.virtual_time import run
+
+GIB = 2**30
+
+
+async def healthy(monitor: Played) -> None:
+    await monitor.healthy()
+
+
+def test_a_whole_conversation_is_as_the_protocol_has_it() -> None:
+    async def script(monitor: Played) -> None:
+        check = await monitor.next()
+        assert check == {"content": {}, "type": "HealthCheck", "id": 2}
+        await monitor.say({"type": "HealthCheck", "id": 2})
+        grown = await monitor.next()
+        assert grown == {"content": {"granted": {"cpu": 2, "mem": 8 * GIB}}, "type": "UpscaleNotification", "id": 4}
+        await monitor.say({"type": "UpscaleConfirmation", "id": 4})
+        for id, ok in ((6, True), (8, False)):
+            asked = await monitor.next()
+            assert asked == {"content": {"target": {"cpu": 0.25, "mem": GIB}}, "type": "DownscaleRequest", "id": id}
+            await monitor.say({"type": "DownscaleResult", "Ok": ok, "Status": "as asked", "id": id})
+        await monitor.say({"type": "UpscaleRequest", "id": 3})
+        await monitor.healthy()
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, heard):
+            await connected(monitor)
+            await monitor.upscale(Resources(2000, 8 * GIB))
+            assert await monitor.downscale(Resources(250, GIB)) == DownscaleResult(True, "as asked")
+            assert await monitor.downscale(Resources(250, GIB)) == DownscaleResult(False, "as asked")
+            await asyncio.sleep(1)
+            assert [what for _, what in heard.told] == ["connected", "wants memory"]
+            status = monitor.status()
+            assert (status.connected, status.why, status.failures, status.dropped) == (True, "", 0, 0)
+
+    run(main())
+
+
+def test_health_is_checked_every_five_seconds() -> None:
+    seen: list[int] = []
+
+    async def script(monitor: Played) -> None:
+        while True:
+            check = await monitor.next()
+            seen.append(now())
+            await monitor.say({"type": "HealthCheck", "id": check["id"]})
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, _):
+            await connected(monitor)
+            await asyncio.sleep(21)
+            last = monitor.status().last_success
+            assert last is not None
+            assert now() - last <= 5_000
+
+    run(main())
+    assert [after - seen[0] for after in seen] == [0, 5_000, 10_000, 15_000, 20_000]
+
+
+def test_a_silent_monitor_is_given_up_after_thirty_seconds_of_failures_with_1011() -> None:
+    codes: list[tuple[int | None, int]] = []
+
+    async def script(monitor: Played) -> None:
+        first = now()
+        await monitor.socket.wait_closed()
+        codes.append((monitor.socket.close_code, now() - first))
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, heard):
+            await connected(monitor)
+            await asyncio.sleep(42)
+            (ended,) = heard.times("disconnected")
+            assert heard.times("connected")[1] == ended, "a connection that lived longer than 5 s is replaced at once"
+            assert "have failed for" in heard.told[1][1]
+            assert "no reply to a HealthCheck within 5 s" in heard.told[1][1]
+
+    run(main())
+    # The first failure is known after 5 s, and 30 s later they have failed for no longer than that.
+    assert codes[0] == (1011, 40_000)
+
+
+def test_one_answered_check_begins_the_thirty_seconds_anew() -> None:
+    async def script(monitor: Played) -> None:
+        for number in range(20):
+            check = await monitor.next(kind="HealthCheck")
+            if number % 5 == 4:
+                await monitor.say({"type": "HealthCheck", "id": check["id"]})
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, heard):
+            await connected(monitor)
+            await asyncio.sleep(55)
+            assert [what for _, what in heard.told] == ["connected"]
+            assert monitor.status().failures == 9
+
+    run(main())
+
+
+def test_a_monitor_that_closes_at_once_is_tried_every_five_seconds_and_no_sooner() -> None:
+    async def script(monitor: Played) -> None:
+        await asyncio.sleep(0.01)
+        await monitor.socket.close(1000, "not now")
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (_, heard):
+            await asyncio.sleep(22)
+            assert heard.times("connected") == [0, 5_000, 10_000, 15_000, 20_000]
+            assert "closed by the peer with 1000: not now" in heard.told[1][1]
+
+    run(main())
+
+
+def test_nobody_at_the_port_is_told_in_words_and_tried_again_every_five_seconds() -> None:
+    async def main() -> None:
+        async with raw(lambda reader, writer: asyncio.sleep(0)) as port:
+            pass  # closed again
+        async with watched(port) as (monitor, heard):
+            await asyncio.sleep(11)
+            assert heard.times("disconnected") == [0, 5_000, 10_000]
+            assert monitor.status().why.endswith("Connection refused"), monitor.status().why
+            with pytest.raises(Failed, match="Connection refused"):
+                await monitor.upscale(Resources(250, GIB))
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ('{"error":"no version is shared"}', "it refuses v1.0: no version is shared"),
+        ('{"version":2}', "it chose version <unknown = v1.0 + 1>, and was offered v1.0"),
+        ("what?", "it sent what cannot be read"),
+        ('{"version":-1}', "it sent what cannot be read"),
+    ],
+)
+def test_a_handshake_that_fails_leaves_no_socket(answer: str, why: str) -> None:
+    async def main() -> None:
+        async with playing(healthy, answer) as port, watched(port) as (monitor, heard):
+            before = len(os.listdir("/proc/self/fd"))
+            await asyncio.sleep(51)
+            assert len(heard.times("disconnected")) == 11
+            assert why in monitor.status().why
+            assert len(os.listdir("/proc/self/fd")) <= before
+
+    run(main())
+
+
+def test_a_late_reply_gets_an_invalid_message_with_its_id_and_changes_nothing() -> None:
+    async def script(monitor: Played) -> None:
+        asked = await monitor.next(kind="DownscaleRequest")
+        await asyncio.sleep(5.5)
+        await monitor.say({"type": "DownscaleResult", "Ok": True, "Status": "", "id": asked["id"]})
+        told = await monitor.next(kind="InvalidMessage")
+        assert told["id"] == asked["id"]
+        assert "too late" in told["content"]["error"]
+        await monitor.healthy()
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, heard):
+            await connected(monitor)
+            began = now()
+            with pytest.raises(Unknown, match="no reply to a DownscaleRequest within 5 s"):
+                await monitor.downscale(Resources(250, GIB))
+            assert now() - began == 5_000
+            await asyncio.sleep(8)
+            assert [what for _, what in heard.told] == ["connected"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["InternalError", "InvalidMessage"])
+def test_an_error_with_the_id_of_a_request_fails_it_and_only_it(kind: str) -> None:
+    async def script(monitor: Played) -> None:
+        asked = await monitor.next(kind="DownscaleRequest")
+        await monitor.say({"type": kind, "error": "nobody knows", "id": 999})
+        await monitor.say({"type": kind, "error": "cgroup is gone", "id": asked["id"]})
+        await monitor.healthy()
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, heard):
+            await connected(monitor)
+            with pytest.raises(Failed, match="cgroup is gone"):
+                await monitor.downscale(Resources(250, GIB))
+            await asyncio.sleep(6)
+            assert [what for _, what in heard.told] == ["connected"], "the connection stays, and nobody replied"
+            assert monitor.status().failures == 1
+
+    run(main())
+
+
+def test_a_reply_of_another_kind_fails_the_request() -> None:
+    async def script(monitor: Played) -> None:
+        asked = await monitor.next(kind="DownscaleRequest")
+        await monitor.say({"type": "UpscaleConfirmation", "id": asked["id"]})
+        assert (await monitor.next(kind="InvalidMessage"))["id"] == asked["id"]
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, _):
+            await connected(monitor)
+            with pytest.raises(Failed, match="replies with a UpscaleConfirmation"):
+                await monitor.downscale(Resources(250, GIB))
+
+    run(main())
+
+
+def test_an_unknown_type_is_answered_and_the_connection_stays() -> None:
+    answers: list[object] = []
+
+    async def script(monitor: Played) -> None:
+        await monitor.say({"type": "UpscaleHint", "id": 17, "more": [1, 2]})
+        answers.append(await monitor.next(kind="InvalidMessage"))
+        await monitor.healthy()
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, heard):
+            await connected(monitor)
+            await asyncio.sleep(7)
+            assert [what for _, what in heard.told] == ["connected"]
+
+    run(main())
+    said = {"error": "there is no message of type 'UpscaleHint'"}
+    assert answers == [{"content": said, "type": "InvalidMessage", "id": 17}]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("gibberish", 1011),
+        ('{"type":7,"id":3}', 1011),
+        ('{"type":"HealthCheck"}', 1011),
+        ('{"type":"HealthCheck","id":NaN}', 1011),
+        ('{"type":"UpscaleRequest","id":-1}', 1011),
+        ('{"type":"UpscaleRequest","id":9007199254740993}', 1011),
+        ('{"type":"DownscaleResult","id":4,"Ok":"yes"}', 1011),
+        ("[" * 30_000, 1011),
+        (b"\x01\x02", 1003),
+        ("x" * 40_000, 1009),
+    ],
+)
+def test_what_cannot_be_understood_ends_the_connection_and_requests_are_unknown(text: str | bytes, code: int) -> None:
+    codes: list[int | None] = []
+
+    async def script(monitor: Played) -> None:
+        await monitor.next(kind="DownscaleRequest")
+        await monitor.say(text)
+        await monitor.socket.wait_closed()
+        codes.append(monitor.socket.close_code)
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, heard):
+            await connected(monitor)
+            with pytest.raises(Unknown, match="ended before it answered"):
+                await monitor.downscale(Resources(250, GIB))
+            assert heard.times("disconnected") == [], "the request is told first"
+            await asyncio.sleep(0.5)
+            assert len(heard.times("disconnected")) == 1
+
+    run(main())
+    assert codes == [code]
+
+
+def test_requests_for_more_are_passed_on_twice_a_second_at_most() -> None:
+    async def script(monitor: Played) -> None:
+        for number in range(60):
+            await monitor.say({"type": "UpscaleRequest", "id": 3 + 2 * number})
+            await asyncio.sleep(0.1)
+        await monitor.healthy()
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, heard):
+            await connected(monitor)
+            await asyncio.sleep(7)
+            wanted = heard.times("wants memory")
+            assert wanted == list(range(0, 6_000, 500))
+            assert monitor.status().dropped == 60 - len(wanted)
+
+    run(main())
+
+
+def test_ending_the_agent_closes_the_connection_and_says_so() -> None:
+    codes: list[int | None] = []
+
+    async def script(monitor: Played) -> None:
+        await monitor.socket.wait_closed()
+        codes.append(monitor.socket.close_code)
+
+    async def main() -> None:
+        async with playing(script) as port:
+            async with watched(port) as (monitor, heard):
+                await connected(monitor)
+                waiting = asyncio.create_task(monitor.downscale(Resources(250, GIB)))
+                await asyncio.sleep(0.1)
+            with pytest.raises(Unknown):
+                await waiting
+            assert heard.told[-1][1].startswith("disconnected")
+
+    run(main())
+    assert codes == [1001]
+
+
+def test_many_machines_share_a_loop_and_its_clock() -> None:
+    async def main() -> None:
+        async with playing(healthy) as port:
+            ends = [watched(port) for _ in range(60)]
+            pairs = [await end.__aenter__() for end in ends]
+            await asyncio.sleep(12)
+            assert all(monitor.status().connected for monitor, _ in pairs)
+            results = await asyncio.gather(
+                *(monitor.downscale(Resources(250, GIB)) for monitor, _ in pairs), return_exceptions=True
+            )
+            assert all(isinstance(result, Unknown) for result in results)
+            for end in ends:
+                await end.__aexit__(None, None, None)
+
+    run(main())
+
+
+def test_all_timers_can_be_set() -> None:
+    async def main() -> None:
+        timers = Timers(connect=100, response=200, health_check=300, unhealthy=1_000, reconnect=2_000)
+        async with raw(lambda reader, writer: asyncio.sleep(3_600)) as port, watched(port, timers) as (monitor, heard):
+            await asyncio.sleep(5)
+            assert heard.times("disconnected") == [100, 2_100, 4_100]
+            assert "no handshake within 0.1 s" in monitor.status().why
+
+    run(main())
+
+
+def test_the_status_tells_since_when() -> None:
+    async def script(monitor: Played) -> None:
+        check = await monitor.next()
+        await monitor.say(json.dumps({"type": "HealthCheck", "id": check["id"]}))
+        await asyncio.sleep(2)
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, heard):
+            await connected(monitor)
+            assert monitor.status().since == heard.began
+            await asyncio.sleep(3)
+            assert not monitor.status().connected
+            assert monitor.status().since - heard.began == 2_000
+            assert monitor.status().last_success == heard.began
+
+    run(main())
