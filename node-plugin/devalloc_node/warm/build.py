@@ -1,0 +1,103 @@
+"""Whole setups: made part by part, each written down before it is begun, and removed from whatever there is of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from devalloc_node.audit import audit
+from devalloc_node.errors import Failed, NodeError
+from devalloc_node.warm.identifiers import new_identifier
+from devalloc_node.warm.parts import Part, parts_of
+from devalloc_node.warm.records import Record, Records
+from devalloc_node.warm.setup import Setup, WarmConfig
+
+log = logging.getLogger(__name__)
+
+
+class Builder:
+    """Makes setups and removes them. Safe for threads, of which one at a time has a setup in hand."""
+
+    def __init__(self, config: WarmConfig, records: Records, boot: str, parts: Sequence[Part] | None = None) -> None:
+        """``parts``: what a setup is made of, in this order; None for what ``config`` asks for."""
+        self._config = config
+        self._records = records
+        self._boot = boot
+        self._parts = parts_of(config.user) if parts is None else tuple(parts)
+        self._by_name: Mapping[str, Part] = {part.name: part for part in self._parts}
+
+    def make(self) -> tuple[Setup, Record]:
+        """A new one, and its record, which says ``idle``. Where it fails nothing is left of it, or its record says what
+        and that is told. Raises Failed: ``SetupFailed``, ``RecordsUnavailable``; Leftover."""
+        setup = self._config.setup(new_identifier(self._config.prefix))
+        record = Record(setup.id, "making", self._boot)
+        try:
+            for part in self._parts:
+                record = replace(record.with_part(part.name), inode=setup.inode)
+                self._records.put(record)
+                try:
+                    setup = part.make(setup)
+                except FileExistsError:
+                    record = record.without_part(part.name)  # it is somebody else's, and stays
+                    self._records.put(record)
+                    raise
+            record = replace(record, state="idle", inode=setup.inode)
+            self._records.put(record)
+        except (OSError, NodeError) as error:
+            why = error if isinstance(error, NodeError) else _failed(setup, record, error)
+            raise self._taken_back(replace(record, state="removing", inode=setup.inode), why) from error
+        return setup, record
+
+    def _taken_back(self, record: Record, why: NodeError) -> NodeError:
+        try:
+            self.remove(record)
+        except NodeError as error:
+            return Leftover(record, why, error)
+        return why
+
+    def remove(self, record: Record) -> None:
+        """Remove what there may be of it, last made first, and its record. May be done again from anywhere.
+
+        What is somebody else's by now stays. Raises Failed: ``SetupNotRemoved``, ``RecordsUnavailable``.
+        """
+        record = replace(record, state="removing")
+        self._records.put(record)
+        setup = self.setup_of(record)
+        for name in reversed(record.parts):
+            part = self._by_name.get(name)
+            if part is None:
+                raise Failed("SetupNotRemoved", f"setup {setup.id} has a part {name!r} that this version does not know")
+            try:
+                if record.boot == self._boot or name == "folder":  # the rest went with the boot
+                    part.remove(setup)
+            except PermissionError as error:
+                log.warning("setup %s: its %s stays, for it is somebody else's: %s", setup.id, name, error)
+                audit("left", setup=setup.id, part=name, reason=str(error))
+            except OSError as error:
+                raise Failed("SetupNotRemoved", f"the {name} of setup {setup.id} cannot be removed: {error}") from error
+            record = record.without_part(name)
+            self._records.put(record)
+        self._records.drop(setup.id)
+
+    def setup_of(self, record: Record) -> Setup:
+        return replace(self._config.setup(record.id), inode=record.inode)
+
+    def is_whole(self, record: Record) -> bool:
+        """Whether one that an earlier run of the plugin made is there as it was made."""
+        setup = self.setup_of(record)
+        names = tuple(part.name for part in self._parts)
+        return record.boot == self._boot and record.parts == names and all(part.is_whole(setup) for part in self._parts)
+
+
+class Leftover(Failed):
+    """A setup could not be made, and what there is of it could not be removed: that is tried again."""
+
+    def __init__(self, record: Record, why: NodeError, left: NodeError) -> None:
+        super().__init__("SetupNotRemoved", f"{why}; and {left}")
+        self.record = record
+
+
+def _failed(setup: Setup, record: Record, error: OSError) -> Failed:
+    which = record.parts[-1] if record.parts else "first part"
+    return Failed("SetupFailed", f"the {which} of setup {setup.id} cannot be made: {error}")

@@ -1,0 +1,171 @@
+"""Network namespaces, and what is inside them, by netlink.
+
+A thread is put into a namespace, never the process, and it ends there: no thread that does anything else is ever in
+another namespace than the host's. Nothing is forked, which a process with gRPC in it must not be.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from devalloc_node.warm.setup import Inode
+
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET; os.unshare comes with Python 3.12
+_libc = ctypes.CDLL(None, use_errno=True)
+_naming = threading.Lock()
+"""The folder of names is made a mount of its own by who comes first, and two who come at once would both do it."""
+
+Answer = TypeVar("Answer")
+
+
+def make(name: Path) -> Inode:
+    """A new network namespace, kept by a file of that name, with its loopback up. Raises OSError, FileExistsError."""
+
+    def act() -> Inode:
+        from pyroute2 import netns
+
+        if _libc.unshare(_NEW_NETWORK) != 0:
+            raise OSError(ctypes.get_errno(), "no network namespace can be made", str(name))
+        with _naming:
+            # As `ip netns add` does it. This thread's namespace, and not the process's.
+            netns.attach(str(name), threading.get_native_id(), _libc)
+        with _route() as route:
+            route.link("set", index=_index("lo"), state="up")
+        return found(name)
+
+    return _in_a_thread(act)
+
+
+def found(name: Path) -> Inode:
+    """Which namespace a file keeps. Raises OSError; EINVAL where it keeps none."""
+    there = os.stat(name, follow_symlinks=False)
+    if not _is_namespace(there):
+        raise OSError(errno.EINVAL, "keeps no namespace", str(name))
+    return there.st_dev, there.st_ino
+
+
+def remove(name: Path, inode: Inode | None) -> None:
+    """Let go of a namespace; it ends with the last process in it. Nothing to do where there is no such file.
+
+    ``inode``: which it must be, None for one that was being made. Raises OSError; EPERM where it is another one, and
+    where the file is no such file at all.
+    """
+    from pyroute2 import netns
+
+    try:
+        there = os.stat(name, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if _is_namespace(there):
+        if inode is not None and (there.st_dev, there.st_ino) != inode:
+            raise PermissionError(errno.EPERM, "keeps another namespace than the one that was made", str(name))
+    elif not stat.S_ISREG(there.st_mode) or there.st_size:
+        raise PermissionError(errno.EPERM, "is nothing that was made for a namespace", str(name))
+    netns.remove(str(name), _libc)
+
+
+def make_tap(name: Path, tap: str, user: int | None) -> None:
+    """A persistent TAP interface, up, in a namespace. Raises OSError, FileExistsError."""
+
+    def act() -> None:
+        if _has(tap):
+            raise FileExistsError(errno.EEXIST, f"there is an interface {tap} already", str(name))
+        with _route() as route:
+            owner = {} if user is None else {"uid": user}
+            route.link("add", ifname=tap, kind="tuntap", mode="tap", **owner)
+            route.link("set", index=_index(tap), state="up")
+
+    _inside(name, act)
+
+
+def remove_tap(name: Path, tap: str) -> None:
+    """Nothing to do where there is none. Raises OSError."""
+
+    def act() -> None:
+        if _has(tap):
+            with _route() as route:
+                route.link("del", index=_index(tap))
+
+    _inside(name, act)
+
+
+def is_tap_used(name: Path, tap: str) -> bool:
+    """Whether a process has it open, wherever that is. Raises OSError."""
+
+    def act() -> bool:
+        if not _has(tap):
+            return False
+        with _route() as route:  # and not by opening it, which would keep a machine from it that just starts
+            return any(link.get_attr("IFLA_CARRIER") == 1 for link in route.link("get", index=_index(tap)))
+
+    return _inside(name, act)
+
+
+def _is_namespace(there: os.stat_result) -> bool:
+    """Files of nsfs, all on one device, are told from a plain file by that device."""
+    return there.st_dev == os.stat("/proc/self/ns/net").st_dev
+
+
+def _inside(name: Path, act: Callable[[], Answer]) -> Answer:
+    def entered() -> Answer:
+        from pyroute2 import netns
+
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            netns.setns(descriptor, libc=_libc)
+        finally:
+            os.close(descriptor)
+        return act()
+
+    return _in_a_thread(entered)
+
+
+def _in_a_thread(act: Callable[[], Answer]) -> Answer:
+    answers: list[Answer] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        try:
+            answers.append(act())
+        except NetlinkError as error:
+            errors.append(OSError(error.code, os.strerror(error.code)))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="namespace", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # no thread can be had
+        raise OSError(errno.EAGAIN, str(error)) from error
+    thread.join()
+    if errors:
+        raise errors[0]
+    return answers[0]
+
+
+def _has(interface: str) -> bool:
+    return any(name == interface for _, name in socket.if_nameindex())
+
+
+def _index(interface: str) -> int:
+    return socket.if_nametoindex(interface)
+
+
+@contextmanager
+def _route() -> Iterator[Any]:
+    """Of the namespace that this thread is in."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as route:
+        yield route

@@ -1,0 +1,108 @@
+"""The parts of a setup, each made and removed alone. One call is one change of the host, or none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from devalloc_node.warm import network
+from devalloc_node.warm.setup import Setup
+
+
+class Part(Protocol):
+    """Stateless, safe for threads. A paused machine in its setup would be one more of these."""
+
+    @property
+    def name(self) -> str:
+        """Stable: it is in records."""
+
+    def make(self, setup: Setup) -> Setup:
+        """Make it; the setup with what is known of it now. Raises OSError, FileExistsError where something has its
+        place already, which is then somebody else's."""
+
+    def remove(self, setup: Setup) -> None:
+        """Remove it from whatever a crash left of it; nothing to do where it is gone. Raises OSError, PermissionError
+        where something else is in its place."""
+
+    def is_whole(self, setup: Setup) -> bool:
+        """Whether it is there as it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderPart:
+    user: int | None = None
+    name: str = "folder"
+
+    def make(self, setup: Setup) -> Setup:
+        setup.folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        os.mkdir(setup.folder, 0o700)
+        if self.user is not None:
+            os.chown(setup.folder, self.user, self.user, follow_symlinks=False)
+        return setup
+
+    def remove(self, setup: Setup) -> None:
+        """With all that its owner has put there."""
+        with suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.lstat(setup.folder).st_mode):
+                raise PermissionError(errno.EPERM, "is no folder", str(setup.folder))
+            shutil.rmtree(setup.folder)  # follows no link, also where its owner makes some meanwhile
+
+    def is_whole(self, setup: Setup) -> bool:
+        """A folder that is empty, for nobody has had it."""
+        try:
+            return stat.S_IMODE(os.lstat(setup.folder).st_mode) == 0o700 and not os.listdir(setup.folder)
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePart:
+    name: str = "namespace"
+
+    def make(self, setup: Setup) -> Setup:
+        setup.namespace.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return replace(setup, inode=network.make(setup.namespace))
+
+    def remove(self, setup: Setup) -> None:
+        network.remove(setup.namespace, setup.inode)
+
+    def is_whole(self, setup: Setup) -> bool:
+        try:
+            return network.found(setup.namespace) == setup.inode
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class TapPart:
+    user: int | None = None
+    name: str = "tap"
+
+    def make(self, setup: Setup) -> Setup:
+        network.make_tap(setup.namespace, setup.tap, self.user)
+        return setup
+
+    def remove(self, setup: Setup) -> None:
+        """Before the namespace, which somebody may hold: then it is gone all the same."""
+        try:
+            mine = setup.inode is None or network.found(setup.namespace) == setup.inode
+        except OSError:  # there is no namespace, and so no TAP
+            return
+        if mine:
+            network.remove_tap(setup.namespace, setup.tap)
+
+    def is_whole(self, setup: Setup) -> bool:
+        try:
+            return not network.is_tap_used(setup.namespace, setup.tap)
+        except OSError:
+            return False
+
+
+def parts_of(user: int | None) -> tuple[Part, ...]:
+    """In the order in which they are made; they are removed in the other."""
+    return FolderPart(user), NamespacePart(), TapPart(user)

@@ -1,0 +1,480 @@
+"""The pool: setups that are ready, who has which, and what goes on behind it.
+
+A setup goes one way: it is made, ready, taken, removed. What comes back is removed and another one made in its place,
+for what an owner has left in a namespace (addresses, routes, rules, files) cannot be told for certain. So the id of a
+setup is that of one use.
+
+Nothing on the host is changed while the pool's lock is held.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from devalloc_node.audit import audit
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.lockfile import holder_of, take
+from devalloc_node.names import shown
+from devalloc_node.warm.build import Builder, Leftover
+from devalloc_node.warm.errors import NotTaken, TryAgain
+from devalloc_node.warm.occupants import occupants
+from devalloc_node.warm.parts import Part
+from devalloc_node.warm.records import Record, Records
+from devalloc_node.warm.setup import Setup, WarmConfig
+
+log = logging.getLogger(__name__)
+
+MOST_TEXT = 253
+"""Characters of an owner, and of a request."""
+_POLL_SECONDS = 0.05
+_PAUSES = (1.0, 60.0)
+"""After setups could not be made: twice as long each time, within these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Who has a setup."""
+
+    setup: Setup
+    owner: str
+    since_ms: int
+    """Since 1970 UTC."""
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the pool is."""
+
+    target: int
+    most: int
+    idle: int
+    making: int
+    removing: int
+    taken: Sequence[Taken]
+    """Those taken longest first."""
+    made: int
+    """Since this plugin runs."""
+    failures: int
+    """Setups that could not be made or removed, since this plugin runs."""
+    problem: str
+    """Of the last of these that did not succeed since; empty where all is well."""
+
+    @property
+    def total(self) -> int:
+        return self.idle + self.making + self.removing + len(self.taken)
+
+
+class Pool:
+    """Safe for threads. ``open`` first, ``keep`` in a thread of its own, ``close`` at the end."""
+
+    def __init__(
+        self,
+        config: WarmConfig,
+        boot: str,
+        *,
+        parts: Sequence[Part] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``boot``: the kernel's boot id. ``parts``: what setups are made of, None for what the config asks for."""
+        self.config = config
+        self._records = Records(config.run / "records")
+        self._builder = Builder(config, self._records, boot, parts)
+        self._boot = boot
+        self._clock = clock
+        self._mutex = threading.Condition()
+        # Under the mutex:
+        self._idle: deque[Record] = deque()
+        """Oldest first."""
+        self._taken: dict[str, Record] = {}
+        self._coming_back: set[str] = set()
+        """Those of the taken ones that somebody gives back just now."""
+        self._making = 0
+        self._removing: dict[str, Record] = {}
+        self._in_hand: set[str] = set()
+        """Those of these that somebody removes just now."""
+        self._open = False
+        self._made = self._failures = 0
+        self._problem = ""
+        # Of ``keep`` alone:
+        self._empty_since: dict[str, float] = {}
+        self._wake = threading.Event()
+        self._lock = -1
+
+    # Its beginning and end.
+
+    def open(self) -> None:
+        """Take up what an earlier run has left: what is taken stays so, what is ready and whole is ready, and the rest
+        is removed. Nothing else in these folders is touched.
+
+        Raises Denied ``PoolInUse`` (retryable) where another plugin has it, Failed ``RecordsUnavailable``.
+        """
+        self._records.make_folder()
+        self._lock = self._locked()
+        found, unreadable = self._records.all()
+        for name in unreadable:
+            log.error("the record of warm setup %s cannot be read; remove by hand what has that name, then it", name)
+        whole = [record for record in found if record.state == "idle" and self._builder.is_whole(record)]
+        lived_in = self._occupants(whole)
+        ready = [record for record in whole if record.id not in lived_in]
+        with self._mutex:
+            for record in found:
+                if record.state == "taken" and record.boot == self._boot:
+                    self._taken[record.id] = record
+                elif record not in ready:
+                    self._removing[record.id] = replace(record, state="removing")
+            self._idle.extend(ready)
+            self._open = True
+        self._remove_all()
+
+    def close(self, deadline: Deadline) -> Status:
+        """Remove all that nobody has taken; the status then. What is taken stays, and is known again after ``open``,
+        and so is what could not be removed before the deadline."""
+        with self._mutex:
+            if not self._open:
+                return self.status()
+            self._open = False
+            while self._making and not deadline.passed:  # whoever makes one sees that it is not wanted any more
+                self._mutex.wait(deadline.seconds)
+            while self._idle:
+                record = self._idle.popleft()
+                self._removing[record.id] = replace(record, state="removing")
+        self._wake.set()
+        self._remove_all()
+        os.close(self._lock)
+        return self.status()
+
+    def _locked(self) -> int:
+        path = self.config.run / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Failed("RecordsUnavailable", f"cannot lock {path}: {error.strerror}") from error
+        if not take(descriptor):
+            holder = holder_of(descriptor)
+            os.close(descriptor)
+            raise Denied("PoolInUse", f"{holder} has the warm setups in {self.config.run}", retryable=True)
+        return descriptor
+
+    # Taking and giving back.
+
+    def take(self, owner: str, request: str = "") -> Taken:
+        """Give a setup to ``owner``: one that is ready, the oldest first, or where there is none and the config allows
+        it one that is made for him.
+
+        It is his, whatever becomes of the plugin, when this returns. ``request``: a name for this taking, under which
+        it may be asked for again: the same setup is the answer. Raises TryAgain where there is none to be had now,
+        Denied ``OwnerInvalid``, Failed.
+        """
+        for what, text, least in (("owner", owner, 1), ("request", request, 0)):
+            if not least <= len(text) <= MOST_TEXT or not text.isprintable():
+                raise Denied(
+                    "OwnerInvalid",
+                    f"the {what} of a setup is {shown(text)}, and must be {least} to {MOST_TEXT} printable characters",
+                )
+        with self._mutex:
+            self._check_open()
+            if request and (before := self._of_request(owner, request)) is not None:
+                return self._told(before)
+            record = self._idle.popleft() if self._idle else None
+            if record is None:
+                self._begin_making(1, demanded=True)
+            else:
+                record = self._own(record, owner, request)
+                self._taken[record.id] = record
+        if record is None:
+            return self._told(self._made_for(owner, request))
+        try:
+            self._records.put(record)
+        except NodeError:
+            record = self._disown(record)
+            with self._mutex:
+                del self._taken[record.id]
+                self._idle.appendleft(record)
+            raise
+        self._wake.set()
+        return self._told(record)
+
+    def _made_for(self, owner: str, request: str) -> Record:
+        record = self._make_one()
+        if record is None:
+            raise _closing()
+        record = self._own(record, owner, request)
+        try:
+            self._records.put(record)
+        except NodeError:
+            self._finish_making(self._disown(record))
+            raise
+        with self._mutex:
+            self._taken[record.id] = record
+            self._making -= 1
+            self._mutex.notify_all()
+        self._wake.set()
+        return record
+
+    def _own(self, record: Record, owner: str, request: str) -> Record:
+        now = int(time.time() * 1000)
+        return replace(record, state="taken", owner=owner, request=request, since_ms=now)
+
+    def _disown(self, record: Record) -> Record:
+        """Nobody was told that it is his: it is ready, on disk too where that can be."""
+        record = replace(record, state="idle", owner="", request="", since_ms=0)
+        with suppress(NodeError):  # or it counts as taken after a crash, until its lease is over
+            self._records.put(record)
+        return record
+
+    def _of_request(self, owner: str, request: str) -> Record | None:
+        return next((r for r in self._taken.values() if (r.request, r.owner) == (request, owner)), None)
+
+    def give_back(self, setup: str, deadline: Deadline) -> None:
+        """Take a setup from its owner and remove it, once nobody lives in it any more.
+
+        Raises NotTaken where nobody has it (also the second time), Denied ``SetupInUse`` (retryable) where somebody
+        still lives in it at the deadline: it stays taken then.
+        """
+        with self._mutex:
+            self._check_open()
+            record = self._taken.get(setup)
+            if record is None:
+                raise NotTaken(setup)
+            if setup in self._coming_back:
+                raise Denied(
+                    "SetupBusy", f"setup {setup} is being given back by somebody else just now", retryable=True
+                )
+            self._coming_back.add(setup)
+        try:
+            self._await_quiet(record, deadline)
+            record = replace(record, state="removing")
+            self._records.put(record)  # from here on nobody has it, whatever becomes of the plugin
+            with self._mutex:
+                del self._taken[setup]
+                self._removing[setup] = record
+        finally:
+            with self._mutex:
+                self._coming_back.discard(setup)
+        self._remove(record, {})
+        self._wake.set()
+
+    def _await_quiet(self, record: Record, deadline: Deadline) -> None:
+        while who := self._occupants([record]).get(record.id):
+            if deadline.passed:
+                raise Denied(
+                    "SetupInUse",
+                    f"setup {record.id} of {record.owner} cannot be given back while it is in use, by "
+                    f"{', '.join(who)}; end that first",
+                    retryable=True,
+                )
+            time.sleep(min(_POLL_SECONDS, deadline.seconds))
+
+    # Filling.
+
+    def fill(self, number: int) -> None:
+        """Make so many more, several at a time. Where one fails those that are made or being made stay, no further one
+        is begun, and the first error is raised. Raises TryAgain, before any is made, where there may not be so many."""
+        if number < 1:
+            return
+        with self._mutex:
+            self._check_open()
+            self._begin_making(number, demanded=False)
+        left, first = iter(range(number)), None
+        counting = threading.Lock()
+        stopped = threading.Event()
+        begun = 0
+
+        def work() -> None:
+            nonlocal begun
+            while not stopped.is_set():
+                with counting:
+                    if next(left, None) is None:
+                        return
+                    begun += 1
+                try:
+                    record = self._make_one()
+                    if record is not None:
+                        self._finish_making(record)
+                except BaseException:
+                    stopped.set()
+                    raise
+
+        with ThreadPoolExecutor(min(self.config.workers, number), thread_name_prefix="warm") as workers:
+            for done in as_completed([workers.submit(work) for _ in range(min(self.config.workers, number))]):
+                first = first or done.exception()
+        with self._mutex:
+            self._making -= number - begun
+            self._mutex.notify_all()
+        if first is not None:
+            raise first
+
+    def keep(self, stop: threading.Event) -> None:
+        """Until ``stop``: keep as many ready as are wanted, remove what could not be removed before, and take back what
+        its owner has forgotten."""
+        pause, looked = 0.0, self._clock()
+        while not stop.is_set():
+            self._wake.clear()
+            try:
+                self.refill()
+                pause = 0.0
+            except NodeError as error:
+                pause = min(max(2 * pause, _PAUSES[0]), _PAUSES[1])
+                log.warning("warm setups cannot be kept ready; trying again in %.0f s: %s", pause, error)
+            if self._clock() - looked >= self.config.look_seconds:
+                looked = self._clock()
+                self._remove_all()
+                self.take_back_forgotten()
+            if pause:
+                stop.wait(pause)
+            else:
+                self._wake.wait(self.config.look_seconds)
+
+    def poke(self) -> None:
+        """Have ``keep`` look now."""
+        self._wake.set()
+
+    def refill(self) -> None:
+        """Make as many as are missing. Raises NodeError for the first that cannot be made."""
+        with self._mutex:
+            room = self.config.most - self._total()
+            missing = self.config.target - len(self._idle) - self._making if self._open else 0
+        with suppress(TryAgain):  # somebody else was faster
+            self.fill(min(missing, room))
+
+    def take_back_forgotten(self) -> None:
+        """Give back for their owners those in which nobody has lived for as long as the config says."""
+        with self._mutex:
+            taken = [record for name, record in self._taken.items() if name not in self._coming_back]
+        lived_in, now = self._occupants(taken), self._clock()
+        before, self._empty_since = self._empty_since, {}
+        for record in taken:
+            if record.id in lived_in:
+                continue
+            since = before.get(record.id, now)
+            if now - since < self.config.lease_seconds:
+                self._empty_since[record.id] = since
+                continue
+            log.warning("setup %s of %s is taken back: nothing has lived in it for long", record.id, record.owner)
+            audit("warm", setup=record.id, owner=record.owner, reason="nothing has lived in it for long")
+            with suppress(NodeError):  # somebody has moved in, or gives it back himself
+                self.give_back(record.id, Deadline.after(0))
+
+    # How it is.
+
+    def status(self) -> Status:
+        with self._mutex:
+            return Status(
+                self.config.target,
+                self.config.most,
+                len(self._idle),
+                self._making,
+                len(self._removing),
+                tuple(map(self._told, sorted(self._taken.values(), key=lambda each: (each.since_ms, each.id)))),
+                self._made,
+                self._failures,
+                self._problem,
+            )
+
+    def _told(self, record: Record) -> Taken:
+        return Taken(self._builder.setup_of(record), record.owner, record.since_ms, record.request)
+
+    # Within. The first four are called with the mutex.
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise _closing()
+
+    def _total(self) -> int:
+        return len(self._idle) + len(self._taken) + self._making + len(self._removing)
+
+    def _begin_making(self, number: int, *, demanded: bool) -> None:
+        """Have room for so many. Raises TryAgain."""
+        total, most = self._total(), self.config.most
+        if demanded and not self.config.on_demand:
+            raise TryAgain("setups", f"no warm setup is ready, and {self._making} are being made")
+        if total + number > most:
+            raise TryAgain(
+                "setups",
+                f"{number} more warm setups would be {total + number}, and {most} may be: {len(self._taken)} are "
+                f"taken, {len(self._idle)} ready, {self._making} being made and {len(self._removing)} being removed",
+            )
+        self._making += number
+
+    def _make_one(self) -> Record | None:
+        """One of those that room was made for; None where it is not wanted any more. Not with the mutex."""
+        try:
+            if not self._open:
+                self._finish_making(None)
+                return None
+            _, record = self._builder.make()
+        except BaseException as error:
+            self._finish_making(None)
+            self._failed(error)
+            if isinstance(error, Leftover):
+                with self._mutex:
+                    self._removing[error.record.id] = error.record
+            raise
+        with self._mutex:
+            self._made += 1
+            self._problem = ""
+            if self._open:
+                return record
+            self._removing[record.id] = replace(record, state="removing")
+        self._remove(record, {})
+        self._finish_making(None)
+        return None
+
+    def _finish_making(self, record: Record | None) -> None:
+        with self._mutex:
+            self._making -= 1
+            if record is not None:
+                self._idle.append(record)
+            self._mutex.notify_all()
+
+    def _occupants(self, records: Sequence[Record]) -> dict[str, Sequence[str]]:
+        return dict(occupants([self._builder.setup_of(record) for record in records]))
+
+    def _remove_all(self) -> None:
+        """Try those that are to be removed, several at a time."""
+        with self._mutex:
+            records = list(self._removing.values())
+        if not records:
+            return
+        lived_in = self._occupants(records)
+        with ThreadPoolExecutor(min(self.config.workers, len(records)), thread_name_prefix="warm") as workers:
+            list(workers.map(lambda record: self._remove(record, lived_in), records))
+
+    def _remove(self, record: Record, lived_in: Mapping[str, Sequence[str]]) -> None:
+        """What cannot be removed now is tried again. ``lived_in``: who lives where."""
+        with self._mutex:
+            if record.id in self._in_hand or record.id not in self._removing:
+                return
+            self._in_hand.add(record.id)
+        try:
+            if who := lived_in.get(record.id):
+                raise Denied("SetupInUse", f"setup {record.id} is not removed, for it is used by {', '.join(who)}")
+            self._builder.remove(record)
+        except NodeError as error:
+            log.warning("%s", error)
+            self._failed(error)
+        else:
+            with self._mutex:
+                self._removing.pop(record.id, None)
+        finally:
+            with self._mutex:
+                self._in_hand.discard(record.id)
+
+    def _failed(self, error: BaseException) -> None:
+        with self._mutex:
+            self._failures += 1
+            self._problem = str(error)
+
+
+def _closing() -> TryAgain:
+    return TryAgain("pool", "the pool of warm setups is not open: the node plugin starts, or ends")

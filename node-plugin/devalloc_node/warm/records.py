@@ -1,0 +1,147 @@
+"""What outlives a plugin that is killed: one small file for each setup, written before the host is changed.
+
+The files lie beside what they tell of and live as long: after a reboot neither is there. So nothing waits for a disk,
+and a rename is enough for a reader to see the old record or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from devalloc_node.errors import Failed
+from devalloc_node.warm.identifiers import is_identifier
+from devalloc_node.warm.setup import Inode
+
+State = Literal["making", "idle", "taken", "removing"]
+_SUFFIX = ".json"
+_MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How far a setup is."""
+
+    id: str
+    state: State
+    boot: str
+    """The kernel's boot id: what another boot made is gone, but for its folder."""
+    parts: tuple[str, ...] = ()
+    """Those that there may be, in the order in which they are made: written before each is."""
+    inode: Inode | None = None
+    owner: str = ""
+    """Who has taken it."""
+    request: str = ""
+    """What its owner called the taking, so that it may be repeated."""
+    since_ms: int = 0
+    """When it was taken, since 1970 UTC."""
+
+    def with_part(self, name: str) -> Record:
+        return replace(self, parts=(*self.parts, name))
+
+    def without_part(self, name: str) -> Record:
+        return replace(self, parts=tuple(part for part in self.parts if part != name))
+
+
+class Records:
+    """The records below a folder. Safe for threads, of which one at a time writes the record of a setup."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def make_folder(self) -> None:
+        """Raises Failed ``RecordsUnavailable``."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unavailable(self._folder, error) from error
+
+    def put(self, record: Record) -> None:
+        """Raises Failed ``RecordsUnavailable``."""
+        place = self._folder / f"{record.id}{_SUFFIX}"
+        beside = self._folder / f".{record.id}.new"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(beside, flags, 0o600)
+            try:
+                os.write(descriptor, _text(record))
+            finally:
+                os.close(descriptor)
+            os.rename(beside, place)
+        except OSError as error:
+            raise _unavailable(place, error) from error
+
+    def drop(self, name: str) -> None:
+        """It may be gone already. Raises Failed ``RecordsUnavailable``."""
+        try:
+            (self._folder / f"{name}{_SUFFIX}").unlink(missing_ok=True)
+        except OSError as error:
+            raise _unavailable(self._folder / name, error) from error
+
+    def all(self) -> tuple[Sequence[Record], Sequence[str]]:
+        """All that can be read, by id, and the ids of those that cannot. Raises Failed ``RecordsUnavailable``."""
+        try:
+            names = sorted(os.listdir(self._folder))
+        except OSError as error:
+            raise _unavailable(self._folder, error) from error
+        found, bad = [], []
+        for name in names:
+            of = name.removesuffix(_SUFFIX)
+            if name.startswith("."):  # what a writer that was killed left; the record itself is whole
+                with suppress(OSError):
+                    (self._folder / name).unlink()
+            elif name.endswith(_SUFFIX) and is_identifier(of):
+                record = self._read(of)
+                if record is None:
+                    bad.append(of)
+                else:
+                    found.append(record)
+        return found, bad
+
+    def _read(self, name: str) -> Record | None:
+        try:
+            descriptor = os.open(self._folder / f"{name}{_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                content = json.loads(file.read(_MAX_BYTES))
+            return _record(name, content)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _text(record: Record) -> bytes:
+    content = {
+        "state": record.state,
+        "boot": record.boot,
+        "parts": record.parts,
+        "inode": record.inode,
+        "owner": record.owner,
+        "request": record.request,
+        "sinceMs": record.since_ms,
+    }
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _record(name: str, content: Any) -> Record:
+    state, inode = content["state"], content["inode"]
+    texts = (content["boot"], content["owner"], content["request"], *content["parts"])
+    if state not in get_args(State) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(name)
+    return Record(
+        name,
+        state,
+        content["boot"],
+        tuple(content["parts"]),
+        None if inode is None else (int(inode[0]), int(inode[1])),
+        content["owner"],
+        content["request"],
+        int(content["sinceMs"]),
+    )
+
+
+def _unavailable(where: Path, error: OSError) -> Failed:
+    return Failed("RecordsUnavailable", f"records of warm setups cannot be kept at {where}: {error.strerror or error}")

@@ -1,0 +1,79 @@
+"""What a warm setup is, and what an administrator says of the pool."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from devalloc_node.warm.identifiers import MOST, check_identifier
+
+Inode = tuple[int, int]
+"""Of a file, whatever its name: device and number. It tells namespaces apart."""
+TAP = "tap0"
+"""What the TAP interface is called. It is the only one in its namespace, so that each setup has one of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Where a machine can be put at once. Used once: who comes next gets another, with another id."""
+
+    id: str
+    namespace: Path
+    """The file that keeps its network namespace, as ``ip netns`` has them: ``nsenter --net=FILE`` goes there."""
+    folder: Path
+    """Of its user alone (0700), empty: for sockets, logs and the like of the machine."""
+    inode: Inode | None = None
+    """Of the namespace; None until it is made."""
+
+    @property
+    def tap(self) -> str:
+        """The TAP interface inside the namespace: up, persistent, attached to nothing."""
+        return TAP
+
+    @property
+    def mac(self) -> str:
+        """An address for the guest's side of the TAP that no other setup of any host has: locally administered."""
+        digest = hashlib.sha256(self.id.encode()).digest()
+        return ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5]))
+
+
+@dataclass(frozen=True, slots=True)
+class WarmConfig:
+    """The administrator's words about the pool."""
+
+    target: int = 0
+    """Setups that are kept ready."""
+    most: int = 256
+    """Setups in all: ready, taken, being made and being removed."""
+    on_demand: bool = True
+    """Whether one is made for who finds none ready, which takes him tens of milliseconds."""
+    run: Path = Path("/run/devalloc/warm")
+    """Records and folders of setups. In memory, as the namespaces are: neither outlives a reboot."""
+    namespaces: Path = Path("/run/netns")
+    """Where namespaces get their names; ``ip netns`` looks there."""
+    prefix: str = "warm"
+    """What ids of setups begin with."""
+    user: int | None = None
+    """Whose the folders and TAP interfaces are; None: the plugin's own."""
+    workers: int = 4
+    """Setups made, or removed, at the same time."""
+    lease_seconds: float = 300.0
+    """How long nothing may live in a taken setup until it counts as given back by an owner that has forgotten it."""
+    look_seconds: float = 5.0
+    """Between looks at what is taken."""
+
+    def __post_init__(self) -> None:
+        """Raises Denied ``IdentifierInvalid``, ValueError."""
+        check_identifier("prefix of warm setups", self.prefix)
+        if len(self.prefix) > MOST // 2:
+            raise ValueError(f"the prefix of warm setups has {len(self.prefix)} characters, {MOST // 2} at most")
+        if not 0 <= self.target <= self.most:
+            raise ValueError(f"{self.target} warm setups cannot be kept ready where there are {self.most} at most")
+        if self.workers < 1:
+            raise ValueError(f"{self.workers} workers make no setup; 1 at least")
+
+    def setup(self, name: str) -> Setup:
+        """The setup of that id, as far as its name tells. Raises Denied ``IdentifierInvalid``."""
+        check_identifier("id of a setup", name)
+        return Setup(name, self.namespaces / name, self.run / "setups" / name)

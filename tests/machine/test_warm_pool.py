@@ -1,0 +1,344 @@
+"""The pool of warm setups on a real kernel: what it makes, and that nothing of it is left, whatever happens to it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.machine.spawn import opened_tap
+from devalloc_node.warm import network
+from devalloc_node.warm.errors import NotTaken
+from devalloc_node.warm.setup import Setup
+from tests.support import warm_bed
+from tests.support.gates import HOWS, KILLS, Gate
+from tests.support.warm_bed import NAMESPACES, RUN, forked, in_a_bed, opened, snapshot, soon
+
+pytestmark = warm_bed.needs_root
+
+
+def inside(setup: Setup, *words: str) -> str:
+    """What a program says in the namespace of a setup."""
+    return subprocess.run(
+        ["nsenter", f"--net={setup.namespace}", *words], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_a_setup_is_a_namespace_with_a_tap_that_is_up_and_a_private_folder() -> None:
+    def body() -> None:
+        pool = opened(user=1234)
+        setup = pool.take("a").setup
+        links = dict(line.split(maxsplit=1) for line in inside(setup, "ip", "-br", "link").splitlines())
+        assert set(links) == {"lo", setup.tap}
+        assert "UP" in links[setup.tap]
+        assert "UP" in links["lo"]
+        assert "tun type tap" in inside(setup, "ip", "-d", "link", "show", setup.tap)
+        assert "user 1234" in inside(setup, "ip", "-d", "link", "show", setup.tap)
+        assert setup.folder.stat().st_mode & 0o7777 == 0o700
+        assert setup.folder.stat().st_uid == 1234
+        assert setup.id in subprocess.run(["ip", "netns"], check=True, capture_output=True, text=True).stdout
+        assert {name for _, name in socket.if_nameindex()} == {"lo"}, "this process stays where it is"
+        other = pool.take("b").setup
+        assert (other.id, other.mac, other.folder, other.inode) != (setup.id, setup.mac, setup.folder, setup.inode)
+
+    in_a_bed(body)
+
+
+def test_what_a_setup_was_used_for_is_gone_with_it_and_its_id_never_comes_back() -> None:
+    def body() -> None:
+        before = snapshot()
+        pool = opened()
+        ids = set()
+        for _ in range(3):
+            setup = pool.take("a").setup
+            assert setup.id not in ids
+            assert list(setup.folder.iterdir()) == []
+            assert "10.1.1.1" not in inside(setup, "ip", "addr")
+            ids.add(setup.id)
+            inside(setup, "ip", "addr", "add", "10.1.1.1/24", "dev", setup.tap)
+            (setup.folder / "deep").mkdir()
+            (setup.folder / "deep" / "log").write_text("secret")
+            (setup.folder / "out").symlink_to("/run/devalloc")
+            pool.give_back(setup.id, soon())
+            assert not setup.folder.exists()
+            assert not setup.namespace.exists()
+            with pytest.raises(NotTaken):
+                pool.give_back(setup.id, soon())
+        pool.close(soon())
+        assert snapshot() == before
+
+    in_a_bed(body)
+
+
+def test_a_setup_is_not_taken_back_while_somebody_lives_in_it() -> None:
+    def body() -> None:
+        before = snapshot()
+        pool = opened()
+        setup = pool.take("a").setup
+        lodger = subprocess.Popen(["nsenter", f"--net={setup.namespace}", "sleep", "60"])
+        while Path(f"/proc/{lodger.pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.001)
+        with pytest.raises(Denied, match=rf"process {lodger.pid} \(sleep\)") as refused:
+            pool.give_back(setup.id, warm_bed.Deadline.after(0))
+        assert refused.value.code == "SetupInUse"
+        assert refused.value.retryable
+        pool.take_back_forgotten()
+        assert [taken.setup for taken in pool.status().taken] == [setup]
+        threading.Timer(0.1, lodger.kill).start()
+        threading.Thread(target=lodger.wait).start()
+        pool.give_back(setup.id, soon())
+
+        tapped = pool.take("b").setup
+        descriptor = network._inside(tapped.namespace, lambda: opened_tap(tapped.tap))
+        with pytest.raises(Denied, match="a process elsewhere that has tap0 open"):
+            pool.give_back(tapped.id, warm_bed.Deadline.after(0))
+        os.close(descriptor)
+        pool.give_back(tapped.id, soon())
+        pool.close(soon())
+        assert snapshot() == before
+
+    in_a_bed(body)
+
+
+def test_what_its_owner_has_forgotten_is_taken_back_when_its_lease_is_over() -> None:
+    def body() -> None:
+        before = snapshot()
+        now = [0.0]
+        pool = warm_bed.Pool(warm_bed.config(lease_seconds=100.0), warm_bed.BOOT, clock=lambda: now[0])
+        pool.open()
+        pool.take("a")
+        pool.take_back_forgotten()
+        now[0] = 99.0
+        pool.take_back_forgotten()
+        assert len(pool.status().taken) == 1
+        now[0] = 100.0
+        pool.take_back_forgotten()
+        assert pool.status().total == 0
+        pool.close(soon())
+        assert snapshot() == before
+
+    in_a_bed(body)
+
+
+def test_what_is_somebody_elses_stays_also_where_it_has_a_name_of_the_pools() -> None:
+    def body() -> None:
+        network.make(NAMESPACES / "warm-somebody")
+        (NAMESPACES / "warm-plain").touch()
+        (RUN / "setups" / "warm-somebody").mkdir()
+        (RUN / "setups" / "warm-somebody" / "file").touch()
+        before = snapshot()
+        pool = opened()
+        pool.fill(2)
+
+        swapped = pool.take("a").setup  # whose namespace an admin replaces by another one of that name
+        network.remove(swapped.namespace, None)
+        network.make(swapped.namespace)
+        pool.give_back(swapped.id, soon())
+        assert network.found(swapped.namespace) != swapped.inode
+        network.remove(swapped.namespace, None)
+
+        gone = pool.take("b").setup  # whose namespace an admin has removed
+        network.remove(gone.namespace, None)
+        pool.give_back(gone.id, soon())
+
+        pool.close(soon())
+        assert snapshot() == before
+
+    in_a_bed(body)
+
+
+def test_where_a_name_is_taken_already_nothing_is_made_and_nothing_removed() -> None:
+    def body() -> None:
+        def squat_namespace(name: str) -> str:
+            network.make(NAMESPACES / name)
+            return name
+
+        def squat_folder(name: str) -> str:
+            (RUN / "setups" / name).mkdir()
+            (RUN / "setups" / name / "file").touch()
+            return name
+
+        from devalloc_node.warm import build
+
+        chosen = build.new_identifier
+        for squat in (squat_namespace, squat_folder):
+            build.new_identifier = lambda prefix, squat=squat: squat(chosen(prefix))
+            pool = opened()
+            with pytest.raises(Failed, match="exists") as failed:
+                pool.take("a")
+            assert failed.value.code == "SetupFailed"
+            assert pool.close(soon()).total == 0
+            build.new_identifier = chosen
+        assert len(list(NAMESPACES.iterdir())) == 1
+        assert [path.name for path in (RUN / "setups").rglob("*") if path.is_file()] == ["file"]
+        assert list((RUN / "records").iterdir()) == []
+
+    in_a_bed(body)
+
+
+def test_a_pool_is_filled_in_the_background_and_empties_when_it_is_closed() -> None:
+    def body() -> None:
+        before = snapshot()
+        pool = opened(target=6)
+        stop = threading.Event()
+        keeper = threading.Thread(target=pool.keep, args=(stop,))
+        keeper.start()
+        for round_ in range(4):
+            while pool.status().idle < 6:
+                time.sleep(0.001)
+            taken = [pool.take(f"owner {round_}") for _ in range(6)]
+            for each in taken:
+                pool.give_back(each.setup.id, soon())
+        stop.set()
+        pool.poke()
+        keeper.join()
+        pool.close(soon())
+        assert snapshot() == before
+
+    in_a_bed(body)
+
+
+def test_two_plugins_never_have_the_same_pool() -> None:
+    def body() -> None:
+        pool = opened()
+
+        def second() -> None:
+            with pytest.raises(Denied) as refused:
+                opened()
+            assert refused.value.code == "PoolInUse"
+            assert f"process {os.getppid()}" in str(refused.value)
+
+        assert forked(second) is None
+        pool.close(soon())
+        opened().close(soon())
+
+    in_a_bed(body)
+
+
+ROUNDS = int(os.environ.get("DEVALLOC_WARM_ROUNDS", "4"))
+"""Kills at moments that are drawn."""
+STRIDE = int(os.environ.get("DEVALLOC_WARM_STRIDE", "13"))
+"""Every so manieth of all points is tried (`make faults`: each). All ways to fail get their turn, for there are 5."""
+
+
+def test_a_plugin_that_is_killed_at_any_moment_of_filling_leaves_nothing_and_forgets_nobody() -> None:
+    """100 are filled, taken and given back, and kill -9 comes at a moment drawn anew each time."""
+
+    def body() -> None:
+        draw = random.Random(6)
+        before = snapshot()
+        moments = [0.0] + [draw.uniform(0.0, 0.6) for _ in range(ROUNDS)]
+        for moment in moments:
+            reader, writer = os.pipe()
+            child = os.fork()
+            if not child:
+                work_until_killed(writer)
+            os.close(writer)
+            time.sleep(moment)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            with os.fdopen(reader) as pipe:
+                told = [line.split() for line in pipe.read().splitlines()]
+            taken = {name for what, name in told if what == "taken"}
+            asked_back = {name for what, name in told if what == "returning"}
+
+            pool = opened()
+            still = {each.setup.id: each.setup for each in pool.status().taken}
+            assert taken - asked_back <= still.keys(), "what was told to be taken stays so"
+            for setup in still.values():
+                assert network.found(setup.namespace) == setup.inode
+                assert setup.folder.is_dir()
+                pool.give_back(setup.id, soon())
+            assert pool.close(soon()).total == 0
+            assert snapshot() == before
+
+    in_a_bed(body)
+
+
+def work_until_killed(writer: int) -> None:
+    """Of the process that is killed. What was done is told by lines that are whole."""
+    try:
+        pool = opened(target=100, workers=8)
+        threading.Thread(target=pool.fill, args=(100,)).start()
+        while True:
+            time.sleep(0.002)
+            with suppress(NodeError):
+                name = pool.take("somebody").setup.id
+                os.write(writer, f"taken {name}\n".encode())
+                if int(name[-1], 16) % 2:
+                    os.write(writer, f"returning {name}\n".encode())
+                    pool.give_back(name, soon())
+    finally:
+        os._exit(1)
+
+
+def one_life() -> None:
+    """All that a pool does, once: each call of it that changes something is a point at which it is disturbed."""
+    pool = opened(workers=1)
+    with suppress(NodeError):
+        pool.fill(1)
+    with suppress(NodeError):
+        taken = pool.take("a", "first")
+        with suppress(NodeError):
+            pool.give_back(taken.setup.id, soon())
+    with suppress(NodeError):
+        pool.take("b")
+    with suppress(NodeError):
+        pool.fill(1)
+    pool.close(soon())
+
+
+def test_whichever_call_fails_or_is_the_last_a_later_run_leaves_nothing() -> None:
+    def body() -> None:
+        before = snapshot()
+        calls: list[str] = []
+
+        def undisturbed() -> None:
+            gate = Gate()
+            warm_bed.gate_all(gate)
+            one_life()
+            (RUN / "calls").write_text("\n".join(gate.calls))
+
+        assert forked(undisturbed) is None
+        calls = (RUN / "calls").read_text().splitlines()
+        (RUN / "calls").unlink()
+        assert {"make namespace", "make tap", "make folder", "remove tap", "put record taken"} <= set(calls)
+        settle(before)
+        points = [(number, call, how) for number, call in enumerate(calls, 1) for how in HOWS]
+        for number, call, how in points[::STRIDE]:
+
+            def disturbed(number: int = number, how: str = how) -> None:
+                warm_bed.gate_all(Gate(number, how))
+                one_life()
+
+            assert forked(disturbed) == ("killed" if how in KILLS else None), (number, call, how)
+            try:
+                settle(before)
+            except AssertionError as error:
+                raise AssertionError(f"call {number} ({call}), {how}: {error}") from error
+
+    in_a_bed(body)
+
+
+def settle(before: warm_bed.Snapshot) -> None:
+    """The next run of the plugin: whoever has a setup gives it back, and then nothing is left."""
+
+    def next_run() -> None:
+        pool = opened()
+        for taken in pool.status().taken:
+            assert network.found(taken.setup.namespace) == taken.setup.inode
+            assert taken.owner in ("a", "b")
+            pool.give_back(taken.setup.id, soon())
+        assert pool.close(soon()).total == 0
+
+    assert (why := forked(next_run)) is None, why
+    assert snapshot() == before

@@ -1,0 +1,150 @@
+"""A host for pools of warm setups: real namespaces and TAP interfaces, none of which this machine ever sees.
+
+What is to be tried runs in a forked process with mount and network namespaces of its own and an empty /run. All that it
+leaves ends with it. Plugins that are to be killed are forked there again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.warm import network, parts
+from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.records import Records
+from devalloc_node.warm.setup import WarmConfig
+from tests.support.gates import Gate
+
+BOOT = "boot-1"
+NAMESPACES, RUN = Path("/run/netns"), Path("/run/devalloc/warm")
+_NEW_MOUNTS, _NEW_NETWORK, _PRIVATE, _RECURSIVE = 0x20000, 0x40000000, 1 << 18, 1 << 14
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access("/dev/net/tun", os.R_OK | os.W_OK),
+    reason="network namespaces and TAP interfaces take root, and a kernel with /dev/net/tun",
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What there is on the host that a pool makes some of."""
+
+    namespaces: frozenset[tuple[str, int]] = field(default_factory=frozenset)
+    """Names, and which they keep."""
+    mounts: tuple[str, ...] = ()
+    links: frozenset[str] = field(default_factory=frozenset)
+    """Interfaces of the host's own namespace."""
+    files: frozenset[str] = field(default_factory=frozenset)
+
+
+def snapshot() -> Snapshot:
+    kept = sorted(NAMESPACES.iterdir()) if NAMESPACES.is_dir() else []
+    return Snapshot(
+        frozenset((name.name, name.stat().st_ino) for name in kept),
+        tuple(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
+        frozenset(name for _, name in socket.if_nameindex()),
+        frozenset(str(path) for path in RUN.rglob("*")),
+    )
+
+
+def config(**more: Any) -> WarmConfig:
+    return WarmConfig(**{"run": RUN, "namespaces": NAMESPACES, "look_seconds": 0.01, **more})
+
+
+def opened(**more: Any) -> Pool:
+    pool = Pool(config(**more), BOOT)
+    pool.open()
+    return pool
+
+
+def soon() -> Deadline:
+    return Deadline.after(10)
+
+
+def in_a_bed(body: Callable[[], None]) -> None:
+    """Run it there, after a pool was there once, so that all folders are. Raises AssertionError with its traceback."""
+    from pyroute2 import IPRoute, netns  # noqa: F401  # once, and not in every child
+
+    def there() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.unshare(_NEW_MOUNTS | _NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
+        assert libc.mount(None, b"/", None, _PRIVATE | _RECURSIVE, None) == 0
+        assert libc.mount(b"none", b"/run", b"tmpfs", 0, None) == 0
+        pool = opened()
+        pool.fill(1)
+        pool.close(soon())
+        body()
+
+    why = forked(there)
+    assert why is None, why
+
+
+def forked(body: Callable[[], object]) -> Any:
+    """What becomes of it in a process of its own: None where it came to its end, ``killed``, or its traceback."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        _become(body, writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        return "killed" if os.WTERMSIG(status) == signal.SIGKILL else f"signal {os.WTERMSIG(status)}"
+    return pickle.loads(said)
+
+
+def _become(body: Callable[[], object], writer: int) -> NoReturn:
+    said = None
+    try:
+        body()
+    except BaseException:
+        said = traceback.format_exc()
+    os.write(writer, pickle.dumps(said)[:60000] if said is None else pickle.dumps(said[-20000:]))
+    os._exit(0)
+
+
+def gate_all(gate: Gate) -> None:
+    """In this process, every call of a pool that changes the host or a record passes the gate."""
+
+    def gated(owner: Any, method: str, what: str) -> None:
+        inner = getattr(owner, method)
+
+        def call(*arguments: Any) -> Any:
+            return gate(what, lambda: inner(*arguments), OSError(5, "Input/output error"))
+
+        setattr(owner, method, call)
+
+    gated(network, "make", "make namespace")
+    gated(network, "remove", "remove namespace")
+    gated(network, "make_tap", "make tap")
+    gated(network, "remove_tap", "remove tap")
+    for method in ("make", "remove"):
+        inner = getattr(parts.FolderPart, method)
+        setattr(parts.FolderPart, method, _gated_method(inner, gate, f"{method} folder"))
+    from devalloc_node.errors import Failed
+
+    for method in ("put", "drop"):
+        inner = getattr(Records, method)
+        failure = Failed("RecordsUnavailable", "No space left on device")
+        setattr(Records, method, _gated_method(inner, gate, f"{method} record", failure))
+
+
+def _gated_method(inner: Any, gate: Gate, what: str, failure: Exception | None = None) -> Any:
+    def call(self: Any, *arguments: Any) -> Any:
+        told = f"{what} {arguments[0].state}" if hasattr(arguments[0], "state") else what
+        return gate(told, lambda: inner(self, *arguments), failure or OSError(5, "Input/output error"))
+
+    return call
