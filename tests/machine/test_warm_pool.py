@@ -18,6 +18,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.spawn import opened_tap
 from devalloc_node.warm import network
 from devalloc_node.warm.errors import NotTaken
+from devalloc_node.warm.keeping import Keeper
 from devalloc_node.warm.setup import Setup
 from tests.support import warm_bed
 from tests.support.gates import HOWS, KILLS, Gate
@@ -91,7 +92,7 @@ def test_a_setup_is_not_taken_back_while_somebody_lives_in_it() -> None:
             pool.give_back(setup.id, warm_bed.Deadline.after(0))
         assert refused.value.code == "SetupInUse"
         assert refused.value.retryable
-        pool.take_back_forgotten()
+        Keeper(pool).take_back_forgotten()
         assert [taken.setup for taken in pool.status().taken] == [setup]
         threading.Timer(0.1, lodger.kill).start()
         threading.Thread(target=lodger.wait).start()
@@ -113,15 +114,15 @@ def test_what_its_owner_has_forgotten_is_taken_back_when_its_lease_is_over() -> 
     def body() -> None:
         before = snapshot()
         now = [0.0]
-        pool = warm_bed.Pool(warm_bed.config(lease_seconds=100.0), warm_bed.BOOT, clock=lambda: now[0])
-        pool.open()
+        pool = opened(lease_seconds=100.0)
+        keeper = Keeper(pool, clock=lambda: now[0])
         pool.take("a")
-        pool.take_back_forgotten()
+        keeper.take_back_forgotten()
         now[0] = 99.0
-        pool.take_back_forgotten()
+        keeper.take_back_forgotten()
         assert len(pool.status().taken) == 1
         now[0] = 100.0
-        pool.take_back_forgotten()
+        keeper.take_back_forgotten()
         assert pool.status().total == 0
         pool.close(soon())
         assert snapshot() == before
@@ -190,7 +191,7 @@ def test_a_pool_is_filled_in_the_background_and_empties_when_it_is_closed() -> N
         before = snapshot()
         pool = opened(target=6)
         stop = threading.Event()
-        keeper = threading.Thread(target=pool.keep, args=(stop,))
+        keeper = threading.Thread(target=Keeper(pool).keep, args=(stop,))
         keeper.start()
         for round_ in range(4):
             while pool.status().idle < 6:

@@ -13,13 +13,15 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 
-from devalloc_node.audit import audit
+from devalloc.inventory.capacity.cpus import Cpus, read_cpus
+from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.lockfile import holder_of, take
@@ -28,54 +30,20 @@ from devalloc_node.warm.build import Builder, Leftover
 from devalloc_node.warm.errors import NotTaken, TryAgain
 from devalloc_node.warm.occupants import occupants
 from devalloc_node.warm.parts import Part
+from devalloc_node.warm.pinning import Pin, pin
 from devalloc_node.warm.records import Record, Records
-from devalloc_node.warm.setup import Setup, WarmConfig
+from devalloc_node.warm.setup import WarmConfig
+from devalloc_node.warm.view import Status, Taken
 
 log = logging.getLogger(__name__)
 
 MOST_TEXT = 253
 """Characters of an owner, and of a request."""
 _POLL_SECONDS = 0.05
-_PAUSES = (1.0, 60.0)
-"""After setups could not be made: twice as long each time, within these."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Who has a setup."""
-
-    setup: Setup
-    owner: str
-    since_ms: int
-    """Since 1970 UTC."""
-    request: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How the pool is."""
-
-    target: int
-    most: int
-    idle: int
-    making: int
-    removing: int
-    taken: Sequence[Taken]
-    """Those taken longest first."""
-    made: int
-    """Since this plugin runs."""
-    failures: int
-    """Setups that could not be made or removed, since this plugin runs."""
-    problem: str
-    """Of the last of these that did not succeed since; empty where all is well."""
-
-    @property
-    def total(self) -> int:
-        return self.idle + self.making + self.removing + len(self.taken)
 
 
 class Pool:
-    """Safe for threads. ``open`` first, ``keep`` in a thread of its own, ``close`` at the end."""
+    """Safe for threads. ``open`` first, ``close`` at the end; ``keeping`` fills it meanwhile."""
 
     def __init__(
         self,
@@ -83,15 +51,17 @@ class Pool:
         boot: str,
         *,
         parts: Sequence[Part] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        cpus: Callable[[], Cpus] = lambda: read_cpus(Tree(Path("/"))),
     ) -> None:
-        """``boot``: the kernel's boot id. ``parts``: what setups are made of, None for what the config asks for."""
+        """``boot``: the kernel's boot id. ``parts``: what setups are made of, None for what the config asks for.
+        ``cpus``: those of the host, asked for now and then."""
         self.config = config
         self._records = Records(config.run / "records")
         self._builder = Builder(config, self._records, boot, parts)
         self._boot = boot
-        self._clock = clock
-        self._mutex = threading.Condition()
+        self._read_cpus = cpus
+        self._cpus = Cpus(None, frozenset(), frozenset(), ())
+        self._mutex = threading.Condition()  # a thread may take it again that has it
         # Under the mutex:
         self._idle: deque[Record] = deque()
         """Oldest first."""
@@ -105,8 +75,6 @@ class Pool:
         self._open = False
         self._made = self._failures = 0
         self._problem = ""
-        # Of ``keep`` alone:
-        self._empty_since: dict[str, float] = {}
         self._wake = threading.Event()
         self._lock = -1
 
@@ -120,6 +88,7 @@ class Pool:
         """
         self._records.make_folder()
         self._lock = self._locked()
+        self._cpus = self._read_cpus()
         found, unreadable = self._records.all()
         for name in unreadable:
             log.error("the record of warm setup %s cannot be read; remove by hand what has that name, then it", name)
@@ -167,13 +136,14 @@ class Pool:
 
     # Taking and giving back.
 
-    def take(self, owner: str, request: str = "") -> Taken:
+    def take(self, owner: str, request: str = "", *, vcpus: int = 0, one_node: bool = False) -> Taken:
         """Give a setup to ``owner``: one that is ready, the oldest first, or where there is none and the config allows
         it one that is made for him.
 
         It is his, whatever becomes of the plugin, when this returns. ``request``: a name for this taking, under which
-        it may be asked for again: the same setup is the answer. Raises TryAgain where there is none to be had now,
-        Denied ``OwnerInvalid``, Failed.
+        it may be asked for again: the same setup is the answer. ``vcpus``: choose so many CPUs for him, with
+        ``one_node`` of one NUMA node. Raises TryAgain where there is none to be had now, Denied ``OwnerInvalid``,
+        ``CpusTooFew``, Failed.
         """
         for what, text, least in (("owner", owner, 1), ("request", request, 0)):
             if not least <= len(text) <= MOST_TEXT or not text.isprintable():
@@ -185,14 +155,35 @@ class Pool:
             self._check_open()
             if request and (before := self._of_request(owner, request)) is not None:
                 return self._told(before)
-            record = self._idle.popleft() if self._idle else None
-            if record is None:
-                self._begin_making(1, demanded=True)
-            else:
-                record = self._own(record, owner, request)
+            pin = self._pin(vcpus, one_node)
+            record = None
+            if self._idle:
+                record = _own(self._idle.popleft(), owner, request, pin)
                 self._taken[record.id] = record
+            else:
+                self._begin_making(1, demanded=True)
         if record is None:
-            return self._told(self._made_for(owner, request))
+            return self._told(self._made_for(owner, request, vcpus, one_node))
+        self._note_taking(record)
+        return self._told(record)
+
+    def _made_for(self, owner: str, request: str, vcpus: int, one_node: bool) -> Record:
+        made = self._make_one()
+        if made is None:
+            raise _closing()
+        try:
+            with self._mutex:
+                chosen = self._pin(vcpus, one_node)  # others have taken CPUs meanwhile
+                record = self._taken[made.id] = _own(made, owner, request, chosen)
+                self._finish_making(None)
+        except NodeError:
+            self._finish_making(made)
+            raise
+        self._note_taking(record)
+        return record
+
+    def _note_taking(self, record: Record) -> None:
+        """On disk it is his too, or it is ready again. Raises Failed."""
         try:
             self._records.put(record)
         except NodeError:
@@ -202,32 +193,10 @@ class Pool:
                 self._idle.appendleft(record)
             raise
         self._wake.set()
-        return self._told(record)
-
-    def _made_for(self, owner: str, request: str) -> Record:
-        record = self._make_one()
-        if record is None:
-            raise _closing()
-        record = self._own(record, owner, request)
-        try:
-            self._records.put(record)
-        except NodeError:
-            self._finish_making(self._disown(record))
-            raise
-        with self._mutex:
-            self._taken[record.id] = record
-            self._making -= 1
-            self._mutex.notify_all()
-        self._wake.set()
-        return record
-
-    def _own(self, record: Record, owner: str, request: str) -> Record:
-        now = int(time.time() * 1000)
-        return replace(record, state="taken", owner=owner, request=request, since_ms=now)
 
     def _disown(self, record: Record) -> Record:
         """Nobody was told that it is his: it is ready, on disk too where that can be."""
-        record = replace(record, state="idle", owner="", request="", since_ms=0)
+        record = replace(record, state="idle", owner="", request="", since_ms=0, cpus=(), nodes=())
         with suppress(NodeError):  # or it counts as taken after a crash, until its lease is over
             self._records.put(record)
         return record
@@ -314,31 +283,6 @@ class Pool:
         if first is not None:
             raise first
 
-    def keep(self, stop: threading.Event) -> None:
-        """Until ``stop``: keep as many ready as are wanted, remove what could not be removed before, and take back what
-        its owner has forgotten."""
-        pause, looked = 0.0, self._clock()
-        while not stop.is_set():
-            self._wake.clear()
-            try:
-                self.refill()
-                pause = 0.0
-            except NodeError as error:
-                pause = min(max(2 * pause, _PAUSES[0]), _PAUSES[1])
-                log.warning("warm setups cannot be kept ready; trying again in %.0f s: %s", pause, error)
-            if self._clock() - looked >= self.config.look_seconds:
-                looked = self._clock()
-                self._remove_all()
-                self.take_back_forgotten()
-            if pause:
-                stop.wait(pause)
-            else:
-                self._wake.wait(self.config.look_seconds)
-
-    def poke(self) -> None:
-        """Have ``keep`` look now."""
-        self._wake.set()
-
     def refill(self) -> None:
         """Make as many as are missing. Raises NodeError for the first that cannot be made."""
         with self._mutex:
@@ -347,23 +291,19 @@ class Pool:
         with suppress(TryAgain):  # somebody else was faster
             self.fill(min(missing, room))
 
-    def take_back_forgotten(self) -> None:
-        """Give back for their owners those in which nobody has lived for as long as the config says."""
-        with self._mutex:
-            taken = [record for name, record in self._taken.items() if name not in self._coming_back]
-        lived_in, now = self._occupants(taken), self._clock()
-        before, self._empty_since = self._empty_since, {}
-        for record in taken:
-            if record.id in lived_in:
-                continue
-            since = before.get(record.id, now)
-            if now - since < self.config.lease_seconds:
-                self._empty_since[record.id] = since
-                continue
-            log.warning("setup %s of %s is taken back: nothing has lived in it for long", record.id, record.owner)
-            audit("warm", setup=record.id, owner=record.owner, reason="nothing has lived in it for long")
-            with suppress(NodeError):  # somebody has moved in, or gives it back himself
-                self.give_back(record.id, Deadline.after(0))
+    def look(self) -> None:
+        """Try to remove what could not be removed, and see which CPUs the host has now. Raises NodeError, OSError."""
+        self._cpus = self._read_cpus()
+        self._remove_all()
+
+    def await_change(self, seconds: float) -> None:
+        """Until a setup was taken or given back, or ``poke``; so long at most."""
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def poke(self) -> None:
+        """Whoever awaits a change has waited long enough."""
+        self._wake.set()
 
     # How it is.
 
@@ -375,16 +315,17 @@ class Pool:
                 len(self._idle),
                 self._making,
                 len(self._removing),
-                tuple(map(self._told, sorted(self._taken.values(), key=lambda each: (each.since_ms, each.id)))),
+                tuple(map(self._told, sorted(self._taken.values(), key=lambda each: each.since_ms))),
                 self._made,
                 self._failures,
                 self._problem,
             )
 
     def _told(self, record: Record) -> Taken:
-        return Taken(self._builder.setup_of(record), record.owner, record.since_ms, record.request)
+        pin = Pin(record.cpus, record.nodes) if record.cpus else None
+        return Taken(self._builder.setup_of(record), record.owner, record.since_ms, record.request, pin)
 
-    # Within. The first four are called with the mutex.
+    # Within. The first ones are called with the mutex.
 
     def _check_open(self) -> None:
         if not self._open:
@@ -392,6 +333,13 @@ class Pool:
 
     def _total(self) -> int:
         return len(self._idle) + len(self._taken) + self._making + len(self._removing)
+
+    def _pin(self, vcpus: int, one_node: bool) -> Pin | None:
+        """Counted anew from those who have CPUs, so that none stays counted whose owner has gone. Raises Denied."""
+        if not vcpus:
+            return None
+        loads = Counter(cpu for record in self._taken.values() for cpu in record.cpus)
+        return pin(self._cpus, loads, vcpus, most=self.config.vcpus_per_cpu, one_node=one_node)
 
     def _begin_making(self, number: int, *, demanded: bool) -> None:
         """Have room for so many. Raises TryAgain."""
@@ -414,10 +362,10 @@ class Pool:
                 return None
             _, record = self._builder.make()
         except BaseException as error:
-            self._finish_making(None)
-            self._failed(error)
-            if isinstance(error, Leftover):
-                with self._mutex:
+            with self._mutex:
+                self._finish_making(None)
+                self._failed(error)
+                if isinstance(error, Leftover):
                     self._removing[error.record.id] = error.record
             raise
         with self._mutex:
@@ -426,8 +374,8 @@ class Pool:
             if self._open:
                 return record
             self._removing[record.id] = replace(record, state="removing")
+            self._finish_making(None)
         self._remove(record, {})
-        self._finish_making(None)
         return None
 
     def _finish_making(self, record: Record | None) -> None:
@@ -474,6 +422,14 @@ class Pool:
         with self._mutex:
             self._failures += 1
             self._problem = str(error)
+
+
+def _own(record: Record, owner: str, request: str, pin: Pin | None) -> Record:
+    now = int(time.time() * 1000)
+    chosen = pin or Pin((), ())
+    return replace(
+        record, state="taken", owner=owner, request=request, since_ms=now, cpus=chosen.cpus, nodes=chosen.nodes
+    )
 
 
 def _closing() -> TryAgain:

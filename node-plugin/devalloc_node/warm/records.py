@@ -40,6 +40,10 @@ class Record:
     """What its owner called the taking, so that it may be repeated."""
     since_ms: int = 0
     """When it was taken, since 1970 UTC."""
+    cpus: tuple[int, ...] = ()
+    """Of the host, that its owner's vCPUs are pinned to."""
+    nodes: tuple[int, ...] = ()
+    """The NUMA nodes of these."""
 
     def with_part(self, name: str) -> Record:
         return replace(self, parts=(*self.parts, name))
@@ -122,6 +126,8 @@ def _text(record: Record) -> bytes:
         "owner": record.owner,
         "request": record.request,
         "sinceMs": record.since_ms,
+        "cpus": record.cpus,
+        "nodes": record.nodes,
     }
     return json.dumps(content, separators=(",", ":")).encode()
 
@@ -140,6 +146,8 @@ def _record(name: str, content: Any) -> Record:
         content["owner"],
         content["request"],
         int(content["sinceMs"]),
+        tuple(map(int, content["cpus"])),
+        tuple(map(int, content["nodes"])),
     )
 
 

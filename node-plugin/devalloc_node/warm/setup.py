@@ -56,6 +56,8 @@ class WarmConfig:
     """What ids of setups begin with."""
     user: int | None = None
     """Whose the folders and TAP interfaces are; None: the plugin's own."""
+    vcpus_per_cpu: int | None = None
+    """How many vCPUs of takers may be pinned to one CPU of the host; None: any number."""
     workers: int = 4
     """Setups made, or removed, at the same time."""
     lease_seconds: float = 300.0
@@ -70,6 +72,8 @@ class WarmConfig:
             raise ValueError(f"the prefix of warm setups has {len(self.prefix)} characters, {MOST // 2} at most")
         if not 0 <= self.target <= self.most:
             raise ValueError(f"{self.target} warm setups cannot be kept ready where there are {self.most} at most")
+        if self.vcpus_per_cpu is not None and self.vcpus_per_cpu < 1:
+            raise ValueError(f"{self.vcpus_per_cpu} vCPUs for each CPU are none; 1 at least")
         if self.workers < 1:
             raise ValueError(f"{self.workers} workers make no setup; 1 at least")
 

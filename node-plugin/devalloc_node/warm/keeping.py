@@ -1,0 +1,74 @@
+"""What goes on behind the pool: filling it, trying again to remove what could not be, taking back what is forgotten."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from devalloc_node.audit import audit
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import NodeError
+from devalloc_node.warm.occupants import occupants
+from devalloc_node.warm.pool import Pool
+
+log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 0.5
+"""How soon a stop is seen."""
+_PAUSES = (1.0, 60.0)
+"""Seconds after setups could not be made: twice as long each time, within these."""
+
+
+class Keeper:
+    """Of one pool, in one thread: ``keep``."""
+
+    def __init__(self, pool: Pool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._empty_since: dict[str, float] = {}
+        """The setups in which nobody lived when it was last looked, and since when."""
+
+    def keep(self, stop: threading.Event) -> None:
+        """Until ``stop``."""
+        look = self._pool.config.look_seconds
+        pause, looked = 0.0, self._clock()
+        while not stop.is_set():
+            try:
+                self._pool.refill()
+                pause = 0.0
+            except Exception as error:  # what is done unasked must not end what was asked for
+                pause = min(max(2 * pause, _PAUSES[0]), _PAUSES[1])
+                known = isinstance(error, NodeError)
+                log.warning("warm setups: trying again in %.0f s: %s", pause, error, exc_info=not known)
+            if self._clock() - looked >= look:
+                looked = self._clock()
+                try:
+                    self._pool.look()
+                    self.take_back_forgotten()
+                except Exception:
+                    log.exception("could not look after the warm setups; trying again in %.0f s", look)
+            if pause:
+                stop.wait(pause)
+            else:
+                self._pool.await_change(min(look, _STOP_SECONDS))
+
+    def take_back_forgotten(self) -> None:
+        """Give back for their owners those in which nobody has lived for as long as the config says."""
+        taken = self._pool.status().taken
+        lived_in, now = occupants([each.setup for each in taken]), self._clock()
+        before, self._empty_since = self._empty_since, {}
+        for each in taken:
+            name = each.setup.id
+            if name in lived_in:
+                continue
+            since = before.get(name, now)
+            if now - since < self._pool.config.lease_seconds:
+                self._empty_since[name] = since
+                continue
+            log.warning("setup %s of %s is taken back: nothing has lived in it for long", name, each.owner)
+            audit("warm", setup=name, owner=each.owner, reason="nothing has lived in it for long")
+            with suppress(NodeError):  # somebody has moved in, or gives it back himself
+                self._pool.give_back(name, Deadline.after(0))

@@ -1,0 +1,329 @@
+"""Who has which setup. Here setups are of toy parts; real ones: tests/machine/test_warm_pool.py."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.warm.errors import NotTaken, TryAgain
+from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.setup import Setup, WarmConfig
+from tests.unit.node.test_warm_tables import host
+
+BOOT = "boot-1"
+
+
+@dataclass
+class Toy:
+    """A part that is there or not."""
+
+    there: list[str] = field(default_factory=list)
+    making: Callable[[Setup], None] = lambda setup: None
+    removing: Callable[[Setup], None] = lambda setup: None
+    name: str = "toy"
+
+    def make(self, setup: Setup) -> Setup:
+        self.making(setup)
+        self.there.append(setup.id)
+        return setup
+
+    def remove(self, setup: Setup) -> None:
+        self.removing(setup)
+        if setup.id in self.there:
+            self.there.remove(setup.id)
+
+    def is_whole(self, setup: Setup) -> bool:
+        return setup.id in self.there
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+@contextmanager
+def opened(folder: Path, toy: Toy, boot: str = BOOT, **more: object) -> Iterator[Pool]:
+    config = WarmConfig(run=folder / "run", namespaces=folder / "netns", **more)  # type: ignore[arg-type]
+    pool = Pool(config, boot, parts=[toy], cpus=lambda: host({0: "0-1", 1: "2-3"}))
+    pool.open()
+    try:
+        yield pool
+    finally:
+        pool.close(soon())
+
+
+def soon() -> Deadline:
+    return Deadline.after(10)
+
+
+def broken(setup: Setup) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_those_that_are_ready_go_first_in_first_out_and_then_one_is_made(tmp_path: Path, toy: Toy) -> None:
+    """Fill(3), then Get four times."""
+    with opened(tmp_path, toy, workers=1) as pool:
+        pool.fill(3)
+        ready = list(toy.there)
+        taken = [pool.take("a").setup.id for _ in range(4)]
+        assert taken[:3] == ready
+        assert taken[3] not in ready
+        assert pool.status().idle == 0
+        assert [each.setup.id for each in pool.status().taken] == sorted(taken, key=taken.index)
+
+
+def test_filling_nothing_makes_nothing(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        pool.fill(0)
+        assert toy.there == []
+
+
+def test_what_comes_back_comes_back_once(tmp_path: Path, toy: Toy) -> None:
+    """ReturnByVmid twice: done, then the error that nobody has it."""
+    with opened(tmp_path, toy) as pool:
+        name = pool.take("a").setup.id
+        pool.give_back(name, soon())
+        assert toy.there == []
+        for unknown in (name, "warm-never", "../../etc", ""):
+            with pytest.raises(NotTaken) as refused:
+                pool.give_back(unknown, soon())
+            assert (refused.value.code, refused.value.retryable) == ("SetupNotTaken", False)
+        pool.fill(1)
+        with pytest.raises(NotTaken):
+            pool.give_back(toy.there[0], soon())  # which is ready, and nobody's
+
+
+def test_no_more_than_may_be(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy, most=3) as pool:
+        pool.fill(2)
+        with pytest.raises(TryAgain, match="2 more warm setups would be 4, and 3 may be: 0 are taken") as short:
+            pool.fill(2)
+        assert (short.value.short, short.value.retryable) == ("setups", True)
+        assert len(toy.there) == 2, "none was made"
+        taken = [pool.take("a") for _ in range(3)]
+        with pytest.raises(TryAgain):
+            pool.take("a")
+        pool.give_back(taken[0].setup.id, soon())
+        pool.take("a")
+
+
+def test_without_making_on_demand_who_finds_none_is_to_ask_again(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy, on_demand=False) as pool:
+        with pytest.raises(TryAgain, match="no warm setup is ready, and 0 are being made"):
+            pool.take("a")
+        pool.fill(1)
+        pool.take("a")
+
+
+def test_the_first_error_of_filling_is_told_and_what_was_made_is_kept(tmp_path: Path, toy: Toy) -> None:
+    def third_fails(setup: Setup) -> None:
+        if len(toy.there) == 2:
+            broken(setup)
+
+    toy.making = third_fails
+    with opened(tmp_path, toy, workers=1) as pool:
+        with pytest.raises(Failed, match=r"the toy of setup warm-.* cannot be made: .*Input/output error") as failed:
+            pool.fill(5)
+        assert (failed.value.code, failed.value.retryable) == ("SetupFailed", True)
+        status = pool.status()
+        assert (status.idle, status.making, status.removing, status.failures) == (2, 0, 0, 1)
+        assert "Input/output error" in status.problem
+        toy.making = lambda setup: None
+        pool.fill(3)
+        assert (pool.status().idle, pool.status().problem) == (5, "")
+
+
+def test_setups_are_made_at_the_same_time_and_never_under_the_lock(tmp_path: Path, toy: Toy) -> None:
+    together = threading.Barrier(3)  # nobody gets on before three are being made, and the status is asked meanwhile
+
+    def wait(setup: Setup) -> None:
+        assert pool.status().making == 3
+        together.wait(10)
+
+    toy.making = wait
+    with opened(tmp_path, toy, workers=3) as pool:
+        pool.fill(3)
+        assert pool.status().idle == 3
+
+
+def test_what_cannot_be_removed_is_not_forgotten_and_takes_its_place(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy, most=1) as pool:
+        name = pool.take("a").setup.id
+        toy.removing = broken
+        pool.give_back(name, soon())
+        assert (pool.status().removing, pool.status().failures) == (1, 1)
+        with pytest.raises(TryAgain, match="1 being removed"):
+            pool.take("b")
+        toy.removing = lambda setup: None
+        pool.look()
+        assert pool.status().removing == 0
+        assert pool.take("b").setup.id != name
+
+
+def test_who_repeats_a_request_has_the_same_setup_and_nobody_else_has(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        first = pool.take("a", "r1")
+        assert pool.take("a", "r1") == first
+        others = {pool.take("a", "r2").setup.id, pool.take("b", "r1").setup.id, pool.take("a").setup.id}
+        assert len({first.setup.id, *others}) == 4
+        pool.give_back(first.setup.id, soon())
+        assert pool.take("a", "r1").setup.id != first.setup.id
+
+
+def test_owners_are_texts_of_a_line(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        for owner, request in (("", ""), ("a\nb", ""), ("a" * 254, ""), ("a", "\x1b[2J")):
+            with pytest.raises(Denied) as refused:
+                pool.take(owner, request)
+            assert refused.value.code == "OwnerInvalid"
+        assert toy.there == []
+
+
+def test_cpus_are_chosen_with_the_setup_and_free_again_with_it(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy, vcpus_per_cpu=1) as pool:
+        first = pool.take("a", vcpus=2)
+        assert first.pin is not None
+        assert (first.pin.cpus, first.pin.nodes) == ((0, 1), (0,))
+        second = pool.take("b", vcpus=2, one_node=True)
+        assert second.pin is not None
+        assert second.pin.cpus == (2, 3)
+        assert pool.take("none").pin is None
+        with pytest.raises(TryAgain) as short:
+            pool.take("c", vcpus=1)
+        assert short.value.short == "cpus"
+        with pytest.raises(Denied) as never:
+            pool.take("c", vcpus=5)
+        assert never.value.code == "CpusTooFew"
+        pool.give_back(first.setup.id, soon())
+        assert pool.take("c", vcpus=1).pin is not None
+        assert len(toy.there) == 3, "whoever gets no CPUs gets no setup"
+
+
+def test_what_is_taken_is_known_to_the_next_plugin_and_the_rest_is_gone(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        pool.fill(3)
+        taken = pool.take("a", "r", vcpus=2)
+    assert toy.there == [taken.setup.id]
+    with opened(tmp_path, toy) as pool:
+        assert list(pool.status().taken) == [taken]
+        assert pool.take("a", "r") == taken
+        pool.give_back(taken.setup.id, soon())
+    assert toy.there == []
+
+
+def test_what_a_killed_plugin_had_ready_is_ready_where_it_is_whole(tmp_path: Path, toy: Toy) -> None:
+    config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
+    killed = Pool(config, BOOT, parts=[toy])
+    killed.open()
+    killed.fill(3)
+    kill(killed)
+    broken_one = toy.there.pop()
+    with opened(tmp_path, toy) as pool:
+        assert pool.status().idle == 2
+        assert broken_one not in {pool.take("a").setup.id for _ in range(2)}
+
+
+def test_of_another_boot_nothing_is_taken_any_more(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        pool.take("a")
+    with opened(tmp_path, toy, boot="boot-2") as pool:
+        assert pool.status().total == 0
+    assert list((tmp_path / "run" / "records").iterdir()) == []
+    assert len(toy.there) == 1, "what a reboot has ended is not ended again"
+
+
+def test_a_record_that_nobody_can_read_is_left_with_all_it_may_tell_of(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        name = pool.take("a").setup.id
+    record = tmp_path / "run" / "records" / f"{name}.json"
+    for text in ("", "[]", json.dumps({"state": "lost"}), record.read_text().replace("taken", "eaten")):
+        record.write_text(text)
+        with opened(tmp_path, toy) as pool:
+            assert pool.status().total == 0
+        assert record.read_text() == text
+        assert toy.there == [name]
+
+
+def test_where_records_cannot_be_written_nothing_is_taken_or_made(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        pool.fill(1)
+        records = tmp_path / "run" / "records"
+        records.rename(tmp_path / "elsewhere")
+        for _ in range(2):
+            with pytest.raises(Failed) as failed:
+                pool.take("a")
+            assert failed.value.code == "RecordsUnavailable"
+        assert (pool.status().idle, len(pool.status().taken)) == (1, 0)
+        with pytest.raises(NodeError):
+            pool.fill(1)
+        assert len(toy.there) == 1
+        (tmp_path / "elsewhere").rename(records)
+        pool.take("a")
+
+
+def test_a_closed_pool_gives_and_takes_nothing(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        pool.fill(1)
+    for ask in (lambda: pool.take("a"), lambda: pool.fill(1), lambda: pool.give_back("x", soon())):
+        with pytest.raises(TryAgain) as short:
+            ask()
+        assert short.value.short == "pool"
+
+
+def test_many_at_once_never_have_one_setup_and_never_more_than_may_be(tmp_path: Path, toy: Toy) -> None:
+    """Eight threads take and give back; a set of those in use is kept beside the pool."""
+    using: set[str] = set()
+    wrong: list[str] = []
+    guard = threading.Lock()
+
+    def work() -> None:
+        for _ in range(15):
+            try:
+                name = pool.take("a").setup.id
+            except TryAgain:
+                continue
+            with guard:
+                if name in using or pool.status().total > 5:
+                    wrong.append(name)
+                using.add(name)
+            with guard:
+                using.discard(name)
+            pool.give_back(name, soon())
+
+    with opened(tmp_path, toy, most=5) as pool:
+        pool.fill(3)
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert pool.status().making == 0
+        assert len(toy.there) == pool.status().idle
+    assert toy.there == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"target": 5, "most": 4}, {"target": -1}, {"workers": 0}, {"vcpus_per_cpu": 0}, {"prefix": "a" * 50}]
+)
+def test_words_of_an_admin_that_make_no_sense(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"\d"):
+        WarmConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(Denied):
+        WarmConfig(prefix="../up")
+
+
+def kill(pool: Pool) -> None:
+    """What becomes of its lock when its process is killed."""
+    import os
+
+    os.close(pool._lock)
