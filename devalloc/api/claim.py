@@ -59,7 +59,9 @@ Requests = Annotated[
 Limits = Annotated[
     dict[PlainName, NotNegative], Field(max_length=32), AfterValidator(not_negative), AfterValidator(_whole_count)
 ]
-MatchAttributes = Annotated[list[PlainName], Field(max_length=32)]
+MAX_MATCHES = 32
+MAX_NAME = 253
+MatchAttributes = Annotated[list[PlainName], Field(max_length=MAX_MATCHES)]
 MAX_CONFIGS = 32
 MAX_DEVICES = 8192
 """Devices that one claim can hold."""
@@ -211,6 +213,18 @@ def check_annotations(annotations: Mapping[str, str]) -> None:
     text = annotations.get(meta.PRIORITY)
     if text is not None:
         _check_priority(text)
+    if meta.GROUP_MATCH in annotations:
+        _check_group_match(annotations)
+
+
+def _check_group_match(annotations: Mapping[str, str]) -> None:
+    where = ("metadata", "annotations", meta.GROUP_MATCH)
+    names = annotations[meta.GROUP_MATCH].split(",")
+    if not annotations.get(meta.GROUP):
+        refuse([(where, f"goes with the annotation {meta.GROUP}: only members of a group have it")])
+    if len(names) > MAX_MATCHES or not all(name.strip() and len(name.strip()) <= MAX_NAME for name in names):
+        told = f"must be at most {MAX_MATCHES} names of attributes, separated by commas"
+        refuse([(where, f"{told}, not {shown(annotations[meta.GROUP_MATCH])}")])
 
 
 @lru_cache(maxsize=1024)
@@ -252,6 +266,12 @@ class DeviceClaim(ApiModel):
     @property
     def group(self) -> str | None:
         return self.metadata.annotations.get(meta.GROUP) or None
+
+    @property
+    def group_match(self) -> tuple[str, ...]:
+        """Attributes on which its devices agree with those of other members of its group."""
+        text = self.metadata.annotations.get(meta.GROUP_MATCH, "") if self.group is not None else ""
+        return tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
 
     @property
     def pinned_node(self) -> str | None:

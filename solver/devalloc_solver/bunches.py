@@ -92,6 +92,7 @@ def may_take(slot: Slot, bunch: Bunch, ledger: Ledger) -> bool:
 def attributes_of(demand: Demand) -> Iterable[str]:
     """The attributes that devices of a claim are compared by."""
     yield from demand.match
+    yield from demand.shared
     for relation in demand.relations:
         yield relation.attribute
     for slot in demand.slots:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
-from devalloc.api.meta import NODE
+from devalloc.api.meta import GROUP_MATCH, NODE
 from devalloc.api.nearest import nearest
-from devalloc_solver.eligibility import Candidates, Eligibility
+from devalloc_solver.eligibility import Candidates, Eligibility, Step
 from devalloc_solver.holdings import Key, node_of
 from devalloc_solver.intake import Intake, Refused
 from devalloc_solver.naming import claim_order
 from devalloc_solver.reasons import Reason
-from devalloc_solver.snapshot import Snapshot
+from devalloc_solver.snapshot import Device, Snapshot
 
 
 class Mode(Enum):
@@ -89,6 +90,8 @@ class Demand:
     """the dialect's own object, which the stages between know by its key, priority and age only"""
     details: tuple[tuple[Slot, ...], ...]
     match: tuple[str, ...]
+    shared: tuple[str, ...] = ()
+    """attributes with one value over all demands of the unit that name them here"""
     relations: tuple[Relation, ...] = ()
     most: int | None = None
     """most entries over all details (32 in resource.k8s.io)"""
@@ -204,7 +207,75 @@ def _group_unit(
         told = ", ".join(f"{node} ({', '.join(sorted(bound))})" for node, bound in sorted(pins.items()))
         return fail(f"members of group {name} are bound to different nodes: {told}; see the annotation {NODE}")
     node, names = next(iter(pins.items()), (None, set()))
+    try:
+        members = _agreeing(members, allocated, snapshot)
+    except _Disagree as told:
+        return fail(f"members of group {name} that hold devices already {told}")
     return Unit(tuple(members), name, node, frozenset((namespace, one) for one in names))
+
+
+class _Disagree(Exception):
+    """Devices that members of a group hold do not agree as they should."""
+
+
+def _agreeing(members: list[Demand], allocated: list[DeviceClaim], snapshot: Snapshot) -> list[Demand]:
+    """The members, left with the devices that agree with what other members hold already. Raises _Disagree."""
+    for name in dict.fromkeys(name for demand in members for name in demand.shared):
+        held = [device for claim in allocated if name in claim.group_match for device in _devices_of(claim, snapshot)]
+        values = {device.attributes.get(name) for device in held}
+        if len(values) > 1 or None in values:
+            raise _Disagree(f"differ in {name}, which is to have one value; see the annotation {GROUP_MATCH}")
+        kept: dict[tuple[int, bool], Candidates] = {}
+        for value in values:
+            fit = _having(name, value, snapshot)
+            left = partial(_only, name=name, fit=fit, snapshot=snapshot)
+            members = [_with_candidates(d, left, kept) if name in d.shared else d for d in members]
+    return members
+
+
+def _devices_of(claim: DeviceClaim, snapshot: Snapshot) -> Iterator[Device]:
+    """Those of its devices that are still there."""
+    node = node_of(claim, snapshot)
+    for entry in claim.status.allocations if claim.status is not None else ():
+        for pool in snapshot.pools_by_name.get(entry.device_pool_name, ()):
+            if pool.node in (node, None):
+                yield from (device for device in pool.devices if device.name == entry.device_name)
+
+
+def _having(name: str, value: object, snapshot: Snapshot) -> frozenset[int]:
+    """Devices with that very value: one of another type is another one (S3)."""
+    found = ((device.index, device.attributes.get(name)) for device in snapshot.devices)
+    return frozenset(index for index, own in found if type(own) is type(value) and own == value)
+
+
+def _with_candidates(
+    demand: Demand, only: Callable[[Slot], Candidates], kept: dict[tuple[int, bool], Candidates]
+) -> Demand:
+    """``kept``: slots of equal candidates keep the same ones, which the search counts on."""
+
+    def left(slot: Slot) -> Slot:
+        key = id(slot.candidates), slot.mode is Mode.ADMIN_ALL
+        if key not in kept:
+            kept[key] = only(slot)
+        return replace(slot, candidates=kept[key])
+
+    return replace(demand, details=tuple(tuple(map(left, detail)) for detail in demand.details))
+
+
+def _only(slot: Slot, name: str, fit: frozenset[int], snapshot: Snapshot) -> Candidates:
+    """Those of its candidates that fit. One that gets all there are gets none where one of them does not."""
+    candidates = slot.candidates
+    fallen = tuple(sorted(candidates.accepted.keys() - fit))
+    if not fallen:
+        return candidates
+    accepted = {index: named for index, named in candidates.accepted.items() if index in fit}
+    barred = candidates.barred
+    if slot.mode is Mode.ADMIN_ALL:
+        nodes = {snapshot.pools[snapshot.devices[index].pool].node for index in fallen}
+        accepted = {} if None in nodes else accepted
+        barred |= {node for node in nodes if node is not None}
+    step = Step(f"differ in {name} from the devices that members of the group hold", fallen)
+    return replace(candidates, accepted=accepted, barred=barred, funnel=(*candidates.funnel, step))
 
 
 def find_refusal(claim: DeviceClaim, intake: Intake, eligibility: Eligibility) -> Refused | None:
@@ -286,7 +357,8 @@ def make_demand(claim: DeviceClaim, eligibility: Eligibility) -> Demand:
         slots = zip(numbers, entry.alternatives, strict=True)
         details.append(tuple(make_slot(index, number, detail, eligibility) for number, detail in slots))
     match = tuple(dict.fromkeys(claim.spec.match_attributes))
-    return Demand(claim, tuple(details), match, shape=claim.spec.model_dump_json())
+    shape = None if claim.group_match else claim.spec.model_dump_json()
+    return Demand(claim, tuple(details), match, claim.group_match, shape=shape)
 
 
 def make_slot(index: int, alternative: int | None, detail: DeviceClaimDetail, eligibility: Eligibility) -> Slot:

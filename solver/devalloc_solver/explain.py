@@ -308,7 +308,8 @@ class Explainer:
         if short:
             return short
         if reason is Reason.MATCH_ATTRIBUTES_CONFLICT:
-            names = sorted({n for d in unit.demands for n in (*d.match, *(m for s in d.slots for m in s.match))})
+            named = ((*d.match, *d.shared, *(n for s in d.slots for n in s.match)) for d in unit.demands)
+            names = sorted({name for found in named for name in found})
             return f"the devices needed together differ in {' and '.join(f'`{name}`' for name in names)} on every node"
         if reason is Reason.POOL_RESOURCES_EXHAUSTED:
             return _EXCLUSIVE

@@ -33,6 +33,11 @@ def add_relations(draft: Draft, demand: Demand, slots: Sequence[SlotVars], satis
             _add_common(draft, bound, _members_of(relation.attribute), satisfied)
 
 
+def add_agreement(draft: Draft, name: str, slots: Sequence[SlotVars], satisfied: IntVar) -> None:
+    """An attribute has one value on the devices of several claims of a unit, whose slots these are."""
+    _add_common(draft, slots, _values_of((name,)), satisfied)
+
+
 def _values_of(names: Sequence[str]) -> Values | None:
     """The values of several attributes as one, all of which must be there."""
     if not names:

@@ -11,7 +11,7 @@ from devalloc_solver.bunches import Place
 from devalloc_solver.demand import Demand, Mode, Slot, Unit
 from devalloc_solver.draft import Draft, add_terms
 from devalloc_solver.linear import add_at_least, add_at_most
-from devalloc_solver.relations import add_relations
+from devalloc_solver.relations import add_agreement, add_relations
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -26,8 +26,10 @@ def add_unit(draft: Draft, amounts: Amounts, number: int, unit: Unit, places: Se
     model.places[number] = literals
     model.cp.add(sum(literals.values()) == model.satisfied[number])
     asked = _Asked(draft, amounts, number, literals)
-    for demand in unit.demands:
-        asked.add_demand(demand)
+    slots = [(demand, asked.add_demand(demand)) for demand in unit.demands]
+    for name in dict.fromkeys(name for demand in unit.demands for name in demand.shared):
+        bound = [parts for demand, found in slots if name in demand.shared for parts in found]
+        add_agreement(draft, name, bound, asked.satisfied)
 
 
 class _Asked:
@@ -38,8 +40,8 @@ class _Asked:
         self.model, self.cp = draft.model, draft.model.cp
         self.satisfied = self.model.satisfied[number]
 
-    def add_demand(self, demand: Demand) -> None:
-        found = []
+    def add_demand(self, demand: Demand) -> list[SlotVars]:
+        found: list[SlotVars] = []
         for alternatives in demand.details:
             chosen = [self.satisfied]
             if len(alternatives) > 1:
@@ -51,6 +53,7 @@ class _Asked:
             self.cp.add(add_terms([term for parts in found for term in self.entries(parts)]) <= demand.most)
         if demand.once and any(parts.slot.mode.is_admin for parts in found):
             self.add_once(found)
+        return found
 
     def add_slot(self, demand: Demand, slot: Slot, chosen: IntVar) -> SlotVars:
         parts = SlotVars(self.number, demand, slot, chosen)

@@ -15,7 +15,7 @@
   - c:                       # several, and everything else there is
       details: [{deviceClass: gpu}, {oneOf: [{…}, {…}]}]
       match: [numa]          # spec.matchAttributes
-      priority: 5            # also: group, pin, created, deleting: true, annotations, spec (as it is)
+      priority: 5            # also: group, agree (group-match), pin, created, deleting: true, annotations, spec (as it is)
       held: [p1/g0, {p1/g1: {memory: 2Gi}}]   # comes in allocated
       node: n1               # … and its annotations allocated-node and allocation-details
       entries: ["0", "1.0"]
@@ -39,7 +39,7 @@ from typing import Any
 
 import yaml
 
-from devalloc.api.meta import GROUP, NODE, PRIORITY
+from devalloc.api.meta import GROUP, GROUP_MATCH, NODE, PRIORITY
 from tests.support import manifests
 from tests.support.manifests import Manifest
 
@@ -101,7 +101,7 @@ def _claim(name: str, content: Mapping[str, Any]) -> Manifest:
         content = {"details": [content]}
     annotations = {
         label: str(content[key])
-        for key, label in {"priority": PRIORITY, "group": GROUP, "pin": NODE}.items()
+        for key, label in {"priority": PRIORITY, "group": GROUP, "agree": GROUP_MATCH, "pin": NODE}.items()
         if key in content
     } | content.get("annotations", {})
     metadata: Manifest = {"annotations": annotations} if annotations else {}

@@ -49,6 +49,11 @@ def test_admins_beside_other_claims_agree_with_exhaustive_search() -> None:
     assert {seed: wrong for seed, wrong in found.items() if wrong} == {}
 
 
+def test_groups_that_agree_on_an_attribute_agree_with_exhaustive_search() -> None:
+    found = {seed: judge(random_fleets.groups_that_agree(Random(seed))) for seed in range(EXAMPLES // 4)}
+    assert {seed: wrong for seed, wrong in found.items() if wrong} == {}
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(documents=random_fleets.DOCUMENTS)
 def test_shrinkable_instances_agree_with_exhaustive_search(documents: list[dict[str, Any]]) -> None:

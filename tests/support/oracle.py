@@ -154,7 +154,7 @@ class _Search:
             for index, entry in enumerate(claim.entries)
         ]
         for node in self._nodes(group):
-            self._entry(node, entries, 0, {}, lambda: self._group(position + 1))
+            self._entry(node, entries, 0, {}, group.agreed, lambda: self._group(position + 1))
 
     def _nodes(self, group: Group) -> Iterable[str | None]:
         nodes = self.instance.nodes
@@ -168,22 +168,28 @@ class _Search:
         entries: Sequence[tuple[Claim, tuple[Detail, ...], Sequence[int]]],
         position: int,
         agreed: Mapping[str, Value],
+        together: Mapping[str, Value],
         done: Callable[[], None],
     ) -> None:
-        """Choose for the entry at ``position``; ``agreed`` are the values of the claim's own matchAttributes."""
+        """Choose for the entry at ``position``; ``agreed`` are the values of the claim's own matchAttributes,
+        ``together`` those that members of the group agree on."""
         if position == len(entries):
             done()
             return
         claim, entry, alternatives = entries[position]
         if position and entries[position - 1][0] is not claim:
             agreed = {}
+        bound = {name: together[name] for name in claim.shared if name in together}
+        if any(bound[name] != value for name, value in agreed.items() if name in bound):
+            return
         for alternative in alternatives:
             detail = entry[alternative]
-            for chosen, values in self._sets(detail, claim.match, node, agreed):
+            for chosen, values in self._sets(detail, (*claim.match, *claim.shared), node, {**agreed, **bound}):
                 with_this = {name: values[name] for name in claim.match}
+                with_all = {**together, **{name: values[name] for name in claim.shared}}
                 self._apply(detail, chosen)
                 if self._promising():
-                    self._entry(node, entries, position + 1, with_this, done)
+                    self._entry(node, entries, position + 1, with_this, with_all, done)
                 self._undo(detail, chosen)
 
     def _cost(self) -> tuple[int, int]:
@@ -336,7 +342,8 @@ class _Search:
         """What makes a device differ from its neighbours."""
         claims = [claim for group in groups for claim in group.claims]
         details = [detail for claim in claims for entry in claim.entries for detail in entry]
-        names = sorted({name for detail in details for name in detail.match} | {n for c in claims for n in c.match})
+        common = {name for claim in claims for name in (*claim.match, *claim.shared)}
+        names = sorted({name for detail in details for name in detail.match} | common)
         candidate_of: dict[int, list[int]] = defaultdict(list)
         for number, detail in enumerate(details):
             for index in detail.candidates:

@@ -123,6 +123,8 @@ class Claim:
     """Per entry of spec.claims its alternatives."""
     is_one_of: tuple[bool, ...]
     in_group: bool
+    shared: tuple[str, ...] = ()
+    """Attributes with one value on the devices of all members of its group that name them."""
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -137,6 +139,8 @@ class Group:
     nodes: set[str] = field(default_factory=set)
     """Nodes that pins and allocated members demand; more than one cannot be met."""
     failed: bool = False
+    agreed: dict[str, Value] = field(default_factory=dict)
+    """What devices that members hold have of the attributes that these members name."""
 
 
 @dataclass
@@ -184,6 +188,10 @@ def read(documents: Iterable[Mapping[str, Any]]) -> Instance:
             node = _hold(parsed, reader, pools, devices)
             if node is not None:
                 group.nodes.add(node)
+            for name in parsed.group_match:
+                for device in _held_by(parsed, pools, devices):
+                    values = {device.value(name), group.agreed.get(name, device.value(name))}
+                    group.agreed[name] = values.pop() or _NONE if len(values) == 1 else _NONE
         else:
             problems = {"Deleting"} if parsed.is_deleting else set()
             claim = reader.read(parsed, problems)
@@ -196,6 +204,19 @@ def read(documents: Iterable[Mapping[str, Any]]) -> Instance:
                 group.nodes.add(parsed.pinned_node)
     instance.groups = [group for group in groups.values() if group.claims]
     return instance
+
+
+_NONE: Value = ("none", None)
+"""What no device has."""
+
+
+def _held_by(claim: DeviceClaim, pools: Sequence[Pool], devices: Sequence[Device]) -> Iterable[Device]:
+    node = claim.allocated_node or claim.pinned_node
+    for entry in claim.status.allocations if claim.status is not None else ():
+        for device in devices:
+            pool = pools[device.pool]
+            if (pool.name, device.key[3]) == (entry.device_pool_name, entry.device_name) and pool.node in (node, None):
+                yield device
 
 
 def _parse(model: type[Any], document: Mapping[str, Any]) -> Any:
@@ -317,6 +338,7 @@ class _ClaimReader:
             ),
             is_one_of=tuple(bool(entry.one_of) for entry in claim.spec.claims),
             in_group=claim.group is not None,
+            shared=claim.group_match,
         )
 
     def is_admin(self, detail: DeviceClaimDetail) -> bool:

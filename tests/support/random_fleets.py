@@ -16,7 +16,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, PRIORITY, UNAVAILABLE
+from devalloc.api.meta import ALLOCATED_NODE, COMPATIBILITY_GROUP, GROUP, GROUP_MATCH, NODE, PRIORITY, UNAVAILABLE
 from tests.support.manifests import (
     Manifest,
     allocated,
@@ -440,3 +440,17 @@ def _held_entry(random: Random, name: str, held: Manifest) -> Manifest:
     if amounts and _chance(random, 0.6):
         return entry(name, held["name"], **amounts)
     return entry(name, held["name"])
+
+
+def groups_that_agree(random: Random) -> list[Manifest]:
+    """A fleet whose claims are in groups that are to agree on an attribute, those that hold devices with them."""
+    found = documents(random)
+    for document in found:
+        notes = document["metadata"].setdefault("annotations", {})
+        told = "status" not in document or ALLOCATED_NODE in notes  # else a pool's name alone says on which node
+        stays = "deletionTimestamp" not in document["metadata"]
+        if document["kind"] == "DeviceClaim" and told and stays and _chance(random, 0.8):
+            notes[GROUP] = random.choice(["x", "y"])
+            if _chance(random, 0.8):
+                notes[GROUP_MATCH] = random.choice(["numa", "numa", "model", "numa, model"])
+    return found

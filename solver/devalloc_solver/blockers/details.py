@@ -8,6 +8,7 @@ from math import gcd
 from typing import Any
 
 from devalloc.api.claim import COUNT, DeviceClaimDetail
+from devalloc.api.meta import GROUP_MATCH
 from devalloc.api.quantity import NANO, Quantity
 from devalloc_solver.blockers import supply
 from devalloc_solver.blockers.edits import Edit
@@ -39,6 +40,8 @@ class Offers:
     def matches(self) -> list[Edit]:
         """matchAttributes, of the spec and of each detail (S15)."""
         edits = [_spec_match(self.unit, d, name) for d in self.unit.demands for name in d.match]
+        shared = dict.fromkeys(name for demand in self.unit.demands for name in demand.shared)
+        edits += [_group_match(name) for name in shared]
         for demand, slot in self._slots():
             edits += [self._match(demand, slot, name) for name in dict.fromkeys(slot.spec.match_attributes)]
         return edits
@@ -253,6 +256,17 @@ def _spec_match(unit: Unit, demand: Demand, name: str) -> Edit:
     entry = {"kind": "matchAttribute", **_member(unit, demand.key), "attribute": name, "path": path}
     words = f"without `{name}` in {path}{_of(unit, demand)}"
     return Edit(entry, words, lambda question: question.with_demands(change))
+
+
+def _group_match(name: str) -> Edit:
+    """Among the members that are still to be placed: what others hold is not edited."""
+    path = f"metadata.annotations[{GROUP_MATCH}]"
+    entry = {"kind": "matchAttribute", "attribute": name, "path": path}
+
+    def change(other: Demand) -> Demand:
+        return replace(other, shared=tuple(n for n in other.shared if n != name))
+
+    return Edit(entry, f"without `{name}` in {path}", lambda question: question.with_demands(change))
 
 
 def _request(unit: Unit, demand: Demand, slots: Sequence[Slot]) -> Edit:

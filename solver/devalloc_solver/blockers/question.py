@@ -204,7 +204,7 @@ class Finder:
             return nodes
         names = set()
         for demand in question.unit.demands:
-            names |= {*demand.match}
+            names |= {*demand.match, *demand.shared}
             names |= {relation.attribute for relation in demand.relations}
             for slot in demand.slots:
                 read = self.reads(slot)

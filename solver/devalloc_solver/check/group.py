@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 
 from devalloc.api.claim import DeviceClaim
-from devalloc_solver.check.answer import Answer
-from devalloc_solver.check.fleet import Fleet
+from devalloc_solver.check.answer import Answer, recorded_grants
+from devalloc_solver.check.detail import disagreements
+from devalloc_solver.check.fleet import Fleet, PooledDevice
 from devalloc_solver.check.held import held_node
 
 GroupKey = tuple[str, str]
@@ -37,6 +38,7 @@ def group_violations(
         if key in failed:
             yield f"{name}: {new[0].metadata.name} is allocated although a member is invalid (S7)"
         yield from _one_node(name, members, new, allocated, fleet)
+        yield from _agreement(name, members, allocated, fleet)
 
 
 def _one_node(
@@ -56,3 +58,26 @@ def _one_node(
     for claim, node in nodes.items():
         if node is not None and node not in fleet.nodes | pins | set(fixed.values()):
             yield f"{name}: {claim} is on node {node}, which does not exist (S7)"
+
+
+def _agreement(
+    name: str, members: Iterable[DeviceClaim], allocated: Mapping[tuple[str, str], Answer], fleet: Fleet
+) -> Iterator[str]:
+    """An attribute that members name has one value on all devices of these members (S15 across claims)."""
+    bound: dict[str, list[PooledDevice]] = defaultdict(list)
+    asked = {attribute for claim in members if claim.key in allocated for attribute in claim.group_match}
+    for claim in members:
+        for attribute in claim.group_match:
+            if attribute not in asked:
+                continue  # nothing new was to agree: what is held stays
+            if claim.key in allocated:
+                answer = allocated[claim.key]
+                found = (fleet.find(answer.node, grant.pool, grant.device) for grant in answer.grants)
+                bound[attribute] += [device for device in found if device is not None]
+            else:
+                node = held_node(claim, fleet)
+                for grant in recorded_grants(claim.status):
+                    bound[attribute] += fleet.find_held(node, grant.pool, grant.device)
+    for attribute, devices in bound.items():
+        for sentence in disagreements([attribute], devices):
+            yield f"{name}: {sentence}"

@@ -97,6 +97,8 @@ def split_units(snapshot: Snapshot, units: Sequence[Unit]) -> tuple[list[Kind], 
 
 def _has_ways(snapshot: Snapshot, unit: Unit, plain: dict[int, bool]) -> bool:
     count = 1
+    if any(demand.shared for demand in unit.demands):
+        return False
     for alternatives in (alternatives for demand in unit.demands for alternatives in demand.details):
         count *= len(alternatives)
         for slot in alternatives:

@@ -236,6 +236,9 @@ def _ties(unit: Unit, asks: Sequence[Ask]) -> tuple[tuple[Tie, ...], tuple[Tie, 
             if mask:
                 (distincts if relation.distinct else ties).append(Tie((relation.attribute,), mask, listed=True))
         ties += [Tie(ask.slot.match, ask.bit, listed=False) for ask in mine if ask.slot.match]
+    for name in dict.fromkeys(name for demand in unit.demands for name in demand.shared):
+        mask = sum(ask.bit for ask in asks if name in unit.demands[ask.demand].shared)
+        ties.append(Tie((name,), mask, listed=False))
     return tuple(ties), tuple(distincts)
 
 
@@ -245,7 +248,7 @@ def _twins(unit: Unit, shapes: Sequence[tuple[object, ...]]) -> tuple[int | None
     twins: list[int | None] = []
     for number, demand in enumerate(unit.demands):
         alone = len(demand.details) == 1
-        scope: object = (demand.match, demand.most, demand.once) if alone else number
+        scope: object = (demand.match, demand.shared, demand.most, demand.once) if alone else number
         for _ in demand.details:
             position = len(twins)
             key = (scope, shapes[position])

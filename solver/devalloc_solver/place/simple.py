@@ -23,7 +23,7 @@ def simple_slots(unit: Unit) -> tuple[Slot, ...]:
         return ()
     demand = unit.demands[0]
     slots = demand.details[0]
-    return slots if not demand.relations and all(_is_simple(slot, demand) for slot in slots) else ()
+    return slots if not (demand.relations or demand.shared) and all(_is_simple(slot, demand) for slot in slots) else ()
 
 
 def _is_simple(slot: Slot, demand: Demand) -> bool:
