@@ -52,6 +52,9 @@ PUBLISHED_BY = "devalloc.io/published-by"
 """A label of pools that a node's inventory publishes and may change and delete; other pools are left alone."""
 UNAVAILABLE = "devalloc.io/unavailable"
 """A device attribute: why only admin claims may have the device (S6a)."""
+ONLY_CLASS = "devalloc.io/class"
+"""A device attribute: the one class through which it is had, by a detail that names it; others pass it by. So a claim
+for any device of any driver never gets the CPUs of a host. Admin claims see it all the same."""
 COMPATIBILITY_GROUP = "devalloc.io/compatibilityGroup"
 """A device attribute: devices of one pool are allocated together only when they carry the same value (S12a)."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from devalloc.api.claim import DeviceClaimDetail
 from devalloc.api.deviceclass import DeviceClass
-from devalloc.api.meta import UNAVAILABLE
+from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
 from devalloc.api.pool import AttributeValue
 from devalloc_solver import cel
 from devalloc_solver.snapshot import Device, Snapshot
@@ -307,7 +307,7 @@ class Eligibility:
             return [[device] for device in self.snapshot.devices]
         if (reads, present) not in self._groups:
             groups: dict[object, list[Device]] = {}
-            names = sorted(reads | {UNAVAILABLE})
+            names = sorted(reads | {UNAVAILABLE, ONLY_CLASS})
             for pool in self.snapshot.pools:
                 for device in pool.devices:
                     attributes = device.attributes
@@ -351,6 +351,8 @@ class Eligibility:
             return Fall(4, "can never be allocated", f"requests {device.undefined!r}, which its pool does not define")
         if not admin and device.unavailable is not None:
             return Fall(5, "are unavailable", device.unavailable)
+        if not admin and device.attributes.get(ONLY_CLASS, detail.device_class) != detail.device_class:
+            return Fall(5, f"go to claims that name class {device.attributes[ONLY_CLASS]}")
         missing = [name for name in match if name not in device.attributes]
         if missing and not admin:
             return Fall(6, f"have no attribute {missing[0]}")

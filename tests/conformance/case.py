@@ -15,7 +15,7 @@
   - c:                       # several, and everything else there is
       details: [{deviceClass: gpu}, {oneOf: [{…}, {…}]}]
       match: [numa]          # spec.matchAttributes
-      priority: 5            # also: group, agree (group-match), pin, created, deleting: true, annotations, spec (verbatim)
+      priority: 5            # also: group, agree (group-match), pin, created, deleting, annotations, spec (verbatim)
       held: [p1/g0, {p1/g1: {memory: 2Gi}}]   # comes in allocated
       node: n1               # … and its annotations allocated-node and allocation-details
       entries: ["0", "1.0"]

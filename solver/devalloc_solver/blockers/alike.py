@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
+from devalloc.api.meta import COMPATIBILITY_GROUP, ONLY_CLASS, UNAVAILABLE
 from devalloc_solver.snapshot import Device, Pool, Snapshot
 
 Node = str | None
@@ -39,7 +39,7 @@ class Alike:
     def _looks_by(self, names: frozenset[str]) -> dict[Node, object]:
         if names not in self._looks:
             static = self._static_numbers()
-            order = sorted({*names, UNAVAILABLE, COMPATIBILITY_GROUP})
+            order = sorted({*names, UNAVAILABLE, ONLY_CLASS, COMPATIBILITY_GROUP})
             numbers: dict[object, int] = {}
 
             def number(device: Device) -> int:

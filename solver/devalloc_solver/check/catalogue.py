@@ -62,6 +62,9 @@ class Catalogue:
             return f"requests {pooled.undefined_resources[0]}, which its pool does not define (S12)"
         if meta.UNAVAILABLE in pooled.attributes and not self.is_admin(detail):
             return f"is unavailable: {pooled.attributes[meta.UNAVAILABLE]} (S6a)"
+        only = pooled.attributes.get(meta.ONLY_CLASS)
+        if only is not None and only != detail.device_class and not self.is_admin(detail):
+            return f"is had through class {only} only"
         if detail.device_class:
             named = self._by_name[detail.device_class]
             if detail.device_type and named.spec.device_type != detail.device_type:
@@ -83,7 +86,7 @@ class Catalogue:
                 not detail.device_class and named.spec.device_type == detail.device_type
             ):
                 texts.append(named.spec.constraints or "")
-        names = {meta.UNAVAILABLE}
+        names = {meta.UNAVAILABLE, meta.ONLY_CLASS}
         for text in texts:
             read = self._verdicts.names_read(text)
             if read is None:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from devalloc.api.meta import UNAVAILABLE
+from devalloc.api.meta import ONLY_CLASS, UNAVAILABLE
 from devalloc.api.quantity import Quantity
 from devalloc.api.semver import SemVer
 from devalloc_solver.index import choice
@@ -180,6 +180,7 @@ class Kinds:
             marks,
             scattered and tuple(sorted(scattered.intersection(device.attributes))),
             UNAVAILABLE in device.attributes,
+            device.attributes.get(ONLY_CLASS),
             frozenset((name, r.block, r.blocks) for name, r in device.resources.items()),
             device.draws,
             device.undefined,
