@@ -127,7 +127,7 @@ def _plugin(state: State, now: int, wanted: Resources) -> _Planned[PluginRequest
         asking = asking.most(report)
     last, permit = plugin.last, plugin.permit
     news = last is not None and permit is not None and asking != permit
-    denied = last is not None and permit is not None and last.resources.exceeds(permit)
+    denied = last is not None and permit is not None and not plugin.in_flight and last.resources.exceeds(permit)
     denied_left = _left(now, last.at, timing.plugin_denied_retry) if last is not None and denied else None
     ask = news and denied_left is None
     target = asking if ask else report

@@ -57,8 +57,10 @@ def desired(
     wanted = unit * units
     if era is Era.NEWEST:
         if not goal.complete:
-            warnings.append("deciding without all required metrics, so nothing goes down")
             wanted = wanted.most(using)
+            # Before the first metrics there is nothing to decide, and nothing to warn of.
+            if goal.cpu is not None or goal.lfc is not None:
+                warnings.append("deciding without all required metrics, so nothing goes down")
     elif not goal.complete and units == 0:
         wanted = using
     result = wanted.least(maximum).most(minimum)

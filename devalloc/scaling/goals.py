@@ -52,9 +52,9 @@ def _v0_12(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> Goa
 
 def _v0_31(unit: Resources, config: ScalingConfig, system: SystemMetrics) -> Goal:
     cpu = system.load1 / config.load_average_fraction_target / (unit.cpu / 1000)
-    wanted = int(_rounded(system.memory_usage / config.memory_usage_fraction_target))
-    whole = wanted // unit.memory
-    return Goal(max(_units(_rounded(cpu)), min(whole, MAX_UNITS)), complete=True, cpu=cpu, memory=float(whole))
+    wanted = min(_rounded(system.memory_usage / config.memory_usage_fraction_target), float(MAX_UNITS * unit.memory))
+    whole = int(wanted) // unit.memory
+    return Goal(max(_units(_rounded(cpu)), whole), complete=True, cpu=cpu, memory=float(whole))
 
 
 def _newest(unit: Resources, config: ScalingConfig, system: SystemMetrics | None, lfc: LfcMetrics | None) -> Goal:
@@ -102,9 +102,9 @@ def _working_set(config: ScalingConfig, lfc: LfcMetrics) -> float | None:
 
 
 def _rounded(value: float) -> float:
-    """To the next whole number, halves away from zero. ``value`` is not negative."""
-    whole = math.floor(value) if math.isfinite(value) else value
-    return float(whole + (value - whole >= 0.5)) if math.isfinite(value) else value
+    """To the next whole number, halves away from zero. ``value`` is not negative, and may be infinite."""
+    part, whole = math.modf(value)
+    return whole + (part >= 0.5)
 
 
 def _units(count: float) -> int:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from devalloc.scaling.desired import DeniedDownscale, desired
+from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale, desired
+from devalloc.scaling.eras import Era
 from devalloc.scaling.goals import goal
+from devalloc.scaling.resources import More
 from tests.support.tables.forms import Failure, Form, Verdict, each, has_cases, verdict
 from tests.support.tables.values import config, lfc, resources, system, told
 
@@ -63,7 +65,12 @@ def _all_desired(content: dict[str, Any]) -> Iterator[Verdict]:
         parameters = config(content["config"], enableLFCMetrics=case["enable_lfc"])
         metrics = system(case["system_metrics"]), lfc(case["lfc_wss_buckets_8k_pages"])
         denied = None if refused is None else DeniedDownscale(0, using, resources(refused))
-        got = desired(unit, minimum, maximum, using, goal(unit, parameters, *metrics), denied=denied)
+        asked = case.get("requested_upscale")
+        more = None if asked is None else More(asked.get("cpu", False), asked.get("memory", False))
+        upscale = None if asked is None or more is None else RequestedUpscale(0, resources(asked["base"]), more)
+        era = Era.parse(case.get("era", "newest"))
+        wish = goal(unit, parameters, *metrics, era)
+        got = desired(unit, minimum, maximum, using, wish, upscale, denied, era)
         failures = []
         if got.resources != resources(case["expected"]):
             failures.append(Failure(case["expected"], told(got.resources, gib="mem_gib" in case["expected"])))
