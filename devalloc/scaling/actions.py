@@ -62,7 +62,7 @@ class _Planned(Generic[_Action]):
 def next_actions(state: State, now: int) -> Actions:
     """What to do now. Asked again after each event and after the wait."""
     rules = state.rules
-    wish = goal(rules.unit, state.bounds.config, state.system, state.lfc, rules.era)
+    wish = goal(rules.unit, state.config, state.system, state.lfc, rules.era)
     wanted = _desired(state, now, wish)
     plugin = _plugin(state, now, wanted.resources)
     machine = _machine(state, now, wanted.resources, _asking_for(state, plugin.action))
@@ -89,8 +89,9 @@ def next_actions(state: State, now: int) -> Actions:
 def _desired(state: State, now: int, wish: Goal) -> Desired:
     monitor, rules, bounds = state.monitor, state.rules, state.bounds
     upscale = monitor.requested if _left(now, _requested_at(state), rules.timing.upscale_valid) else None
-    denied = monitor.denied if _left(now, _denied_at(state), rules.timing.monitor_denied) else None
-    return desired(rules.unit, bounds.minimum, bounds.maximum, state.using, wish, upscale, denied, rules.era)
+    refused = _left(now, _denied_at(state), rules.timing.monitor_denied) is not None and not state.insisting
+    denied = monitor.denied if refused else None
+    return desired(rules.unit, bounds.min, bounds.max, state.using, wish, upscale, denied, rules.era)
 
 
 def _expiries(state: State, now: int, wanted: Desired, told: bool) -> list[int | None]:
@@ -154,11 +155,12 @@ def _asking_for(state: State, planned: PluginRequest | None) -> Resources | None
 
 def _machine(state: State, now: int, wanted: Resources, asking: Resources | None) -> _Planned[Change]:
     machine = state.machine
+    agreed = state.using if state.monitor.approved is None else state.monitor.approved
     target = _clamped(
         state,
         state.using,
         wanted,
-        lowest=state.using if state.monitor.approved is None else state.monitor.approved,
+        lowest=agreed.least(state.bounds.max) if state.insisting else agreed,
         highest=state.using if state.plugin.permit is None else state.plugin.permit,
     )
     if target == state.using:

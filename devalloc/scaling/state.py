@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale
 from devalloc.scaling.eras import Era
@@ -54,19 +55,6 @@ class Rules:
     def __post_init__(self) -> None:
         if self.unit.cpu == 0 or self.unit.memory == 0:
             raise ValueError("a compute unit has some of each resource")
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The least and the most of a machine, and how its goal is computed."""
-
-    minimum: Resources
-    maximum: Resources
-    config: ScalingConfig
-
-    def __post_init__(self) -> None:
-        if self.minimum.exceeds(self.maximum):
-            raise ValueError(f"the minimum exceeds the maximum: {self.minimum}, {self.maximum}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +119,7 @@ class State:
 
     rules: Rules
     bounds: Bounds
+    config: ScalingConfig
     using: Resources
     """What the machine has, as far as it is known: what was last done, or seen."""
     system: SystemMetrics | None = None
@@ -138,6 +127,8 @@ class State:
     plugin: Plugin = Plugin()
     machine: Machine = Machine()
     monitor: Monitor = Monitor()
+    insisting: bool = False
+    """The machine comes down to its maximum whatever its guest says: it had its time to agree."""
 
     @property
     def utmost(self) -> Resources:
@@ -165,9 +156,14 @@ def measured_lfc(state: State, metrics: LfcMetrics) -> State:
     return replace(state, lfc=metrics)
 
 
-def bounded(state: State, bounds: Bounds) -> State:
+def bounded(state: State, bounds: Bounds, config: ScalingConfig) -> State:
     """The machine's bounds or its configuration changed. What it is using is not changed by that."""
-    return replace(state, bounds=bounds, lfc=state.lfc if bounds.config.enable_lfc_metrics else None)
+    return replace(state, bounds=bounds, config=config, lfc=state.lfc if config.enable_lfc_metrics else None)
+
+
+def insisting(state: State, insist: bool) -> State:
+    """Whether the machine comes down to its maximum whatever its guest says."""
+    return replace(state, insisting=insist)
 
 
 def observed(state: State, using: Resources) -> State:

@@ -8,10 +8,11 @@ from typing import Any
 
 from devalloc.scaling import state as agent
 from devalloc.scaling.actions import Actions, next_actions
+from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import defaults_to_json, read_defaults
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import More, Resources
-from devalloc.scaling.state import Bounds, Rules, State, Timing
+from devalloc.scaling.state import Rules, State, Timing
 from tests.support.scaling_oracle import Agent
 
 UNITS = [Resources(250, 2**30), Resources(1000, 4 * 2**30), Resources(300, 3 * 2**28)]
@@ -90,7 +91,7 @@ class Walk:
             "denied": timing.monitor_denied,
             "valid": timing.upscale_valid,
         }
-        state = State(Rules(unit, timing, as_peers=True), Bounds(least, most, config), using=least)
+        state = State(Rules(unit, timing, as_peers=True), Bounds(least, most), config, using=least)
         return cls(state, Agent(_pair(unit), _pair(least), _pair(most), content, times))
 
     def actions(self) -> Actions:
@@ -102,7 +103,7 @@ class Walk:
         state, oracle, now = self.state, self.oracle, self.now
         todo, monitor = next_actions(state, now), state.monitor
         can = ["system", "system", "wait", "connect"]
-        can += ["lfc"] * state.bounds.config.enable_lfc_metrics
+        can += ["lfc"] * state.config.enable_lfc_metrics
         can += ["ask"] * 3 * (todo.plugin is not None) + ["answer"] * 4 * state.plugin.in_flight
         can += ["change"] * 3 * (todo.machine is not None) + ["changed"] * 3 * (state.machine.in_flight is not None)
         can += ["tell"] * 3 * (todo.upscale is not None or todo.downscale is not None)

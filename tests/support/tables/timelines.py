@@ -19,9 +19,10 @@ import yaml
 
 from devalloc.scaling import state as agent
 from devalloc.scaling.actions import Actions, Change, next_actions
+from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.resources import More, Resources
-from devalloc.scaling.state import Bounds, Rules, State, Timing
+from devalloc.scaling.state import Rules, State, Timing
 from tests.support.tables.forms import Failure, Form, Verdict, alike, each
 from tests.support.tables.values import config
 
@@ -69,10 +70,9 @@ def _begin(case: dict[str, Any]) -> State:
     timing = Timing(
         **{"plugin_tick": 5000, **{name: _ms(str(value)) for name, value in case.get("timing", {}).items()}}
     )
-    bounds = Bounds(
-        UNIT * low, UNIT * high, config({"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5})
-    )
-    return State(Rules(UNIT, timing, as_peers=case.get("asPeers", True)), bounds, using=UNIT * case.get("using", low))
+    targets = {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5}
+    rules = Rules(UNIT, timing, as_peers=case.get("asPeers", True))
+    return State(rules, Bounds(UNIT * low, UNIT * high), config(targets), using=UNIT * case.get("using", low))
 
 
 def _ms(seconds: str) -> int:
@@ -97,9 +97,7 @@ _EVENTS: list[tuple[str, Callable[..., State]]] = [
     ),
     (
         r"bounds (\d+)\.\.(\d+)",
-        lambda state, now, low, high: agent.bounded(
-            state, replace(state.bounds, minimum=_units(low), maximum=_units(high))
-        ),
+        lambda state, now, low, high: agent.bounded(state, Bounds(_units(low), _units(high)), state.config),
     ),
     (r"plugin start (\S+)", lambda state, now, units: agent.plugin_started(state, now, _units(units))),
     (r"permit (\S+)", lambda state, now, units: agent.plugin_permitted(state, _units(units))),
@@ -110,6 +108,7 @@ _EVENTS: list[tuple[str, Callable[..., State]]] = [
     (r"machine failed", lambda state, now: agent.machine_failed(state, now)),
     (r"machine seen (\S+)", lambda state, now, units: agent.observed(state, _units(units))),
     (r"monitor active", lambda state, now: agent.monitor_connected(state)),
+    (r"insist", lambda state, now: agent.insisting(state, True)),
     (r"monitor lost", lambda state, now: agent.monitor_lost(state)),
     (r"asks memory", lambda state, now: agent.upscale_requested(state, now, More(memory=True))),
     (r"asks cpu", lambda state, now: agent.upscale_requested(state, now, More(cpu=True))),

@@ -7,8 +7,9 @@ from typing import Any
 
 from devalloc.scaling import state as agent
 from devalloc.scaling.actions import Actions, Change, next_actions
+from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.resources import More
-from devalloc.scaling.state import Bounds, Rules, State, Timing
+from devalloc.scaling.state import Rules, State, Timing
 from tests.support.tables.forms import Failure, Form, Verdict, alike, each, has_cases
 from tests.support.tables.values import config, lfc, resources, system, told
 
@@ -51,8 +52,9 @@ def begin(content: dict[str, Any]) -> State:
         monitor_denied=content["monitorDeniedDownscaleCooldown_ms"],
         upscale_valid=content["monitorRequestedUpscaleValid_ms"],
     )
-    bounds = Bounds(unit * content["minCU"], unit * content["maxCU"], config(content["scaling"]))
-    return State(Rules(unit, timing, as_peers=True), bounds, using=unit * content.get("startCU", content["minCU"]))
+    bounds = Bounds(unit * content["minCU"], unit * content["maxCU"])
+    using = unit * content.get("startCU", content["minCU"])
+    return State(Rules(unit, timing, as_peers=True), bounds, config(content["scaling"]), using)
 
 
 def after(state: State, now: int, event: Event) -> tuple[State, bool]:
