@@ -1,6 +1,6 @@
 """Sizes in bytes as people write and read them: ``100GB``, ``512 MiB``, ``1.5 TB``.
 
-Every unit is binary: a kilobyte has 1024 bytes, whether it is written ``k``, ``kB`` or ``KiB``.
+Every unit is binary: a kilobyte has 1024 bytes, whether it is written ``k``, ``kB``, ``KiB`` or ``Ki``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _NAMES = {"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p", "exa": "e"}
 _UNITS = {
     **dict.fromkeys(("", "b", "byte", "bytes"), 0),
-    **{f"{letter}{end}": power for letter, power in _POWERS.items() for end in ("", "b", "ib")},
+    **{f"{letter}{end}": power for letter, power in _POWERS.items() for end in ("", "b", "i", "ib")},
     **{f"{name}{end}": _POWERS[letter] for name, letter in _NAMES.items() for end in ("", "byte", "bytes")},
 }
 _SIZE = re.compile(r"([0-9]{1,32})\s*([A-Za-z]*)", re.ASCII)

@@ -1,0 +1,283 @@
+"""The GPUs of a host as slots: vGPUs by what their cards really have left, whole cards where there are none.
+
+All is taken from the published pools, so that it says what claims could be given. Profiles of one card share its
+framebuffer, so what is left of one is counted against that, and never summed over the card's functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
+from devalloc.api.pool import AttributeValue, Device, DevicePool
+from devalloc.api.quantity import NANO, Quantity
+
+Mode = Literal["vgpu", "passthrough"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProfile:
+    """A kind of vGPU, and how many more of it there can be, when no other is made before."""
+
+    id: str
+    name: str
+    framebuffer: int | None
+    """Bytes; None where nothing tells."""
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
+class WholeGpu:
+    """A card that is given away as it is."""
+
+    name: str
+    model: str
+    available: bool
+    reason: str = ""
+    """Why it is not available."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A vGPU that can be made, on a function of a card."""
+
+    draws: tuple[tuple[str, int], ...]
+    group: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """What is left of a card."""
+
+    left: tuple[tuple[str, int], ...]
+    group: str | None
+    """Only vGPUs of this compatibility group can be made beside those that claims hold."""
+    profiles: tuple[GpuProfile, ...]
+    """All that are published, the smallest first."""
+    offers: dict[str, list[_Offer]]
+    """By the id of the profile. Not changed once it is made."""
+    slots: int
+    used: int
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStatus:
+    """The GPUs of a host."""
+
+    mode: Mode
+    total: int
+    """Functions that can hold a vGPU; cards in passthrough mode."""
+    used: int
+    """Those that hold one or are promised; cards that are not available."""
+    allocatable: int
+    """How many more there can be at most, of the smallest profile."""
+    quarantined: int = 0
+    """Functions that are withheld; some may be used as well."""
+    disabled: str | None = None
+    """Why no vGPU may be made at present."""
+    profiles: tuple[GpuProfile, ...] = ()
+    """By name. Empty where the drivers list none any more."""
+    devices: tuple[WholeGpu, ...] = ()
+    """Cards without vGPUs, also beside those with."""
+    _cards: tuple[_Card, ...] = field(default=(), repr=False)
+
+    def rooms(self) -> Rooms:
+        """What is left, to try on it what fits together."""
+        return Rooms(self.mode, [_Room(card) for card in self._cards], sum(each.available for each in self.devices))
+
+
+def gpu_status(
+    pools: Iterable[DevicePool],
+    *,
+    held: Collection[str] = (),
+    withheld: Collection[str] = (),
+    disabled: str | None = None,
+) -> GpuStatus | None:
+    """The GPUs of a node by its pools; None when it has none.
+
+    ``held``: names of devices that claims hold, which are taken whether or not they are made yet. ``withheld``: names
+    of functions and devices that are not to be given away. ``disabled``: why no vGPU may be made at all.
+    """
+    cards, devices = [], []
+    for pool in sorted(pools, key=lambda pool: pool.metadata.name):
+        published = [_Device.of(pool, device) for device in pool.spec.devices]
+        gpus = [device for device in published if device.kind == "gpu"]
+        if any(device.function == "mdev" for device in gpus):
+            cards.append(_card(pool, gpus, held, withheld))
+        else:
+            devices += [_whole(gpu, held) for gpu in gpus if gpu.function in ("whole", "pf")]
+    if not cards and not devices:
+        return None
+    if not cards:
+        free = sum(device.available for device in devices)
+        return GpuStatus("passthrough", len(devices), len(devices) - free, free, devices=tuple(devices))
+    profiles = _counted(cards)
+    rooms = [max((_count([card], profile) for profile in profiles), default=0) for card in cards]
+    return GpuStatus(
+        mode="vgpu",
+        total=sum(card.slots or card.used + room for card, room in zip(cards, rooms, strict=True)),
+        used=sum(card.used for card in cards),
+        allocatable=0 if disabled else sum(rooms),
+        quarantined=0 if disabled else sum(card.quarantined for card in cards),
+        disabled=disabled,
+        profiles=profiles if not disabled else tuple(_none_of(profile) for profile in profiles),
+        devices=tuple(devices),
+        _cards=() if disabled else tuple(cards),
+    )
+
+
+class Rooms:
+    """What is left of a host's GPUs while requests are tried on it, one after the other."""
+
+    def __init__(self, mode: Mode, cards: list[_Room], devices: int) -> None:
+        self._mode, self._cards, self._devices = mode, cards, devices
+
+    def take(self, profile: str | None, count: int = 1) -> int:
+        """Take so many of a profile (by name or id), or slots of any kind; returns how many there were."""
+        return sum(self._take(profile) for _ in range(count))
+
+    def _take(self, profile: str | None) -> bool:
+        if self._mode == "passthrough":
+            self._devices -= 1
+            return self._devices >= 0
+        # A card that holds vGPUs of some size already first: others stay open for other sizes.
+        return any(card.take(profile) for card in sorted(self._cards, key=lambda card: card.group is None))
+
+
+class _Room:
+    """One card while requests are tried on it."""
+
+    def __init__(self, card: _Card) -> None:
+        self._card, self._left, self.group = card, dict(card.left), card.group
+        self._offers = {profile: iter(offers) for profile, offers in card.offers.items()}
+
+    def take(self, profile: str | None) -> bool:
+        """Make one more, of any profile where none is named: of the smallest, which leaves the most."""
+        return any(self._made(known.id) for known in self._card.profiles if profile in (None, known.id, known.name))
+
+    def _made(self, profile: str) -> bool:
+        # What is passed over is lost to this profile for good: what is left only shrinks, and the group stays.
+        for offer in self._offers.get(profile, ()):
+            if self._fits(offer):
+                for resource, amount in offer.draws:
+                    self._left[resource] -= amount
+                self.group = self.group or offer.group
+                return True
+        return False
+
+    def _fits(self, offer: _Offer) -> bool:
+        if None not in (self.group, offer.group) and self.group != offer.group:
+            return False
+        return all(self._left.get(resource, 0) >= amount for resource, amount in offer.draws)
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A published device with the attributes that it has from its pool."""
+
+    device: Device
+    attributes: dict[str, AttributeValue]
+
+    @classmethod
+    def of(cls, pool: DevicePool, device: Device) -> _Device:
+        own = {attribute.name: attribute.value for attribute in (*pool.spec.attributes, *device.attributes)}
+        return cls(device, own)
+
+    def text(self, name: str) -> str:
+        return str(self.attributes.get(name, ""))
+
+    @property
+    def name(self) -> str:
+        return self.device.name
+
+    @property
+    def kind(self) -> str:
+        return self.text("kind")
+
+    @property
+    def function(self) -> str:
+        return self.text("function")
+
+    @property
+    def place(self) -> str:
+        """The name of the function that it is, or is on."""
+        return self.text("pciBusID").replace(":", "-").replace(".", "-")
+
+    @property
+    def unavailable(self) -> str:
+        return self.text(UNAVAILABLE)
+
+
+def _card(pool: DevicePool, gpus: Sequence[_Device], held: Collection[str], withheld: Collection[str]) -> _Card:
+    vgpus = [gpu for gpu in gpus if gpu.function == "mdev"]
+    vfs = {gpu.place: gpu for gpu in gpus if gpu.function == "vf" and gpu.text("state") == "exists"}
+    promised = [gpu for gpu in vgpus if gpu.name in held]
+    # A live one that no claim holds keeps nothing of what is published as left; its function is taken all the same.
+    busy = [gpu for gpu in vgpus if gpu.name in held or gpu.text("state") == "exists"]
+    quarantined = {name for name in vfs if name in withheld} | {
+        gpu.place for gpu in vgpus if gpu.name in withheld and gpu.place in vfs
+    }
+    taken = {gpu.place for gpu in busy if gpu.place in vfs} | {name for name, vf in vfs.items() if _is_taken(vf, held)}
+    unfit = quarantined | set(withheld) | set(held)
+    left = {resource.name: resource.capacity.nano for resource in pool.spec.resources}
+    for gpu in gpus:
+        for resource, amount in gpu.device.requests.items() if gpu.name in held else ():
+            left[resource] = left.get(resource, 0) - amount.nano
+    profiles = {gpu.text("profileID"): _profile(gpu) for gpu in vgpus if gpu.text("profileID")}
+    offers = dict[str, list[_Offer]]()
+    for gpu in vgpus:
+        if gpu.text("state") != "creatable" or gpu.unavailable or {gpu.name, gpu.place} & (taken | unfit):
+            continue
+        draws = tuple((resource, amount.nano) for resource, amount in gpu.device.requests.items())
+        offer = _Offer(draws, gpu.text(COMPATIBILITY_GROUP) or None)
+        offers.setdefault(gpu.text("profileID"), []).append(offer)
+    on_vfs = any(gpu.place in vfs for gpu in vgpus)
+    return _Card(
+        left=tuple(left.items()),
+        group=next((gpu.text(COMPATIBILITY_GROUP) for gpu in promised if gpu.text(COMPATIBILITY_GROUP)), None),
+        profiles=tuple(sorted(profiles.values(), key=lambda profile: (profile.framebuffer or 0, profile.id))),
+        offers=offers,
+        slots=len(vfs) if on_vfs else 0,
+        used=len(taken) if on_vfs else len(busy),
+        quarantined=len(quarantined),
+    )
+
+
+def _is_taken(vf: _Device, held: Collection[str]) -> bool:
+    return vf.name in held or vf.unavailable.startswith("in use:")
+
+
+def _whole(gpu: _Device, held: Collection[str]) -> WholeGpu:
+    reason = "in use: a claim holds it" if gpu.name in held else gpu.unavailable
+    return WholeGpu(gpu.name, gpu.text("model"), not reason, reason)
+
+
+def _profile(gpu: _Device) -> GpuProfile:
+    size = gpu.attributes.get("framebuffer")
+    framebuffer = size.nano // NANO if isinstance(size, Quantity) else None
+    return GpuProfile(gpu.text("profileID"), gpu.text("profile") or gpu.text("profileID"), framebuffer, 0)
+
+
+def _counted(cards: Sequence[_Card]) -> tuple[GpuProfile, ...]:
+    """The profiles that are published, with how many more of each there can be."""
+    found = {profile.id: profile for card in cards for profile in card.profiles}
+    return tuple(
+        GpuProfile(profile.id, profile.name, profile.framebuffer, _count(cards, profile))
+        for profile in sorted(found.values(), key=lambda profile: (profile.name, profile.id))
+    )
+
+
+def _none_of(profile: GpuProfile) -> GpuProfile:
+    return GpuProfile(profile.id, profile.name, profile.framebuffer, 0)
+
+
+def _count(cards: Sequence[_Card], profile: GpuProfile) -> int:
+    count = 0
+    for card in cards:
+        room = _Room(card)
+        while room.take(profile.id):
+            count += 1
+    return count

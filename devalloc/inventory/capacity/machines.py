@@ -1,0 +1,90 @@
+"""What machines take of their host, as it is counted against the host's limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devalloc.api.quantity import NANO, Quantity
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.inventory.capacity.resource import MILLI
+
+ACTIVE = frozenset({"Running", "Paused", "Created", "Starting", "Stopping"})
+"""States, letter for letter, in which a machine takes anything of its host. In all others (Stopped, Standby, Shutdown,
+Unknown, …) it has given back all but what lies on the disk, which is counted with images and volumes."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """What one machine takes of its host while it is active."""
+
+    id: str
+    name: str
+    state: str
+    cpu: int = 0
+    """Thousandths of a CPU."""
+    memory: int = 0
+    """Bytes: what it may not be refused, which is more than what it has at the moment where it reserves its most."""
+    overlay: int = 0
+    """Bytes that its disks may take beyond the images below them."""
+    volume_overlays: int = 0
+    """The same for its volumes."""
+    volumes: int = 0
+    """Bytes of the volumes themselves. They are counted with all volumes, not with their machine."""
+    download: int = 0
+    """Bytes per second to the machine."""
+    upload: int = 0
+    """Bytes per second from it."""
+    disk_io: int = 0
+    """Bytes per second to and from its disks."""
+    gpus: int = 0
+    """vGPUs and GPUs that it has already."""
+
+    def __post_init__(self) -> None:
+        amounts = (self.cpu, self.memory, self.overlay, self.volume_overlays, self.volumes, self.download, self.upload)
+        if min(*amounts, self.disk_io, self.gpus) < 0:
+            raise ValueError(f"machine {self.id} cannot take less than nothing")
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in ACTIVE
+
+    @property
+    def disk(self) -> int:
+        """Bytes of the disk that are its own."""
+        return self.overlay + self.volume_overlays
+
+    @property
+    def network(self) -> int:
+        """Bytes per second of the uplink: both ways share it."""
+        return max(self.download, self.upload)
+
+
+def of_machine(machine: VirtualMachine, *, reserve_max: bool = False) -> MachineUse:
+    """What a VirtualMachine takes: its least, or what it is permitted or was seen to have where that is more (T25).
+
+    ``reserve_max``: its most, from the start, so that no permit of it is ever refused. A machine that nobody can ask at
+    present counts as it was last seen.
+    """
+    status, spec = machine.status, machine.spec
+    cpus, memory = [spec.cpu.min], [spec.memory.min]
+    if reserve_max:
+        cpus, memory = [spec.cpu.max], [spec.memory.max]
+    for amounts in (status.permitted, status.applied, status.observed) if status else ():
+        if amounts is not None:
+            cpus += [amounts.cpus] if amounts.cpus else []
+            memory += [amounts.memory] if amounts.memory else []
+    state: str = status.phase if status else "Pending"
+    if state == "Unknown" and status is not None and (status.pid is not None or status.observed is not None):
+        state = "Running"
+    return MachineUse(
+        id="/".join(machine.key),
+        name=machine.metadata.name,
+        state=state,
+        cpu=_rounded_up(max(cpus), NANO // MILLI),
+        memory=_rounded_up(max(memory), NANO),
+    )
+
+
+def _rounded_up(amount: Quantity, unit: int) -> int:
+    """In units of so many nano, never less than the amount."""
+    return max(0, -(-amount.nano // unit))
