@@ -1,4 +1,4 @@
-"""``devalloc capacity``: how many more claims like this one fit."""
+"""``devalloc capacity``: how many more claims like this one fit, and what a host has for machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli import suggestions
+from devalloc.cli import hostcapacity, suggestions
 from devalloc.cli.options import files_option, namespace_option, output_option, store_option
 from devalloc.cli.verb import BadInput, Failed, verb
 
@@ -23,17 +23,46 @@ Object = dict[str, Any]
 @namespace_option
 @output_option("table", "json", "yaml")
 @store_option
-def capacity(name: str | None, files: tuple[str, ...], namespace: str, output: str, store: Path | None) -> int:
+@click.option("--host", is_flag=True, help="Tell what this host has for machines, instead of counting with a claim.")
+@click.option("--node-name", metavar="NAME", help="With --host: the node that this host is; its host name by default.")
+@click.option(
+    "--sysfs-root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path("/"),
+    metavar="DIR",
+    help="With --host: read this tree instead of the host's, the folder that holds sys and proc.",
+)
+@hostcapacity.capacity_options
+def capacity(
+    name: str | None,
+    files: tuple[str, ...],
+    namespace: str,
+    output: str,
+    store: Path | None,
+    host: bool,
+    node_name: str | None,
+    sysfs_root: Path,
+    limits: dict[str, Any],
+) -> int:
     """Count how many more claims like one fit beside all that are allocated. Pending claims are left aside.
 
     The claim is one of the store, by NAME, or one of the manifests. It is counted on what the store has, or on the
     manifests alone when there are pools among them.
 
+    With --host: the CPUs, memory, disk, network and disk bandwidth, and GPUs that this host has for machines; how much
+    of them may be promised (oversubscription), is promised to the store's machines, and is left. The limits and ratios
+    below go with it.
+
     \b
     devalloc capacity notebook
     devalloc capacity -f claim.yaml
     devalloc capacity notebook -f examples/whole-gpu
+    devalloc capacity --host --network-limit 10Gbps --oversub-cpu 2
     """
+    if host:
+        if name is not None or files:
+            raise BadInput("--host tells what the host has and counts no claim: leave the claim out")
+        return _host(node_name, sysfs_root, output, store, limits)
     from devalloc.cli.output import dump, working
     from devalloc_solver import capacity as count
 
@@ -48,6 +77,23 @@ def capacity(name: str | None, files: tuple[str, ...], namespace: str, output: s
         dump({**identity, "count": found.count, "proven": found.proven, "byNode": by_node, **reason}, output)
     else:
         _show(found, claim)
+    return 0
+
+
+def _host(node_name: str | None, root: Path, output: str, store: Path | None, limits: dict[str, Any]) -> int:
+    import socket
+
+    from devalloc.cli.output import dump
+    from devalloc.cli.storage import store_path
+
+    where = store_path(store)
+    # The disk of a recorded host is not here.
+    config = hostcapacity.settings(limits, data_dir=where.absolute().parent if root == Path("/") else None)
+    found = hostcapacity.status(root, node_name or socket.gethostname().lower(), where, config)
+    if output in ("json", "yaml"):
+        dump(found.to_dict(), output)
+    else:
+        hostcapacity.show(found)
     return 0
 
 

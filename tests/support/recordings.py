@@ -28,7 +28,8 @@ def unpack(name: str, folder: Path, only: tuple[str, ...] = ()) -> Path:
 
     `only`: slots such as `0000:08:00`, when other cards are not wanted.
     """
-    for path, content in _parts_of(name, only):
+    parts = _parts_of(name, only)
+    for path, content in parts:
         place = folder / path
         if content is None:
             place.mkdir(parents=True, exist_ok=True)
@@ -38,7 +39,8 @@ def unpack(name: str, folder: Path, only: tuple[str, ...] = ()) -> Path:
             place.symlink_to(content)
         else:
             place.write_bytes(content)
-    return next(path.parent for path in [folder / "sys", *folder.glob("*/sys")] if path.is_dir())
+    tops = dict.fromkeys(Path(path).parts[0] for path, _ in parts)  # beside it may lie another recording
+    return next(place for place in [folder, *(folder / top for top in tops)] if (place / "sys").is_dir())
 
 
 @lru_cache

@@ -1,0 +1,117 @@
+"""``devalloc capacity --host``: what a host has for machines, and who has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from devalloc.store.sqlite import SQLiteStore
+from tests.support import cards
+from tests.support.fakesysfs import FakeSysfs
+from tests.support.shell import Shell, text
+
+MACHINE = {
+    "apiVersion": "devalloc.io/v1alpha1",
+    "kind": "VirtualMachine",
+    "metadata": {"name": "web"},
+    "spec": {
+        "nodeName": "node-a",
+        "cpu": {"min": "1500m", "max": "4"},
+        "memory": {"min": "2Gi", "max": "4Gi"},
+        "start": {"kernel": "/images/kernel"},
+    },
+}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeSysfs:
+    """Two nodes of 8 CPUs and 64 GiB each, a GPU, and an uplink of 1 Gbit/s."""
+    found = FakeSysfs(tmp_path / "host")
+    found.add(cards.gpu())
+    found.add(cards.nic())
+    found.default_route("eth0")
+    return found
+
+
+def run(devalloc: Shell, host: FakeSysfs, *more: str) -> tuple[str, ...]:
+    return ("capacity", "--host", "--node-name", "node-a", "--sysfs-root", str(host.root), *more)
+
+
+def test_the_table_tells_limits_nodes_and_gpus(devalloc: Shell, host: FakeSysfs) -> None:
+    found = devalloc(*run(devalloc, host, "--disk-limit", "1TB", "--oversub-memory", "1.5"))
+    assert found.code == 0, found.err
+    assert found.err == ""
+    *lines, gpu = [" ".join(line.split()) for line in found.out.splitlines()]
+    assert lines == [
+        "RESOURCE CAPACITY RATIO LIMIT ALLOCATED AVAILABLE SOURCE",
+        "cpu 16 4 64 0 64 detected",
+        "memory 128Gi 1.5 192Gi 0 192Gi detected",
+        "disk 1Ti 1 1Ti 0 1Ti configured",
+        "network 119.2Mi/s 2 238.4Mi/s 0/s 238.4Mi/s detected",
+        "disk_io 953.7Mi/s 2 1.9Gi/s 0/s 1.9Gi/s assumed",
+        "",
+        "NUMA NODE CPUS MEMORY",
+        "0 0-7 64Gi",
+        "1 8-15 64Gi",
+        "",
+        "GPUs: 1 slots, 0 used, 1 more can be given",
+        "DEVICE MODEL AVAILABLE",
+    ]
+    assert gpu.startswith("0000-01-00-0 ")
+    assert gpu.endswith(" yes")
+
+
+def test_the_machines_of_the_store_count_and_those_of_other_nodes_do_not(devalloc: Shell, host: FakeSysfs) -> None:
+    other = {**MACHINE, "metadata": {"name": "far"}, "spec": {**MACHINE["spec"], "nodeName": "node-b"}}  # type: ignore[dict-item]
+    assert devalloc("apply", "-f", "-", stdin=text(MACHINE, other)).code == 0
+    store = SQLiteStore(devalloc.store)
+    for name in ("web", "far"):
+        status = {"phase": "Running", "permitted": {"cpus": "2"}}
+        store.replace_status({**store.get("VirtualMachine", "default", name), "status": status})
+    store.close()
+    found = devalloc(*run(devalloc, host, "-o", "json")).json
+    assert (found["cpu"]["allocated"], found["cpu"]["available"], found["memory"]["allocated"]) == (2, 62, 2 << 30)
+    assert [row["instance_id"] for row in found["allocations"]] == ["default/web"]
+    assert found["numa_nodes"][1] == {"id": 1, "cpus": list(range(8, 16)), "memory_bytes": 64 << 30}
+    assert (found["network"]["capacity"], found["uplink"]) == (125_000_000, "eth0")
+    assert found["gpu"]["mode"] == "passthrough"
+    assert "default/web   Running   2" in devalloc(*run(devalloc, host)).out
+
+
+def test_what_is_not_known_is_said(devalloc: Shell, host: FakeSysfs) -> None:
+    found = devalloc(*run(devalloc, host, "--uplink", "eth7"))
+    assert found.code == 0
+    assert "warning: capacity: network: its bandwidth is not known (there is no interface eth7)" in found.err
+    assert "warning: capacity: disk: its size is not known" in found.err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "error"),
+    [
+        (("--network-limit", "1GBPS"), 2, "may be bits or bytes: write bits as 100Mbps or 10Gbps"),
+        (("--disk-limit", "-5GB"), 2, "is no size"),
+        (("--oversub-cpu", "many"), 2, "is no ratio"),
+        (("train",), 2, "counts no claim"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    devalloc: Shell, host: FakeSysfs, options: tuple[str, ...], code: int, error: str
+) -> None:
+    found = devalloc(*run(devalloc, host, *options))
+    assert (found.code, error in found.err) == (code, True), found.err
+
+
+def test_settings_come_from_the_environment(devalloc: Shell, host: FakeSysfs, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"OVERSUB_CPU": "2", "DISK_LIMIT": "10GB", "NETWORK_LIMIT": "10Gbps", "DISK_IO_LIMIT": "500MB/s"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"DEVALLOC_{name}", value)
+    found = devalloc(*run(devalloc, host, "-o", "json")).json
+    limits = [found[name]["effective_limit"] for name in ("cpu", "disk", "network", "disk_io")]
+    assert limits == [32, 10 << 30, 2_500_000_000, 2 * 500 << 20]
+
+
+def test_a_host_that_tells_nothing_is_an_error(devalloc: Shell, tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    found = devalloc("capacity", "--host", "--sysfs-root", tmp_path)
+    assert (found.code, found.err) == (1, "error: discover CPU: neither /sys nor /proc tells of any\n")
