@@ -41,6 +41,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Machines on this node": {
         "vm": "start, adopt, scale and stop machines, and plug claims' devices into them",
         "top": "what machines have, and what they use",
+        "warm": "namespaces, TAP interfaces and folders that are ready for machines",
     },
     "Care": {
         "cordon": "keep devices or a node from being allocated",

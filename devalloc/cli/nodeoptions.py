@@ -17,6 +17,7 @@ from devalloc.cli.verb import BadInput
 if TYPE_CHECKING:
     from devalloc_node.binding.config import BindingConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
+    from devalloc_node.warm.setup import WarmConfig
 
 _OFFERS = ("gpu", "vgpu", "vf", "nic", "accelerator", "storage")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -89,6 +90,20 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="DIR",
             help="Machines may use kernels and disks below this folder; may be given several times. None by default.",
         ),
+        click.option(
+            "--warm",
+            type=click.IntRange(0),
+            metavar="NUMBER",
+            help="Keep so many warm setups ready: network namespaces with a TAP interface and a folder, for machines "
+            "that are to start at once. Without it there are none; 0 makes them when they are asked for.",
+        ),
+        click.option(
+            "--warm-most",
+            type=click.IntRange(1),
+            default=256,
+            metavar="NUMBER",
+            help="Warm setups in all, ready and taken.",
+        ),
         click.option("--qemu", default="qemu-system-x86_64", metavar="PROGRAM", help="What runs machines."),
         machine_dir_option,
         click.option(
@@ -148,6 +163,8 @@ def node_settings(
     socket: Path | None,
     cdi_dir: Path,
     machine_dir: Path | None,
+    warm: int | None,
+    warm_most: int,
     qemu: str,
     image_folders: Sequence[Path],
     qmp_folders: Sequence[Path],
@@ -197,7 +214,16 @@ def node_settings(
             socket_folders=tuple(folder.absolute() for folder in qmp_folders),
             dry_run=dry_run,
         ),
+        warm=_warm(warm, warm_most, door) if warm is not None and not dry_run else None,
         metrics=metrics,
         resync=resync,
         grace=grace,
     )
+
+
+def _warm(target: int, most: int, door: Path) -> WarmConfig:
+    from devalloc_node.warm.setup import WarmConfig
+
+    if target > most:
+        raise BadInput(f"--warm: {target} warm setups cannot be kept ready where --warm-most allows {most}")
+    return WarmConfig(target, most, run=door.parent / "warm")

@@ -18,6 +18,7 @@ from devalloc.cli.verb import BadInput, Failed
 if TYPE_CHECKING:
     from devalloc_node.pb.node_pb2 import ClaimRef, MachineRef, Result
     from devalloc_node.pb.node_pb2_grpc import NodeStub
+    from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
 
 DEFAULT = Path("/run/devalloc/node.sock")
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -66,16 +67,31 @@ def _default() -> Path:
 @contextmanager
 def connected(path: Path) -> Iterator[NodeStub]:
     """The node plugin's service. Raises Failed where nobody answers on the socket; gRPC's errors become ours."""
+    with _channel(path) as channel:
+        from devalloc_node.pb.node_pb2_grpc import NodeStub
+
+        yield NodeStub(channel)
+
+
+@contextmanager
+def connected_to_pool(path: Path) -> Iterator[WarmPoolStub]:
+    """Its service for warm setups. Raises as ``connected``."""
+    with _channel(path) as channel:
+        from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
+
+        yield WarmPoolStub(channel)
+
+
+@contextmanager
+def _channel(path: Path) -> Iterator[Any]:
     _knock(path)
     import grpc
-
-    from devalloc_node.pb.node_pb2_grpc import NodeStub
 
     channel = grpc.insecure_channel(
         f"unix:{path.absolute()}", options=[("grpc.max_receive_message_length", MAX_MESSAGE)]
     )
     try:
-        yield NodeStub(channel)
+        yield channel
     except grpc.RpcError as error:
         raise _translated(path, error) from error
     finally:

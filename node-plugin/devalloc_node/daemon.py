@@ -22,6 +22,7 @@ from devalloc_node.machine import house
 from devalloc_node.node import Node
 from devalloc_node.serving import Say, serving
 from devalloc_node.vms.restarts import Restarts
+from devalloc_node.warm.keeping import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ def run(node: Node, publishing: Publishing | None = None, say: Say = log.info, *
         stack.enter_context(serving(node, say))
         restarts = Restarts(node.platform, node.pulse, node.machines.to_restart)
         own: list[Loop] = [node.health.run, node.telling.run, partial(house.keep, node.machines), restarts.run]
+        if node.warm is not None:
+            own.append(Keeper(node.warm).keep)
         node.reconciler.look()
         loops = [*own, *publishing.loops, *beside]
         threads = [threading.Thread(target=guarded, args=(loop,), daemon=True) for loop in loops]

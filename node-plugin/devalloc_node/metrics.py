@@ -19,6 +19,9 @@ machine's only in what is told of each machine that runs (T29), of which a node 
 | ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed, for nobody owned it any more |
 | ``devalloc_node_machines_ended_total`` | | machines that ended and nobody had asked for it |
 | ``devalloc_node_journal_quarantined`` | | records that nobody can make sense of |
+| ``devalloc_node_warm_setups`` | state | warm setups: idle, taken, making, removing |
+| ``devalloc_node_warm_setups_made_total`` | | warm setups made since the plugin runs |
+| ``devalloc_node_warm_setup_failures_total`` | | warm setups that could not be made or removed |
 | ``devalloc_node_state_readable`` | | 0 when the gauges above could not be read |
 """
 
@@ -68,6 +71,15 @@ class Utilisation:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmSetups:
+    """The pool of warm setups of a node that keeps one."""
+
+    by_state: Mapping[str, int]
+    made: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """How things stand, in numbers."""
 
@@ -82,6 +94,7 @@ class State:
     attached_devices: int = 0
     quarantined: int = 0
     utilisation: Sequence[Utilisation] = ()
+    warm: WarmSetups | None = None
 
 
 class Metrics:
@@ -168,6 +181,8 @@ class _StateCollector(Collector):
         yield _gauge("attached_devices", "Devices of claims in machines.", state.attached_devices)
         yield _gauge("journal_quarantined", "Records that nobody can make sense of.", state.quarantined)
         yield from _of_machines(state.utilisation)
+        if state.warm is not None:
+            yield from _of_warm_setups(state.warm)
 
 
 def _of_machines(machines: Sequence[Utilisation]) -> Iterable[Metric]:
@@ -188,6 +203,15 @@ def _of_machines(machines: Sequence[Utilisation]) -> Iterable[Metric]:
             if value is not None:
                 family.add_metric([each.machine], value)
         yield family
+
+
+def _of_warm_setups(warm: WarmSetups) -> Iterable[Metric]:
+    yield _gauges("warm_setups", "Warm setups.", "state", warm.by_state)
+    for name, what, value in (
+        ("warm_setups_made", "Warm setups made since the plugin runs.", warm.made),
+        ("warm_setup_failures", "Warm setups that could not be made or removed.", warm.failures),
+    ):
+        yield CounterMetricFamily(f"devalloc_node_{name}", what, value=value)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

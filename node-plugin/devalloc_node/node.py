@@ -40,6 +40,7 @@ from devalloc_node.settings import NodeSettings
 from devalloc_node.step import ATTACHMENT, Step
 from devalloc_node.survey import Survey
 from devalloc_node.telling import Telling
+from devalloc_node.warm.pool import Pool
 
 Message = Literal["stop", "rescan"]
 
@@ -101,6 +102,7 @@ class Node:
             held, self.machines, node_name=settings.node_name, kind=source.kind, changed=self.claims_changed
         )
         self.survey = Survey(settings, self._known, self.pulse.beat)
+        self.warm = None if settings.warm is None else Pool(settings.warm, self.boot_id())
         self.telling = Telling(source.tell, self.claims.prepared, self.health)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self.messages: SimpleQueue[Message] = SimpleQueue()
@@ -182,7 +184,7 @@ class Node:
     def _state(self) -> State:
         """For the metrics. Raises NodeError."""
         self.journal.refuse_lost()
-        return tally.state(self.journal, self.machines.list())
+        return tally.state(self.journal, self.machines.list(), None if self.warm is None else self.warm.status())
 
     def _plan(self, ref: ClaimRef, due: Deadline) -> Sequence[Step]:
         """The steps of preparing a claim. Writes nothing."""

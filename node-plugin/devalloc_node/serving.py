@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from devalloc.version import installed_version
 from devalloc_node import tally
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Failed
 from devalloc_node.metrics import Metrics, served
 from devalloc_node.node import Node
@@ -19,9 +21,15 @@ from devalloc_node.service.node import About, NodeService
 from devalloc_node.service.plugin import KubeletSockets
 from devalloc_node.service.registration import KubeletPaths, kubelet_paths
 from devalloc_node.service.server import Service
+from devalloc_node.service.warm import WarmService
 from devalloc_node.settings import KubeletSettings
 from devalloc_node.takeover import Place, taken
+from devalloc_node.warm.pool import Pool
 
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 5.0
+"""How long the warm setups that are being made just then are waited for at the end."""
 Say = Callable[[str], None]
 """Told what people want to know; from any thread."""
 
@@ -31,11 +39,15 @@ def serving(node: Node, say: Say) -> Iterator[None]:
     """While inside, serve all that the settings name. Raises Denied, Failed where that cannot be."""
     kubelet = node.settings.kubelet
     with ExitStack() as stack:
+        if (pool := node.warm) is not None:  # first, so that it goes when nobody is served any more
+            what = f"warm setups in {pool.config.run}"
+            stack.enter_context(taken(what, partial(_warm, what, pool), wait=True, say=say))
         if (path := node.settings.socket) is not None:
             own = NodeService(node.platform, _about(node), node.metrics, node.pulse).service()
+            setups = WarmService(node.warm, node.metrics).service()
             what = f"{own.name} on {path}"
             rolling = kubelet is not None and kubelet.pod_uid is not None
-            stack.enter_context(taken(what, partial(_own, what, path, own), wait=rolling, say=say))
+            stack.enter_context(taken(what, partial(_own, what, path, (own, setups)), wait=rolling, say=say))
         if kubelet is not None:
             paths = kubelet_paths(kubelet.folder, kubelet.driver, kubelet.pod_uid)
             what = f"the kubelet on {paths.endpoint}"
@@ -59,8 +71,19 @@ def _about(node: Node) -> About:
     )
 
 
-def _own(what: str, path: Path, service: Service) -> Place:
-    door = open_door(path, [service])
+def _warm(what: str, pool: Pool) -> Place:
+    pool.open()
+    return Place(what, lambda: _closed(pool))
+
+
+def _closed(pool: Pool) -> None:
+    left = pool.close(Deadline.after(CLOSE_SECONDS))
+    if left.removing or left.making:
+        log.warning("%d warm setups are left for the next start to remove", left.removing + left.making)
+
+
+def _own(what: str, path: Path, services: Sequence[Service]) -> Place:
+    door = open_door(path, services)
     return Place(what, door.stop, door.is_lost)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from devalloc.inventory import InventoryConfig
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.warm.setup import WarmConfig
 
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """What the kubelet can be served, as the registration calls it."""
@@ -48,6 +49,8 @@ class NodeSettings:
     """None: the kubelet is not served."""
     machines: MachineConfig = field(default_factory=MachineConfig)
     """Where machines live, and what they may name."""
+    warm: WarmConfig | None = None
+    """How many warm setups are kept ready. None: none are kept or made."""
     metrics: str | None = None
     """Where metrics are served: ``HOST:PORT`` (loopback) or ``unix:PATH``. None: nowhere."""
     resync: float = 60.0

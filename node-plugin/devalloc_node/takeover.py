@@ -89,5 +89,5 @@ def taken(what: str, take: Callable[[], Place], *, wait: bool, say: Callable[[st
 
 def _is_taken(error: Exception) -> bool:
     if isinstance(error, Denied):
-        return error.code == "SocketInUse"
+        return error.code in ("SocketInUse", "PoolInUse")
     return isinstance(error, OSError) and error.errno == errno.EADDRINUSE

@@ -12,12 +12,13 @@ from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
 from devalloc_node.machine.process import usage
 from devalloc_node.machine.view import Machine
-from devalloc_node.metrics import State, Utilisation
+from devalloc_node.metrics import State, Utilisation, WarmSetups
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.step import ATTACHMENT
+from devalloc_node.warm.view import Status
 
 
-def state(journal: SQLiteJournal, machines: Sequence[Machine]) -> State:
+def state(journal: SQLiteJournal, machines: Sequence[Machine], warm: Status | None = None) -> State:
     """In numbers. Raises Failed where the journal cannot be read."""
     records = journal.claims()
     prepared = [prepared_of(record.ref, record.prepared) for record in records if record.prepared is not None]
@@ -33,7 +34,18 @@ def state(journal: SQLiteJournal, machines: Sequence[Machine]) -> State:
         attached_devices=steps.count(ATTACHMENT),
         quarantined=_quarantined(journal),
         utilisation=[_utilisation(machine) for machine in live],
+        warm=None if warm is None else _warm(warm),
     )
+
+
+def _warm(status: Status) -> WarmSetups:
+    by_state = {
+        "idle": status.idle,
+        "taken": len(status.taken),
+        "making": status.making,
+        "removing": status.removing,
+    }
+    return WarmSetups(by_state, status.made, status.failures)
 
 
 def _utilisation(machine: Machine) -> Utilisation:

@@ -5,64 +5,20 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.warm.errors import NotTaken, TryAgain
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import Setup, WarmConfig
-from tests.unit.node.test_warm_tables import host
-
-BOOT = "boot-1"
-
-
-@dataclass
-class Toy:
-    """A part that is there or not."""
-
-    there: list[str] = field(default_factory=list)
-    making: Callable[[Setup], None] = lambda setup: None
-    removing: Callable[[Setup], None] = lambda setup: None
-    name: str = "toy"
-
-    def make(self, setup: Setup) -> Setup:
-        self.making(setup)
-        self.there.append(setup.id)
-        return setup
-
-    def remove(self, setup: Setup) -> None:
-        self.removing(setup)
-        if setup.id in self.there:
-            self.there.remove(setup.id)
-
-    def is_whole(self, setup: Setup) -> bool:
-        return setup.id in self.there
+from tests.support.toysetups import BOOT, Toy, opened, soon
 
 
 @pytest.fixture
 def toy() -> Toy:
     return Toy()
-
-
-@contextmanager
-def opened(folder: Path, toy: Toy, boot: str = BOOT, **more: object) -> Iterator[Pool]:
-    config = WarmConfig(run=folder / "run", namespaces=folder / "netns", **more)  # type: ignore[arg-type]
-    pool = Pool(config, boot, parts=[toy], cpus=lambda: host({0: "0-1", 1: "2-3"}))
-    pool.open()
-    try:
-        yield pool
-    finally:
-        pool.close(soon())
-
-
-def soon() -> Deadline:
-    return Deadline.after(10)
 
 
 def broken(setup: Setup) -> None:

@@ -11,12 +11,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devalloc.inventory.capacity.cpus import Cpus, NumaNode, cpu_list, written
+from devalloc.inventory.capacity.cpus import written
 from devalloc_node.errors import Denied
 from devalloc_node.warm.errors import TryAgain
 from devalloc_node.warm.identifiers import check_identifier, is_identifier, new_identifier
 from devalloc_node.warm.pinning import pin
 from devalloc_node.warm.requests import image_name, number, replica_request
+from tests.support.toysetups import host
 
 CASES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "warm_cases.yaml").read_text())
 
@@ -69,12 +70,6 @@ def test_identifiers() -> None:
     made = {new_identifier("warm") for _ in range(1000)}
     assert len(made) == 1000
     assert all(map(is_identifier, made))
-
-
-def host(nodes: dict[int, str], usable: str | None = None) -> Cpus:
-    lists = {node: cpu_list(text) or frozenset() for node, text in nodes.items()}
-    every = (cpu_list(usable) if usable is not None else None) or frozenset[int]().union(*lists.values())
-    return Cpus(len(every), every, frozenset(), tuple(NumaNode(node, cpus, 0) for node, cpus in lists.items()))
 
 
 @pytest.mark.parametrize("case", CASES["pinning"], ids=lambda case: case["name"])

@@ -1,0 +1,121 @@
+"""`devalloc node --warm` as a process, asked by the command, killed and started again, on a host of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.support import warm_bed
+from tests.support.shared import REPO
+from tests.support.warm_bed import in_a_bed, snapshot
+
+pytestmark = warm_bed.needs_root
+
+HOME = Path("/run/home")
+SOCKET = Path("/run/devalloc/node.sock")
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(str(REPO / folder) for folder in (".", "solver", "node-plugin")),
+    "DEVALLOC_STORE": str(HOME / "store.db"),
+    "DEVALLOC_NODE_SOCKET": str(SOCKET),
+}
+SETUPS = 8
+
+
+def started() -> subprocess.Popen[bytes]:
+    words = ["node", "--state", f"{HOME}/state", "--cdi-dir", f"{HOME}/cdi", "--warm", str(SETUPS)]
+    words += ["--metrics", f"unix:{HOME}/metrics.sock"]
+    with open("/run/log", "ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "devalloc.cli", *words], env=ENVIRONMENT, stdout=log, stderr=log)
+
+
+def ready(plugin: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """Its pool, once it is full."""
+    while True:
+        assert plugin.poll() is None, Path("/run/log").read_text()
+        done = asked("list", "-o", "json")
+        if done.returncode == 0 and (status := json.loads(done.stdout)).get("idle") == SETUPS:
+            return dict(status)
+        time.sleep(0.02)
+
+
+def asked(*words: str) -> subprocess.CompletedProcess[str]:
+    words = ("warm", *words)
+    return subprocess.run(
+        [sys.executable, "-m", "devalloc.cli", *words], env=ENVIRONMENT, capture_output=True, text=True
+    )
+
+
+def taken(owner: str) -> dict[str, Any]:
+    done = asked("take", owner, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def metrics() -> str:
+    with socket.socket(socket.AF_UNIX) as scraper:
+        scraper.connect(f"{HOME}/metrics.sock")
+        scraper.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        return b"".join(iter(lambda: scraper.recv(1 << 16), b"")).decode()
+
+
+def test_the_setup_of_a_machine_outlives_a_plugin_that_is_killed_and_nothing_else_does() -> None:
+    def body() -> None:
+        HOME.mkdir()
+        before = snapshot()
+        plugin = started()
+        ready(plugin)
+        setup = taken("web-7")
+        # A machine that lives in it: what it is does not matter here.
+        words = ["nsenter", f"--net={setup['namespacePath']}", "sleep", "600"]
+        machine = subprocess.Popen(words)
+        while Path(f"/proc/{machine.pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.001)
+        plugin.send_signal(signal.SIGKILL)
+        plugin.wait()
+
+        plugin = started()
+        status = ready(plugin)
+        assert [(each["setup"]["id"], each["owner"]) for each in status["taken"]] == [(setup["id"], "web-7")]
+        refused = asked("return", setup["id"], "--timeout", "1s")
+        assert (refused.returncode, f"process {machine.pid} (sleep)" in refused.stderr) == (1, True), refused.stderr
+        machine.kill()
+        machine.wait()
+        assert asked("return", setup["id"]).returncode == 0
+        assert asked("return", setup["id"]).returncode == 1
+
+        plugin.send_signal(signal.SIGTERM)
+        assert plugin.wait() == 0, Path("/run/log").read_text()
+        assert snapshot() == before
+
+    in_a_bed(body)
+
+
+def test_metrics_tell_of_the_pool() -> None:
+    def body() -> None:
+        HOME.mkdir()
+        plugin = started()
+        ready(plugin)
+        taken("a")
+        ready(plugin)
+        lines = set(metrics().splitlines())
+        assert {
+            f'devalloc_node_warm_setups{{state="idle"}} {SETUPS}.0',
+            'devalloc_node_warm_setups{state="taken"} 1.0',
+            'devalloc_node_warm_setups{state="making"} 0.0',
+            'devalloc_node_warm_setups{state="removing"} 0.0',
+            f"devalloc_node_warm_setups_made_total {SETUPS + 1}.0",
+            "devalloc_node_warm_setup_failures_total 0.0",
+            'devalloc_node_requests_total{method="TakeSetup",result="done"} 1.0',
+        } <= lines, sorted(line for line in lines if "warm" in line)
+        plugin.send_signal(signal.SIGTERM)
+        assert plugin.wait() == 0
+
+    in_a_bed(body)

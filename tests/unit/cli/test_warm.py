@@ -1,0 +1,113 @@
+"""`devalloc warm` and devalloc.node.v1.WarmPool on a real socket. The setups are of toy parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from devalloc_node.metrics import Metrics
+from devalloc_node.pb import node_pb2
+from devalloc_node.pb import warm_pb2 as pb
+from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
+from devalloc_node.service.door import open_door
+from devalloc_node.service.warm import WarmService
+from devalloc_node.warm.pool import Pool
+from tests.support.shell import Shell
+from tests.support.toysetups import Toy, opened
+
+
+@contextmanager
+def served(folder: Path, pool: Pool | None, metrics: Metrics | None = None) -> Iterator[Path]:
+    socket = folder / "node.sock"
+    door = open_door(socket, [WarmService(pool, metrics or Metrics()).service()])
+    try:
+        yield socket
+    finally:
+        door.stop()
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+def test_a_setup_is_taken_shown_and_returned(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
+    with opened(tmp_path, toy, target=2, most=3) as pool, served(tmp_path, pool) as socket:
+        pool.fill(2)
+        said = devalloc("warm", "take", "web-7", "--vcpus", "2", "--request", "r", "--socket", socket).out
+        setup = next(iter(pool.status().taken)).setup
+        assert dict(line.split(None, 1) for line in said.replace("numa nodes", "nodes").splitlines()) == {
+            "setup:": setup.id,
+            "namespace:": f"{tmp_path}/netns/{setup.id}",
+            "tap:": "tap0",
+            "mac:": setup.mac,
+            "folder:": f"{tmp_path}/run/setups/{setup.id}",
+            "cpus:": "0,1",
+            "nodes:": "0",
+        }
+        again = devalloc("warm", "take", "web-7", "--request", "r", "-o", "json", "--socket", socket).json
+        assert again["id"] == setup.id
+        assert again["cpus"] == [0, 1]
+
+        head, columns, row = devalloc("warm", "list", "--socket", socket).out.splitlines()
+        assert head == "1 ready of 2 wanted, 1 taken, 0 being made, 0 being removed; 3 at most"
+        assert columns.split() == ["SETUP", "OWNER", "SINCE", "CPUS", "FOLDER"]
+        assert [row.split()[0], row.split()[1], row.split()[3]] == [setup.id, "web-7", "0,1"]
+
+        assert devalloc("warm", "return", setup.id, "--socket", socket).out == f"{setup.id} returned\n"
+        second = devalloc("warm", "return", setup.id, "--socket", socket)
+        assert (second.code, "denied" in second.err, "[SetupNotTaken]" in second.err) == (1, True, True)
+        listed = devalloc("warm", "list", "-o", "json", "--socket", socket).json
+        assert (listed["idle"], "taken" in listed) == (1, False)
+
+
+def test_where_there_is_none_now_the_caller_is_told_to_try_again(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
+    with opened(tmp_path, toy, most=1) as pool, served(tmp_path, pool) as socket:
+        assert devalloc("warm", "take", "a", "--socket", socket).code == 0
+        refused = devalloc("warm", "take", "b", "--socket", socket)
+        assert refused.code == 1
+        assert "[TryAgain] (the same may succeed later)" in refused.err
+        assert "1 may be: 1 are taken" in refused.err
+
+
+def test_a_node_without_a_pool_says_how_to_have_one(tmp_path: Path, devalloc: Shell) -> None:
+    with served(tmp_path, None) as socket:
+        for words in (["list"], ["take", "a"], ["return", "x"]):
+            told = devalloc("warm", *words, "--socket", socket)
+            assert (told.code, "start its plugin with --warm" in told.err) == (1, True)
+
+
+def test_what_callers_send_is_checked(tmp_path: Path, toy: Toy) -> None:
+    with (
+        opened(tmp_path, toy) as pool,
+        served(tmp_path, pool) as socket,
+        grpc.insecure_channel(f"unix:{socket}") as channel,
+    ):
+        stub = WarmPoolStub(channel)
+        for owner, request in (("", ""), ("a\x1b[2J", ""), ("x" * 10_000, ""), ("a", "\n")):
+            reply = stub.TakeSetup(pb.TakeSetupRequest(owner=owner, request=request))
+            assert (reply.result.outcome, reply.result.code) == (node_pb2.Result.DENIED, "OwnerInvalid")
+            assert len(reply.result.message) < 400
+        for name in ("../../../etc/passwd", "x" * 10_000, "\x00"):
+            reply = stub.ReturnSetup(pb.ReturnSetupRequest(id=name))
+            assert (reply.result.outcome, reply.result.code) == (node_pb2.Result.DENIED, "SetupNotTaken")
+            assert len(reply.result.message) < 400
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.TakeSetup(pb.TakeSetupRequest(owner="a", vcpus=1 << 31))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert toy.there == []
+
+
+def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc: Shell) -> None:
+    arguments = ["node", "--store", f"{tmp_path}/store.db", "--state", f"{tmp_path}/state", "--warm", "3"]
+    told = devalloc(*arguments, "--warm-most", "2", "--socket", tmp_path / "node.sock")
+    assert (told.code, told.err) == (
+        2,
+        "error: --warm: 3 warm setups cannot be kept ready where --warm-most allows 2\n",
+    )
+    assert os.listdir(tmp_path) == []
