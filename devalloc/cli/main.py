@@ -43,6 +43,9 @@ VERBS: dict[str, dict[str, str]] = {
         "top": "what machines have, and what they use",
         "warm": "namespaces, TAP interfaces and folders that are ready for machines",
     },
+    "Inside a machine": {
+        "guest-monitor": "measure its memory, ask for more, agree to less, bring what is plugged online",
+    },
     "Care": {
         "cordon": "keep devices or a node from being allocated",
         "uncordon": "let them be allocated again",
@@ -64,7 +67,8 @@ class Devalloc(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command = getattr(importlib.import_module(f"devalloc.cli.{cmd_name}"), cmd_name)
+        module = cmd_name.replace("-", "_")
+        command = getattr(importlib.import_module(f"devalloc.cli.{module}"), module)
         assert isinstance(command, click.Command)
         return command
 

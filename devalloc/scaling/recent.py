@@ -50,3 +50,7 @@ class Allowance:
             return False
         self._left -= count * 1000
         return True
+
+    def add(self, count: int) -> None:
+        """Allow so many more now, because they were asked for. No more than a burst is ever saved up."""
+        self._left = min(self.burst * 1000, self._left + count * 1000)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from websockets.protocol import Protocol as Parser
 
 from devalloc.scaling.recent import Allowance
 
+_REPLY = 1024  # bytes that a reply has as a rule
 _SLICE = 4096  # bytes that are parsed before frames are counted: two make the smallest frame
 QUIET = logging.getLogger("devalloc.websocket.library")
 QUIET.setLevel(logging.CRITICAL)  # what a peer gets wrong is told by us, once
@@ -82,6 +84,11 @@ class WebSocket(asyncio.Protocol):
         if self.is_open:
             self._parser.send_text(text.encode())
             self._flush()
+
+    def expect_reply(self) -> None:
+        """A request was sent: its reply is not counted as what the peer says unasked."""
+        self._frames.add(1)
+        self._bytes.add(_REPLY)
 
     def fail(self, code: int, why: str) -> None:
         """End it for a reason, with that status. `Peer.closed` is called before this returns."""
@@ -196,7 +203,8 @@ class WebSocket(asyncio.Protocol):
             if data:
                 self._transport.write(data)
             elif self._transport.can_write_eof():
-                self._transport.write_eof()
+                with suppress(OSError):  # the peer was faster
+                    self._transport.write_eof()
 
     def _hurry(self) -> None:
         if self._closing is None and self._transport is not None:

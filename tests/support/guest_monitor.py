@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection, serve
@@ -18,6 +19,12 @@ from devalloc_node.agent.monitor import MonitorConnection, Timers
 def now() -> int:
     """Milliseconds of the running loop's clock."""
     return round(asyncio.get_running_loop().time() * 1000)
+
+
+def sockets_to(port: int) -> int:
+    """How many sockets of this machine are connected, or half so, to that port."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[2].endswith(f":{port:04X}") and row[9] != "0" for row in rows)
 
 
 class Heard:

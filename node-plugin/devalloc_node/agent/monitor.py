@@ -245,6 +245,7 @@ class _Session:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[id] = (reply, answer)
         self._socket.send(wire.encode_to_monitor(message, id))
+        self._socket.expect_reply()
         try:
             async with asyncio.timeout(self._response / 1000):
                 return await answer

@@ -1,0 +1,74 @@
+"""Who watches over the guest's memory: takes samples, wants more, agrees to less or denies it."""
+
+from __future__ import annotations
+
+from devalloc.scaling.messages.monitor import DownscaleResult
+from devalloc_node.guest.cache import Cache
+from devalloc_node.guest.memory import Measure
+from devalloc_node.guest.rules import APART, MIB, Samples, threshold
+
+_STALE = 5_000  # milliseconds after which a sample says nothing of now
+_AGAIN = 1_000  # milliseconds from one request for more to the next
+
+
+class Guard:
+    """The state of it. Instants are milliseconds of any one clock."""
+
+    def __init__(self, measure: Measure | None, memory: int, cache: Cache | None) -> None:
+        """``memory``: what the guest has now, in bytes. Without ``measure`` nothing is wanted, and nothing denied."""
+        self._measure = measure
+        self._cache = cache
+        self._samples = Samples()
+        self._threshold = threshold(memory)
+        self._asked: int | None = None
+
+    @property
+    def threshold(self) -> int:
+        """At which use more is wanted."""
+        return self._threshold
+
+    @property
+    def used(self) -> int:
+        """Memory in use, as it is judged by."""
+        return self._samples.used
+
+    def sample(self, now: int) -> None:
+        """Measure. Raises OSError, ValueError."""
+        if self._measure is not None:
+            self._samples.add(now, self._measure())
+
+    def wants_more(self, now: int) -> bool:
+        """Whether to ask for more now; it is then taken as asked."""
+        if self._measure is None or not len(self._samples) or self._samples.used < self._threshold:
+            return False
+        if self._asked is not None and now - self._asked < _AGAIN:
+            return False
+        self._asked = now
+        return True
+
+    async def grew(self, memory: int) -> None:
+        """The machine has so much memory now. Raises OSError where the cache does not follow."""
+        self._threshold = threshold(memory)
+        if self._cache is not None:
+            await self._cache.fit(memory)
+
+    async def shrink(self, memory: int, now: int) -> DownscaleResult:
+        """Whether the machine may have so little. What is agreed to is prepared. Raises OSError: nobody can tell."""
+        done = []
+        if self._measure is not None:
+            age = self._samples.age(now)
+            if age is not None and age > _STALE:
+                raise OSError(f"memory was last measured {age / 1000:g} s ago")
+            if len(self._samples) <= 1:
+                return DownscaleResult(False, "memory has not been measured for long enough; ask again")
+            needed = self._samples.used + APART
+            if threshold(memory) < needed:
+                used, then, least = (amount // MIB for amount in (self._samples.used, threshold(memory), needed))
+                status = f"{used} MiB are in use: the threshold would be {then} MiB, and must be at least {least} MiB"
+                return DownscaleResult(False, status)
+        if self._cache is not None:
+            done.append(await self._cache.fit(memory))
+        if self._measure is not None:
+            self._threshold = threshold(memory)
+            done.append(f"more will be asked for at {self._threshold // MIB} MiB in use")
+        return DownscaleResult(True, "; ".join(done) or "nothing is measured here, and there is no cache")

@@ -1,0 +1,147 @@
+"""What can be set about the guest monitor: one table, for both commands that start it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Any
+
+from devalloc_node.guest.blocks import POLICIES
+from devalloc_node.guest.rules import CACHES
+
+ENVIRONMENT = "DEVALLOC_GUEST_MONITOR_"
+"""Each option can be set in the environment: this and its name in capitals, with underscores."""
+
+ABOUT = (
+    "Runs inside a machine: measures the guest's memory, asks the node's agent for more, agrees or denies when the "
+    "machine is to become smaller, brings plugged CPUs and memory online, and serves the guest's gauges. Until SIGTERM "
+    "or Ctrl-C."
+)
+
+Address = tuple[str, int]
+Network = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of it."""
+
+    listen: Address
+    metrics_listen: Address | None
+    allow: tuple[Network, ...]
+    measure: str
+    cpus: str
+    memory: str
+    movable_ratio: int
+    cache_program: str | None
+    cache_where: str
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting as a flag."""
+
+    name: str
+    metavar: str
+    default: str
+    parse: Callable[[str], Any]
+    help: str
+
+    @property
+    def field(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def env(self) -> str:
+        return ENVIRONMENT + self.field.upper()
+
+
+def settings_from(given: Mapping[str, str | None]) -> Settings:
+    """From texts by field; what is not given has its default. Raises ValueError with every problem, one a line."""
+    values, problems = {}, []
+    for option in OPTIONS:
+        text = given.get(option.field)
+        try:
+            values[option.field] = option.parse(option.default if text is None else text)
+        except ValueError as error:
+            problems.append(f"--{option.name}: {error}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return Settings(**values)
+
+
+def _address(text: str) -> Address:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"{text!r} is not ADDRESS:PORT, such as 0.0.0.0:10301 or [::]:10301")
+    try:
+        ip_address(host)
+    except ValueError:
+        raise ValueError(f"{host!r} is no address; 0.0.0.0 and [::] are all of this guest's") from None
+    return host, int(port)
+
+
+def _address_or_off(text: str) -> Address | None:
+    return None if text == "off" else _address(text)
+
+
+def _networks(text: str) -> tuple[Network, ...]:
+    return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def _ratio(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 100:
+        raise ValueError(f"{text!r} is not a whole number from 1 to 100")
+    return int(text)
+
+
+OPTIONS = (
+    Option("listen", "ADDRESS:PORT", "0.0.0.0:10301", _address, "Where agents connect."),
+    Option(
+        "metrics-listen", "ADDRESS:PORT", "0.0.0.0:9100", _address_or_off, "Where gauges are served; `off`: nowhere."
+    ),
+    Option(
+        "allow", "NETWORKS", "", _networks,
+        "From where agents may connect, such as 10.0.0.1 or 10.0.0.0/24,fd00::/8. Empty: from anywhere, for where the "
+        "network lets only the host in.",
+    ),
+    Option(
+        "measure", "WHAT", "system", str,
+        "Whose memory is watched: `system`, the whole guest; `cgroup:NAME`, the workload in /sys/fs/cgroup/NAME "
+        "(version 2 or 1); `none`: nobody's, every downscale is agreed to.",
+    ),
+    Option(
+        "cpus", "POLICY", "plugged", _one_of("plugged", "granted", "leave"),
+        "Bring online all CPUs that are `plugged`, or as many of them as were `granted` (CPU 0 always), or `leave` "
+        "them.",
+    ),
+    Option(
+        "memory", "POLICY", "auto", _one_of(*POLICIES),
+        "What becomes of plugged memory: `movable` can be unplugged again, `kernel` can be used for all, `auto`: "
+        "movable up to --movable-ratio; `leave`: nothing is brought online.",
+    ),
+    Option(
+        "movable-ratio", "TIMES", "8", _ratio,
+        "With --memory auto: how many times the kernel's memory the movable may be. Lower is safer for the guest, "
+        "higher gives back more.",
+    ),
+    Option(
+        "cache-program", "PATH", "", lambda text: text or None,
+        "A program that sets the size of a cache: started with the size in bytes as its only argument whenever it "
+        "changes, it has 3 s and exits with 0.",
+    ),
+    Option("cache-where", "PLACE", "disk", _one_of(*CACHES), "Where that cache lies: `disk` or `memory`."),
+    Option("root", "DIR", "/", str, "The folder that holds the guest's proc and sys."),
+)  # fmt: skip
