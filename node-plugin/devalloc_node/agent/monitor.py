@@ -157,7 +157,7 @@ class MonitorConnection:
         except OSError as error:
             session.abort(os.strerror(error.errno) if error.errno else str(error))
         if session.ended is not None:
-            raise Failed("MonitorUnreachable", self._sentence(session.ended))
+            raise Failed("GuestMonitorUnreachable", self._sentence(session.ended))
         self._session = session
         self._status = replace(self._status, connected=True, why="", since=_now(), last_success=_now())
         _log.info("%s: connected to the monitor in its guest", self._machine)
@@ -176,15 +176,15 @@ class MonitorConnection:
                 if session.ended is None and _now() - failing > self._timers.unhealthy:
                     session.fail(CloseCode.INTERNAL_ERROR, "health checks fail")
                     why = f"health checks have failed for {(_now() - failing) / 1000:g} s, the last one so: {error}"
-                    raise Failed("MonitorUnhealthy", self._sentence(why)) from None
+                    raise Failed("GuestMonitorUnhealthy", self._sentence(why)) from None
             await session.until(began + self._timers.health_check)
             if session.ended is not None:
                 await asyncio.sleep(0)  # requests that waited raise first, and then the listener is told
-                raise Failed("MonitorLost", self._sentence(session.ended))
+                raise Failed("GuestMonitorLost", self._sentence(session.ended))
 
     async def _ask(self, message: wire.ToMonitor, reply: type[Reply]) -> Reply:
         if self._session is None:
-            raise Failed("MonitorNotConnected", self._status.why)
+            raise Failed("GuestMonitorNotConnected", self._status.why)
         try:
             answer = await self._session.ask(message, reply)
         except Unknown as error:
@@ -240,7 +240,7 @@ class _Session:
     async def ask(self, message: wire.ToMonitor, reply: type[Reply]) -> Reply:
         """Send a request and wait for its reply."""
         if self._socket is None or self.ended is not None:
-            raise Failed("MonitorLost", self.ended or "not connected")
+            raise Failed("GuestMonitorLost", self.ended or "not connected")
         id, self._next = self._next, self._next + wire.NEXT_ID
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[id] = (reply, answer)
@@ -250,8 +250,8 @@ class _Session:
             async with asyncio.timeout(self._response / 1000):
                 return await answer
         except TimeoutError:
-            seconds = self._response / 1000
-            raise Unknown("MonitorSilent", f"no reply to a {type(message).__name__} within {seconds:g} s") from None
+            what = f"no reply to a {type(message).__name__} within {self._response / 1000:g} s"
+            raise Unknown("GuestMonitorSilent", what) from None
         finally:
             self._waiting.pop(id, None)
 
@@ -294,7 +294,7 @@ class _Session:
             self.agreed.set_result(None)
         for _, answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(Unknown("MonitorLost", f"the connection ended before it answered: {why}"))
+                answer.set_exception(Unknown("GuestMonitorLost", f"the connection ended before it answered: {why}"))
 
     def received(self, text: str) -> None:
         try:
@@ -327,12 +327,12 @@ class _Session:
         if isinstance(message, wire.InvalidMessage | wire.InternalError):
             _log.warning("%s about message %d: %s", type(message).__name__, id, message.error)
             if answer is not None and not answer.done():
-                answer.set_exception(Failed("MonitorFailed", f"it says {type(message).__name__}: {message.error}"))
+                answer.set_exception(Failed("GuestMonitorFailed", f"it says {type(message).__name__}: {message.error}"))
         elif reply is None or answer is None or answer.done():
             self._object(id, f"nobody waits for a reply with id {id}; it may have come too late")
         elif not isinstance(message, reply):
             self._object(id, f"the reply to this is a {reply.__name__}")
-            answer.set_exception(Failed("MonitorFailed", f"it replies with a {type(message).__name__}"))
+            answer.set_exception(Failed("GuestMonitorFailed", f"it replies with a {type(message).__name__}"))
         else:
             answer.set_result(message)
 
