@@ -66,8 +66,9 @@ class Machines(Protocol):
 
     def get(self, key: str) -> Machine | None: ...
 
-    def start(self, machine: VirtualMachine, deadline: Deadline) -> None:
-        """With its CPUs stopped. One that runs already as it is wanted stays as it is."""
+    def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
+        """With its CPUs stopped. One that runs already as it is wanted stays as it is. ``as_it_was``: with the amounts
+        that were last asked of it."""
 
     def lost(self, key: str) -> object | None:
         """What lives as the machine though nothing is known of it; None where nothing does."""

@@ -144,12 +144,14 @@ class Platform:
         caller: str = "",
         still: Callable[[], bool] = lambda: True,
         patience: float = float("inf"),
+        as_it_was: bool = False,
     ) -> Machine:
         """Start a machine (or adopt it) with all devices of its claims, or leave nothing of it.
 
         It is started with its CPUs stopped and runs only once every device is in it. Called again after a crash, it
         goes on. ``still``: asked once nobody else can change the machine; ``patience``: seconds that others who change
-        it are waited for. Raises NodeError, ``NotWanted`` if not still, ``Busy`` if patience ends.
+        it are waited for; ``as_it_was``: it is started with the amounts that were last asked of it, as its policy
+        has it. Raises NodeError, ``NotWanted`` if not still, ``Busy`` if patience ends.
         """
         key = "/".join(machine.key)
         is_adopted = machine.spec.adopt is not None
@@ -176,7 +178,10 @@ class Platform:
                 prepared = [self._prepared(ref, due, caller) for ref in refs]
                 if begins:
                     _check_slots(machine, prepared)
-                    (self.machines.adopt if is_adopted else self.machines.start)(machine, due)
+                    if is_adopted:
+                        self.machines.adopt(machine, due)
+                    else:
+                        self.machines.start(machine, due, as_it_was=as_it_was)
                 for one in prepared:
                     self.claims.plug(one, key, due, caller)
                 if begins and not is_adopted:

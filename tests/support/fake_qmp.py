@@ -351,7 +351,7 @@ class FakeQemu:
     def _do_object_add(self, a: dict[str, Any]) -> Any:
         if a["id"] in self.backends:
             raise Error(f"attempt to add duplicate property '{a['id']}' to object (type 'container')")
-        self.backends[a["id"]] = str(a["size"])
+        self.backends[a["id"]] = str(a.get("size", 0))  # a secret has none
         return {}
 
     def _do_object_del(self, a: dict[str, Any]) -> Any:

@@ -59,6 +59,12 @@ class Qemu(FakeQemu):
                 self.cpus[device["core-id"]] = f"/machine/peripheral/{device['id']}"
             if device["driver"] == "virtio-mem-pci":
                 self.requested = self.size = device["requested-size"]
+            if device["driver"] == "pc-dimm":
+                self.devices[device["id"]] = device
+        objects = [json.loads(word) for flag, word in pairwise(words) if flag == "-object"]
+        for each in objects:
+            if each["id"].startswith("dimm"):
+                self.backends[each["id"]] = str(each["size"])
 
     def _do_query_fake(self, a: dict[str, Any]) -> Any:
         """What a test wants to know of it."""

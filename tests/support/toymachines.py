@@ -50,12 +50,15 @@ class ToyMachines:
     def get(self, key: str) -> Machine | None:
         return self.known.get(key)
 
-    def start(self, machine: VirtualMachine, deadline: Deadline) -> None:
+    def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
         key = self._check("start", "/".join(machine.key))
         self.given[key] = deadline.seconds
         there = self.known.get(key)
         if there is None or not there.runs:
-            self.known[key] = self._new(machine, is_paused=True)
+            new = self._new(machine, is_paused=True)
+            if as_it_was and there is not None:
+                new = replace(new, wanted=there.wanted, applied=there.wanted, observed=there.wanted)
+            self.known[key] = new
 
     def lost(self, key: str) -> Machine | None:
         return self.forgotten.get(key)

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine import cgroup, cpu, launch, memory
+from devalloc_node.machine.command import BLOCK
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.monitor import Monitor
 from devalloc_node.machine.process import Process
@@ -30,6 +31,29 @@ def wanted(record: MachineRecord) -> Amounts:
     told = record.applied if record.applied != UNKNOWN else asked_of(record.spec)
     asked = {name: amount for name, amount in asdict(record.asked).items() if amount is not None}
     return replace(told, **asked)
+
+
+def at_start(record: MachineRecord) -> Amounts:
+    """What it is started with: what was asked of it before it ended, as far as it may have that; else what its spec
+    asks for. ``cpu_milli`` is None where its CPU time is not to be bounded."""
+    spec, asked = record.spec, record.asked
+    vcpus, milli, memory_bytes = whole_cpus(spec.cpus.use), spec.cpus.use, spec.memory.use
+    if asked.vcpus is not None:
+        vcpus = _clamped(asked.vcpus, whole_cpus(spec.cpus.least), whole_cpus(spec.cpus.most))
+        milli = milli if milli % CPU else vcpus * CPU  # a part of a CPU is a bound of its own
+    if asked.cpu_milli is not None:
+        milli = asked.cpu_milli and _clamped(asked.cpu_milli, spec.cpus.least, whole_cpus(spec.cpus.most) * CPU)
+    if asked.memory_bytes is not None:
+        unit = spec.dimm_bytes or BLOCK  # it is given as a scaled one is: in whole units
+        more = -(-(_clamped(asked.memory_bytes, spec.memory.least, spec.memory.most) - spec.memory.least) // unit)
+        memory_bytes = spec.memory.least + more * unit
+    return Amounts(milli or None, vcpus, memory_bytes)
+
+
+def started_with(spec: MachineSpec, now: Amounts) -> MachineSpec:
+    """The spec of a QEMU that has these vCPUs and this memory from its start."""
+    cpus = replace(spec.cpus, use=min((now.vcpus or 0) * CPU, spec.cpus.most))
+    return replace(spec, cpus=cpus, memory=replace(spec.memory, use=now.memory_bytes or 0))
 
 
 def observe(
@@ -75,6 +99,8 @@ def apply(
     spec, told = record.spec, record.applied
     if what == "vcpus":
         bounded = share_of(spec, config, process) is not None or (told.cpu_milli or 0) % CPU
+        if record.cpus_left:
+            cpu.mark_left(monitor, deadline)
         there = cpu.scale(monitor, spec.key, amount, deadline)
         return replace(told, vcpus=there, cpu_milli=told.cpu_milli if bounded else there * CPU)
     if what == "cpu":
@@ -166,6 +192,10 @@ def _within(
         f"machine {spec.key} was started for {bounds}, and cannot have {text(amount)}; with other bounds it has to be "
         "stopped and started again",
     )
+
+
+def _clamped(amount: int, least: int, most: int) -> int:
+    return min(max(amount, least), most)
 
 
 def check_adopted(spec: MachineSpec, now: Amounts) -> None:

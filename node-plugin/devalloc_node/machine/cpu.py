@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.command import cpu_id
 from devalloc_node.machine.devices import ask
-from devalloc_node.machine.monitor import Monitor, bounded
+from devalloc_node.machine.monitor import Monitor, Refused, bounded
 from devalloc_node.machine.pci import PERIPHERAL
 
 _ANSWER_SECONDS = 5.0
@@ -24,6 +25,8 @@ _REFUSALS = frozenset({0x01, 0x02, 0x80, 0x81, 0x82})
 """Failed, not recognised, locked or in use, and so on; 0 is success, 0x83 and 0x84 are "under way"."""
 _SOUND = 10
 """The first major version of QEMU that is known to survive an emulated vCPU that leaves."""
+_MARK = "devalloc-cpus-left"
+"""An object in QEMU of no use but to be there."""
 _PLACE = ("socket-id", "die-id", "cluster-id", "module-id", "core-id", "thread-id")
 
 Slot = Mapping[str, Any]
@@ -41,8 +44,10 @@ def count(monitor: Monitor, deadline: Deadline) -> int:
     return _taken(slots(monitor, deadline))
 
 
-def left(monitor: Monitor, machine: str, goal: int, before: bool, deadline: Deadline) -> bool:
-    """Whether any vCPU has left an emulated machine once it has ``goal``; ``before``: whether any has by now.
+def left(monitor: Monitor, machine: str, goal: int, before: bool | None, deadline: Deadline) -> bool | None:
+    """Whether any vCPU has left an emulated machine once it has ``goal``; ``before``: whether any has by now. None: not
+    known; then the mark tells that an earlier plugin, or one whose journal was lost, had one leave. Of what others did
+    to an adopted machine nothing tells.
 
     To be asked, and noted, before ``scale``. Raises Denied (``CpusEmulated``) for what QEMU would not survive without
     KVM. 7.2 writes to freed memory when a vCPU leaves, and ends with one of the next devices or vCPUs that come or go
@@ -51,6 +56,8 @@ def left(monitor: Monitor, machine: str, goal: int, before: bool, deadline: Dead
     """
     known = slots(monitor, deadline)
     taken = _taken(known)
+    if before is None and goal > taken:
+        before = _is_marked(monitor, deadline) or None
     if not (_mobile(known) if goal < taken else before and goal > taken):
         return before
     if monitor.execute("query-kvm", deadline=deadline)["enabled"]:
@@ -62,6 +69,18 @@ def left(monitor: Monitor, machine: str, goal: int, before: bool, deadline: Dead
     if int(version["major"]) < _SOUND:
         raise Denied("CpusEmulated", f"{has}: QEMU {version['major']}.{version['minor']} crashes after one has left")
     return True
+
+
+def mark_left(monitor: Monitor, deadline: Deadline) -> None:
+    """Have QEMU itself keep that a vCPU leaves it: it is known then as long as it lives, whoever asks. A QEMU that has
+    no such objects can be asked by nobody but who has the machine's record."""
+    if not _is_marked(monitor, deadline):
+        with suppress(Refused):
+            monitor.execute("object-add", {"qom-type": "secret", "id": _MARK, "data": "1"}, deadline=deadline)
+
+
+def _is_marked(monitor: Monitor, deadline: Deadline) -> bool:
+    return any(entry["name"] == _MARK for entry in monitor.execute("qom-list", {"path": "/objects"}, deadline=deadline))
 
 
 def scale(monitor: Monitor, machine: str, goal: int, deadline: Deadline) -> int:

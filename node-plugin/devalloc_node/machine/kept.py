@@ -77,15 +77,10 @@ class Kept:
         for key, content in self.records.records(MACHINES).items():
             with suppress_and_log(key):
                 record = record_of(key, content)
-                spec = record.spec
-                if record.state == "stopping" or spec.adopt or not spec.running:
+                if record.spec.adopt or not record.spec.running:
                     continue
                 # Where its CPUs never ran no policy forbids it, and nobody else would end what waits there.
-                if record.state == "starting" or (
-                    spec.restart == "Always"
-                    and record.reason not in ("StoppedOnRequest", "StopWanted")
-                    and self.process_of(record) is None
-                ):
+                if record.state == "starting" or (record.comes_back and self.process_of(record) is None):
                     found.append(record.machine)
         return found
 

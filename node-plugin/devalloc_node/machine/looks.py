@@ -135,6 +135,12 @@ def _standing(status: str) -> tuple[str, str]:
     return code, f"its CPUs stand still: {why}"
 
 
+def _wanted_next(record: MachineRecord) -> Amounts:
+    """Of one that does not live: what its policy starts it with, or else who creates it again."""
+    comes_back = record.comes_back and not record.spec.uid
+    return amounts.at_start(record) if comes_back else amounts.asked_of(record.spec)
+
+
 def view(record: MachineRecord, process: Process | None, look: Look, config: MachineConfig) -> Machine:
     """A machine as other rooms see it."""
     if process is None and look.problem is None and record.state in ("running", "stopping"):
@@ -152,7 +158,7 @@ def view(record: MachineRecord, process: Process | None, look: Look, config: Mac
         key=spec.key,
         uid=spec.uid,
         phase=phase,
-        wanted=amounts.wanted(record) if process else amounts.asked_of(spec),
+        wanted=amounts.wanted(record) if process else _wanted_next(record),
         applied=record.applied,
         observed=look.observed,
         reason=reason,

@@ -57,7 +57,7 @@ def recognised(machines: Kept, machine: VirtualMachine, run: str, process: Proce
     spec = spec_of(machine)
     if not run:
         raise refusal(spec.key, process)
-    record = MachineRecord(machine.to_manifest(), "running", run, user_of(machines.config, spec.id))
+    record = MachineRecord(machine.to_manifest(), "running", run, user_of(machines.config, spec.id), cpus_left=None)
     there = seen(machines, record, due)
     if there.run != run:
         raise refusal(spec.key, process)
@@ -71,7 +71,8 @@ def seen(machines: Kept, record: MachineRecord, due: Deadline) -> MachineRecord:
         run = str(UUID(monitor.execute("query-uuid", deadline=due)["UUID"]))
         status = monitor.execute("query-status", deadline=due)["status"]
     now = record.become("starting" if status == PAUSED else "running")
-    return now if run == record.run else replace(now, run=run, applied=UNKNOWN, asked=UNKNOWN)  # those of another run
+    # Of another run nothing of that holds.
+    return now if run == record.run else replace(now, run=run, applied=UNKNOWN, asked=UNKNOWN, cpus_left=None)
 
 
 def all_lost(machines: Kept) -> list[Machine]:

@@ -19,9 +19,9 @@ from devalloc_node.machine.monitor import Connect, QmpMonitor
 from devalloc_node.machine.process import Process, holds
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records
 from devalloc_node.machine.settling import Settling
-from devalloc_node.machine.spec import PlainDevice, whole_cpus
+from devalloc_node.machine.spec import PlainDevice
 from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import Machine
+from devalloc_node.machine.view import UNKNOWN, Machine
 
 LOG = logging.getLogger(__name__)
 _ADOPTING = "adopting"
@@ -59,11 +59,12 @@ class Machines(Kept):
 
     # How it comes and goes.
 
-    def start(self, machine: VirtualMachine, deadline: Deadline) -> None:
+    def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
         """Start it with its CPUs stopped, so that devices can be plugged in before its first instruction.
 
-        One that lives already stays as it is. Where it fails, nothing of it is left. Raises Denied for what it may not
-        name or cannot be, Failed (``MachineDidNotStart``), Unknown.
+        ``as_it_was``: with the amounts that were last asked of it, and not those that its spec begins with. One that
+        lives already stays as it is. Where it fails, nothing of it is left. Raises Denied for what it may not name or
+        cannot be, Failed (``MachineDidNotStart``), Unknown.
         """
         spec = spec_of(machine)
         with self.hold(spec.key, deadline):
@@ -77,13 +78,16 @@ class Machines(Kept):
                 # A journal was lost, or an older one put back.
                 raise lost.refusal(spec.key, found)
             how = accel.chosen(self.config)
+            asked = known.asked if as_it_was and known is not None else UNKNOWN
+            record = MachineRecord(machine.to_manifest(), "starting", "", asked=asked)
+            spec = amounts.started_with(spec, amounts.at_start(record))
             began = False
             try:
                 with self._told_by(spec.key):  # an image that hangs holds up nobody else
                     launch.check(spec, self.config, launch.Launch("", None, how))
                 with self._locks.held(users.LOCK, deadline):
                     given = launch.Launch(str(uuid.uuid4()), users.free(spec.key, self.config, self.records), how)
-                    record = MachineRecord(machine.to_manifest(), "starting", given.uuid, given.uid)
+                    record = replace(record, run=given.uuid, user=given.uid)
                     self.put(record)
                 began = True
                 launch.launch(spec, self.config, given)
@@ -150,7 +154,14 @@ class Machines(Kept):
                         )
                 self.put(
                     MachineRecord(
-                        machine.to_manifest(), "running", found.run, None, found.process, adopt.boot_id(), found.amounts
+                        machine.to_manifest(),
+                        "running",
+                        found.run,
+                        None,
+                        found.process,
+                        adopt.boot_id(),
+                        found.amounts,
+                        cpus_left=None,
                     )
                 )
             self._settling.watch(spec.key, found.process)
@@ -263,8 +274,9 @@ class Machines(Kept):
             if monitor.execute("query-uuid", deadline=deadline)["UUID"] != record.run:
                 raise Denied("MachineRuns", f"another run of machine {spec.key} lives already")
         process = self._lives(record)
-        amounts.limit_cpu(spec, self.config, process, spec.cpus.use, whole_cpus(spec.cpus.use))
-        self.put(replace(record, applied=amounts.asked_of(spec)))
+        begins = amounts.at_start(record)
+        amounts.limit_cpu(spec, self.config, process, begins.cpu_milli or 0, begins.vcpus or 0)
+        self.put(replace(record, applied=begins))
         self._settling.watch(spec.key, process)
 
     def _lives(self, record: MachineRecord) -> Process:

@@ -54,9 +54,11 @@ class MachineRecord:
     """The host's boot id in which ``process`` was seen."""
     applied: Amounts = UNKNOWN
     asked: Amounts = UNKNOWN
-    """What was asked of it since it was started; written before QEMU is told, so that it may not be so yet."""
-    cpus_left: bool = False
-    """Whether a vCPU has left it since it was started, or was about to, and it is emulated."""
+    """What was asked of it since it was started, or before, where it was started again as it was (``at_start``);
+    written before QEMU is told, so that it may not be so yet."""
+    cpus_left: bool | None = False
+    """Whether a vCPU has left it since it was started, or was about to, and it is emulated. None: it was adopted or
+    taken up, and what was done to it before is not known here."""
     reason: str = ""
     message: str = ""
 
@@ -70,6 +72,12 @@ class MachineRecord:
 
     def become(self, state: State, reason: str = "", message: str = "") -> MachineRecord:
         return replace(self, state=state, reason=reason, message=message)
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether its policy has it started again where it does not live."""
+        is_over = self.state == "stopping" or self.reason in ("StoppedOnRequest", "StopWanted")
+        return self.spec.restart == "Always" and self.spec.running and self.spec.adopt is None and not is_over
 
     def asked_to_stop(self) -> MachineRecord:
         """Its guest was asked to power down, and goes on."""
@@ -107,7 +115,7 @@ def record_of(key: str, content: Mapping[str, Any]) -> MachineRecord:
             boot=content.get("boot", ""),
             applied=_amounts(content.get("applied", {})),
             asked=_amounts(content.get("asked", {})),
-            cpus_left=bool(content.get("cpus_left", False)),
+            cpus_left=content.get("cpus_left", False),
             reason=content.get("reason", ""),
             message=content.get("message", ""),
         )

@@ -104,13 +104,17 @@ class Restarts:
             ]
             self._inside[key] = inside = self._attached(key)
             refs += inside
+            there = self._platform.machines.get(key)
+            wanted = None if there is None else there.wanted.memory_bytes
+            memory = spec_of(machine).memory.use if wanted is None else wanted
             self._platform.create(
                 machine,
                 list(dict.fromkeys(refs)),
-                Deadline.after(WORK_SECONDS + (locking_seconds(spec_of(machine).memory.use) if refs else 0.0)),
+                Deadline.after(WORK_SECONDS + (locking_seconds(memory) if refs else 0.0)),
                 caller="restart policy",
                 still=partial(self._is_due, key),
                 patience=_BUSY_SECONDS,
+                as_it_was=True,
             )
         except NodeError as error:
             if error.code in ("NotWanted", "Busy"):

@@ -16,6 +16,7 @@ from devalloc.api.shapes import Form, fields_of, model_shape
 
 FOLDER = Path(__file__).parents[3] / "crds"
 DEFINITIONS = {kind.kind: crds.definition(kind) for kind in KINDS.values()}
+RENDERED = crds.render()
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -38,12 +39,12 @@ ALL_NODES = [(kind, path, node) for kind in DEFINITIONS for path, node in nodes(
 
 def test_the_files_are_what_the_models_say() -> None:
     written = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
-    assert written == crds.render(), "write them anew with: devalloc crds -d crds"
+    assert written == RENDERED, "write them anew with: devalloc crds -d crds"
 
 
-@pytest.mark.parametrize("name", crds.render())
+@pytest.mark.parametrize("name", RENDERED)
 def test_the_files_read_back_as_the_definitions(name: str) -> None:
-    (document,) = load_text(crds.render()[name]).documents
+    (document,) = load_text(RENDERED[name]).documents
     assert document.content == DEFINITIONS[document.content["spec"]["names"]["kind"]]
 
 

@@ -379,6 +379,32 @@ def test_cpus_of_an_emulated_machine_do_not_leave_where_its_qemu_would_crash(
     machines.scale(KEY, "vcpus", 2, soon())
     assert "some may have left" in denied(3)
     machines.scale(KEY, "vcpus", 1, soon())
+    machines.forget(KEY, soon())
+    machines.adopt(adopting(qemu.path), soon())
+    assert "some may have left" in denied(2), "its QEMU tells who knows nothing of that"
+    qemu.kvm = True
+    machines.scale(KEY, "vcpus", 2, soon())
+
+
+def test_an_emulated_machine_that_no_cpu_has_left_is_given_more_after_it_was_adopted_again(
+    machines: Machines, qemu: FakeQemu
+) -> None:
+    qemu.kvm, qemu.version["major"] = False, 10
+    for vcpus in (2, 3):
+        machines.adopt(adopting(qemu.path), soon())
+        machines.scale(KEY, "vcpus", vcpus, soon())
+        machines.forget(KEY, soon())
+    assert sorted(qemu.cpus) == [0, 1, 2]
+
+
+def test_cpus_leave_an_emulated_machine_whose_qemu_cannot_keep_that(machines: Machines, qemu: FakeQemu) -> None:
+    qemu.kvm, qemu.version["major"] = False, 10
+    machines.adopt(adopting(qemu.path), soon())
+    machines.scale(KEY, "vcpus", 3, soon())
+    qemu.refuses["object-add"] = "'secret' is not a valid object type"
+    machines.scale(KEY, "vcpus", 2, soon())
+    with pytest.raises(Denied, match="some may have left"):
+        machines.scale(KEY, "vcpus", 3, soon())
 
 
 def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: Machines, qemu: FakeQemu) -> None:

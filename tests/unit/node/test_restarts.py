@@ -12,6 +12,7 @@ import pytest
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
+from devalloc_node.machine.view import Amounts
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms.restarts import Restarts
 from tests.support.faketree import memory_folder
@@ -76,6 +77,33 @@ def test_it_comes_back_with_what_was_attached_while_it_ran(world: World) -> None
     assert len(world.machines.devices) == 1
 
 
+def test_it_comes_back_as_large_as_it_was_last_asked_to_be(world: World) -> None:
+    machine = machine_of(vm("web"))
+    world.create(machine)
+    large = Amounts(3000, 3, 2 << 30)
+    for what, amount in (("vcpus", 3), ("cpu", 3000), ("memory", 2 << 30)):
+        world.platform.scale("default/web", what, amount, Deadline.after(10))
+    for world.now in (100, 500):
+        world.machines.end("default/web")
+        world.restarts.round()
+        assert world.platform.machine("default/web").observed == large
+    world.machines.end("default/web")
+    world.create(machine)
+    assert world.platform.machine("default/web").observed == Amounts(2000, 2, 1 << 30), "who creates it says how large"
+
+
+def test_there_is_time_to_lock_as_much_memory_as_it_comes_back_with(world: World) -> None:
+    world.bench.add("a/slot-0")
+    world.create(
+        machine_of(vm("web", "claim-uid-0", memory={"min": "1Gi", "max": "64Gi", "use": "1Gi"})), "claim-uid-0"
+    )
+    world.platform.scale("default/web", "memory", 64 << 30, Deadline.after(10))
+    world.machines.end("default/web")
+    world.now = 100
+    world.restarts.round()
+    assert world.machines.given["default/web"] > 64
+
+
 def test_what_was_attached_is_not_lost_by_a_start_that_failed(world: World) -> None:
     world.create(machine_of(vm("web")))
     world.platform.attach(world.bench.add("a/slot-0"), "default/web", Deadline.after(10))
@@ -119,7 +147,7 @@ def test_one_that_hangs_or_is_beyond_understanding_holds_up_no_other(world: Worl
         world.machines.end(f"default/{name}")
     over, start = threading.Event(), world.machines.start
 
-    def slow(machine: VirtualMachine, deadline: Deadline) -> None:
+    def slow(machine: VirtualMachine, deadline: Deadline, **more: bool) -> None:
         if machine.metadata.name == "a":
             over.wait(60)  # for its image
         if machine.metadata.name == "b":
@@ -197,7 +225,7 @@ def test_one_whose_first_start_is_under_way_is_left_to_it_without_a_word(
 def test_what_does_not_go_away_by_itself_is_tried_rarely_and_said_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(machine: VirtualMachine, deadline: Deadline) -> None:
+    def refuse(machine: VirtualMachine, deadline: Deadline, **more: bool) -> None:
         tries.append(world.now)
         raise Denied("PathNotAllowed", "machine default/web: /images/vmlinuz lies below no folder that is listed")
 
