@@ -1,0 +1,85 @@
+"""Inside the machine: lists of CPUs, bringing them on- and offline; counting failures; equal amounts of memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from devalloc.scaling.observed import similar
+from devalloc.scaling.recent import RecentCount
+from devalloc_node.guest import cpus
+from tests.support.faketree import memory_folder
+from tests.support.guest_tree import GuestTree
+from tests.support.tables.forms import Failure, Form, Verdict, verdict
+
+_COUNTER = re.compile(r"recent_counter_window_(\d+)s")
+_STEP = re.compile(r"(?:(?P<adds>inc(?:,inc)*) at )?(?:read )?t0(?:\+(?P<seconds>\d+))?")
+
+
+def _lists(content: dict[str, Any]) -> Iterator[Verdict]:
+    for text, expected in content["cpu_range_parse"]:
+        yield verdict(f"cpu_range_parse {text}", expected, lambda text=text: cpus.parse_cpus(text))
+
+
+def _scaler(content: dict[str, Any]) -> Iterator[Verdict]:
+    for case in content["cpu_scaler"]:
+        count = case["cpus"]
+        asked = case.get("set") or [*range(2, count + 1), *range(count - 1, 0, -1)]  # up and down, one at a time
+        expected = case.get("active", asked)
+        yield verdict(f"cpu_scaler {count} CPUs", expected, lambda case=case, asked=asked: _active(case, asked))
+
+
+def _active(case: dict[str, Any], asked: list[int]) -> list[int]:
+    """How many CPUs are online after each step, by the guest's own list; -1 where CPU 0 is not."""
+    with memory_folder() as folder:
+        guest = GuestTree(Path(folder), cpus=case["cpus"], online=case.get("start", 1))
+        active = []
+        for count in asked:
+            cpus.scale(guest, count)
+            online = cpus.online(guest)
+            active.append(len(online) if 0 in online else -1)
+        return active
+
+
+def _counters(content: dict[str, Any]) -> Iterator[Verdict]:
+    for key in content:
+        if found := _COUNTER.fullmatch(key):
+            yield _counter(key, int(found[1]), content[key])
+
+
+def _counter(name: str, window: int, rows: list[list[Any]]) -> Verdict:
+    """One counter through all rows, each an event or more, and what it then counts."""
+    counter, failures = RecentCount(window * 1000), []
+    for text, expected in rows:
+        now = 0
+        for part in text.split(";"):
+            step = _STEP.fullmatch(part.strip())
+            if step is None:
+                failures.append(Failure("a step such as `inc,inc at t0+2` or `read t0+5`", part, text))
+                continue
+            now = int(step["seconds"] or 0) * 1000
+            for _ in (step["adds"] or "").split(",") if step["adds"] else ():
+                counter.add(now)
+        if counter.count(now) != expected:
+            failures.append(Failure(expected, counter.count(now), text))
+    return Verdict(name, failures)
+
+
+def _similarity(content: dict[str, Any]) -> Iterator[Verdict]:
+    for one, other, expected in content["monitor_memory_similarity"]["examples"]:
+        both = lambda one=one, other=other: [similar(one, other), similar(other, one)]  # noqa: E731
+        yield verdict(f"monitor_memory_similarity {one} {other}", [expected, expected], both)
+
+
+def _has(name: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda content: name in content
+
+
+FORMS = [
+    Form("lists of CPUs", _has("cpu_range_parse"), _lists),
+    Form("CPUs brought on- and offline", _has("cpu_scaler"), _scaler),
+    Form("counts over a window", lambda content: any(_COUNTER.fullmatch(key) for key in content), _counters),
+    Form("amounts of memory that count as equal", _has("monitor_memory_similarity"), _similarity),
+]
