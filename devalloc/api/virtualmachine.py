@@ -314,6 +314,8 @@ class VirtualMachineSpec(ApiModel):
     """Whether a machine that ended, or whose node was restarted, is started again."""
     powerdown_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
     """How long its guest may take to power down before it is ended."""
+    reserve_max: bool = False
+    """Its node keeps all of max free for it from its start on, not only min."""
 
     @model_validator(mode="after")
     def _started_or_adopted(self) -> VirtualMachineSpec:
@@ -345,6 +347,15 @@ class MachineAmounts(ApiModel):
     memory: AmountField | None = None
 
 
+class MachinePermit(MachineAmounts):
+    """What the machine may have at most, and who said so. What is permitted to one run is nothing to the next."""
+
+    given_by: Text = ""
+    """The server that gave the permit; empty where nobody limits the machine but its own bounds."""
+    machine_id: Annotated[Text, Field(alias="machineID")] = ""
+    """The run of the machine that it was given to; any where that was not known."""
+
+
 class MachineDevice(ApiModel):
     """A device that is plugged into the machine."""
 
@@ -366,7 +377,7 @@ class VirtualMachineStatus(ApiModel):
     phase: MachinePhase = "Pending"
     wanted: MachineAmounts | None = None
     """What the spec asks for."""
-    permitted: MachineAmounts | None = None
+    permitted: MachinePermit | None = None
     """What it may have at most now."""
     applied: MachineAmounts | None = None
     """What QEMU was last told."""
@@ -382,6 +393,8 @@ class VirtualMachineStatus(ApiModel):
     """QEMU's process on the node."""
     machine_id: Annotated[Text, Field(alias="machineID")] = ""
     """The plugin's name for this run of the machine; another one after it was started anew."""
+    runner_pod: Text = ""
+    """The pod that runs it, where one does; agents may ask for permits by its name."""
     devices: Annotated[
         list[MachineDevice], Field(max_length=256), AfterValidator(unique_by("claim", "pool", "device"))
     ] = Field(default_factory=list)

@@ -19,7 +19,7 @@ from devalloc_node.machine.view import Amounts, Machine, Plug
 
 KIND = "VirtualMachine"
 _ATTEMPTS = 20
-_KEPT = ("guestObserved", "conditions")
+_KEPT = ("guestObserved", "conditions", "runnerPod")
 """Parts of the status that others write."""
 
 
@@ -95,6 +95,8 @@ def tell(store: Store, obj: Object, status: Mapping[str, Any]) -> None:
     def told(now: Object) -> Object | None:
         before = now.get("status") or {}
         after = {**status, **{name: before[name] for name in _KEPT if name in before}}
+        if _is_given(before, status):
+            after["permitted"] = before["permitted"]
         return now if after == before else {**now, "status": after}
 
     _written(store, obj, told, store.replace_status)
@@ -107,7 +109,7 @@ def status_of(
     status: dict[str, Any] = {"phase": "Pending" if machine is None or machine.is_paused else machine.phase}
     if vm is not None:
         wanted = {"cpus": str(vm.spec.cpu.wanted), "memory": str(vm.spec.memory.wanted)}
-        # Nobody limits it yet but its own bounds.
+        # Where no server of permits says otherwise, nobody limits it but its own bounds.
         status |= {"wanted": wanted, "permitted": wanted}
     if machine is not None:
         if machine.runs:
@@ -119,6 +121,14 @@ def status_of(
     status |= {"reason": reason[:253]} if reason else {}
     status |= {"message": message[:4096]} if message else {}
     return status
+
+
+def _is_given(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a server of permits has given one to this run of the machine: it alone changes it."""
+    permit = before.get("permitted")
+    if not isinstance(permit, dict) or not permit.get("givenBy"):
+        return False
+    return permit.get("machineID", "") in ("", now.get("machineID", ""))
 
 
 def _told(machine: Machine) -> list[tuple[str, dict[str, str]]]:

@@ -151,6 +151,19 @@ class TestStart:
         assert status["observed"]["memory"] == "1Gi"
         assert world.store.get("DeviceClaim", "default", "gpu")["status"]["podNames"] == ["default/web"]
 
+    def test_what_a_server_of_permits_says_stays_as_long_as_it_is_for_this_run(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round(times=2)
+        given = {"cpus": "3", "memory": "2Gi", "givenBy": "server", "machineID": world.status()["machineID"]}
+        for permitted, stays in ((given, True), ({**given, "machineID": "another"}, False)):
+            found = world.store.get("VirtualMachine", "default", "web")
+            status = {**found["status"], "permitted": permitted, "runnerPod": "pod"}
+            world.store.replace_status({**found, "status": status})
+            world.round(times=2)
+            assert (world.status()["permitted"] == permitted) is stays
+            assert world.status()["runnerPod"] == "pod"
+        assert world.status()["permitted"] == world.status()["wanted"]
+
     @pytest.mark.parametrize(
         ("prepare", "reason"),
         [

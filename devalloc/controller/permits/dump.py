@@ -1,0 +1,58 @@
+"""The state of the server as JSON, for people who look for what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from devalloc.controller.permits.book import Book
+from devalloc.scaling.permits.ledger import Machine, Node
+from devalloc.scaling.permits.pressure import first_to_leave, is_too_full
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
+
+
+def dump(book: Book) -> dict[str, Any]:
+    """All ledgers."""
+    return {
+        "compat": book.settings.era.value,
+        "nodes": {name: _node(name, node, book) for name, node in sorted(book.nodes.items())},
+    }
+
+
+def _node(name: str, node: Node, book: Book) -> dict[str, Any]:
+    first = first_to_leave(node)
+    return {
+        **{of: _amounts(getattr(node, of)) for of in _SUMS},
+        "tooFull": is_too_full(node),
+        "firstToLeave": None if first is None else "/".join(first),
+        "machines": {"/".join(key): _machine(machine) for key, machine in sorted(node.machines.items())},
+    }
+
+
+_SUMS = ("total", "watermark", "counted", "free", "buffer", "pressure", "accounted")
+
+
+def _machine(machine: Machine) -> dict[str, Any]:
+    return {
+        "permit": None if machine.permit is None else _amounts(machine.permit),
+        **{
+            name: _amounts(getattr(machine, of))
+            for name, of in (
+                ("min", "least"),
+                ("max", "most"),
+                ("reserved", "reserved"),
+                ("use", "use"),
+                ("buffer", "buffer"),
+                ("pressure", "pressure"),
+                ("overhead", "overhead"),
+            )
+        },
+        "scaled": machine.scaled,
+        "movable": machine.movable,
+        "migrating": machine.migrating,
+        "load": machine.load,
+    }
+
+
+def _amounts(of: Resources) -> dict[str, Any]:
+    return {"cpu": cpu_to_json(of.cpu), "memory": bytes_to_json(of.memory)}

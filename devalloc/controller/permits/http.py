@@ -1,0 +1,249 @@
+"""HTTP for strangers: connections, requests and bodies are bounded in number, size and time.
+
+aiohttp reads and writes the protocol; what stands in front of it here is what it has no settings for: how long a
+request may take to come in, and how many connections there may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+from aiohttp import ClientError, web
+from aiohttp.http_exceptions import BadHttpMessage
+
+log = logging.getLogger(__name__)
+_quiet = logging.getLogger(f"{__name__}.protocol")
+_quiet.setLevel(logging.CRITICAL)  # aiohttp tells of each malformed request with a traceback
+
+PLAIN = "text/plain; charset=utf-8"
+MAX_LINE = 4096
+MAX_HEADER = 4096
+"""Bytes of one header's value. How many there can be is aiohttp's own bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is answered."""
+
+    status: int
+    body: bytes
+    type: str = PLAIN
+
+
+Respond = Callable[[web.BaseRequest], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much of a door a stranger can have. Seconds."""
+
+    connections: int = 1024
+    request_seconds: float = 5.0
+    idle_seconds: float = 75.0
+
+
+class Door:
+    """A port, and all who came through it."""
+
+    def __init__(
+        self,
+        respond: Respond,
+        bounds: Bounds,
+        *,
+        token: str | None = None,
+        refused: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """``refused`` is told of each connection that is cut, with the reason as a word."""
+        self.bounds = bounds
+        self.open: dict[_Guard, None] = {}
+        """From the one that has been idle for longest."""
+        self.refused = refused
+        self._respond = respond
+        self._token = None if token is None else token.encode()
+        self._guards: dict[asyncio.BaseProtocol, _Guard] = {}
+        self._http = web.Server(
+            self._handle,
+            logger=_quiet,
+            access_log=None,
+            keepalive_timeout=bounds.idle_seconds,
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_HEADER,
+            lingering_time=0.0,
+            read_bufsize=2**14,
+            auto_decompress=False,
+        )
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
+        """Open it; where it is. Raises OSError."""
+        seconds = self.bounds.request_seconds if tls is not None else None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._guard, host, port, ssl=tls, backlog=512, ssl_handshake_timeout=seconds
+        )
+        address = self._server.sockets[0].getsockname()
+        return address[0], address[1]
+
+    async def close(self) -> None:
+        """No more connections, and none left after those who are being answered had a moment."""
+        if self._server is not None:
+            self._server.close()
+        await self._http.shutdown(1.0)
+        for guard in list(self.open):
+            guard.cut()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def _guard(self) -> asyncio.Protocol:
+        inner = self._http()
+        guard = _Guard(self, cast("asyncio.Protocol", inner))
+        self._guards[inner] = guard
+        return guard
+
+    def forget(self, guard: _Guard) -> None:
+        """It is closed."""
+        self.open.pop(guard, None)
+        self._guards.pop(guard.inner, None)
+
+    def make_room(self) -> bool:
+        """Whether one more may come in: where there are too many, the one that has been idle for longest goes."""
+        if len(self.open) < self.bounds.connections:
+            return True
+        idle = next((guard for guard in self.open if not guard.busy), None)
+        self.refused("too many")
+        if idle is None:
+            return False
+        idle.cut()
+        return True
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        guard = self._guards.get(request.protocol)
+        if guard is not None:
+            guard.begin()
+        try:
+            response = await self._answered(request)
+        finally:
+            if guard is not None:
+                guard.end()
+        return web.Response(status=response.status, body=response.body, headers={"Content-Type": response.type})
+
+    async def _answered(self, request: web.BaseRequest) -> Response:
+        if not self._knows(request):
+            return Response(401, b"a token is needed: Authorization: Bearer ...")
+        try:
+            return await self._respond(request)
+        except (ConnectionError, ClientError, BadHttpMessage):
+            return Response(400, b"the body cannot be read")
+        except TimeoutError:
+            return Response(408, b"the request did not come in time")
+        except Exception:
+            log.exception("a request could not be answered")
+            return Response(500, b"internal error")
+
+    def _knows(self, request: web.BaseRequest) -> bool:
+        if self._token is None:
+            return True
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
+
+
+async def read_some(request: web.BaseRequest, most: int, seconds: float) -> bytes:
+    """The first ``most`` bytes of a body. Raises TimeoutError; what is cut off in the middle is what there is."""
+    parts, size = [], 0
+    async with asyncio.timeout(seconds):
+        while size < most:
+            part = await request.content.read(most - size)
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+    return b"".join(parts)
+
+
+class _Guard(asyncio.Protocol):
+    """Stands between a connection and what reads it, with an eye on the time."""
+
+    def __init__(self, door: Door, inner: asyncio.Protocol) -> None:
+        self.inner = inner
+        self.busy = False
+        """A request is being answered."""
+        self._door = door
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._admitted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if not self._door.make_room():
+            self._door.forget(self)
+            self._transport.abort()
+            return
+        self._admitted = True
+        self._door.open[self] = None
+        self.inner.connection_made(transport)
+        self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._admitted:
+            return
+        if not self.busy:
+            self._await_request()
+        self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received() if self._admitted else None
+
+    def pause_writing(self) -> None:
+        if self._admitted:
+            self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._admitted:
+            self.inner.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_timer()
+        self._door.forget(self)
+        if self._admitted:
+            self._admitted = False
+            self.inner.connection_lost(error)
+
+    def begin(self) -> None:
+        """The head of a request is there."""
+        self.busy = True
+        self._stop_timer()
+
+    def end(self) -> None:
+        """It is answered."""
+        self.busy = False
+        self._stop_timer()
+        if self in self._door.open:  # the longest idle come first
+            self._door.open[self] = self._door.open.pop(self)
+
+    def cut(self) -> None:
+        """Close the connection now."""
+        self._stop_timer()
+        self._door.open.pop(self, None)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _await_request(self) -> None:
+        """From the first byte on a request has so long to come, however slowly the others do."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._door.bounds.request_seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._door.refused("too slow")
+        self.cut()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,234 @@
+"""VirtualMachine objects as the ledger takes them, and what the server writes on them.
+
+An object is content that nobody promises to be well formed. What a machine has been given or uses, and cannot be read,
+counts for all that it could have, so that a damaged object makes no room for others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devalloc.api import meta
+from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
+from devalloc.api.virtualmachine import MEMORY_BLOCK
+from devalloc.scaling.permits.ledger import NOTHING, Key
+from devalloc.scaling.resources import Resources
+from devalloc.store import Change, Object
+from devalloc.store import Key as ObjectKey
+
+KIND = "VirtualMachine"
+SCALED = "autoscaling.neon.tech/enabled"
+"""Labels of this form say yes by the exact text ``true``."""
+MOVABLE = "autoscaling.neon.tech/auto-migration-enabled"
+MUST_MOVE = "autoscaling.neon.tech/testing-only-always-migrate"
+BILLED_TO = "autoscaling.neon.tech/billing-endpoint-id"
+"""An annotation."""
+OVERCOMMIT = "vm.neon.tech/overcommit"
+"""An annotation: JSON with ``cpu`` and ``memory``, times 1."""
+
+MIGRATING = "Migrating"
+SHOULD_MIGRATE = "ShouldMigrate"
+_MOST = 2**62
+"""No amount is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a condition of a machine says."""
+
+    is_true: bool
+    since: str
+    """RFC 3339; empty where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One VirtualMachine."""
+
+    key: Key
+    node: str
+    least: Resources
+    most: Resources
+    use: Resources
+    """What was read back of it; what its spec says where it is not scaled."""
+    permit: Resources | None
+    """What is written down that it may have in this run."""
+    slot: int
+    """Bytes in which its memory changes."""
+    runs: bool
+    scaled: bool
+    movable: bool
+    """Its owner allows that it is migrated."""
+    must_move: bool
+    reserve_max: bool
+    billed_to: str
+    overcommit: Resources | None
+    runner_pod: Key | None
+    created: str
+    migrating: Condition | None
+    should_migrate: Condition | None
+    machine_id: str
+
+
+def key_of(obj: Object) -> Key:
+    """Namespace and name."""
+    return obj["metadata"].get("namespace") or "default", obj["metadata"]["name"]
+
+
+def read(obj: Object) -> Record | None:
+    """What counts of an object; None for one that is on no node, or is not to run and does not."""
+    spec, status, metadata = _map(obj.get("spec")), _map(obj.get("status")), obj["metadata"]
+    annotations, labels = _map(metadata.get("annotations")), _map(metadata.get("labels"))
+    node = _text(annotations.get(meta.PREPARED_ON)) or _text(spec.get("nodeName"))
+    phase = status.get("phase", "Pending")
+    if not node or (spec.get("running") is False and phase in ("Pending", "Stopped", "Failed")):
+        return None
+    cpu, memory = _map(spec.get("cpu")), _map(spec.get("memory"))
+    least = Resources(_cpus(cpu.get("min")), _bytes(memory.get("min")))
+    most = least.most(Resources(_cpus(cpu.get("max")), _bytes(memory.get("max"))))
+    runs = phase not in ("Pending", "Stopped", "Failed")
+    scaled = labels.get(SCALED) == "true"
+    use = NOTHING
+    if runs:
+        told = _map(status.get("observed")) or _map(status.get("applied"))
+        use = Resources(_cpus(told.get("cpus"), most.cpu), _bytes(told.get("memory"), most.memory))
+    if not scaled:
+        use = use.most(Resources(_cpus(cpu.get("use")), _bytes(memory.get("use"))))
+    pod = _text(status.get("runnerPod"))
+    conditions = status.get("conditions")
+    told_of = {c.get("type"): c for c in conditions if isinstance(c, dict)} if isinstance(conditions, list) else {}
+    return Record(
+        key=key_of(obj),
+        node=node,
+        least=least,
+        most=most,
+        use=use,
+        permit=_permit(status, most),
+        slot=_bytes(memory.get("slotSize")) or MEMORY_BLOCK,
+        runs=runs,
+        scaled=scaled,
+        movable=labels.get(MOVABLE) == "true",
+        must_move=labels.get(MUST_MOVE) == "true",
+        reserve_max=spec.get("reserveMax") is True,
+        billed_to=_text(annotations.get(BILLED_TO)),
+        overcommit=_overcommit(annotations.get(OVERCOMMIT)),
+        runner_pod=_pod(pod, key_of(obj)[0]) if pod else None,
+        created=_text(metadata.get("creationTimestamp")),
+        migrating=_condition(told_of.get(MIGRATING)),
+        should_migrate=_condition(told_of.get(SHOULD_MIGRATE)),
+        machine_id=_text(status.get("machineID")),
+    )
+
+
+def has_devices(obj: Object) -> bool:
+    """Whether devices are bound to the machine, or are to be."""
+    spec, status = _map(obj.get("spec")), _map(obj.get("status"))
+    return bool(spec.get("claims")) or bool(status.get("devices"))
+
+
+def change(
+    obj: Object, *, permit: Resources | None, given_by: str, conditions: Mapping[str, tuple[bool, str, str]], now: str
+) -> Change:
+    """What to write on an object. ``permit``: None takes the record of one away.
+
+    ``conditions``: by type whether it is true, its reason and its message. ``now``: RFC 3339.
+    """
+    status = dict(_map(obj.get("status")))
+    if permit is None:
+        if _map(status.get("permitted")).get("givenBy"):
+            del status["permitted"]
+    elif permit != _permit(status, permit):
+        status["permitted"] = {
+            "cpus": cpus_text(permit.cpu),
+            "memory": bytes_text(permit.memory),
+            "givenBy": given_by,
+            **({"machineID": status["machineID"]} if _text(status.get("machineID")) else {}),
+        }
+    if conditions:
+        status["conditions"] = _merged(status.get("conditions"), conditions, now)
+    return Change(ObjectKey.of(obj), obj["metadata"]["resourceVersion"], status)
+
+
+def cpus_text(milli: int) -> str:
+    """Thousandths of a CPU as manifests have them."""
+    return str(Quantity(milli * (NANO // 1000)))
+
+
+def bytes_text(count: int) -> str:
+    """Bytes as manifests have them."""
+    return str(Quantity(count * NANO, Format.BINARY_SI))
+
+
+def _merged(found: object, told: Mapping[str, tuple[bool, str, str]], now: str) -> list[Any]:
+    entries: Iterable[Any] = found if isinstance(found, list) else []
+    kept = [entry for entry in entries if not (isinstance(entry, dict) and entry.get("type") in told)]
+    new = [
+        {
+            "type": name,
+            "status": "True" if is_true else "False",
+            "lastTransitionTime": now,
+            "reason": reason,
+            "message": message,
+        }
+        for name, (is_true, reason, message) in told.items()
+    ]
+    return [*kept, *new]
+
+
+def _permit(status: Mapping[str, Any], most: Resources) -> Resources | None:
+    permit = _map(status.get("permitted"))
+    if not permit.get("givenBy") or permit.get("machineID", "") not in ("", status.get("machineID", "")):
+        return None
+    return Resources(_cpus(permit.get("cpus"), most.cpu), _bytes(permit.get("memory"), most.memory))
+
+
+def _condition(entry: object) -> Condition | None:
+    if not isinstance(entry, dict):
+        return None
+    return Condition(entry.get("status") == "True", _text(entry.get("lastTransitionTime")))
+
+
+def _overcommit(text: object) -> Resources | None:
+    if not isinstance(text, str) or len(text) > 1024:
+        return None
+    try:
+        content = json.loads(text)
+        cpu, memory = (Quantity.parse(content[name]).nano // 10**6 for name in ("cpu", "memory"))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return Resources(cpu, memory) if cpu >= 1 and memory >= 1 else None
+
+
+def _pod(text: str, namespace: str) -> Key:
+    first, slash, rest = text.partition("/")
+    return (first, rest) if slash else (namespace, text)
+
+
+def _map(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _cpus(value: object, unread: int = 0) -> int:
+    return _amount(value, NANO // 1000, unread)
+
+
+def _bytes(value: object, unread: int = 0) -> int:
+    return _amount(value, NANO, unread)
+
+
+def _amount(value: object, unit: int, unread: int) -> int:
+    """Rounded up to whole units; 0 for none, and ``unread`` where it is no amount."""
+    if value is None:
+        return 0
+    try:
+        nano = Quantity.parse(value).nano
+    except QuantityError:
+        return unread
+    return unread if nano < 0 else min(_MOST, -(-nano // unit))

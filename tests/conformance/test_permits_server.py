@@ -1,0 +1,411 @@
+"""The server of permits as those see it who ask: what survives, what is refused, and what nobody can do to others."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.controller.permits import Host, Settings
+from devalloc.scaling.eras import Era
+from devalloc.scaling.permits.ledger import Key
+from devalloc.scaling.resources import Resources
+from devalloc.store import Fence, Object, Unavailable
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.faketree import memory_folder
+from tests.support.permit_bench import Bench, amounts, machine, node_of, permit_of, running, serving, tell
+from tests.support.permit_storm import Storm
+
+ANY_PORT = Settings(port=0, dump_port=0)
+TEN = node_of(amounts(10_000, 20))
+MOVABLE = {
+    "autoscaling.neon.tech/enabled": "true",
+    "autoscaling.neon.tech/auto-migration-enabled": "true",
+}
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with memory_folder() as name:
+        yield Path(name) / "store.db"
+
+
+def create(path: Path, *machines: Object, use: Resources | None = None) -> None:
+    with closing(SQLiteStore(path)) as store:
+        for obj in machines:
+            running(store, obj, use)
+
+
+def until(true: Any) -> None:
+    """Wait for what another thread does."""
+    for _ in range(600):
+        if true():
+            return
+        time.sleep(0.02)
+    pytest.fail("it does not come about")
+
+
+# -- what survives ---------------------------------------------------------------------------------------------------
+
+
+def test_permits_survive_a_restart_and_a_made_up_last_permit_gives_nothing(path: Path) -> None:
+    create(path, machine("a"), machine("b"))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        assert client.ask("a", 1, "2Gi", {"vCPUs": 9, "mem": "19Gi"})["permit"]["vCPUs"] == 1
+        assert client.ask("b", 1, "1Gi")["permit"] == {"vCPUs": 1, "mem": "1Gi"}
+        assert client.ask("a", 8, "16Gi")["permit"] == {"vCPUs": 8, "mem": "16Gi"}
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        assert bench.state()["counted"] == {"cpu": 9, "memory": "17Gi"}
+        assert bench.state()["buffer"] == {"cpu": 0, "memory": 0}, "what is written down need not be guessed"
+        everything = {"vCPUs": 10, "mem": "20Gi"}
+        assert client.ask("b", 10, "20Gi", everything)["permit"] == {"vCPUs": 2, "mem": "4Gi"}
+
+
+def test_what_changes_nothing_is_not_written(path: Path) -> None:
+    create(path, machine("a"))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        client.ask("a", 2, "2Gi")
+        before = bench.store.get("VirtualMachine", "default", "a")["metadata"]["resourceVersion"]
+        for last in (None, {"vCPUs": 2, "mem": "2Gi"}, {"vCPUs": 7, "mem": "7Gi"}):
+            assert client.ask("a", 2, "2Gi", last, load=None)["permit"] == {"vCPUs": 2, "mem": "2Gi"}
+        assert bench.store.get("VirtualMachine", "default", "a")["metadata"]["resourceVersion"] == before
+
+
+def test_without_a_record_a_running_machine_may_have_been_permitted_anything(path: Path) -> None:
+    create(path, machine("a"), machine("b"), use=amounts(2000, 4))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        assert bench.state()["counted"] == {"cpu": 16, "memory": "32Gi"}
+        assert bench.state()["buffer"] == {"cpu": 12, "memory": "24Gi"}
+        last = {"vCPUs": 3, "mem": "6Gi"}
+        assert client.ask("a", 3, "6Gi", last)["permit"] == {"vCPUs": 2, "mem": "4Gi"}, "b may have the rest"
+        assert client.ask("b", 3, "6Gi", last)["permit"] == last
+        assert client.ask("a", 3, "6Gi", last)["permit"] == last, "and now there is room"
+
+
+def test_a_decrease_makes_room_when_it_was_read_back(path: Path) -> None:
+    create(path, machine("a"), machine("b"))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        client.ask("a", 1, "1Gi")
+        client.ask("b", 1, "1Gi")
+        client.ask("a", 8, "16Gi")
+        tell(bench.store, "a", observed={"cpus": "8", "memory": "16Gi"})
+        until(lambda: bench.state()["machines"]["default/a"]["use"]["cpu"] == 8)
+        assert client.ask("a", 2, "2Gi")["permit"] == {"vCPUs": 2, "mem": "2Gi"}
+        assert client.ask("b", 8, "16Gi")["permit"] == {"vCPUs": 2, "mem": "4Gi"}
+        tell(bench.store, "a", observed={"cpus": "2", "memory": "2Gi"})
+        until(lambda: bench.state()["machines"]["default/a"]["use"]["cpu"] == 2)
+        assert client.ask("b", 8, "16Gi")["permit"] == {"vCPUs": 8, "mem": "16Gi"}
+
+
+def test_another_run_of_a_machine_has_no_permit(path: Path) -> None:
+    create(path, machine("a"))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        client.ask("a", 8, "16Gi")
+        client.ask("a", 8, "16Gi")
+        tell(bench.store, "a", machineID="run-2")  # and the server has not seen it yet
+        assert client.ask("a", 1, "2Gi")["permit"] == {"vCPUs": 1, "mem": "2Gi"}
+        found = permit_of(bench.store, "a")
+        assert found is not None
+        assert (found["machineID"], found["cpus"]) == ("run-2", "1")
+
+
+def test_a_machine_that_comes_counts_before_anything_is_granted_that_would_take_its_place(path: Path) -> None:
+    """It is created between the decision and the write: the write is refused, and the decision made again."""
+    create(path, machine("a"))
+
+    class Racing(SQLiteStore):
+        raced = False
+
+        def commit(self, changes: Any, fence: Fence | None = None) -> Any:
+            if not Racing.raced and any(change.status.get("permitted", {}).get("cpus") == "10" for change in changes):
+                Racing.raced = True
+                self.create(machine("late", least=amounts(4000, 4)))
+            return super().commit(changes, fence)
+
+    with closing(Racing(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:
+        client.ask("a", 1, "1Gi")
+        assert client.ask("a", 10, "10Gi")["permit"] == {"vCPUs": 6, "mem": "10Gi"}
+        assert Racing.raced
+
+
+def test_a_store_that_fails_is_told_and_nothing_is_granted(path: Path) -> None:
+    create(path, machine("a"))
+
+    class Failing(SQLiteStore):
+        broken = False
+
+        def commit(self, changes: Any, fence: Fence | None = None) -> Any:
+            if self.broken:
+                raise Unavailable("no space left")
+            return super().commit(changes, fence)
+
+    with closing(Failing(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:
+        client.ask("a", 1, "1Gi")
+        store.broken = True
+        status, _, body = client.post(json.dumps(client.message("a", 8, "8Gi")).encode())
+        assert (status, body) == (503, b"permits cannot be written now; ask again")
+        store.broken = False
+        assert client.ask("a", 1, "1Gi")["permit"] == {"vCPUs": 1, "mem": "1Gi"}
+        assert bench.state()["counted"] == {"cpu": 1, "memory": "1Gi"}
+
+
+# -- several servers -------------------------------------------------------------------------------------------------
+
+
+def test_one_server_at_a_time_answers_and_another_takes_over(path: Path) -> None:
+    create(path, machine("a"))
+    ready = threading.Event()
+    quick = {"alone": False, "lease_seconds": 1.0}
+    with serving(path, TEN, **quick) as first:
+        with closing(first.client()) as client:
+            client.ask("a", 3, "3Gi")
+        second = threading.Thread(target=_serve_once, args=(path, ready, quick))
+        second.start()
+        assert not ready.wait(2.5), "the first one renews its lease"
+    assert ready.wait(30), "the first one has given it away"
+    second.join()
+
+
+def _serve_once(path: Path, ready: threading.Event, quick: dict[str, Any]) -> None:
+    with serving(path, TEN, **quick) as bench, closing(bench.client()) as client:
+        assert client.ask("a", 3, "3Gi")["permit"] == {"vCPUs": 3, "mem": "3Gi"}
+        ready.set()
+
+
+def test_a_server_that_was_replaced_writes_nothing(path: Path) -> None:
+    """It stood still for a while, and does not know yet."""
+    create(path, machine("a"))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        client.ask("a", 1, "1Gi")
+        lease = bench.store.get("Lease", "default", "devalloc-permits")
+        bench.store.replace({**lease, "spec": {**lease["spec"], "holderIdentity": "somebody else"}})
+        status, _, _ = client.post(json.dumps(client.message("a", 8, "8Gi")).encode())
+        assert status == 503
+        assert (permit_of(bench.store, "a") or {})["cpus"] == "1"
+
+
+# -- migration -------------------------------------------------------------------------------------------------------
+
+
+class Moves:
+    """Migrates nothing, and remembers what it was asked to."""
+
+    def __init__(self, begun: bool = True, error: Exception | None = None) -> None:
+        self.calls: list[tuple[str, Key]] = []
+        self._begun, self._error = begun, error
+
+    def begin(self, key: Key, node: str) -> bool:
+        self.calls.append(("begin", key))
+        if self._error is not None:
+            raise self._error
+        return self._begun
+
+    def withdraw(self, key: Key) -> None:
+        self.calls.append(("withdraw", key))
+
+
+def crowd(path: Path) -> None:
+    """A machine that can move, and one with a device that cannot, which is idle, on a node that gets too full."""
+    create(path, machine("bound", labels=MOVABLE, claims=["gpu"]), machine("free", labels=MOVABLE))
+
+
+def fill(bench: Bench) -> Any:
+    """What the machine that can move is answered when the node is too full."""
+    with closing(bench.client()) as client:
+        client.ask("bound", 1, "1Gi", load=0.0)
+        client.ask("free", 8, "10Gi", load=0.9)
+        client.ask("bound", 9, "9Gi", load=0.0)
+        assert "migrate" not in client.ask("bound", 9, "9Gi", load=0.0), "a bound machine never moves"
+        return client.ask("free", 9, "12Gi", load=0.9)
+
+
+def condition(bench: Bench, name: str, kind: str) -> tuple[str, str] | None:
+    found = bench.store.get("VirtualMachine", "default", name)["status"].get("conditions", [])
+    return next(((c["status"], c["reason"]) for c in found if c["type"] == kind), None)
+
+
+def test_who_should_leave_is_told_where_nobody_migrates(path: Path) -> None:
+    crowd(path)
+    with serving(path, TEN) as bench:
+        assert "migrate" not in fill(bench)
+        assert condition(bench, "free", "ShouldMigrate") == ("True", "NodePressure")
+        assert condition(bench, "bound", "ShouldMigrate") is None
+        assert b"devalloc_permit_migrations_wanted_total 1.0" in bench.get("/metrics")[2]
+        with closing(bench.client()) as client:
+            client.ask("bound", 1, "1Gi", load=0.0)
+            client.ask("free", 1, "1Gi", load=0.9)
+            client.ask("free", 1, "1Gi", load=0.9)
+        assert condition(bench, "free", "ShouldMigrate") == ("False", "NodeRelieved")
+
+
+def test_a_migration_begins_gives_no_more_and_is_withdrawn_when_it_takes_too_long(path: Path) -> None:
+    crowd(path)
+    moves = Moves()
+    settings = replace(ANY_PORT, migration_seconds=0.0, resync=1.0)
+    with serving(path, TEN, settings, migrator=moves) as bench:
+        assert fill(bench) == {"permit": {"vCPUs": 8, "mem": "10Gi"}, "migrate": {}}
+        assert moves.calls[0] == ("begin", ("default", "free"))
+        until(lambda: ("withdraw", ("default", "free")) in moves.calls)
+        until(lambda: condition(bench, "free", "Migrating") == ("False", "TimedOut"))
+        until(lambda: bench.state()["accounted"] == {"cpu": 0, "memory": 0})
+
+
+def test_while_it_migrates_a_machine_is_left_alone(path: Path) -> None:
+    crowd(path)
+    with serving(path, TEN, migrator=Moves()) as bench, closing(bench.client()) as client:
+        fill(bench)
+        assert bench.state()["accounted"] == {"cpu": 8, "memory": "10Gi"}
+        assert client.ask("free", 8, "10Gi") == {"permit": {"vCPUs": 8, "mem": "10Gi"}}
+        status, _, body = client.post(json.dumps(client.message("free", 1, "10Gi")).encode())
+        assert (status, b"migrating" in body) == (400, True)
+
+
+def test_a_migration_that_exists_is_not_told_again(path: Path) -> None:
+    crowd(path)
+    with serving(path, TEN, migrator=Moves(begun=False)) as bench:
+        assert "migrate" not in fill(bench)
+
+
+def test_a_migration_that_cannot_begin_is_500_and_what_was_granted_stays(path: Path) -> None:
+    crowd(path)
+    with serving(path, TEN, migrator=Moves(error=RuntimeError("no other node"))) as bench:
+        with pytest.raises(AssertionError, match="could not be begun"):
+            fill(bench)
+        assert (permit_of(bench.store, "free") or {})["cpus"] == "8"
+        until(lambda: condition(bench, "free", "Migrating") == ("False", "MigratorFailed"))
+
+
+def test_newest_form_moves_the_oldest(path: Path) -> None:
+    crowd(path)
+    moves = Moves()
+    with serving(path, TEN, replace(ANY_PORT, era=Era.NEWEST, resync=0.2), migrator=moves) as bench:
+        assert "migrate" not in fill(bench)
+        until(lambda: moves.calls == [("begin", ("default", "free"))])
+        until(lambda: condition(bench, "free", "Migrating") == ("True", "NodePressure"))
+
+
+# -- who may ask, and how much ---------------------------------------------------------------------------------------
+
+
+def test_a_token_is_needed_where_there_is_one(path: Path) -> None:
+    create(path, machine("a"))
+    with serving(path, TEN, replace(ANY_PORT, token="0123456789abcdef")) as bench, closing(bench.client()) as client:
+        body = json.dumps(client.message("a", 1, "1Gi")).encode()
+        assert [
+            client.post(body, **({} if given is None else {"Authorization": given}))[0]
+            for given in (None, "Bearer 0123456789abcdeF", "Basic 0123456789abcdef", "Bearer 0123456789abcdef")
+        ] == [401, 401, 401, 200]
+        assert bench.get("/")[0] == 401
+
+
+def test_malformed_http_is_refused(path: Path) -> None:
+    create(path, machine("a"))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        for data in (
+            b"FOO / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"garbage\r\n\r\n",
+            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: zz\r\n\r\n",
+            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            b"POST / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n",
+            b"\0" * 100,
+        ):
+            with closing(socket.create_connection(bench.addresses.requests, timeout=30)) as connection:
+                connection.sendall(data)
+                answer = b"".join(iter(lambda c=connection: c.recv(65536), b""))  # type: ignore[misc]
+            assert answer.split()[1] == b"400", data[:40]
+            assert client.ask("a", 1, "1Gi")["permit"]["vCPUs"] == 1
+
+
+def test_slow_and_many_strangers_do_not_keep_others_out(path: Path) -> None:
+    create(path, machine("a"))
+    settings = replace(ANY_PORT, request_seconds=0.5, max_connections=8)
+    with serving(path, TEN, settings) as bench:
+        slow = [socket.create_connection(bench.addresses.requests, timeout=30) for _ in range(12)]
+        for connection in slow[8:]:
+            connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 900\r\n")
+        with closing(bench.client()) as client:
+            assert client.ask("a", 1, "1Gi")["permit"]["vCPUs"] == 1
+            until(lambda: b'_refused_total{reason="too slow"}' in bench.get("/metrics")[2])
+            assert client.ask("a", 1, "1Gi")["permit"]["vCPUs"] == 1, "who asks from time to time is not slow"
+        for connection in slow:
+            connection.settimeout(30)
+            with suppress(ConnectionResetError):
+                assert connection.recv(100) == b"", "and who does not is cut off"
+            connection.close()
+        assert b'_refused_total{reason="too many"}' in bench.get("/metrics")[2]
+
+
+def test_a_body_that_comes_too_slowly_is_408(path: Path) -> None:
+    create(path, machine("a"))
+    with (
+        serving(path, TEN, replace(ANY_PORT, request_seconds=0.3)) as bench,
+        closing(socket.create_connection(bench.addresses.requests, timeout=30)) as connection,
+    ):
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{")
+        assert connection.recv(100).split()[1] == b"408"
+
+
+def test_a_request_that_makes_the_server_stumble_is_500_and_no_other(path: Path) -> None:
+    create(path, machine("a"), machine("b"))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        client.ask("a", 1, "1Gi")
+        bench.server.book.records[("default", "b")] = None  # type: ignore[assignment]
+        status, kind, _ = client.post(json.dumps(client.message("b", 1, "1Gi")).encode())
+        assert (status, kind) == (500, "text/plain; charset=utf-8")
+        assert client.ask("a", 2, "2Gi")["permit"] == {"vCPUs": 2, "mem": "2Gi"}
+
+
+# -- what is told ----------------------------------------------------------------------------------------------------
+
+
+def test_state_and_metrics(path: Path) -> None:
+    create(path, machine("a", annotations={"autoscaling.neon.tech/billing-endpoint-id": "ep-1"}))
+    with serving(path, TEN, replace(ANY_PORT, resync=0.1)) as bench, closing(bench.client()) as client:
+        client.ask("a", 2, "2Gi")
+        client.ask("a", 12, "2Gi")
+        client.post(b"{")
+        assert bench.state()["machines"]["default/a"]["permit"] == {"cpu": 10, "memory": "2Gi"}
+        page = bench.get("/metrics")[2].decode()
+        for line in (
+            'devalloc_permit_requests_total{code="200",version="v5.0"} 2.0',
+            'devalloc_permit_requests_total{code="400",version="none"} 1.0',
+            'devalloc_permit_outcomes_total{outcome="granted"} 1.0',
+            'devalloc_permit_outcomes_total{outcome="partly"} 1.0',
+            'devalloc_permit_node_counted{node="node-a",resource="cpu"} 10.0',
+            'devalloc_permit_node_watermark{node="node-a",resource="cpu"} 9.0',
+        ):
+            assert line in page
+        until(lambda: b'devalloc_permitted_cpu_seconds_total{billing_id="ep-1"}' in bench.get("/metrics")[2])
+        with closing(http.client.HTTPConnection(*(bench.addresses.dump or ("", 0)), timeout=30)) as connection:
+            connection.request("POST", "/", b"")
+            assert connection.getresponse().status == 405
+
+
+def test_a_node_that_is_not_known_grants_nothing_and_one_that_shrinks_takes_nothing_away(path: Path) -> None:
+    create(path, machine("a"), machine("elsewhere", node="node-x"))
+    hosts = {"node-a": Host(amounts(10_000, 20))}
+    with serving(path, lambda: dict(hosts), replace(ANY_PORT, resync=0.1)) as bench, closing(bench.client()) as client:
+        assert client.ask("elsewhere", 8, "8Gi")["permit"] == {"vCPUs": "250m", "mem": "1Gi"}
+        assert client.ask("a", 8, "8Gi")["permit"] == {"vCPUs": 8, "mem": "8Gi"}
+        hosts["node-a"] = Host(amounts(4000, 4))
+        until(lambda: bench.state()["total"]["cpu"] == 4)
+        assert client.ask("a", 9, "9Gi")["permit"] == {"vCPUs": 8, "mem": "8Gi"}
+        assert client.ask("a", 5, "5Gi")["permit"] == {"vCPUs": 5, "mem": "5Gi"}
+        assert client.ask("a", 6, "6Gi")["permit"] == {"vCPUs": 5, "mem": "5Gi"}
+
+
+def test_twenty_machines_never_have_more_than_there_is(path: Path) -> None:
+    """A short form of `make permits-soak`."""
+    tally = Storm(path, seed=6).run(1200, between_kills=500)
+    assert tally.wrong == []
+    assert tally.kills == 2
+    assert min(tally.granted, tally.lost, tally.refused, tally.full) > 0, "all of it happened"

@@ -1,0 +1,33 @@
+"""A server of permits in a process of its own: python -m tests.support.permit_process STORE CPU MEMORY"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+from devalloc.controller.permits import PermitServer, Settings
+from devalloc.controller.permits.server import Addresses
+from devalloc.scaling.resources import Resources
+from devalloc.store.lease import hold
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.permit_bench import node_of
+
+
+def main(path: Path, limit: Resources) -> None:
+    """Serve until SIGTERM; says at which port."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+
+    def ready(addresses: Addresses) -> None:
+        print(addresses.requests[1], flush=True)
+
+    with hold(path), closing(SQLiteStore(path)) as store:
+        settings = Settings(port=0, dump_port=None)
+        PermitServer(store, node_of(limit), settings, alone=True, on_ready=ready).run(stop)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Resources(int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,286 @@
+"""Many machines that compete for a full node, over HTTP, with all that goes wrong: replies that are lost, servers that
+are killed, permits that are made up, machines that end and begin again.
+
+A machine here keeps to what it heard, as an agent has to: before it says that it has less it takes itself to have no
+more than that. So the sum of what the machines take themselves to have is the truth that the server is held against.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.permit_bench import GIB, KIND, machine, permit_of, running, tell
+
+UNIT = Resources(250, GIB // 4)
+LEAST = UNIT
+MOST = UNIT * 40
+MALFORMED = (b"", b"{", b"[]", b"\xff" * 10, b'{"protoVersion":7}', b'{"protoVersion":99}', b" " * 1100 + b"{}")
+
+
+@dataclass
+class Agent:
+    """One machine and its agent: what it takes itself to have, and what it uses of that."""
+
+    name: str
+    permit: Resources | None = None
+    use: Resources = LEAST
+    run: int = 1
+
+    @property
+    def has(self) -> Resources:
+        return self.use if self.permit is None else self.use.most(self.permit)
+
+
+@dataclass
+class Tally:
+    """What happened, and what should not have."""
+
+    requests: int = 0
+    granted: int = 0
+    lost: int = 0
+    refused: int = 0
+    kills: int = 0
+    ended: int = 0
+    full: int = 0
+    """Rounds after which a resource of the node was used up."""
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests} requests ({self.granted} granted, {self.lost} replies lost, {self.refused} refused), "
+            f"{self.kills} servers killed, {self.ended} machines restarted, {self.full} rounds on a full node, "
+            f"{len(self.wrong)} wrong"
+        )
+
+
+class Storm:
+    """20 machines on one node, and one server at a time."""
+
+    def __init__(self, path: Path, seed: int, *, machines: int = 20, units: int = 90) -> None:
+        self.limit = UNIT * units
+        self.tally = Tally()
+        self._path = path
+        self._random = random.Random(seed)
+        self._agents = [Agent(f"m{number}") for number in range(machines)]
+        self._process: subprocess.Popen[str] | None = None
+        self._port = 0
+        self._links: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        with closing(SQLiteStore(path)) as store:
+            for agent in self._agents:
+                running(store, machine(agent.name, least=LEAST, most=MOST))
+
+    def run(self, requests: int, *, between_kills: int) -> Tally:
+        """So many requests; the server is ended each time about ``between_kills`` of them have been made."""
+        over = threading.Event()
+        checking = threading.Thread(target=self._check_store, args=(over,))
+        checking.start()
+        try:
+            self._start()
+            asyncio.run(self._rounds(requests, between_kills))
+        finally:
+            over.set()
+            checking.join()
+            self._end(signal.SIGKILL)
+        return self.tally
+
+    # -- the server --------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.support.permit_process", str(self._path)),
+                *(str(self.limit.cpu), str(self.limit.memory)),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line.strip(), "the server does not listen"
+        self._port = int(line)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(30)
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = None
+
+    # -- the machines ------------------------------------------------------------------------------------------------
+
+    async def _rounds(self, requests: int, between_kills: int) -> None:
+        draw, next_kill = self._random, between_kills
+        with closing(SQLiteStore(self._path)) as store:
+            while self.tally.requests < requests:
+                some = draw.sample(self._agents, draw.randint(1, len(self._agents)))
+                for agent in some:
+                    self._live(store, agent)
+                asked = [asyncio.create_task(self._ask(agent)) for agent in some]
+                if self.tally.requests >= next_kill:
+                    next_kill += between_kills
+                    await asyncio.sleep(draw.random() * 0.02)
+                    how = signal.SIGTERM if draw.random() < 0.2 else signal.SIGKILL
+                    await asyncio.to_thread(self._end, how)
+                    self.tally.kills += 1
+                await asyncio.gather(*asked)
+                if self._process is None:
+                    self._hang_up()
+                    if draw.random() < 0.5:
+                        for agent in draw.sample(self._agents, 3):
+                            self._live(store, agent)
+                    await asyncio.to_thread(self._start)
+                self._check_agents(store)
+            self._hang_up()
+
+    def _live(self, store: SQLiteStore, agent: Agent) -> None:
+        """Use more or less of what it may have; or end, and begin anew. Its node tells of it, or is late."""
+        draw = self._random
+        if draw.random() < 0.004:
+            self.tally.ended += 1
+            tell(store, agent.name, phase="Stopped", machineID=None, observed=None, permitted=None)
+            agent.run += 1
+            agent.use, agent.permit = LEAST, None
+        elif draw.random() < 0.5:
+            room = agent.has
+            agent.use = Resources(draw.randint(LEAST.cpu, room.cpu), draw.randint(LEAST.memory, room.memory))
+            if draw.random() < 0.7:
+                return  # its node has not looked yet
+        else:
+            return
+        observed = {"cpus": f"{agent.use.cpu}m", "memory": str(agent.use.memory)}
+        tell(store, agent.name, phase="Running", machineID=f"run-{agent.run}", observed=observed)
+
+    async def _ask(self, agent: Agent) -> None:
+        draw = self._random
+        self.tally.requests += 1
+        if draw.random() < 0.02:
+            status, _ = await self._exchange(agent, draw.choice(MALFORMED), lose=False)
+            self.tally.refused += status == 400
+            if status not in (0, 400):
+                self.tally.wrong.append(f"a malformed request was answered {status}")
+            return
+        wanted = UNIT * draw.randint(1, 40)
+        if draw.random() < 0.3:
+            wanted = Resources(draw.randint(LEAST.cpu, MOST.cpu), draw.randint(LEAST.memory, MOST.memory))
+        elif draw.random() < 0.2:
+            wanted = agent.use
+        wanted = wanted.most(agent.use)  # a decrease is made before it is told
+        last = agent.permit
+        if draw.random() < 0.3:
+            last = draw.choice([None, MOST, Resources(2**31, 2**50), UNIT * draw.randint(0, 90)])
+        message = {
+            "protoVersion": 7,
+            "pod": {"namespace": "default", "name": agent.name},
+            "computeUnit": {"vCPUs": cpu_to_json(UNIT.cpu), "mem": bytes_to_json(UNIT.memory)},
+            "resources": {"vCPUs": cpu_to_json(wanted.cpu), "mem": bytes_to_json(wanted.memory)},
+            "lastPermit": last and {"vCPUs": cpu_to_json(last.cpu), "mem": bytes_to_json(last.memory)},
+            "metrics": None if draw.random() < 0.1 else {"loadAvg1M": round(draw.random() * 8, 2)},
+        }
+        had = agent.has
+        if agent.permit is not None:
+            agent.permit = agent.permit.least(wanted)
+        status, body = await self._exchange(agent, json.dumps(message).encode(), lose=draw.random() < 0.1)
+        if status != 200:
+            self.tally.lost += status == 0
+            if status not in (0, 503):
+                self.tally.wrong.append(f"{agent.name} was answered {status} {body!r} to {message}")
+            return
+        told = json.loads(body)["permit"]
+        permit = Resources(_milli(told["vCPUs"]), _bytes(told["mem"]))
+        for name in ("cpu", "memory"):
+            got, asked, before = (getattr(r, name) for r in (permit, wanted, had))
+            if not min(before, asked) <= got <= max(asked, before):
+                self.tally.wrong.append(f"{agent.name} had {before} {name}, asked for {asked} and got {got}")
+        self.tally.granted += permit.exceeds(had)
+        agent.permit = permit
+
+    async def _exchange(self, agent: Agent, body: bytes, *, lose: bool) -> tuple[int, bytes]:
+        """Status and body; 0 where nothing was heard."""
+        try:
+            link = self._links.get(agent.name)
+            if link is None:
+                link = self._links[agent.name] = await asyncio.open_connection("127.0.0.1", self._port)
+            reader, writer = link
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            await writer.drain()
+            if lose:
+                await asyncio.sleep(self._random.random() * 0.005)
+                raise ConnectionError("lost on purpose")
+            status = int((await reader.readuntil(b"\r\n")).split()[1])
+            length = closes = 0
+            while (line := (await reader.readuntil(b"\r\n")).lower()) != b"\r\n":
+                if line.startswith(b"content-length:"):
+                    length = int(line.split(b":")[1])
+                closes |= line.startswith(b"connection: close")
+            answer = await reader.readexactly(length)
+            if closes:
+                self._drop(agent.name)
+            return status, answer
+        except (OSError, asyncio.IncompleteReadError, IndexError):
+            self._drop(agent.name)
+            return 0, b""
+
+    def _drop(self, name: str) -> None:
+        link = self._links.pop(name, None)
+        if link is not None:
+            with suppress(OSError):
+                link[1].close()
+
+    def _hang_up(self) -> None:
+        for name in list(self._links):
+            self._drop(name)
+
+    # -- what has to hold --------------------------------------------------------------------------------------------
+
+    def _check_agents(self, store: SQLiteStore) -> None:
+        """Between two rounds nobody is waiting for an answer."""
+        has = Resources(sum(agent.has.cpu for agent in self._agents), sum(agent.has.memory for agent in self._agents))
+        self.tally.full += not (self.limit.above(has).cpu >= UNIT.cpu and self.limit.above(has).memory >= UNIT.memory)
+        if has.exceeds(self.limit):
+            self.tally.wrong.append(f"the machines have {has} of {self.limit}")
+        for agent in self._random.sample(self._agents, 2):
+            permit = permit_of(store, agent.name)
+            if agent.permit is not None and (
+                permit is None
+                or agent.permit.exceeds(Resources(_milli(permit["cpus"]), _bytes(permit["memory"])).most(agent.use))
+            ):
+                self.tally.wrong.append(f"{agent.name} heard {agent.permit}, and written down is {permit}")
+
+    def _check_store(self, over: threading.Event) -> None:
+        """At every moment what is written down is within the limit."""
+        with closing(SQLiteStore(self._path)) as store:
+            while not over.wait(0.01):
+                cpu = memory = 0
+                for obj in store.list(KIND).objects:
+                    permit = obj.get("status", {}).get("permitted") or {"cpus": f"{LEAST.cpu}m", "memory": LEAST.memory}
+                    cpu, memory = cpu + _milli(permit["cpus"]), memory + _bytes(permit["memory"])
+                if Resources(cpu, memory).exceeds(self.limit):
+                    self.tally.wrong.append(f"written down are {cpu}m and {memory} bytes of {self.limit}")
+
+
+def _milli(value: object) -> int:
+    text = str(value)
+    return int(text[:-1]) if text.endswith("m") else int(text) * 1000
+
+
+def _bytes(value: object) -> int:
+    text = str(value)
+    for suffix, unit in (("Ki", 2**10), ("Mi", 2**20), ("Gi", 2**30), ("Ti", 2**40)):
+        if text.endswith(suffix):
+            return int(text.removesuffix(suffix)) * unit
+    return int(text)

@@ -1,0 +1,115 @@
+"""What of a VirtualMachine counts, also where it is damaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.controller.permits.records import change, has_devices, read
+from devalloc.scaling.resources import Resources
+from tests.support.permit_bench import GIB, amounts, machine
+
+RUNS = {"phase": "Running", "machineID": "run-2", "observed": {"cpus": "500m", "memory": "2Gi"}}
+
+
+def stored(obj: dict[str, Any], **status: Any) -> dict[str, Any]:
+    obj["metadata"] |= {"uid": "u", "resourceVersion": "7", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {**obj, "status": status} if status else obj
+
+
+def test_a_machine_as_the_ledger_takes_it() -> None:
+    labels = {
+        "autoscaling.neon.tech/enabled": "true",
+        "autoscaling.neon.tech/auto-migration-enabled": "True",  # only the exact text says yes
+        "autoscaling.neon.tech/testing-only-always-migrate": "true",
+    }
+    annotations = {
+        "autoscaling.neon.tech/billing-endpoint-id": "ep",
+        "vm.neon.tech/overcommit": '{"cpu":"2500m","memory":"1500m"}',
+    }
+    obj = machine("a", labels=labels, annotations=annotations, slot=GIB, reserveMax=True)
+    permitted = {"cpus": "1500m", "memory": "3Gi", "givenBy": "s", "machineID": "run-2"}
+    found = read(stored(obj, **RUNS, permitted=permitted, runnerPod="a-x7"))
+    assert found is not None
+    assert (found.key, found.node, found.runner_pod) == (("default", "a"), "node-a", ("default", "a-x7"))
+    assert (found.least, found.most, found.use) == (amounts(250, 1), amounts(8000, 16), amounts(500, 2))
+    assert (found.permit, found.slot, found.reserve_max) == (amounts(1500, 3), GIB, True)
+    assert (found.scaled, found.movable, found.must_move, found.billed_to) == (True, False, True, "ep")
+    assert found.overcommit == Resources(2500, 1500)
+
+
+@pytest.mark.parametrize(
+    ("permitted", "counts"),
+    [
+        ({"cpus": "1", "memory": "1Gi"}, None),  # its bounds say so, and no server
+        ({"cpus": "1", "memory": "1Gi", "givenBy": "s", "machineID": "run-1"}, None),  # of another run
+        ({"cpus": "1", "memory": "1Gi", "givenBy": "s"}, amounts(1000, 1)),
+        ({"cpus": "??", "memory": -5, "givenBy": "s"}, amounts(8000, 16)),  # all that it could have
+        ({"cpus": "1", "memory": "1Gi", "givenBy": "s", "machineID": "run-2"}, amounts(1000, 1)),
+        ("nonsense", None),
+    ],
+)
+def test_which_permit_counts(permitted: Any, counts: Resources | None) -> None:
+    found = read(stored(machine("a"), **RUNS, permitted=permitted))
+    assert found is not None
+    assert found.permit == counts
+
+
+def test_machines_that_are_not_to_run_and_do_not_take_nothing() -> None:
+    assert read(stored(machine("a", running=False), phase="Stopped")) is None
+    assert read(stored(machine("a", running=False))) is None
+    assert read(stored(machine("a", running=False), phase="Stopping")) is not None
+    waiting = read(stored(machine("a"), phase="Stopped", observed={"cpus": "8"}))
+    assert waiting is not None
+    assert (waiting.runs, waiting.use) == (False, Resources(0, 0))
+
+
+def test_one_that_is_not_scaled_counts_for_what_its_spec_says() -> None:
+    found = read(stored(machine("a", labels={}, cpu={"min": "1", "max": "4", "use": "3"})))
+    assert found is not None
+    assert (found.scaled, found.use) == (False, Resources(3000, 0))
+
+
+@pytest.mark.parametrize("status", [{}, {"observed": {"cpus": [1], "memory": "2Gi"}}, {"conditions": {"a": 1}}])
+@pytest.mark.parametrize("spec", [{}, {"cpu": []}, {"cpu": {"min": True, "max": "1"}}, {"memory": {"max": "1e30"}}])
+def test_damaged_objects_are_read(spec: dict[str, Any], status: dict[str, Any]) -> None:
+    obj = machine("a")
+    obj["spec"] = {"nodeName": "n", **spec}
+    found = read({**stored(obj), "status": {"phase": "Running", **status}})
+    assert found is not None
+    assert not found.least.exceeds(found.most)
+    assert read({**obj, "spec": "nonsense", "status": None}) is None
+
+
+def test_a_record_is_written_with_the_run_it_is_for_and_leaves_the_rest_alone() -> None:
+    status = {**RUNS, "conditions": [{"type": "Other"}, {"type": "Migrating", "status": "True"}], "reason": "x"}
+    told = change(
+        stored(machine("a"), **status),
+        permit=amounts(1250, 2),
+        given_by="s-1",
+        conditions={"Migrating": (False, "Done", "it is there")},
+        now="2026-02-02T00:00:00Z",
+    )
+    assert (told.key, told.resource_version) == (("VirtualMachine", "default", "a"), "7")
+    assert told.status is not None
+    permitted = {"cpus": "1250m", "memory": "2Gi", "givenBy": "s-1", "machineID": "run-2"}
+    assert told.status["permitted"] == permitted
+    assert {k: v for k, v in told.status.items() if k not in ("permitted", "conditions")} == {**RUNS, "reason": "x"}
+    assert [(c["type"], c.get("status")) for c in told.status["conditions"]] == [
+        ("Other", None),
+        ("Migrating", "False"),
+    ]
+    same = change(
+        stored(machine("a"), **told.status), permit=amounts(1250, 2), given_by="s-2", conditions={}, now="later"
+    )
+    assert same.status == told.status, "who gave it stays, as nothing else changes"
+    gone = change(stored(machine("a"), **told.status), permit=None, given_by="s-2", conditions={}, now="later")
+    assert gone.status is not None
+    assert "permitted" not in gone.status
+
+
+def test_devices_keep_a_machine_where_it_is() -> None:
+    assert not has_devices(machine("a"))
+    assert has_devices(machine("a", claims=["gpu"]))
+    assert has_devices({**machine("a"), "status": {"devices": [{"claim": "gpu"}]}})
