@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from devalloc.api.virtualmachine import VirtualMachine
-    from devalloc.inventory.capacity import CapacityConfig
+    from devalloc.inventory.capacity import CapacityConfig, HostCapacity
     from devalloc.inventory.capacity.status import HostStatus, ResourceStatus
 
 _RATIOS = {"cpu": 4, "memory": 1, "disk": 1, "network": 2, "disk-io": 2}
@@ -106,6 +107,7 @@ def capacity_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
     ]
 
+    @functools.wraps(function)
     def with_limits(**arguments: Any) -> Any:
         ratios = {name: arguments.pop(f"ratio_{name}") for name in (each.replace("-", "_") for each in _RATIOS)}
         limits = {
@@ -113,8 +115,6 @@ def capacity_options(function: Callable[..., Any]) -> Callable[..., Any]:
         }
         return function(limits={"ratios": ratios, **limits}, **arguments)
 
-    with_limits.__doc__, with_limits.__name__ = function.__doc__, function.__name__
-    with_limits.__click_params__ = list(getattr(function, "__click_params__", []))  # type: ignore[attr-defined]
     decorated: Callable[..., Any] = with_limits
     for option in reversed(options):
         decorated = option(decorated)
@@ -130,18 +130,24 @@ def settings(limits: dict[str, Any], data_dir: Path | None) -> CapacityConfig:
     return CapacityConfig(ratios=ratios, **{"data_dir": data_dir, **given})
 
 
+def discovered(root: Path, config: CapacityConfig) -> HostCapacity:
+    """What the host has. Raises Failed."""
+    from devalloc.inventory.capacity import CapacityError, discover_capacity
+
+    try:
+        return discover_capacity(root, config)
+    except CapacityError as error:
+        raise Failed(str(error)) from None
+
+
 def status(root: Path, node_name: str, store: Path, config: CapacityConfig) -> HostStatus:
     """The host's status, with the machines and claims of the store where there is one."""
     from devalloc.inventory import InventoryConfig, discover
-    from devalloc.inventory.capacity import CapacityError, discover_capacity
     from devalloc.inventory.capacity.gpus import gpu_status
     from devalloc.inventory.capacity.machines import of_machine
     from devalloc.inventory.capacity.status import host_status
 
-    try:
-        found = discover_capacity(root, config)
-    except CapacityError as error:
-        raise Failed(str(error)) from None
+    found = discovered(root, config)
     machines, held = _in_store(store, node_name)
     pools = discover(root, node_name=node_name, config=InventoryConfig(held=held)).pools
     uses = [of_machine(machine) for machine in machines]

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from devalloc.cli.hostcapacity import capacity_options
 from devalloc.cli.nodesocket import DEFAULT as SOCKET
 from devalloc.cli.options import duration
 from devalloc.cli.verb import BadInput
 
 if TYPE_CHECKING:
+    from devalloc.inventory.capacity import HostCapacity
     from devalloc_node.binding.config import BindingConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
     from devalloc_node.warm.setup import WarmConfig
@@ -104,6 +106,14 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="NUMBER",
             help="Warm setups in all, ready and taken.",
         ),
+        click.option(
+            "--enforce-capacity",
+            is_flag=True,
+            envvar="DEVALLOC_ENFORCE_CAPACITY",
+            help="Start no machine beyond the CPUs and memory that the host may promise, as `devalloc capacity --host` "
+            "tells them with the same options [env: DEVALLOC_ENFORCE_CAPACITY].",
+        ),
+        capacity_options,
         click.option("--qemu", default="qemu-system-x86_64", metavar="PROGRAM", help="What runs machines."),
         machine_dir_option,
         click.option(
@@ -165,6 +175,8 @@ def node_settings(
     machine_dir: Path | None,
     warm: int | None,
     warm_most: int,
+    enforce_capacity: bool,
+    limits: dict[str, Any],
     qemu: str,
     image_folders: Sequence[Path],
     qmp_folders: Sequence[Path],
@@ -214,11 +226,18 @@ def node_settings(
             socket_folders=tuple(folder.absolute() for folder in qmp_folders),
             dry_run=dry_run,
         ),
+        capacity=_capacity(sysfs_root, limits, home) if enforce_capacity else None,
         warm=_warm(warm, warm_most, door) if warm is not None and not dry_run else None,
         metrics=metrics,
         resync=resync,
         grace=grace,
     )
+
+
+def _capacity(root: Path, limits: dict[str, Any], home: Path) -> HostCapacity:
+    from devalloc.cli.hostcapacity import discovered, settings
+
+    return discovered(root, settings(limits, home))
 
 
 def _warm(target: int, most: int, door: Path) -> WarmConfig:

@@ -69,7 +69,11 @@ class Node:
         self.pulse = Pulse()
         self.bindings = Bindings(host, settings.bindings)
         self.machines = Machines(
-            settings.machines, journal, changed=lambda key: self.pulse.beat(), ended=lambda: self.metrics.ended()
+            settings.machines,
+            journal,
+            changed=lambda key: self.pulse.beat(),
+            ended=lambda: self.metrics.ended(),
+            host=settings.capacity,
         )
         attachments = AttachmentKind(self.machines, host)
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devalloc.inventory import InventoryConfig
+from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.warm.setup import WarmConfig
@@ -49,6 +50,8 @@ class NodeSettings:
     """None: the kubelet is not served."""
     machines: MachineConfig = field(default_factory=MachineConfig)
     """Where machines live, and what they may name."""
+    capacity: HostCapacity | None = None
+    """What machines may have of the host in all; one that does not fit is not started. None: nobody counts."""
     warm: WarmConfig | None = None
     """How many warm setups are kept ready. None: none are kept or made."""
     metrics: str | None = None

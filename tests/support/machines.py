@@ -14,6 +14,7 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.deadline import Deadline
 from devalloc_node.journal.sqlite import open_journal
 from devalloc_node.machine.config import MachineConfig
@@ -89,10 +90,11 @@ def plugin(
     changed: Callable[[str], None] = lambda key: None,
     connect: Connect = QmpMonitor,
     records: Callable[[Records], Records] = lambda journal: journal,
+    host: HostCapacity | None = None,
 ) -> Iterator[Machines]:
     """The part of a plugin that has to do with machines, with a journal of its own."""
     journal = open_journal(settings.state.parent / "journal")
-    machines = Machines(settings, records(journal), changed=changed, connect=connect)
+    machines = Machines(settings, records(journal), changed=changed, connect=connect, host=host)
     try:
         machines.recover()
         yield machines

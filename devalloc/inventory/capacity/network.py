@@ -12,6 +12,8 @@ _INTERFACE = re.compile(r"[^/\s\x00]{1,15}", re.ASCII)
 _MAX_SPEED = 2**32 - 1
 """-1 as an unsigned number, which some drivers give for "unknown"."""
 _DEFAULT = "00000000"
+_NOWHERE = "*"
+"""The interface of a route that only refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,6 @@ def default_interface(tree: Tree) -> str | None:
     place = tree.proc.folder("net") if tree.proc else None
     for line in ((place and place.text("route")) or "").splitlines()[1:]:
         row = line.split()
-        if len(row) >= 8 and row[1] == _DEFAULT == row[7]:
+        if len(row) >= 8 and row[1] == _DEFAULT == row[7] and row[0] != _NOWHERE:
             return row[0]
     return None

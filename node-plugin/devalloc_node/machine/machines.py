@@ -9,10 +9,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import accel, adopt, amounts, launch, lifefile, logs, lost, paths, plain, users
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.hostroom import HostRoom
 from devalloc_node.machine.kept import Kept
 from devalloc_node.machine.looks import SLEEPING
 from devalloc_node.machine.monitor import Connect, QmpMonitor
@@ -39,9 +41,12 @@ class Machines(Kept):
         changed: Callable[[str], None] = lambda key: None,
         ended: Callable[[], None] = lambda: None,
         connect: Connect = QmpMonitor,
+        host: HostCapacity | None = None,
     ) -> None:
-        """As ``Kept``; ``ended`` is called for each machine that ended though nobody asked for it."""
+        """As ``Kept``; ``ended`` is called for each machine that ended though nobody asked for it. ``host``: what all
+        machines may have of it; None: nobody counts."""
         super().__init__(config, records, changed=changed, connect=connect)
+        self._room = None if host is None else HostRoom(host, records)
         self._connect = connect
         self._settling = Settling(self, ended)
 
@@ -86,6 +91,8 @@ class Machines(Kept):
                 with self._told_by(spec.key):  # an image that hangs holds up nobody else
                     launch.check(spec, self.config, launch.Launch("", None, how))
                 with self._locks.held(users.LOCK, deadline):
+                    if self._room is not None:
+                        self._room.check(spec)
                     given = launch.Launch(str(uuid.uuid4()), users.free(spec.key, self.config, self.records), how)
                     record = replace(record, run=given.uuid, user=given.uid)
                     self.put(record)

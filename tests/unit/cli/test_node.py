@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from devalloc.cli.nodeoptions import node_options, node_settings
 from devalloc.cli.nodesources import host_of
+from devalloc.inventory.capacity import HostCapacity
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.settings import NodeSettings
@@ -58,3 +64,29 @@ def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) 
         f"there is no folder {folder}/images (--image-folder)",
         f"there is no folder {folder}/qmp (--qmp-folder)",
     ]
+
+
+def test_capacity_is_enforced_when_asked_for_with_the_limits_given(folder: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    @click.command()
+    @node_options
+    def command(**options: Any) -> None:
+        seen.update(options)
+
+    def capacity(*words: str) -> HostCapacity | None:
+        assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
+        inventory = {"kinds": (), "max_vfs": None, "allow_shared_groups": False, "adopted": ()}
+        where = {"node": "node-a", "sysfs_root": folder / "host", "resync": 60.0}
+        return node_settings(**{**seen, **inventory, **where}).capacity
+
+    assert capacity("--oversub-cpu", "2") is None
+    found = capacity("--enforce-capacity", "--oversub-cpu", "2", "--network-limit", "1Gbps")
+    assert found is not None
+    assert (found.cpu.capacity, found.cpu.effective_limit, found.network.capacity) == (16_000, 32_000, 125_000_000)
+
+
+def test_a_host_whose_capacity_is_not_known_is_told_at_the_start(folder: Path, devalloc: Shell) -> None:
+    shutil.rmtree(folder / "host/sys/devices/system")
+    result = devalloc(*arguments(folder, "--enforce-capacity", "--dry-run"))
+    assert (result.code, result.err) == (1, "error: discover CPU: neither /sys nor /proc tells of any\n")

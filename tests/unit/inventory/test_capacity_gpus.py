@@ -165,6 +165,24 @@ def test_cards_without_vgpus_are_given_away_whole_with_their_audio_function(host
     ]
 
 
+def test_a_card_whose_profiles_are_gone_hides_no_other_and_is_not_given_away_whole(host: FakeSysfs) -> None:
+    card = a2(host)
+    l40s(host)
+    for vf in host.vf_addresses(card)[:5]:
+        for kind in A2:
+            host.remove(host.path(vf, f"mdev_supported_types/{kind.id}"))
+    found = status(host)
+    assert (found.mode, found.total, available(found)["NVIDIA L40S-48Q"]) == ("vgpu", 5, 1)
+    assert [(device.name, device.available) for device in found.devices] == [("0000-08-00-0", False)]
+
+
+def test_a_function_that_cannot_be_read_is_taken_and_nobody_knows_what_is_left_beside_it(host: FakeSysfs) -> None:
+    card = l40s(host, vfs=2)
+    host.spoil(host.path(host.vf_addresses(card)[0], "nvidia/current_vgpu_type"), "garbage")
+    found = status(host)
+    assert (found.total, found.used, found.allocatable, {*available(found).values()}) == (2, 1, 0, {0})
+
+
 def test_a_host_without_gpus_has_no_status_of_them(host: FakeSysfs) -> None:
     host.add(cards.bmc_vga())
     host.add(cards.nic())

@@ -156,6 +156,14 @@ def test_the_network_is_as_fast_as_the_interface_of_the_default_route(host: Host
     assert ("configure a limit" in messages(found, "network")) == (not bandwidth)
 
 
+def test_a_default_route_that_leads_nowhere_is_none(host: Host) -> None:
+    host.uplink("1000")
+    route = (host.root / "proc/net/route").read_text()
+    refusing = "*\t00000000\t00000000\t0201\t0\t0\t50\t00000000\t0\t0\t0\n"
+    host.write("proc/net/route", route.replace("\n", f"\n{refusing}", 1))
+    assert (host.found().uplink, host.found().network.capacity) == ("eno1", 125_000_000)
+
+
 def test_an_uplink_or_a_limit_that_is_configured_wins(host: Host) -> None:
     host.uplink("10000").write("sys/class/net/eno2/speed", "25000\n")
     assert host.found(uplink="eno2").network.capacity == 3_125_000_000
