@@ -155,7 +155,7 @@ def _asking_for(state: State, planned: PluginRequest | None) -> Resources | None
 
 def _machine(state: State, now: int, wanted: Resources, asking: Resources | None) -> _Planned[Change]:
     machine = state.machine
-    agreed = state.using if state.monitor.approved is None else state.monitor.approved
+    agreed = _counted(state) or state.using
     target = _clamped(
         state,
         state.using,
@@ -180,7 +180,8 @@ def _upscale(state: State, now: int, wanted: Resources) -> _Planned[Change]:
     approved = monitor.approved
     if approved is None:
         return _Planned()
-    target = _clamped(state, approved, state.using, lowest=approved, highest=wanted.most(approved))
+    # What a change in flight is about to take away is not given to the guest.
+    target = _clamped(state, approved, state.surely, lowest=approved, highest=wanted.most(approved))
     if target == approved:
         return _Planned()
     if monitor.in_flight is not None:
@@ -191,12 +192,11 @@ def _upscale(state: State, now: int, wanted: Resources) -> _Planned[Change]:
 
 
 def _downscale(state: State, now: int, wanted: Resources, upscale_planned: bool) -> _Planned[Change]:
-    monitor = state.monitor
-    approved = monitor.approved
-    if approved is None:
+    monitor, counted = state.monitor, state.monitor.counted
+    if counted is None:
         return _Planned(warning="the monitor has no active connection" if state.using.exceeds(wanted) else None)
-    target = approved.least(wanted).most(approved.above(state.rules.unit))
-    if target == approved:
+    target = counted.least(wanted).most(counted.above(state.rules.unit))
+    if target == counted:
         return _Planned()
     if upscale_planned:
         return _Planned(warning="the monitor is to be told of more before it is asked for less")
@@ -204,7 +204,15 @@ def _downscale(state: State, now: int, wanted: Resources, upscale_planned: bool)
         return _Planned(warning=_busy(state, Way.DOWN, target))
     if (left := _left(now, monitor.downscale_failed_at, state.rules.timing.monitor_retry)) is not None:
         return _Planned(wait=left, warning="asking the monitor for less failed too recently to try again")
-    return _Planned(Change(approved, target))
+    return _Planned(Change(counted, target))
+
+
+def _counted(state: State) -> Resources | None:
+    """The most that the guest may count on, now or when it has been told what it is being told."""
+    told, counted = state.monitor.in_flight, state.monitor.counted
+    if counted is None or told is None or told.way is Way.DOWN or state.rules.as_peers:
+        return counted
+    return counted.most(told.target)
 
 
 def _busy(state: State, way: Way, target: Resources) -> str | None:

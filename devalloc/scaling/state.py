@@ -76,13 +76,21 @@ class Plugin:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """Between which amounts a machine is that has not been seen since a change of it failed."""
+
+    least: Resources
+    most: Resources
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """The channel to the machine itself."""
 
     in_flight: Resources | None = None
     failed_at: int | None = None
-    doubt: Resources | None = None
-    """What it may have by now: a change that failed may have been made all the same, until the machine is seen."""
+    doubt: Doubt | None = None
+    """A change that failed may have been made all the same, until the machine is seen."""
 
 
 class Way(Enum):
@@ -111,6 +119,13 @@ class Monitor:
     downscale_failed_at: int | None = None
     requested: RequestedUpscale | None = None
     denied: DeniedDownscale | None = None
+    told: Resources | None = None
+    """What it may count on beyond what it approved: it is not known what became of telling it."""
+
+    @property
+    def counted(self) -> Resources | None:
+        """The most that the guest may count on; None as long as there is no connection."""
+        return self.approved if self.approved is None or self.told is None else self.approved.most(self.told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +148,18 @@ class State:
     @property
     def utmost(self) -> Resources:
         """The most that the machine may have now or when a change that is in flight ends."""
-        most = self.using if self.machine.in_flight is None else self.using.most(self.machine.in_flight)
-        if self.machine.doubt is None or self.rules.as_peers:
-            return most
-        return most.most(self.machine.doubt)
+        machine = self.machine
+        most = self.using if machine.in_flight is None else self.using.most(machine.in_flight)
+        return most if machine.doubt is None or self.rules.as_peers else most.most(machine.doubt.most)
+
+    @property
+    def surely(self) -> Resources:
+        """The least that it may have now or then."""
+        machine = self.machine
+        if self.rules.as_peers:
+            return self.using
+        least = self.using if machine.in_flight is None else self.using.least(machine.in_flight)
+        return least if machine.doubt is None else least.least(machine.doubt.least)
 
 
 class PermitError(ValueError):
@@ -222,7 +245,7 @@ def machine_done(state: State, now: int, reached: Resources | None = None) -> St
 
 def machine_failed(state: State, now: int) -> State:
     """The change failed, or it is not known what became of it. Only a look at the machine tells: see observed."""
-    return replace(state, machine=Machine(failed_at=now, doubt=state.utmost))
+    return replace(state, machine=Machine(failed_at=now, doubt=Doubt(state.surely, state.utmost)))
 
 
 # -- monitor ---------------------------------------------------------------------------------------------------------
@@ -230,7 +253,7 @@ def machine_failed(state: State, now: int) -> State:
 
 def monitor_connected(state: State) -> State:
     """A new connection to the monitor: nothing of an earlier one counts, and what is in use is what it approves."""
-    return replace(state, monitor=Monitor(approved=state.using))
+    return replace(state, monitor=Monitor(approved=state.surely))
 
 
 def monitor_lost(state: State) -> State:
@@ -254,12 +277,15 @@ def upscale_started(state: State, target: Resources) -> State:
 
 def upscale_done(state: State) -> State:
     """The monitor confirmed what it was told."""
-    return replace(state, monitor=replace(state.monitor, approved=_in_flight(state, Way.UP), in_flight=None))
+    approved = _in_flight(state, Way.UP)
+    return replace(state, monitor=replace(state.monitor, approved=approved, in_flight=None, told=None))
 
 
 def upscale_failed(state: State, now: int) -> State:
     """The monitor did not confirm, or it is not known what became of it."""
-    return replace(state, monitor=replace(state.monitor, in_flight=None, upscale_failed_at=now))
+    monitor, target = state.monitor, _in_flight(state, Way.UP)
+    told = monitor.told if state.rules.as_peers else target.most(monitor.told or target)
+    return replace(state, monitor=replace(monitor, in_flight=None, upscale_failed_at=now, told=told))
 
 
 def downscale_started(state: State, target: Resources) -> State:
@@ -270,14 +296,15 @@ def downscale_started(state: State, target: Resources) -> State:
 
 def downscale_allowed(state: State) -> State:
     """The monitor agrees to have less."""
-    return replace(state, monitor=replace(state.monitor, approved=_in_flight(state, Way.DOWN), in_flight=None))
+    approved = _in_flight(state, Way.DOWN)
+    return replace(state, monitor=replace(state.monitor, approved=approved, in_flight=None, told=None))
 
 
 def downscale_denied(state: State, now: int) -> State:
     """The monitor refuses to have less, which is no failure."""
-    target, approved = _in_flight(state, Way.DOWN), state.monitor.approved
-    assert approved is not None, "who refuses is connected"
-    denied = DeniedDownscale(now, approved, target)
+    target, current = _in_flight(state, Way.DOWN), state.monitor.counted
+    assert current is not None, "who refuses is connected"
+    denied = DeniedDownscale(now, current, target)
     return replace(state, monitor=replace(state.monitor, in_flight=None, denied=denied))
 
 

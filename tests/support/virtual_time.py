@@ -26,7 +26,7 @@ class _Selector(selectors.DefaultSelector):
             return ready
         if self.loop.threads:
             return super().select(_STUCK)
-        ready = super().select(_STUCK if timeout is None else _SETTLED)
+        ready = super().select(_STUCK if timeout is None else self.loop.settled)
         if not ready and timeout is None:
             raise RuntimeError("nothing will ever happen: no timer is set, and nobody sends")
         if not ready and timeout:
@@ -37,8 +37,9 @@ class _Selector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """``now`` in seconds. Work in threads holds the clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, settled: float = _SETTLED) -> None:
         self.now = 1_000.0
+        self.settled = settled
         self.threads = 0
         selector = _Selector()
         selector.loop = self
@@ -54,10 +55,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
-def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """Run it as `asyncio.run` does, on a clock that jumps; what is logged as an error by the loop is raised."""
+def run(main: Coroutine[Any, Any, Result], *, sockets: bool = True) -> Result:
+    """Run it as `asyncio.run` does, on a clock that jumps; what is logged as an error by the loop is raised.
+
+    Without ``sockets`` nothing is ever on its way, and the clock jumps at once.
+    """
     errors: list[dict[str, Any]] = []
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(_SETTLED if sockets else 0.0)) as runner:
         runner.get_loop().set_exception_handler(lambda _, context: errors.append(context))
         result = runner.run(main)
     if errors:

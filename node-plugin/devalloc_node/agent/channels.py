@@ -1,0 +1,73 @@
+"""What a scaler speaks with: who permits, the machine, the monitor in its guest, and its metrics.
+
+All of them are coroutines of one event loop. What blocks belongs into a thread of its own and ends by itself; what
+fails raises a NodeError, and `Unknown` where it may have been done all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from devalloc.scaling.messages.monitor import DownscaleResult
+from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
+from devalloc.scaling.resources import Resources
+from devalloc_node.agent.monitor import MonitorStatus
+
+
+class Permits(Protocol):
+    """Who gives permits for the node's CPU and memory."""
+
+    async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
+        """What the machine may have in all, when it would like to have ``target`` and was permitted ``last``."""
+        ...
+
+
+class Body(Protocol):
+    """The machine itself."""
+
+    async def change(self, target: Resources) -> Resources:
+        """Have it come to ``target``, and read back what it has then. It ends by itself."""
+        ...
+
+    async def look(self) -> Resources:
+        """What it has, or may come to have by what it was told before: then it is not less than that."""
+        ...
+
+
+class Guest(Protocol):
+    """The monitor in its guest. It tells its listener what happens: see `devalloc_node.agent.monitor.Listener`."""
+
+    async def run(self) -> NoReturn:
+        """Keep the connection up until cancelled."""
+        ...
+
+    async def upscale(self, granted: Resources) -> None:
+        """Tell it what the machine has now, in all."""
+        ...
+
+    async def downscale(self, target: Resources) -> DownscaleResult:
+        """Ask it whether the machine may be made this small; not ok is its refusal."""
+        ...
+
+    def status(self) -> MonitorStatus:
+        """How the connection is now, and how it did lately."""
+        ...
+
+
+class Metrics(Protocol):
+    """What its guest tells of its load."""
+
+    async def system(self) -> SystemMetrics: ...
+
+    async def lfc(self) -> LfcMetrics: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """All that one scaler speaks with."""
+
+    permits: Permits
+    body: Body
+    guest: Guest
+    metrics: Metrics

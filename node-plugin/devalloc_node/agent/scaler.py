@@ -1,0 +1,358 @@
+"""What keeps one machine at what it should have: its state, and the requests that follow from it.
+
+A scaler is a task of an event loop that all machines of the node share, and whose clock is the only one. It decides
+nothing: `devalloc.scaling.actions` does. It begins what is to be done on each channel, tells the state how that ended,
+and asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from devalloc.scaling import state as now_known
+from devalloc.scaling.actions import Actions, Change, PluginRequest, next_actions
+from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.recent import RecentCount
+from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.state import PermitError, Rules, State
+from devalloc.scaling.stuck import Health, Limits, Reason, stuck
+from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.report import Report, report, shown
+from devalloc_node.errors import NodeError, Unknown
+
+_log = logging.getLogger("devalloc.agent.scaler")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All in milliseconds."""
+
+    plugin_timeout: int = 2_000
+    metrics_interval: int = 5_000
+    metrics_timeout: int = 2_000
+    lfc_interval: int = 15_000
+    lfc_timeout: int = 5_000
+    look_interval: int = 30_000
+    """The machine is looked at this often though nobody changed it,"""
+    look_retry: int = 2_000
+    """and again after this when it could not be."""
+    look_timeout: int = 10_000
+    patience: int = 300_000
+    """How long a guest may keep more than the machine's maximum by not agreeing to less."""
+    stuck: Limits = field(default_factory=Limits)
+
+
+class Scaler:
+    """One machine. `run` works until it is cancelled; the other methods are called in its event loop."""
+
+    def __init__(
+        self,
+        machine: str,
+        rules: Rules,
+        bounds: Bounds,
+        config: ScalingConfig,
+        channels: Callable[[Scaler], Channels],
+        settings: Settings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """``machine``: what log lines call it. ``channels`` is given the scaler, for it listens to its monitor."""
+        self._machine = machine
+        self._rules, self._bounds, self._config = rules, bounds, config
+        self._settings = settings or Settings()
+        self._rng = rng or random.Random()
+        self._channels = channels(self)
+        self._state: State | None = None
+        self._changed = asyncio.Event()
+        self._connection = 0
+        """Which connection to the monitor it is: what became of a request counts only while that stands."""
+        self._connected = False
+        self._changes = 0
+        """Changes of the machine that were begun: a look that began before one tells nothing."""
+        self._looking = False
+        self._look_again = 0
+        self._seen: Resources | None = None
+        self._over_since: int | None = None
+        self._errors: dict[str, str] = {}
+        self._warned: tuple[str, ...] = ()
+        self._since = 0
+        self._measured_at: int | None = None
+        window = self._settings.stuck.window
+        self._failures = {name: RecentCount(window) for name in ("plugin", "denied", "machine")}
+
+    async def run(self) -> None:
+        """Look at the machine, and scale it until cancelled."""
+        self._since = self._now()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._channels.guest.run())
+            self._state = await self._begin()
+            tasks.create_task(self._measure_system())
+            tasks.create_task(self._measure_lfc())
+            while True:
+                wait = self._act(tasks)
+                await self._wait(wait)
+
+    async def _begin(self) -> State:
+        """The state of a machine of which nothing is known but what it has."""
+        while True:
+            try:
+                using = await self._bounded(self._channels.body.look(), self._settings.look_timeout)
+            except NodeError as error:
+                self._errors["machine"] = error.message
+                await asyncio.sleep(self._settings.look_retry / 1000)
+                continue
+            self._seen = using
+            self._errors.pop("machine", None)
+            self._look_again = self._now() + self._settings.look_interval
+            state = State(self._rules, self._bounds, self._config, using)
+            return now_known.monitor_connected(state) if self._connected else state
+
+    # -- what others tell --------------------------------------------------------------------------------------------
+
+    def monitor_connected(self) -> None:
+        """A new connection to the monitor stands."""
+        self._connection += 1
+        self._connected = True
+        self._errors.pop("monitor", None)
+        self._become(now_known.monitor_connected)
+
+    def monitor_disconnected(self, why: str) -> None:
+        """There is none any more, or still none."""
+        self._connection += 1
+        self._connected = False
+        self._errors["monitor"] = why
+        self._become(now_known.monitor_lost)
+
+    def upscale_requested(self, more: More) -> None:
+        """The guest wants more."""
+        self._become(lambda state: now_known.upscale_requested(state, self._now(), more))
+
+    def bounded(self, bounds: Bounds, config: ScalingConfig) -> None:
+        """The machine's bounds or configuration changed."""
+        self._bounds, self._config = bounds, config
+        self._become(lambda state: now_known.bounded(state, bounds, config))
+
+    def report(self) -> Report | None:
+        """How far it is; None as long as the machine has not been seen."""
+        if self._state is None:
+            return None
+        actions = next_actions(self._state, self._now())
+        return report(self._state, actions, self._seen, self._errors, self.stuck())
+
+    def stuck(self) -> list[Reason]:
+        """Why scaling does not come on, if it does not."""
+        now, monitor = self._now(), self._channels.guest.status()
+        health = Health(
+            self._since,
+            monitor.last_success,
+            self._measured_at,
+            monitor_failures=monitor.failures,
+            plugin_failures=self._failures["plugin"].count(now),
+            plugin_denials=self._failures["denied"].count(now),
+            machine_failures=self._failures["machine"].count(now),
+        )
+        return stuck(health, now, self._settings.stuck)
+
+    # -- one turn ----------------------------------------------------------------------------------------------------
+
+    def _act(self, tasks: asyncio.TaskGroup) -> int | None:
+        """Begin all that is to be done now; milliseconds until to look again, None: when something happens."""
+        now = self._now()
+        waits = [self._insist(now), self._look(tasks, now)]
+        actions = next_actions(self._known, now)
+        self._warn(actions)
+        if actions.plugin is not None:
+            self._state = now_known.plugin_started(self._known, now, actions.plugin.target)
+            tasks.create_task(self._ask(actions.plugin))
+        if actions.machine is not None:
+            self._state = now_known.machine_started(self._known, actions.machine.target)
+            self._changes += 1
+            self._seen = None
+            tasks.create_task(self._change(actions.machine))
+        if actions.upscale is not None:
+            self._state = now_known.upscale_started(self._known, actions.upscale.target)
+            tasks.create_task(self._upscale(actions.upscale, self._connection))
+        if actions.downscale is not None:
+            self._state = now_known.downscale_started(self._known, actions.downscale.target)
+            tasks.create_task(self._downscale(actions.downscale, self._connection))
+        return min((wait for wait in (*waits, actions.wait) if wait is not None), default=None)
+
+    def _insist(self, now: int) -> int | None:
+        """A guest that keeps more than the maximum has some time to agree to less, and then is not asked any more."""
+        over = self._known.using.exceeds(self._known.bounds.max)
+        self._over_since = (now if self._over_since is None else self._over_since) if over else None
+        left = None if self._over_since is None else self._over_since + self._settings.patience - now
+        insist = left is not None and left <= 0
+        if insist is not self._known.insisting:
+            self._state = now_known.insisting(self._known, insist)
+        return left if left is not None and left > 0 else None
+
+    def _look(self, tasks: asyncio.TaskGroup, now: int) -> int | None:
+        if self._looking or self._known.machine.in_flight is not None:
+            return None
+        if now < self._look_again:
+            return self._look_again - now
+        self._looking = True
+        tasks.create_task(self._observe())
+        return None
+
+    def _warn(self, actions: Actions) -> None:
+        """Told once, not with each turn."""
+        for warning in actions.warnings:
+            if warning not in self._warned:
+                _log.info("%s: %s", self._machine, warning)
+        self._warned = actions.warnings
+
+    async def _wait(self, wait: int | None) -> None:
+        try:
+            async with asyncio.timeout(None if wait is None else wait / 1000):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        self._changed.clear()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, request: PluginRequest) -> None:
+        asking = self._channels.permits.ask(request.last_permit, request.target, request.metrics)
+        try:
+            permit = await self._bounded(asking, self._settings.plugin_timeout)
+            self._become(lambda state: now_known.plugin_permitted(state, permit))
+        except (NodeError, PermitError) as error:
+            self._fail("plugin", str(error))
+            self._become(lambda state: now_known.plugin_failed(state, self._now()))
+            return
+        self._errors.pop("plugin", None)
+        if request.target.exceeds(permit):
+            self._failures["denied"].add(self._now())
+
+    async def _change(self, change: Change) -> None:
+        try:
+            reached = await self._channels.body.change(change.target)
+        except NodeError as error:
+            self._fail("machine", error.message)
+            self._look_again = 0
+            self._become(lambda state: now_known.machine_failed(state, self._now()))
+            return
+        self._seen = reached
+        if reached == change.target:
+            self._errors.pop("machine", None)
+        else:
+            self._fail("machine", f"it came to {shown(reached)}, not to {shown(change.target)}")
+        self._become(lambda state: now_known.machine_done(state, self._now(), reached))
+
+    async def _observe(self) -> None:
+        changes = self._changes
+        try:
+            seen = await self._bounded(self._channels.body.look(), self._settings.look_timeout)
+        except NodeError as error:
+            _log.warning("%s: cannot be seen: %s", self._machine, error)
+            if self._known.machine.doubt is not None:
+                self._errors["machine"] = error.message
+            self._look_again = self._now() + self._settings.look_retry
+        else:
+            if changes == self._changes:
+                self._look_again = self._now() + self._settings.look_interval
+                self._seen = seen
+                self._become(lambda state: now_known.observed(state, seen))
+        finally:
+            self._looking = False
+        self._changed.set()
+
+    async def _upscale(self, change: Change, connection: int) -> None:
+        try:
+            await self._channels.guest.upscale(change.target)
+        except NodeError as error:
+            self._errors["monitor"] = error.message
+            self._become_if(connection, lambda state: now_known.upscale_failed(state, self._now()))
+            return
+        self._errors.pop("monitor", None)
+        self._become_if(connection, now_known.upscale_done)
+
+    async def _downscale(self, change: Change, connection: int) -> None:
+        try:
+            result = await self._channels.guest.downscale(change.target)
+        except NodeError as error:
+            self._errors["monitor"] = error.message
+            self._become_if(connection, lambda state: now_known.downscale_failed(state, self._now()))
+            return
+        self._errors.pop("monitor", None)
+        if result.ok:
+            self._become_if(connection, now_known.downscale_allowed)
+        else:
+            self._become_if(connection, lambda state: now_known.downscale_denied(state, self._now()))
+
+    # -- metrics -----------------------------------------------------------------------------------------------------
+
+    async def _measure_system(self) -> None:
+        settings = self._settings
+
+        async def measure() -> None:
+            metrics = await self._bounded(self._channels.metrics.system(), settings.metrics_timeout)
+            self._become(lambda state: now_known.measured(state, metrics))
+
+        await self._measure(settings.metrics_interval, measure)
+
+    async def _measure_lfc(self) -> None:
+        settings = self._settings
+
+        async def measure() -> None:
+            if self._config.enable_lfc_metrics:
+                metrics = await self._bounded(self._channels.metrics.lfc(), settings.lfc_timeout)
+                self._become(lambda state: now_known.measured_lfc(state, metrics))
+
+        await self._measure(settings.lfc_interval, measure)
+
+    async def _measure(self, interval: int, measure: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Every so often, beginning at a random instant, so that machines that come together are not asked together."""
+        await asyncio.sleep(self._rng.uniform(0, interval) / 1000)
+        failing = False
+        while True:
+            began = self._now()
+            try:
+                await measure()
+                self._measured_at, failing = self._now(), False
+            except NodeError as error:
+                if not failing:
+                    _log.warning("%s: no metrics of the guest: %s", self._machine, error)
+                failing = True
+            await asyncio.sleep(max(0, began + interval - self._now()) / 1000)
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    @property
+    def _known(self) -> State:
+        assert self._state is not None, "the machine has been seen"
+        return self._state
+
+    def _become(self, change: Callable[[State], State]) -> None:
+        if self._state is not None:
+            self._state = change(self._state)
+            self._changed.set()
+
+    def _become_if(self, connection: int, change: Callable[[State], State]) -> None:
+        """Where the connection to the monitor ended meanwhile, its end has told the state already."""
+        if connection == self._connection:
+            self._become(change)
+
+    def _fail(self, channel: str, why: str) -> None:
+        _log.warning("%s: %s: %s", self._machine, channel, why)
+        self._errors[channel] = why
+        self._failures[channel].add(self._now())
+
+    async def _bounded(self, request: Awaitable[_Result], milliseconds: int) -> _Result:
+        try:
+            async with asyncio.timeout(milliseconds / 1000):
+                return await request
+        except TimeoutError:
+            raise Unknown("NoAnswer", f"no answer within {milliseconds / 1000:g} s") from None
+
+    @staticmethod
+    def _now() -> int:
+        return int(asyncio.get_running_loop().time() * 1000)

@@ -1,0 +1,381 @@
+"""Two machines that scale on one node, in virtual time, with a world in which everything can go wrong once.
+
+The agent, its state machine and the arithmetic of permits are the real ones. The network, the machines and the monitors
+in their guests are models, small enough to see that they are right: each call of a channel is numbered, and at one
+number something happens. What must never be is looked at whenever anything changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.messages.monitor import DownscaleResult
+from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
+from devalloc.scaling.permits.grant import grant
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.state import Rules
+from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.monitor import MonitorStatus
+from devalloc_node.agent.report import Report
+from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.errors import Failed, Unknown
+
+Result = TypeVar("Result")
+GIB = 2**30
+UNIT = Resources(250, GIB)
+NOTHING = Resources(0, 0)
+CONFIG = ScalingConfig(load_average_fraction_target=1.0)
+LINKS = ("permits", "body", "guest")
+FAULTS = (
+    "lost request",
+    "lost reply",
+    "partition",
+    "restart of the plugin",
+    "restart of the machine",
+    "restart of the monitor",
+    "restart of the agent",
+)
+ANSWER = 0.05
+"""Seconds of a call that works, but for changes of a machine, which take"""
+CHANGE = 0.4
+"""of them, unless a course says otherwise."""
+PARTITION = 20.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens at the n-th call of any channel of any machine, counted from 0."""
+
+    kind: str
+    at: int
+
+
+@dataclass
+class Load:
+    """What a guest needs: compute units from an instant on, ``[(seconds, units), ...]``."""
+
+    steps: list[tuple[float, float]]
+
+    def at(self, now: float) -> float:
+        return [units for since, units in self.steps if now >= since][-1]
+
+
+class Plugin:
+    """Who permits: the real arithmetic over a ledger that survives a restart."""
+
+    def __init__(self, world: World, total: Resources) -> None:
+        self.world, self.total = world, total
+        self.reserved: dict[str, Resources] = {}
+
+    def answer(self, name: str, target: Resources) -> Resources:
+        free = self.total.above(sum(self.reserved.values(), NOTHING))
+        before = self.reserved[name]
+        permit = Resources(
+            grant(before.cpu, target.cpu, free.cpu, UNIT.cpu).permit,
+            grant(before.memory, target.memory, free.memory, UNIT.memory).permit,
+        )
+        self.reserved[name] = permit
+        self.world.check(f"{name} asked for {target}")
+        return permit
+
+
+class Vm:
+    """A machine with its guest and monitor, and this node's scaler for it."""
+
+    def __init__(self, world: World, name: str, bounds: Bounds, load: Load) -> None:
+        self.world, self.name, self.bounds, self.load = world, name, bounds, load
+        self.has = bounds.min
+        self.run_number = 0
+        self.agreed = NOTHING
+        """What the monitor knows that its guest has, at most; it knows nothing after it started."""
+        self.listener: Scaler | None = None
+        self.scaler: Scaler | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.connection: asyncio.Event | None = None
+        self.asked_down = 0
+        world.plugin.reserved[name] = bounds.min
+
+    # Who can be restarted.
+
+    def begin(self) -> None:
+        settings = Settings(look_interval=10_000)
+        rng = random.Random(self.name)
+        self.scaler = Scaler(
+            self.name, Rules(UNIT, as_peers=self.world.as_peers), self.bounds, CONFIG, self._channels, settings, rng
+        )
+        self.task = asyncio.get_running_loop().create_task(self.scaler.run())
+
+    async def restart_agent(self) -> None:
+        await self.end()
+        self.begin()
+
+    async def end(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+    def restart_machine(self) -> None:
+        self.run_number += 1
+        self.has = self.bounds.min
+        self.restart_monitor()
+        self.world.check(f"{self.name} started anew")
+
+    def restart_monitor(self) -> None:
+        self.agreed = NOTHING
+        if self.connection is not None:
+            self.connection.set()
+
+    # Channels.
+
+    def _channels(self, scaler: Scaler) -> Channels:
+        self.listener = scaler
+        return Channels(permits=self, body=self, guest=self, metrics=self)
+
+    async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
+        async def answer() -> Resources:
+            await asyncio.sleep(ANSWER)
+            return self.world.plugin.answer(self.name, target)
+
+        return await self.world.call("permits", self, answer)
+
+    async def change(self, target: Resources) -> Resources:
+        async def change() -> Resources:
+            run_number = self.run_number
+            # It goes on though the agent ends: the machine is another process.
+            return await asyncio.shield(self.world.spawn(self._come_to(target, run_number)))
+
+        return await self.world.call("body", self, change)
+
+    async def _come_to(self, target: Resources, run_number: int) -> Resources:
+        # CPU first, memory later: what is half done is seen.
+        await asyncio.sleep(self.world.change / 2)
+        if run_number == self.run_number:
+            self.has = Resources(target.cpu, self.has.memory)
+            self.world.check(f"{self.name} changes its CPUs")
+        await asyncio.sleep(self.world.change / 2)
+        if run_number != self.run_number:
+            raise Failed("MachineEnded", "it was started anew")
+        self.has = target
+        self.world.check(f"{self.name} came to {target}")
+        return target
+
+    async def look(self) -> Resources:
+        async def look() -> Resources:
+            await asyncio.sleep(ANSWER)
+            await self.world.settled(self)
+            return self.has
+
+        return await self.world.call("body", self, look)
+
+    async def run(self) -> NoReturn:
+        """The connection to the monitor: had again a second after it was lost."""
+        listener = self.listener
+        assert listener is not None
+        while True:
+            await asyncio.sleep(1)
+            if self.world.is_cut("guest", self):
+                listener.monitor_disconnected("nobody answers")
+                continue
+            self.connection = asyncio.Event()
+            listener.monitor_connected()
+            await self.connection.wait()
+            listener.monitor_disconnected("the connection was lost")
+
+    async def upscale(self, granted: Resources) -> None:
+        async def told() -> None:
+            await asyncio.sleep(ANSWER)
+            self.agreed = self.agreed.most(granted)
+            self.world.check(f"{self.name}'s monitor is told of {granted}")
+
+        await self.world.call("guest", self, told)
+
+    async def downscale(self, target: Resources) -> DownscaleResult:
+        async def asked() -> DownscaleResult:
+            await asyncio.sleep(ANSWER)
+            self.asked_down += 1
+            if self.asked_down % 4 == 2:  # now and then it does not agree
+                return DownscaleResult(False, "not now")
+            self.agreed = self.agreed.least(target)
+            return DownscaleResult(True, "ok")
+
+        return await self.world.call("guest", self, asked)
+
+    def status(self) -> MonitorStatus:
+        connected = self.connection is not None and not self.connection.is_set()
+        return MonitorStatus(connected, "", 0, int(asyncio.get_running_loop().time() * 1000), 0, 0)
+
+    async def system(self) -> SystemMetrics:
+        await asyncio.sleep(0)
+        return SystemMetrics(self.load.at(self.world.now) * UNIT.cpu / 1000)
+
+    async def lfc(self) -> LfcMetrics:
+        raise Failed("NoMetrics", "there is no cache")
+
+
+@dataclass
+class World:
+    """``faults`` are what happens; ``wrong`` collects what must never be."""
+
+    total: Resources
+    faults: Sequence[Fault] = ()
+    as_peers: bool = False
+    change: float = CHANGE
+    calls: int = 0
+    wrong: list[str] = field(default_factory=list)
+    vms: list[Vm] = field(default_factory=list)
+    cuts: list[tuple[str, Vm | None, float]] = field(default_factory=list)
+    background: set[asyncio.Task[Any]] = field(default_factory=set)
+    struck: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.began = asyncio.get_running_loop().time()
+        self.plugin = Plugin(self, self.total)
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time() - self.began
+
+    def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.background.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.background.discard(task)
+        if not task.cancelled() and not isinstance(task.exception(), Failed):
+            assert task.exception() is None, task.exception()
+
+    async def settled(self, vm: Vm) -> None:
+        """Who looks at a machine waits for what it was told before (as the machine layer does, one at a time)."""
+        while self.background:
+            await asyncio.wait(self.background)
+
+    def is_cut(self, link: str, vm: Vm) -> bool:
+        return any(self.now < until for name, whose, until in self.cuts if name == link and whose in (None, vm))
+
+    async def call(self, link: str, vm: Vm, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """One call of a channel: counted, and struck by the fault when it is its turn."""
+        kinds = [fault.kind for fault in self.faults if fault.at == self.calls]
+        for kind in kinds:
+            self.struck.append(f"{kind} at call {self.calls} ({link} of {vm.name}, {self.now:.2f} s)")
+            self._strike(kind, link, vm)
+        self.calls += 1
+        if self.is_cut(link, vm):
+            await asyncio.sleep(5)
+            raise Unknown("NoAnswer", "nobody answers")
+        result = await work()
+        if "lost reply" in kinds:
+            await asyncio.sleep(1)
+            raise Unknown("NoAnswer", "the reply was lost")
+        return result
+
+    def _strike(self, kind: str, link: str, vm: Vm) -> None:
+        loop = asyncio.get_running_loop()
+        if kind == "lost request":
+            self.cuts.append((link, vm, self.now + 0.001))
+        elif kind == "partition":
+            self.cuts.append((link, vm, self.now + PARTITION))
+            if link == "guest":
+                vm.restart_monitor()
+        elif kind == "restart of the plugin":
+            self.cuts.append(("permits", None, self.now + 4))
+        elif kind == "restart of the machine":
+            loop.call_later(self.change * 0.6, vm.restart_machine)
+        elif kind == "restart of the monitor":
+            loop.call_later(0.01, vm.restart_monitor)
+        elif kind == "restart of the agent":
+            loop.call_later(self.change * 0.6, lambda: self.spawn(vm.restart_agent()))
+
+    def check(self, what: str) -> None:
+        """What must hold at every instant."""
+        reserved = sum(self.plugin.reserved.values(), NOTHING)
+        if reserved.exceeds(self.total):
+            self.wrong.append(f"{self.now:.2f} s: {what}: {reserved} are permitted of {self.total}")
+        for vm in self.vms:
+            if vm.has.exceeds(self.plugin.reserved[vm.name]):
+                self.wrong.append(
+                    f"{self.now:.2f} s: {what}: {vm.name} has {vm.has}, of {self.plugin.reserved[vm.name]} permitted"
+                )
+            if vm.agreed.exceeds(vm.has):
+                self.wrong.append(f"{self.now:.2f} s: {what}: {vm.name} has {vm.has}, its guest counts on {vm.agreed}")
+
+
+@dataclass
+class Outcome:
+    """How a course ended."""
+
+    calls: int
+    struck: list[str]
+    wrong: list[str]
+    reports: dict[str, Report | None]
+    has: dict[str, Resources]
+
+    @property
+    def complaints(self) -> list[str]:
+        """What was wrong on the way, and what is not as it should be in the end."""
+        complaints = list(self.wrong)
+        for name, amounts in EXPECTED.items():
+            told = self.reports[name]
+            if told is None:
+                complaints.append(f"{name} was never seen")
+            elif {told.wanted, told.permitted, told.applied, told.observed, self.has[name]} != {amounts}:
+                complaints.append(f"{name} has {self.has[name]}, not {amounts}: {told}")
+            elif told.reason is not None:
+                complaints.append(f"{name} has what it should have, and a reason why not: {told.reason}")
+        return [f"{', '.join(self.struck) or 'no fault'}: {complaint}" for complaint in complaints]
+
+
+EXPECTED = {"a": UNIT * 2, "b": UNIT * 5}
+"""What the machines of a course have in the end."""
+
+
+CALM = Load([(0, 1), (8, 5), (35, 2)]), Load([(0, 1), (20, 5)])
+"""One rises and falls, the other rises when the node is full."""
+
+
+def restless(rng: random.Random, until: float) -> tuple[Load, Load]:
+    """Loads that never stay as they are, until they end like those that are calm."""
+    ways = []
+    for last in (2, 5):
+        steps, now = [(0.0, 1.0)], 0.0
+        while (now := now + rng.uniform(2, 12)) < until:
+            steps.append((now, rng.uniform(0, 7)))
+        ways.append(Load([*steps, (until, last)]))
+    return ways[0], ways[1]
+
+
+async def course(
+    faults: Sequence[Fault] = (),
+    seconds: float = 130.0,
+    *,
+    loads: tuple[Load, Load] = CALM,
+    change: float = CHANGE,
+    as_peers: bool = False,
+) -> Outcome:
+    """Two machines of one to six units on a node of eight."""
+    world = World(UNIT * 8, faults, as_peers, change)
+    bounds = Bounds(UNIT, UNIT * 6)
+    for name, load in zip("ab", loads, strict=True):
+        world.vms.append(Vm(world, name, bounds, load))
+    for vm in world.vms:
+        vm.begin()
+    await asyncio.sleep(seconds)
+    ended = [vm.name for vm in world.vms if vm.task is None or vm.task.done()]
+    if ended:
+        world.wrong.append(f"the scalers of {ended} ended")
+    reports = {vm.name: None if vm.scaler is None else vm.scaler.report() for vm in world.vms}
+    for vm in world.vms:
+        await vm.end()
+    for task in list(world.background):
+        with suppress(Failed):
+            await task
+    return Outcome(world.calls, world.struck, world.wrong, reports, {vm.name: vm.has for vm in world.vms})
