@@ -138,7 +138,9 @@ def _plugin(state: State, now: int, wanted: Resources) -> _Planned[PluginRequest
         return _Planned(warning=other)
     if (left := _left(now, plugin.failed_at, timing.plugin_retry)) is not None:
         return _Planned(wait=left, warning="a plugin request failed too recently to make another")
-    tick_left = None if last is None else _left(now, last.at, timing.plugin_tick)
+    # A request that failed may have been heard, or not: it is made again before its turn.
+    again = plugin.failed_at is not None and not state.rules.as_peers
+    tick_left = None if last is None or again else _left(now, last.at, timing.plugin_tick)
     if tick_left is not None and not ask:
         warning = "the plugin permitted less than was asked for too recently to ask again" if news else None
         return _Planned(wait=min(tick_left, denied_left or tick_left), warning=warning)

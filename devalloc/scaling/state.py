@@ -200,8 +200,11 @@ def observed(state: State, using: Resources) -> State:
 
 
 def plugin_started(state: State, now: int, target: Resources) -> State:
-    """A request for this total is on its way."""
-    return replace(state, plugin=replace(state.plugin, in_flight=True, last=Ask(now, target), failed_at=None))
+    """A request for this total is on its way. What it gives back is not used any more, whether it is heard or not."""
+    permit = state.plugin.permit
+    if permit is not None and not state.rules.as_peers:
+        permit = permit.least(target)
+    return replace(state, plugin=Plugin(in_flight=True, last=Ask(now, target), permit=permit))
 
 
 def plugin_failed(state: State, now: int) -> State:

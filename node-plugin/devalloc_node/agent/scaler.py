@@ -73,6 +73,9 @@ class Scaler:
         self._connection = 0
         """Which connection to the monitor it is: what became of a request counts only while that stands."""
         self._connected = False
+        self._greeted = False
+        """Whether the state knows of the connection: a monitor that is new may be in a machine that is new, which is
+        looked at first."""
         self._changes = 0
         """Changes of the machine that were begun: a look that began before one tells nothing."""
         self._looking = False
@@ -109,18 +112,18 @@ class Scaler:
                 continue
             self._seen = using
             self._errors.pop("machine", None)
-            self._look_again = self._now() + self._settings.look_interval
-            state = State(self._rules, self._bounds, self._config, using)
-            return now_known.monitor_connected(state) if self._connected else state
+            self._look_again = 0 if self._connected else self._now() + self._settings.look_interval
+            return State(self._rules, self._bounds, self._config, using)
 
     # -- what others tell --------------------------------------------------------------------------------------------
 
     def monitor_connected(self) -> None:
         """A new connection to the monitor stands."""
         self._connection += 1
-        self._connected = True
+        self._connected, self._greeted = True, False
         self._errors.pop("monitor", None)
-        self._become(now_known.monitor_connected)
+        self._look_again = 0
+        self._changed.set()
 
     def monitor_disconnected(self, why: str) -> None:
         """There is none any more, or still none."""
@@ -248,7 +251,7 @@ class Scaler:
         self._become(lambda state: now_known.machine_done(state, self._now(), reached))
 
     async def _observe(self) -> None:
-        changes = self._changes
+        changes, connection = self._changes, self._connection
         try:
             seen = await self._bounded(self._channels.body.look(), self._settings.look_timeout)
         except NodeError as error:
@@ -258,12 +261,20 @@ class Scaler:
             self._look_again = self._now() + self._settings.look_retry
         else:
             if changes == self._changes:
-                self._look_again = self._now() + self._settings.look_interval
                 self._seen = seen
                 self._become(lambda state: now_known.observed(state, seen))
+                if connection == self._connection:
+                    self._look_again = self._now() + self._settings.look_interval
+                    self._greet()
         finally:
             self._looking = False
         self._changed.set()
+
+    def _greet(self) -> None:
+        """The machine has been seen since the connection to its monitor stands."""
+        if self._connected and not self._greeted:
+            self._greeted = True
+            self._become(now_known.monitor_connected)
 
     async def _upscale(self, change: Change, connection: int) -> None:
         try:
