@@ -28,7 +28,7 @@ from devalloc.inventory.capacity.machines import MachineUse
 from devalloc.inventory.capacity.resource import RESOURCES, Capacity, Resource
 from devalloc.inventory.capacity.sizes import human
 from devalloc.inventory.capacity.status import cpus
-from devalloc.inventory.capacity.usage import Amounts, Stores, listed_by, stored, taken_by, total
+from devalloc.inventory.capacity.usage import NOTHING, Amounts, Stores, listed_by, stored, taken_by, total
 
 _NAMES: dict[Resource, str] = {
     "cpu": "CPU",
@@ -193,18 +193,19 @@ class Admission:
         listed = dict[str, Amounts]()
         for machine in listed_by(self._machines):
             if machine.id != without:
-                listed[machine.id] = listed.get(machine.id, Amounts()) + taken_by(machine)
+                taken = taken_by(machine)
+                listed[machine.id] = total((listed[machine.id], taken)) if machine.id in listed else taken
         both = {
-            machine_id: listed.get(machine_id, Amounts()).most(request.amounts)
+            machine_id: listed.get(machine_id, NOTHING).most(request.amounts)
             for machine_id, request in self._reservations.items()
             if machine_id != without
         }
         allocated, counted = total(listed.values()), total((listed | both).values())
         found = {}
         for resource in wanted:
-            taken, all_of_it = allocated.of(resource), counted.of(resource)
+            own, all_of_it = allocated.of(resource), counted.of(resource)
             elsewhere = stored(self._stores) if resource == "disk" else 0
-            found[resource] = Room(self._host.of(resource), taken + elsewhere, all_of_it - taken)
+            found[resource] = Room(self._host.of(resource), own + elsewhere, all_of_it - own)
         return found
 
     def _gpu_shortage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from devalloc.inventory.capacity.machines import MachineUse
 from devalloc.inventory.capacity.resource import RESOURCES, Resource
@@ -47,9 +48,8 @@ class DiskBreakdown:
         return self.images + self.cache + self.volumes + self.overlays
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
-    """One amount of each resource, in its unit."""
+class Amounts(NamedTuple):
+    """One amount of each resource, in its unit, in the order of RESOURCES."""
 
     cpu: int = 0
     memory: int = 0
@@ -58,28 +58,26 @@ class Amounts:
     disk_io: int = 0
 
     def of(self, resource: Resource) -> int:
-        amount: int = getattr(self, resource)
-        return amount
-
-    def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(*(self.of(resource) + other.of(resource) for resource in RESOURCES))
+        return self[RESOURCES.index(resource)]
 
     def most(self, other: Amounts) -> Amounts:
         """The larger of each."""
-        return Amounts(*(max(self.of(resource), other.of(resource)) for resource in RESOURCES))
+        return Amounts(*map(max, self, other))
+
+
+NOTHING = Amounts()
 
 
 def taken_by(machine: MachineUse) -> Amounts:
     """What a machine takes, none of it unless it is active."""
     if not machine.is_active:
-        return Amounts()
+        return NOTHING
     return Amounts(machine.cpu, machine.memory, machine.disk, machine.network, machine.disk_io)
 
 
 def total(amounts: Iterable[Amounts]) -> Amounts:
     """The sum of each."""
-    listed = list(amounts)
-    return Amounts(*(sum(one.of(resource) for one in listed) for resource in RESOURCES))
+    return Amounts(*map(sum, zip(*amounts, strict=True)))
 
 
 def breakdown(machines: Iterable[MachineUse], stores: Stores) -> tuple[DiskBreakdown, list[str]]:

@@ -39,7 +39,9 @@ def run(devalloc: Shell, host: FakeSysfs, *more: str) -> tuple[str, ...]:
 
 
 def test_the_table_tells_limits_nodes_and_gpus(devalloc: Shell, host: FakeSysfs) -> None:
-    found = devalloc(*run(devalloc, host, "--disk-limit", "1TB", "--oversub-memory", "1.5"))
+    found = devalloc(
+        *run(devalloc, host, "--disk-limit", "1000GB", "--max-image-storage", "0.1", "--oversub-memory", "1.5")
+    )
     assert found.code == 0, found.err
     assert found.err == ""
     *lines, gpu = [" ".join(line.split()) for line in found.out.splitlines()]
@@ -47,9 +49,10 @@ def test_the_table_tells_limits_nodes_and_gpus(devalloc: Shell, host: FakeSysfs)
         "RESOURCE CAPACITY RATIO LIMIT ALLOCATED AVAILABLE SOURCE",
         "cpu 16 4 64 0 64 detected",
         "memory 128Gi 1.5 192Gi 0 192Gi detected",
-        "disk 1Ti 1 1Ti 0 1Ti configured",
+        "disk 1000Gi 1 1000Gi 0 1000Gi configured",
         "network 119.2Mi/s 2 238.4Mi/s 0/s 238.4Mi/s detected",
         "disk_io 953.7Mi/s 2 1.9Gi/s 0/s 1.9Gi/s assumed",
+        "images - - 100Gi 0 100Gi of the disk",
         "",
         "NUMA NODE CPUS MEMORY",
         "0 0-7 64Gi",

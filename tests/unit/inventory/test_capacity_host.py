@@ -7,8 +7,19 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from devalloc.inventory.capacity import CapacityConfig, CapacityError, HostCapacity, NumaNode, discover_capacity
+from devalloc.inventory.capacity import (
+    AmountError,
+    CapacityConfig,
+    CapacityError,
+    HostCapacity,
+    NumaNode,
+    discover_capacity,
+    parse_bandwidth,
+    parse_size,
+)
 from devalloc.inventory.capacity.cpus import cpu_list, written
 
 GIB = 2**30
@@ -218,3 +229,13 @@ def test_lists_of_cpus(text: str, numbers: set[int] | None) -> None:
     if numbers:
         assert found is not None
         assert cpu_list(written(found)) == numbers
+
+
+@given(st.text(alphabet="0123456789 +-.bBpPsS/kKmMgGiItT\u0661\u00bd", max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_any_text_is_an_amount_or_an_error_that_shows_it(text: str) -> None:
+    for parse in (parse_bandwidth, parse_size):
+        try:
+            assert 0 <= parse(text) < 2**63
+        except AmountError as error:
+            assert repr(text.strip())[1:-1][:8] in str(error) or not text.strip()
