@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from tests.support.tables import encodings, goals, guest, timelines, traces
+from tests.support.tables import agents, encodings, goals, guest, timelines, traces
 from tests.support.tables.forms import Failure, Form, Verdict
 
-FORMS: list[Form] = [*encodings.FORMS, *goals.FORMS, *guest.FORMS, *traces.FORMS, *timelines.FORMS]
+FORMS: list[Form] = [*agents.FORMS, *encodings.FORMS, *goals.FORMS, *guest.FORMS, *traces.FORMS, *timelines.FORMS]
 """Every form that is known. To add one: FORMS of a module of ``tests/support/tables``, and its line here."""
 MAX_SHOWN = 400
 """Characters of a value that are printed."""

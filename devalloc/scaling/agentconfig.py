@@ -1,0 +1,267 @@
+"""The settings of an agent: shipped by era, and read from the files that agents in use are configured with.
+
+The file is JSON, with times in whole or fractional seconds. What it leaves out is as it is shipped. Every problem is
+told with its path, and so is what is not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from devalloc.api.nearest import nearest
+from devalloc.api.problems import Problem
+from devalloc.api.quantity import type_name
+from devalloc.scaling.config import ScalingConfig, read_defaults
+from devalloc.scaling.eras import Era
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.scalars import bytes_from_json, cpu_from_json
+from devalloc.scaling.state import Timing
+from devalloc.scaling.stuck import Limits
+
+MOST_SECONDS = 7 * 24 * 3600
+UNIT = Resources(250, 2**30)
+SCALING = ScalingConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """Everything that an agent is told. Times are in milliseconds; the defaults are those that the newest era ships."""
+
+    unit: Resources = UNIT
+    """One compute unit."""
+    scaling: ScalingConfig = SCALING
+    """For machines that say nothing else."""
+    scheduler_name: str = "autoscale-scheduler"
+    plugin_port: int = 10299
+    plugin_timeout: int = 2_000
+    plugin_tick: int = 15_000
+    plugin_retry: int = 3_000
+    plugin_denied_retry: int = 2_000
+    plugin_window: int = 120_000
+    plugin_failures: int = 5
+    monitor_port: int = 10301
+    monitor_response: int = 5_000
+    monitor_connect: int = 4_000
+    monitor_reconnect: int = 5_000
+    monitor_unhealthy: int = 30_000
+    """The connection is given up when health checks fail for longer."""
+    monitor_silence: int = 20_000
+    """A monitor that has not been heard of for longer is stuck."""
+    monitor_grace: int = 20_000
+    """The same, from its beginning."""
+    monitor_denied: int = 5_000
+    upscale_valid: int = 10_000
+    monitor_retry: int = 3_000
+    monitor_window: int = 120_000
+    monitor_failures: int = 2
+    system_port: int = 9100
+    system_timeout: int = 2_000
+    system_interval: int = 5_000
+    lfc_port: int = 9499
+    lfc_timeout: int = 5_000
+    lfc_interval: int = 15_000
+    metrics_prefix: str = "host_"
+    machine_timeout: int = 10_000
+    machine_retry: int = 5_000
+    machine_window: int = 120_000
+    machine_failures: int = 2
+    dump_port: int = 10300
+    dump_timeout: int = 5_000
+
+    @property
+    def timing(self) -> Timing:
+        """The waits of the state machine."""
+        return Timing(
+            plugin_tick=self.plugin_tick,
+            plugin_retry=self.plugin_retry,
+            plugin_denied_retry=self.plugin_denied_retry,
+            machine_retry=self.machine_retry,
+            monitor_retry=self.monitor_retry,
+            monitor_denied=self.monitor_denied,
+            upscale_valid=self.upscale_valid,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """When scaling counts as stuck. The longest of the windows holds for all."""
+        return Limits(
+            silence=max(self.monitor_silence, self.monitor_grace),
+            window=max(self.plugin_window, self.monitor_window, self.machine_window),
+            monitor_failures=self.monitor_failures,
+            plugin_failures=self.plugin_failures,
+            machine_failures=self.machine_failures,
+        )
+
+
+def shipped(era: Era = Era.NEWEST) -> AgentConfig:
+    """What an agent of the era is shipped with."""
+    return AgentConfig() if era is Era.NEWEST else replace(AgentConfig(), plugin_tick=5_000, lfc_port=9399)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAgentConfig:
+    """A configuration, or None with at least one error among the problems; warnings may come with either."""
+
+    config: AgentConfig | None
+    problems: list[Problem]
+
+
+def read_agent_config(content: object, era: Era = Era.NEWEST) -> ReadAgentConfig:
+    """Read the configuration of an agent of this era from decoded JSON. Never raises for content."""
+    if not isinstance(content, dict):
+        return ReadAgentConfig(None, [Problem(f"must be an object, not {type_name(content)}")])
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    known = _known(era)
+    for path, value in _leaves(content, set(known)):
+        if path.partition(".")[0] in _UNUSED:
+            continue
+        setting = known.get(path)
+        if setting is None:
+            near = nearest(path, known)
+            advice = f"; did you mean {near}?" if near else ""
+            problems.append(Problem(f"is ignored: there is no such setting{advice}", path[:80], severity="warning"))
+            continue
+        try:
+            values[setting.attribute] = _READ[setting.form](value)
+        except ValueError as error:
+            problems.append(Problem(str(error), path))
+    scaling = content.get("scaling")
+    if isinstance(scaling, dict):
+        if "defaultConfig" in scaling:
+            read = read_defaults(scaling["defaultConfig"], era, "scaling.defaultConfig")
+            problems += read.problems
+            values["scaling"] = read.config
+        else:
+            problems.append(Problem("is required", "scaling.defaultConfig"))
+    else:
+        problems.append(Problem("is required", "scaling"))
+    broken = any(problem.is_error for problem in problems)
+    return ReadAgentConfig(None if broken else replace(shipped(era), **values), problems)
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+_Form = Literal["seconds", "port", "count", "text", "unit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of the file, by its path."""
+
+    path: str
+    attribute: str
+    form: _Form
+
+
+def _setting(path: str, attribute: str, form: _Form = "seconds") -> Setting:
+    return Setting(path, attribute, form)
+
+
+SETTINGS = (
+    _setting("scaling.computeUnit", "unit", "unit"),
+    _setting("scheduler.schedulerName", "scheduler_name", "text"),
+    _setting("scheduler.requestPort", "plugin_port", "port"),
+    _setting("scheduler.requestTimeoutSeconds", "plugin_timeout"),
+    _setting("scheduler.requestAtLeastEverySeconds", "plugin_tick"),
+    _setting("scheduler.retryFailedRequestSeconds", "plugin_retry"),
+    _setting("scheduler.retryDeniedUpscaleSeconds", "plugin_denied_retry"),
+    _setting("scheduler.maxFailedRequestRate.intervalSeconds", "plugin_window"),
+    _setting("scheduler.maxFailedRequestRate.threshold", "plugin_failures", "count"),
+    _setting("monitor.serverPort", "monitor_port", "port"),
+    _setting("monitor.responseTimeoutSeconds", "monitor_response"),
+    _setting("monitor.connectionTimeoutSeconds", "monitor_connect"),
+    _setting("monitor.connectionRetryMinWaitSeconds", "monitor_reconnect"),
+    _setting("monitor.maxHealthCheckSequentialFailuresSeconds", "monitor_unhealthy"),
+    _setting("monitor.unhealthyAfterSilenceDurationSeconds", "monitor_silence"),
+    _setting("monitor.unhealthyStartupGracePeriodSeconds", "monitor_grace"),
+    _setting("monitor.retryDeniedDownscaleSeconds", "monitor_denied"),
+    _setting("monitor.requestedUpscaleValidSeconds", "upscale_valid"),
+    _setting("monitor.retryFailedRequestSeconds", "monitor_retry"),
+    _setting("monitor.maxFailedRequestRate.intervalSeconds", "monitor_window"),
+    _setting("monitor.maxFailedRequestRate.threshold", "monitor_failures", "count"),
+    _setting("metrics.system.port", "system_port", "port"),
+    _setting("metrics.system.requestTimeoutSeconds", "system_timeout"),
+    _setting("metrics.system.secondsBetweenRequests", "system_interval"),
+    _setting("metrics.lfc.port", "lfc_port", "port"),
+    _setting("metrics.lfc.requestTimeoutSeconds", "lfc_timeout"),
+    _setting("metrics.lfc.secondsBetweenRequests", "lfc_interval"),
+    _setting("neonvm.requestTimeoutSeconds", "machine_timeout"),
+    _setting("neonvm.retryFailedRequestSeconds", "machine_retry"),
+    _setting("neonvm.maxFailedRequestRate.intervalSeconds", "machine_window"),
+    _setting("neonvm.maxFailedRequestRate.threshold", "machine_failures", "count"),
+    _setting("dumpState.port", "dump_port", "port"),
+    _setting("dumpState.timeoutSeconds", "dump_timeout"),
+)
+_OLDEST = (
+    _setting("scaling.requestTimeoutSeconds", "machine_timeout"),
+    _setting("metrics.loadMetricPrefix", "metrics_prefix", "text"),
+    _setting("metrics.port", "system_port", "port"),
+    _setting("metrics.requestTimeoutSeconds", "system_timeout"),
+    _setting("metrics.secondsBetweenRequests", "system_interval"),
+)
+"""What only the oldest era calls so."""
+_UNUSED = {"billing", "refereshStateIntervalSeconds", "informant", "scalingEvents", "reporting"}
+"""Settings of other parts, or of none here. The odd spelling is theirs."""
+
+
+def _known(era: Era) -> dict[str, Setting]:
+    settings = (*SETTINGS, *_OLDEST) if era is Era.V0_12 else SETTINGS
+    return {setting.path: setting for setting in settings}
+
+
+def _leaves(content: dict[str, Any], known: set[str], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in content.items():
+        path = f"{prefix}{name}"
+        if path == "scaling.defaultConfig":
+            continue
+        if isinstance(value, dict) and path not in known and path.count(".") < 3:
+            yield from _leaves(value, known, f"{path}.")
+        else:
+            yield path, value
+
+
+def _seconds(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"must be a number of seconds, not {type_name(value)}")
+    if not (math.isfinite(value) and 0 < value <= MOST_SECONDS):
+        raise ValueError(f"must be more than 0 and at most {MOST_SECONDS} seconds")
+    milliseconds = round(value * 1000)
+    if milliseconds == 0:
+        raise ValueError("must be at least 0.001 seconds")
+    return milliseconds
+
+
+def _whole(value: object, what: str, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"must be {what}, not {type_name(value)}")
+    if not least <= value <= most:
+        raise ValueError(f"must be {least} to {most}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 253:
+        raise ValueError("must be a text of 1 to 253 characters")
+    return value
+
+
+def _unit(value: object) -> Resources:
+    if not isinstance(value, dict) or set(value) != {"vCPUs", "mem"}:
+        raise ValueError("must be an object with vCPUs and mem")
+    unit = Resources(cpu_from_json(value["vCPUs"]), bytes_from_json(value["mem"]))
+    if unit.cpu == 0 or unit.memory == 0:
+        raise ValueError("must have some of each")
+    return unit
+
+
+_READ: dict[_Form, Callable[[object], Any]] = {
+    "seconds": _seconds,
+    "port": lambda value: _whole(value, "a port", 1, 65_535),
+    "count": lambda value: _whole(value, "a whole number", 0, 1_000_000),
+    "text": _text,
+    "unit": _unit,
+}

@@ -1,0 +1,86 @@
+"""What an agent is configured with is read from the files that agents in use have, with every problem told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from devalloc.scaling.agentconfig import SETTINGS, AgentConfig, read_agent_config, shipped
+from devalloc.scaling.eras import Era
+from devalloc.scaling.resources import Resources
+
+DEFAULTS = {"loadAverageFractionTarget": 0.9, "memoryUsageFractionTarget": 0.75, "enableLFCMetrics": False}
+LEAST: dict[str, Any] = {"scaling": {"defaultConfig": DEFAULTS}}
+
+
+def _with(path: str, value: object) -> dict[str, Any]:
+    content: dict[str, Any] = {"scaling": {"defaultConfig": DEFAULTS}}
+    *parents, name = path.split(".")
+    place = content
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[name] = value
+    return content
+
+
+def test_what_is_left_out_is_as_it_is_shipped() -> None:
+    assert read_agent_config(LEAST, Era.V0_31).config == shipped(Era.V0_31)
+    assert (shipped(Era.V0_31).plugin_tick, shipped(Era.V0_31).lfc_port) == (5_000, 9399)
+    assert (shipped().plugin_tick, shipped().lfc_port) == (15_000, 9499)
+
+
+def test_each_setting_is_read_into_its_own_place() -> None:
+    values = {"seconds": (7.25, 7250), "port": (4242, 4242), "count": (0, 0), "text": ("other", "other")}
+    values["unit"] = ({"vCPUs": "500m", "mem": "2Gi"}, Resources(500, 2**31))  # type: ignore[assignment]
+    for setting in SETTINGS:
+        given, meant = values[setting.form]
+        read = read_agent_config(_with(setting.path, given), Era.V0_31)
+        assert read.problems == [], setting
+        assert read.config is not None
+        changed = {
+            name for name in AgentConfig.__slots__ if getattr(read.config, name) != getattr(shipped(Era.V0_31), name)
+        }
+        assert changed == {setting.attribute}
+        assert getattr(read.config, setting.attribute) == meant
+
+
+def test_wrong_values_are_all_told_by_their_paths() -> None:
+    wrong: dict[str, list[object]] = {
+        "seconds": [0, -1, "5", True, float("nan"), 10**9, 1e-9],
+        "port": [0, 65_536, 80.0, "80", True],
+        "count": [-1, 1.5, "2"],
+        "text": ["", 3, "x" * 300],
+        "unit": [{}, {"vCPUs": 1}, {"vCPUs": 0, "mem": "1Gi"}, {"vCPUs": -1, "mem": 1}, "1", None],
+    }
+    for setting in SETTINGS:
+        for value in wrong[setting.form]:
+            read = read_agent_config(_with(setting.path, value), Era.V0_31)
+            assert read.config is None, (setting, value)
+            assert [problem.path for problem in read.problems] == [setting.path], (setting, value)
+    content = _with("monitor.serverPort", 0)
+    content["scheduler"] = {"requestPort": 0}
+    content["scaling"] = {}
+    read = read_agent_config(content)
+    assert sorted(problem.path for problem in read.problems) == [
+        "monitor.serverPort",
+        "scaling.defaultConfig",
+        "scheduler.requestPort",
+    ]
+
+
+def test_what_is_not_known_is_told_and_what_is_of_other_parts_is_not() -> None:
+    content = _with("monitor.serverPrt", 1)
+    content |= {"billing": {"x": 1}, "refereshStateIntervalSeconds": 5}
+    read = read_agent_config(content, Era.V0_31)
+    assert read.config == shipped(Era.V0_31)
+    [problem] = read.problems
+    assert str(problem) == (
+        "warning: monitor.serverPrt: is ignored: there is no such setting; did you mean monitor.serverPort?"
+    )
+    for content in ([], None, "x", 3):  # type: ignore[assignment]
+        assert read_agent_config(content).config is None
+
+
+def test_waits_and_limits_come_from_it() -> None:
+    config = shipped(Era.V0_31)
+    assert (config.timing.plugin_tick, config.timing.upscale_valid) == (5_000, 10_000)
+    assert (config.limits.silence, config.limits.window, config.limits.plugin_failures) == (20_000, 120_000, 5)
