@@ -54,3 +54,6 @@ def test_of_12_starts_at_once_3_run_and_the_others_say_why_and_leave_nothing(
         other.start(late, soon())
         with pytest.raises(Denied, match="does not fit on this host now"):
             machines.start(virtual_machine(living[0].removeprefix("default/"), micro), soon())
+        other.stop("/".join(late.key), 0, True, soon())
+        with pytest.raises(Denied, match=r"requested 2\.0 GB"):
+            machines.start(virtual_machine("greedy", micro, reserveMax=True), soon())

@@ -59,30 +59,29 @@ class MachineUse:
         return max(self.download, self.upload)
 
 
-def of_machine(machine: VirtualMachine, *, reserve_max: bool = False) -> MachineUse:
-    """What a VirtualMachine takes: its least, or what it is permitted or was seen to have where that is more (T25).
+def floor_of(machine: VirtualMachine) -> tuple[int, int]:
+    """Thousandths of a CPU and bytes of memory that a VirtualMachine counts for at least: its least, or its most where
+    it reserves that from the start, so that no permit of it is ever refused (T25)."""
+    spec = machine.spec
+    cpus, memory = (spec.cpu.max, spec.memory.max) if spec.reserve_max else (spec.cpu.min, spec.memory.min)
+    return _rounded_up(cpus, NANO // MILLI), _rounded_up(memory, NANO)
 
-    ``reserve_max``: its most, from the start, so that no permit of it is ever refused. A machine that nobody can ask at
-    present counts as it was last seen.
+
+def of_machine(machine: VirtualMachine) -> MachineUse:
+    """What a VirtualMachine takes: its floor, or what it is permitted or was seen to have where that is more.
+
+    A machine that nobody can ask at present counts as it was last seen.
     """
-    status, spec = machine.status, machine.spec
-    cpus, memory = [spec.cpu.min], [spec.memory.min]
-    if reserve_max:
-        cpus, memory = [spec.cpu.max], [spec.memory.max]
+    status = machine.status
+    cpu, memory = floor_of(machine)
     for amounts in (status.permitted, status.applied, status.observed) if status else ():
         if amounts is not None:
-            cpus += [amounts.cpus] if amounts.cpus else []
-            memory += [amounts.memory] if amounts.memory else []
+            cpu = max(cpu, _rounded_up(amounts.cpus, NANO // MILLI)) if amounts.cpus else cpu
+            memory = max(memory, _rounded_up(amounts.memory, NANO)) if amounts.memory else memory
     state: str = status.phase if status else "Pending"
     if state == "Unknown" and status is not None and (status.pid is not None or status.observed is not None):
         state = "Running"
-    return MachineUse(
-        id="/".join(machine.key),
-        name=machine.metadata.name,
-        state=state,
-        cpu=_rounded_up(max(cpus), NANO // MILLI),
-        memory=_rounded_up(max(memory), NANO),
-    )
+    return MachineUse(id="/".join(machine.key), name=machine.metadata.name, state=state, cpu=cpu, memory=memory)
 
 
 def _rounded_up(amount: Quantity, unit: int) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
 from devalloc.inventory.capacity.admission import Admission, Insufficient, Request
-from devalloc.inventory.capacity.machines import MachineUse
+from devalloc.inventory.capacity.machines import MachineUse, floor_of
 from devalloc.inventory.capacity.usage import UsageUnknown
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.amounts import asked_of, wanted
@@ -27,10 +28,11 @@ class HostRoom:
         self._records = records
         self._admission = Admission(host, self._uses)
 
-    def check(self, spec: MachineSpec) -> None:
-        """Raises Denied (``HostFull``), which may pass; Failed where the records cannot be read."""
-        first = asked_of(spec)
-        request = Request(cpu=_cpu(first), memory=first.memory_bytes or 0)
+    def check(self, machine: VirtualMachine, spec: MachineSpec) -> None:
+        """Whether there is room for a machine as it is to be started by ``spec``, and for what it reserves.
+
+        Raises Denied (``HostFull``), which may pass; Failed where the records cannot be read."""
+        request = Request(*_most(floor_of(machine), asked_of(spec)))
         try:
             self._admission.validate(request, spec.key)
         except Insufficient as error:
@@ -52,10 +54,14 @@ class HostRoom:
 def _use(key: str, record: MachineRecord) -> MachineUse:
     """What a machine was given or asked for since it was started, whichever is more."""
     told = record.applied if record.applied != UNKNOWN else asked_of(record.spec)
-    amounts = (told, wanted(record))
-    return MachineUse(key, key, "Running", max(map(_cpu, amounts)), max(each.memory_bytes or 0 for each in amounts))
+    return MachineUse(key, key, "Running", *_most(floor_of(record.machine), told, wanted(record)))
 
 
-def _cpu(amounts: Amounts) -> int:
-    """Thousandths of a CPU whose time it gets; all of its vCPUs' where nothing bounds that."""
-    return amounts.cpu_milli or (amounts.vcpus or 0) * CPU
+def _most(floor: tuple[int, int], *amounts: Amounts) -> tuple[int, int]:
+    """Thousandths of a CPU and bytes: the largest of each."""
+    cpus, memory = floor
+    for each in amounts:
+        # All of its vCPUs' time where nothing bounds that.
+        cpus = max(cpus, each.cpu_milli or (each.vcpus or 0) * CPU)
+        memory = max(memory, each.memory_bytes or 0)
+    return cpus, memory

@@ -92,7 +92,7 @@ class Machines(Kept):
                     launch.check(spec, self.config, launch.Launch("", None, how))
                 with self._locks.held(users.LOCK, deadline):
                     if self._room is not None:
-                        self._room.check(spec)
+                        self._room.check(machine, spec)
                     given = launch.Launch(str(uuid.uuid4()), users.free(spec.key, self.config, self.records), how)
                     record = replace(record, run=given.uuid, user=given.uid)
                     self.put(record)

@@ -252,7 +252,7 @@ def test_reservations_agree_with_adding_it_all_up_anew(steps: list[tuple[str, st
         assert admission.reservations == promised
 
 
-def virtual_machine(**status: object) -> VirtualMachine:
+def virtual_machine(reserve_max: bool, **status: object) -> VirtualMachine:
     content = {
         "apiVersion": "devalloc.io/v1alpha1",
         "kind": "VirtualMachine",
@@ -262,6 +262,7 @@ def virtual_machine(**status: object) -> VirtualMachine:
             "cpu": {"min": "1500m", "max": "4"},
             "memory": {"min": "1Gi", "max": "4Gi"},
             "start": {"kernel": "/images/kernel"},
+            "reserveMax": reserve_max,
         },
         "status": status,
     }
@@ -289,5 +290,5 @@ def virtual_machine(**status: object) -> VirtualMachine:
 def test_a_virtual_machine_counts_with_its_least_or_what_it_has_beyond(
     status: dict[str, object], reserve_max: bool, counts: bool, cpu: int, memory: int
 ) -> None:
-    use = of_machine(virtual_machine(**status), reserve_max=reserve_max)
+    use = of_machine(virtual_machine(reserve_max, **status))
     assert (use.id, use.is_active, use.cpu, use.memory) == ("team-a/db", counts, cpu, memory)
