@@ -60,6 +60,12 @@ FORMS = [
         "encodings of amounts and versions",
         lambda content: any(key in content for key in (*_AMOUNTS, *_VERSIONS, _REJECTED)),
         _encodings,
+        sections=lambda name: name in (*_AMOUNTS, *_VERSIONS, _REJECTED),
     ),
-    Form("names of pods", lambda content: "namespaced_name_format" in content, _pod_names),
+    Form(
+        "names of pods",
+        lambda content: "namespaced_name_format" in content,
+        _pod_names,
+        sections=lambda name: name == "namespaced_name_format",
+    ),
 ]

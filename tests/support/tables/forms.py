@@ -33,6 +33,8 @@ class Form:
     name: str
     fits: Callable[[dict[str, Any]], bool]
     judge: Callable[[dict[str, Any]], Iterable[Verdict]]
+    sections: Callable[[str], bool] | None = None
+    """Where a table may have sections of several forms: which of its names are of this one. None: all is."""
 
 
 def verdict(name: str, expected: Any, judge: Callable[[], Any], *, step: str = "") -> Verdict:

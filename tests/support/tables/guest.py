@@ -73,13 +73,18 @@ def _similarity(content: dict[str, Any]) -> Iterator[Verdict]:
         yield verdict(f"monitor_memory_similarity {one} {other}", [expected, expected], both)
 
 
-def _has(name: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda content: name in content
+def _section(name: str, key: str, judge: Callable[[dict[str, Any]], Iterator[Verdict]]) -> Form:
+    return Form(name, lambda content: key in content, judge, sections=lambda section: section == key)
 
 
 FORMS = [
-    Form("lists of CPUs", _has("cpu_range_parse"), _lists),
-    Form("CPUs brought on- and offline", _has("cpu_scaler"), _scaler),
-    Form("counts over a window", lambda content: any(_COUNTER.fullmatch(key) for key in content), _counters),
-    Form("amounts of memory that count as equal", _has("monitor_memory_similarity"), _similarity),
+    _section("lists of CPUs", "cpu_range_parse", _lists),
+    _section("CPUs brought on- and offline", "cpu_scaler", _scaler),
+    Form(
+        "counts over a window",
+        lambda content: any(_COUNTER.fullmatch(key) for key in content),
+        _counters,
+        sections=lambda section: _COUNTER.fullmatch(section) is not None,
+    ),
+    _section("amounts of memory that count as equal", "monitor_memory_similarity", _similarity),
 ]
