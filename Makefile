@@ -24,10 +24,12 @@ MACHINE_JOBS ?= 2
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE
 
+# How many requests `make permits-soak` makes.
+PERMIT_REQUESTS ?= 100000
 # At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults soak clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults soak permits-soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -107,6 +109,9 @@ faults: setup ## fail and kill the node plugin at every state-changing call; a t
 
 soak: setup ## cut the power of a test machine after every change of host and journal, and boot it again: long
 	$(BIN)/python -m tests.machine.power_cuts $(SOAK_CUTS)
+
+permits-soak: setup ## PERMIT_REQUESTS=100000 for a full node, with servers killed and replies lost: minutes
+	$(BIN)/python -m tests.conformance.permits_soak --requests $(PERMIT_REQUESTS) $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache benchmarks/out

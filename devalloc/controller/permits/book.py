@@ -107,13 +107,13 @@ class Book:
             self.nodes[name] = node
 
     def put(self, obj: Object, *, starting: bool = False) -> None:
-        """An object as it is now. One that is older than what is known is left aside.
+        """An object as it is now. One that is no newer than what is known is left aside.
 
         ``starting``: a machine that runs without a record may have been permitted anything before.
         """
         key = key_of(obj)
         before = self.objects.get(key)
-        if before is not None and _version(obj) < _version(before):
+        if before is not None and not starting and _version(obj) <= _version(before):
             return
         record, old = read(obj), self.records.get(key)
         machine = None if old is None else self.nodes[old.node].machines.get(key)
@@ -225,7 +225,6 @@ class Draft:
         elif was_told and not leaves and not is_too_full(node):
             told[SHOULD_MIGRATE] = (False, "NodeRelieved", f"node {record.node} has room again")
         load = None if request.metrics is None else request.metrics.load1
-        node = node.with_machine(key, replace(machine, load=load))
         node = met(node, key, None if settings.era is Era.V0_12 else ask.last_permit)
         had = node.machines[key].told
         node = answer(node, key, ask.resources, self._factor(request, record, ask), leaving=begins, era=settings.era)
@@ -234,8 +233,8 @@ class Draft:
             encode_reply(request.version, permit, record.slot, settings.unit, migrate=migrate)
             for migrate in ((True, False) if begins else (False,))
         ]
-        if begins:
-            node = node.with_machine(key, events.leaving(node.machines[key]))
+        machine = replace(node.machines[key], load=load)
+        node = events.changed(node, key, events.leaving(machine) if begins else machine)
         self._nodes[record.node] = node
         self._permits[key] = permit
         if record.permit is None or ask.last_permit != record.permit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from devalloc.api import meta
@@ -227,8 +228,17 @@ def _amount(value: object, unit: int, unread: int) -> int:
     """Rounded up to whole units; 0 for none, and ``unread`` where it is no amount."""
     if value is None:
         return 0
+    nano = _nano(value) if isinstance(value, str) else _parsed(value)
+    return unread if nano is None else min(_MOST, -(-nano // unit))
+
+
+def _parsed(value: object) -> int | None:
     try:
         nano = Quantity.parse(value).nano
     except QuantityError:
-        return unread
-    return unread if nano < 0 else min(_MOST, -(-nano // unit))
+        return None
+    return None if nano < 0 else nano
+
+
+_nano = lru_cache(maxsize=8192)(_parsed)
+"""The same amounts come again and again: each write of an object is read back."""

@@ -1,0 +1,34 @@
+"""The long form of the storm: python -m tests.conformance.permits_soak [--requests N] [--seed N]"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+from tests.support.faketree import memory_folder
+from tests.support.permit_storm import Storm
+
+
+def main() -> int:
+    """Exit code 1 where anything was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance.permits_soak", description=__doc__)
+    parser.add_argument("--requests", type=int, default=100_000, help="how many in all (default: 100000)")
+    parser.add_argument("--between-kills", type=int, default=1000, help="requests from one to the next (default: 1000)")
+    parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
+    options = parser.parse_args()
+    seed = random.randrange(2**31) if options.seed is None else options.seed
+    print(f"20 machines on a node with room for their least and little more, seed {seed}", flush=True)
+    began = time.monotonic()
+    with memory_folder() as name:
+        tally = Storm(Path(name) / "store.db", seed).run(options.requests, between_kills=options.between_kills)
+    print(f"{tally}; {time.monotonic() - began:.0f} s")
+    for text in tally.wrong[:20]:
+        print(f"WRONG: {text}")
+    return 1 if tally.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
