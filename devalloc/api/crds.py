@@ -170,6 +170,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "VirtualMachineSpec": (
         Rule("has(self.start) != has(self.adopt)", "a machine is either started or adopted: exactly one of both"),
+        Rule("!has(self.adopt) || has(self.nodeName)", "nodeName is required with adopt", ".nodeName"),
         Rule(f"!has(self.adopt) || {_empty('nics')}", "nics go with start only", ".nics"),
         Rule("!has(self.adopt) || !has(self.pciSlots)", "pciSlots goes with start only", ".pciSlots"),
         Rule(
@@ -231,6 +232,7 @@ COLUMNS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "VirtualMachine": (
         ("Node", "string", ".spec.nodeName"),
+        ("Placed", "string", ".status.nodeName"),
         ("Phase", "string", ".status.phase"),
         ("CPUs", "string", ".status.observed.cpus"),
         ("Memory", "string", ".status.observed.memory"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import reduce
+from operator import add
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from devalloc.api.claim import DeviceAllocation
 from devalloc.api.fields import (
     RELATED,
     AmountField,
@@ -271,6 +274,9 @@ class MachineNic(ApiModel):
     """``user``: through the host's own sockets, nothing reaches the guest from outside. ``tap``: an interface."""
     interface: InterfaceName | None = None
     """The tap interface, which exists already."""
+    bandwidth: PositiveAmount | None = None
+    """Bytes per second in each direction that are kept for it of what its node has. Where nothing is said it takes its
+    part of what nobody has kept."""
     mac: Mac | None = None
     """A unicast MAC address; where nothing is said one that is made of who the machine is, always the same."""
 
@@ -293,10 +299,20 @@ def _unique(names: list[str]) -> list[str]:
 class VirtualMachineSpec(ApiModel):
     """What the machine is to be."""
 
-    node_name: PlainName
-    """The node that runs it. Its claims must hold devices of that node."""
+    node_name: PlainName | None = None
+    """The node that runs it. Where nothing is said one is chosen that has room for it and for its claims together; that
+    needs nodes that publish what they have for machines."""
+    numa_policy: Literal["none", "single-numa-node"] = "none"
+    """``single-numa-node``: its CPUs, its memory and the devices of its claims come from one NUMA node. Counts on nodes
+    that publish what they have for machines."""
     cpu: CpuBounds
     memory: MemoryBounds
+    reserve_max: bool = False
+    """Its node keeps cpu.max and memory.max for it from its start on. Otherwise what it starts with is kept."""
+    disk: PositiveAmount | None = None
+    """Bytes of its node's disk that are kept for its images."""
+    disk_io: Annotated[PositiveAmount | None, Field(alias="diskIO")] = None
+    """Bytes per second of reading and writing that are kept for it of what its node has."""
     start: MachineStart | None = None
     """How it is started. Either this or adopt."""
     adopt: MachineAdopt | None = None
@@ -327,12 +343,20 @@ class VirtualMachineSpec(ApiModel):
                 faults.append((("adopt",), "must not stand next to start; the machine is either started or adopted"))
             if self.nics:
                 faults.append((("nics",), "go with start only; an adopted machine has those it was started with"))
+            if self.node_name is None:
+                faults.append((("nodeName",), "is required with adopt: where does it run?"))
             if self.pci_slots is not None:
                 faults.append((("pciSlots",), "goes with start only; an adopted machine has its own"))
         if self.pci_slots is not None and self.pci_slots < len(self.claims):
             faults.append((("pciSlots",), f"must be at least one for each of the {len(self.claims)} claims"))
         refuse(faults, RELATED)
         return self
+
+    @property
+    def network(self) -> Quantity | None:
+        """Bytes per second that its cards are to have for certain, all together; None where nothing is said."""
+        said = [nic.bandwidth for nic in self.nics if nic.bandwidth is not None]
+        return reduce(add, said) if said else None
 
     @property
     def slots(self) -> int:
@@ -375,6 +399,13 @@ class VirtualMachineStatus(ApiModel):
     """What the machine is, as the node's plugin last saw it."""
 
     phase: MachinePhase = "Pending"
+    node_name: PlainName | None = None
+    """The node that it was placed on. It stays there until it is deleted, or its spec names another one."""
+    numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
+    """The NUMA node of that node, where its policy is to be on one."""
+    allocations: list[DeviceAllocation] = Field(default_factory=list, max_length=256)
+    """What its node keeps for it, of the pool that has the node's CPUs, memory and bandwidth; nothing while it is
+    stopped."""
     wanted: MachineAmounts | None = None
     """What the spec asks for."""
     permitted: MachinePermit | None = None
@@ -415,6 +446,11 @@ class VirtualMachine(ApiModel):
     @property
     def namespace(self) -> str:
         return self.metadata.namespace or "default"
+
+    @property
+    def node(self) -> str | None:
+        """The node that is to run it: the one its spec names, else the one that was chosen; None before that."""
+        return self.spec.node_name or (self.status.node_name if self.status is not None else None)
 
     @property
     def key(self) -> tuple[str, str]:

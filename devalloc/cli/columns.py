@@ -132,6 +132,11 @@ def _detail(detail: Object) -> str:
 _PHASES = {"Running": "green", "Failed": "red", "Unknown": "red", "Stopped": ""}
 
 
+def machine_node(machine: Object) -> str:
+    """The node of its spec, else the one that it was placed on."""
+    return str(machine["spec"].get("nodeName") or machine.get("status", {}).get("nodeName") or "")
+
+
 def machine_phase(machine: Object) -> Cell:
     """Its phase; Pending while no node has said anything of it."""
     phase = str(machine.get("status", {}).get("phase", "Pending"))
@@ -206,7 +211,7 @@ _COLUMNS = {
     "VirtualMachine": (
         Column("NAME", _name),
         Column("PHASE", machine_phase),
-        Column("NODE", lambda machine: machine["spec"]["nodeName"]),
+        Column("NODE", machine_node),
         Column("CPUS", lambda machine: _amount(machine, "cpus")),
         Column("MEMORY", lambda machine: _amount(machine, "memory")),
         Column("CLAIMS", lambda machine: ", ".join(machine["spec"].get("claims", []))),

@@ -116,12 +116,12 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
 
 
 def _machine_facts(machine: Object) -> list[tuple[str, str]]:
-    from devalloc.cli.columns import machine_phase
+    from devalloc.cli.columns import machine_node, machine_phase
 
     phase, status = machine_phase(machine), machine.get("status", {})
     return [
         ("Phase", phase if isinstance(phase, str) else phase[0]),
-        ("Node", machine["spec"]["nodeName"]),
+        ("Node", machine_node(machine)),
         ("Reason", status.get("reason", "")),
         ("Message", status.get("message", "")),
     ]

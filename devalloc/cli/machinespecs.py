@@ -29,11 +29,11 @@ def request_of(manifest: dict[str, Any]) -> pb.CreateMachineRequest | pb.AdoptMa
             memory=_memory(spec.memory),
             claims=claims,
             powerdown_seconds=spec.powerdown_seconds,
-            node_name=spec.node_name,
+            node_name=spec.node_name or "",
         )
     assert spec.start is not None, "a valid machine is started or adopted"
     message = pb.MachineSpec(
-        node_name=spec.node_name,
+        node_name=spec.node_name or "",
         cpu=_cpu(spec.cpu),
         memory=_memory(spec.memory),
         start=_start(spec.start),

@@ -84,7 +84,9 @@ def _advice(store: SQLiteStore, key: Key) -> str:
     if key.kind == "VirtualMachine":
         status = found.get("status", {})
         if not status:
-            return f"; nobody keeps it yet: does a node plugin run on node {found['spec'].get('nodeName')}?"
+            if (node := found["spec"].get("nodeName")) is None:
+                return "; nobody has placed it yet: is `devalloc up` running on this store?"
+            return f"; nobody keeps it yet: does a node plugin run on node {node}?"
         return f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
     annotations = found["metadata"].get("annotations", {})
     if meta.REASON not in annotations:

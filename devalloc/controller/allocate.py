@@ -22,6 +22,7 @@ from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS
 from devalloc.api.pool import DevicePool
+from devalloc.controller import placing
 from devalloc.controller.availability import available_devices, uses
 from devalloc.controller.claims import allocations, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
@@ -41,7 +42,7 @@ from devalloc.store import (
 log = logging.getLogger(__name__)
 
 EXCLUSIVE_SPECS = frozenset({"DevicePool", "DeviceClass"})
-EXCLUSIVE_STATUSES = frozenset({"DeviceClaim"})
+EXCLUSIVE_STATUSES = frozenset({"DeviceClaim", placing.KIND})
 """What a decision depends on so that no device is given twice."""
 _OF_HOLDING = (ALLOCATED_NODE, ALLOCATION_DETAILS, ALLOCATED_SPEC, ADMIN_CLASSES)
 """Annotations that say what an allocated claim holds."""
@@ -145,11 +146,10 @@ class Allocator:
         """Answer every claim there is, once."""
         listed, version = self._store.list()
         documents = [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in listed]
-        answer = self._solve(
-            as_allocated(documents), placement=self._settings.placement, deadline=self._settings.deadline
-        )
+        asked = placing.with_machines(as_allocated(documents))
+        answer = self._solve(asked.documents, placement=self._settings.placement, deadline=self._settings.deadline)
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
-        units = decide(documents, answer, now)
+        units = placing.decide_machines(asked, answer, decide(documents, answer, now), now)
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), _basis(documents))
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
@@ -206,7 +206,8 @@ class Allocator:
 
     def _publish_availability(self, state: Sequence[Object]) -> tuple[int, int, int]:
         """Write availableDevices where it differs; returns the numbers of pools, devices and available devices."""
-        counted = (doc for doc in as_allocated(state) if doc["kind"] in ("DeviceClaim", *EXCLUSIVE_SPECS))
+        everything = placing.with_machines(as_allocated(state)).documents
+        counted = (doc for doc in everything if doc["kind"] in ("DeviceClaim", *EXCLUSIVE_SPECS))
         decoded = [(doc, decode(doc).object) for doc in counted]
         classes = {o.metadata.name: o for _, o in decoded if isinstance(o, DeviceClass)}
         used = uses((o for _, o in decoded if isinstance(o, DeviceClaim)), classes)
@@ -250,10 +251,12 @@ def _basis(documents: Iterable[Object]) -> dict[Key, Any]:
         metadata = doc["metadata"]
         if doc["kind"] in EXCLUSIVE_SPECS:
             found[Key.of(doc)] = (metadata["uid"], metadata["generation"])
-        elif doc["kind"] in EXCLUSIVE_STATUSES and allocations(doc):
+        elif doc["kind"] == "DeviceClaim" and allocations(doc):
             noted = metadata.get("annotations", {})
             told = [noted.get(name) for name in _OF_HOLDING]
             found[Key.of(doc)] = (metadata["uid"], metadata["generation"], allocations(doc), told)
+        elif doc["kind"] == placing.KIND and (kept := placing.counted(doc)):
+            found[Key.of(doc)] = (metadata["uid"], kept)
     return found
 
 

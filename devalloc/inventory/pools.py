@@ -49,13 +49,18 @@ class _Draft:
 
 def pool_name(node_name: str, slot: Address) -> str:
     """``<node>-<slot>`` as a DNS name; what such a name cannot hold becomes ``-``."""
+    return name_on(node_name, slot.slot_name)
+
+
+def name_on(node_name: str, what: str) -> str:
+    """``<node>-<what>`` in the same way."""
     labels = [label.strip("-") for label in _NOT_IN_NAMES.sub("-", node_name.lower()).split(".")]
     node = ".".join(label for label in labels if label) or "node"
-    room = _MAX_NAME - len(slot.slot_name) - 1
+    room = _MAX_NAME - len(what) - 1
     if len(node) > room:
         digest = hashlib.sha256(node_name.encode()).hexdigest()[:8]
         node = f"{node[: room - 9].rstrip('.-')}-{digest}"
-    return f"{node}-{slot.slot_name}"
+    return f"{node}-{what}"
 
 
 def build(card: Card, node_name: str, obstacles: Obstacles, models: Models) -> DevicePool:

@@ -4,6 +4,7 @@ from devalloc.inventory.capacity.bandwidth import parse_bandwidth
 from devalloc.inventory.capacity.config import CapacityConfig, parse_ratio
 from devalloc.inventory.capacity.cpus import NumaNode
 from devalloc.inventory.capacity.host import CapacityError, HostCapacity, discover_capacity
+from devalloc.inventory.capacity.pool import host_pool, host_pool_name
 from devalloc.inventory.capacity.resource import RESOURCES, Capacity, Resource, UnknownResource
 from devalloc.inventory.capacity.sizes import AmountError, parse_size
 
@@ -18,6 +19,8 @@ __all__ = [
     "Resource",
     "UnknownResource",
     "discover_capacity",
+    "host_pool",
+    "host_pool_name",
     "parse_bandwidth",
     "parse_ratio",
     "parse_size",

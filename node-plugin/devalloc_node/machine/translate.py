@@ -31,7 +31,7 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         running=spec.running,
         restart=spec.restart_policy,
         powerdown_seconds=float(spec.powerdown_seconds),
-        node=spec.node_name,
+        node=machine.node or "",
     )
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
+from devalloc.api.hostpool import node_of_host_pool
 from devalloc.api.virtualmachine import VirtualMachine
-from devalloc.store import Object, Store
+from devalloc.inventory.capacity import host_pool_name
+from devalloc.store import NotFound, Object, Store
 from devalloc_node import marks
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
@@ -43,6 +45,8 @@ class Outcome:
     message: str = ""
     after: float | None = None
     """Seconds until it is worth trying again though nothing changed; None: as often as the loop likes."""
+    at_rest: bool = False
+    """Nothing of the machine runs, and it is not started again as things are."""
 
 
 class Keeper:
@@ -61,6 +65,8 @@ class Keeper:
             if objects.is_deleting(obj) or objects.node_of(obj) != self._platform.node_name:
                 self._undo(obj, vm)
                 return None
+            if vm is not None and vm.spec.running and objects.holder_of(obj) is None and self._is_unplaced(obj):
+                return Outcome("NotPlaced", objects.why_not_admitted(obj))  # its status is the allocator's until then
             held = objects.hold(self._store, obj, self._platform.node_name)
             if held is None:
                 holder = objects.holder_of(obj)  # who has the last word on its status
@@ -70,7 +76,7 @@ class Keeper:
                 problem = next((problem for problem in decoded.problems if problem.is_error), None)
                 outcome = Outcome("MachineInvalid", str(problem or "it cannot be read"))
             elif vm.spec.running:
-                outcome = self._run(vm, claims)
+                outcome = self._run(_with_numa_node(vm, held), held, claims)
             else:
                 outcome = self._rest(obj, vm)
         except NodeError as error:
@@ -80,7 +86,8 @@ class Keeper:
 
     # What the object wants.
 
-    def _run(self, vm: VirtualMachine, claims: Claims) -> Outcome:
+    def _run(self, vm: VirtualMachine, held: Object, claims: Claims) -> Outcome:
+        """``held``: its object as it is now."""
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
         refs, waits = self._claims(vm, claims)
         machine = self._mine(key, uid)
@@ -91,6 +98,8 @@ class Keeper:
                 return over
             if (early := self._too_early(key, machine)) is not None:
                 return early
+            if self._is_unplaced(held):
+                return Outcome("NotPlaced", objects.why_not_admitted(held))
             due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
             self._platform.create(vm, refs, due, caller=CALLER)
             self._backoff.begun(key)
@@ -114,7 +123,7 @@ class Keeper:
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
         machine = self._mine(key, uid)
         if machine is None:
-            return Outcome()
+            return Outcome(at_rest=True)
         due = Deadline.after(WORK_SECONDS + vm.spec.powerdown_seconds)
         # One that ended is noted as stopped, so that it may be started again when that is wanted.
         if machine.runs or (machine.reason != "StoppedOnRequest" and not machine.adopted):
@@ -122,7 +131,7 @@ class Keeper:
             self._tell_stopping(obj, vm, machine)
             self._platform.stop(key, patience, due, owner=uid, force=not machine.adopted, caller=CALLER)
         self._platform.give_back(key, due, owner=uid, caller=CALLER)
-        return Outcome()
+        return Outcome(at_rest=True)
 
     def _undo(self, obj: Object, vm: VirtualMachine | None) -> None:
         """It is deleted, or of another node now: nothing of it stays here. Where that fails it stays held."""
@@ -143,7 +152,8 @@ class Keeper:
             raise
         self._backoff.forget(key)
         if not objects.is_deleting(obj) and objects.holder_of(obj) == self._platform.node_name:
-            objects.tell(self._store, obj, objects.status_of(vm, None, [], "", ""))  # the other node may not be there
+            ended = objects.status_of(vm, None, [], "", "")  # the other node may not be there to tell
+            objects.tell(self._store, obj, ended, at_rest=True)
         objects.let_go(self._store, obj, self._platform.node_name)
 
     def _free(self, obj: Object) -> None:
@@ -211,7 +221,19 @@ class Keeper:
             return None
         if machine.phase == "Failed" or machine.reason in ("", "StoppedOnRequest"):
             return None
-        return Outcome(machine.reason, machine.message)
+        return Outcome(machine.reason, machine.message, at_rest=True)
+
+    def _is_unplaced(self, obj: Object) -> bool:
+        """Whether it is to wait until this node keeps something for it. A node that does not say what it has for
+        machines admits whatever it is told to run."""
+        node = self._platform.node_name
+        if objects.is_admitted(obj, node):
+            return False
+        try:
+            pool = self._store.get("DevicePool", None, host_pool_name(node))
+        except NotFound:
+            return False
+        return node_of_host_pool(pool) == node
 
     def _too_early(self, key: str, machine: Machine | None) -> Outcome | None:
         """Where it ends again and again."""
@@ -287,7 +309,17 @@ class Keeper:
         status = objects.status_of(vm, machine, plugs, reason, message)
         if machine is None and self._platform.machines.lost(key) is not None:  # it is to be known again by what it was
             status = {**{name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}, **status}
-        objects.tell(self._store, obj, status)
+        at_rest = outcome.at_rest and (machine is None or not machine.runs)
+        objects.tell(self._store, obj, status, at_rest=at_rest)
+
+
+def _with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
+    """With its memory from the NUMA node that it was placed on."""
+    start, numa = vm.spec.start, (held.get("status") or {}).get("numaNode")
+    if start is None or start.numa_node is not None or not isinstance(numa, int):
+        return vm
+    spec = vm.spec.model_copy(update={"start": start.model_copy(update={"numa_node": numa})})
+    return vm.model_copy(update={"spec": spec})
 
 
 def _pending(vm: VirtualMachine, machine: Machine) -> list[Outcome]:

@@ -279,4 +279,6 @@ def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:
     seen = (
         None if machine is None else (machine.phase, run and machine.reason, run, machine.observed, machine.is_paused)
     )
-    return (metadata["generation"], tuple(versions), seen)
+    status = obj.get("status") or {}
+    placed = (status.get("nodeName"), status.get("numaNode"), bool(status.get("allocations")))
+    return (metadata["generation"], tuple(versions), seen, placed)

@@ -19,8 +19,10 @@ from devalloc_node.machine.view import Amounts, Machine, Plug
 
 KIND = "VirtualMachine"
 _ATTEMPTS = 20
-_KEPT = ("guestObserved", "conditions", "runnerPod")
+_KEPT = ("guestObserved", "conditions", "runnerPod", "nodeName", "numaNode", "allocations")
 """Parts of the status that others write."""
+_RESERVED = ("numaNode", "allocations")
+"""What the allocator has kept for a machine; this node gives it back when nothing of the machine runs."""
 
 
 def key_of(obj: Object) -> str:
@@ -33,10 +35,27 @@ def namespace_of(obj: Object) -> str:
 
 
 def node_of(obj: Object) -> str | None:
-    """The node that is to run it."""
-    spec = obj.get("spec")
-    name = spec.get("nodeName") if isinstance(spec, dict) else None
-    return name if isinstance(name, str) else None
+    """The node that is to run it: the one its spec names, else the one that was chosen for it."""
+    for part in (obj.get("spec"), obj.get("status")):
+        name = part.get("nodeName") if isinstance(part, dict) else None
+        if isinstance(name, str) and name:
+            return name
+    return None
+
+
+def is_admitted(obj: Object, node_name: str) -> bool:
+    """Whether this node keeps for it what it needs."""
+    status = obj.get("status") or {}
+    return bool(status.get("allocations")) and status.get("nodeName") == node_name
+
+
+def why_not_admitted(obj: Object) -> str:
+    """What the allocator says of it."""
+    conditions = (obj.get("status") or {}).get("conditions")
+    for one in conditions if isinstance(conditions, list) else ():
+        if one.get("type") == "Placed" and one.get("status") == "False" and one.get("message"):
+            return str(one["message"])
+    return "nobody has placed it yet: is `devalloc up` running on this store?"
 
 
 def holder_of(obj: Object) -> str | None:
@@ -89,12 +108,16 @@ def let_go(store: Store, obj: Object, node_name: str) -> None:
     _written(store, obj, free, store.replace)
 
 
-def tell(store: Store, obj: Object, status: Mapping[str, Any]) -> None:
-    """Write what is known of the machine, where that is something else than what is there. Raises Failed."""
+def tell(store: Store, obj: Object, status: Mapping[str, Any], *, at_rest: bool = False) -> None:
+    """Write what is known of the machine, where that is something else than what is there. Raises Failed.
+
+    ``at_rest``: nothing of it runs here, and is not about to; what is kept for it is given back with the same write.
+    """
 
     def told(now: Object) -> Object | None:
         before = now.get("status") or {}
-        after = {**status, **{name: before[name] for name in _KEPT if name in before}}
+        kept = [name for name in _KEPT if name in before and not (at_rest and name in _RESERVED)]
+        after = {**status, **{name: before[name] for name in kept}}
         if _is_given(before, status):
             after["permitted"] = before["permitted"]
         return now if after == before else {**now, "status": after}

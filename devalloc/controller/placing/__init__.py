@@ -1,0 +1,11 @@
+"""Machines among the claims: which node runs a machine is decided together with the devices of its claims.
+
+A machine that waits for a node becomes one more claim of the solver's input, on the pools of what nodes have for
+machines, in one group with its own claims. So one solve places all of it, and one commit writes it.
+"""
+
+from devalloc.controller.placing.decide import decide_machines
+from devalloc.controller.placing.documents import Placing, with_machines
+from devalloc.controller.placing.machines import KIND, counted, reservation
+
+__all__ = ["KIND", "Placing", "counted", "decide_machines", "reservation", "with_machines"]

@@ -1,0 +1,116 @@
+"""From the solver's answer to what is written on machines, in one with what is written on their claims. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from devalloc.controller.claims import ClaimKey
+from devalloc.controller.decision import Unit
+from devalloc.controller.placing import machines
+from devalloc.controller.placing.documents import SINGLE_NUMA, Placing, Wish
+from devalloc.store import Change, Key, Object
+
+PLACED = "Placed"
+"""Condition of a machine: whether a node was chosen that keeps for it what it needs. Where it is False, why."""
+_OF_RESERVATION = ("allocations", "numaNode")
+
+
+def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable[Unit], now: str) -> list[Unit]:
+    """``units`` of the claims, and what is to be written on machines; a machine and its claims are one unit.
+
+    Of a group with a machine in it all is written or nothing. ``now``: RFC 3339.
+    """
+    answers: dict[ClaimKey, Mapping[str, Any]] = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+    by_claim = {(key.namespace or "default", key.name): unit for unit in units for key in unit.keys if unit.granted}
+    left = {id(unit): unit for unit in units}
+    done: list[Unit] = []
+    joint: dict[tuple[str, str], list[Change]] = {}
+    for key, wish in placing.wishes.items():
+        found = [answers[part] for part in wish.parts]
+        if all(one["allocated"] for one in found):
+            change = _placed(wish.machine, found, placing.pools, now)
+            if wish.group is None:
+                done.append(Unit((change,), granted=True))
+            else:
+                joint.setdefault(wish.group, []).append(change)
+        else:
+            told = next(one for one in found if not one["allocated"])
+            done += _told(wish.machine, told["reason"], _named(told["message"], placing, key), now)
+    for group, claims in placing.members.items():
+        mine = {claim: by_claim.get(claim) for claim in claims if answers[claim]["allocated"]}
+        members = {id(unit): unit for unit in mine.values() if unit is not None}
+        for number in members:
+            left.pop(number, None)
+        if None not in mine.values():  # else something keeps one of them from being given its devices
+            joint.setdefault(group, []).extend(change for unit in members.values() for change in unit.changes)
+        else:
+            joint.pop(group, None)
+    done += [Unit(tuple(changes), granted=True) for changes in joint.values() if changes]
+    for key, (reason, message) in placing.waiting.items():
+        done += _told(placing.objects[key], reason, message, now)
+    for key, entries in placing.running.items():
+        done.append(Unit((_taken_up(placing.objects[key], entries, placing.pools, now),), granted=False))
+    done += [Unit((_freed(placing.objects[key]),), granted=False, released=True) for key in placing.freed]
+    return [*left.values(), *done]
+
+
+def _placed(machine: Object, found: Sequence[Mapping[str, Any]], pools: Mapping[str, Object], now: str) -> Change:
+    entries = [entry for one in found for entry in one["allocations"]]
+    node = next(one["node"] for one in found)
+    return _kept(machine, node, entries, pools, now)
+
+
+def _taken_up(machine: Object, entries: Sequence[Any], pools: Mapping[str, Object], now: str) -> Change:
+    return _kept(machine, machines.holder_of(machine) or "", entries, pools, now)
+
+
+def _kept(machine: Object, node: str, entries: Sequence[Any], pools: Mapping[str, Object], now: str) -> Change:
+    """``entries`` of a node are kept for the machine."""
+    status = {name: value for name, value in machines.status_of(machine).items() if name not in _OF_RESERVATION}
+    status |= {"phase": status.get("phase", "Pending"), "nodeName": node, "allocations": [*entries]}
+    if machines.spec_of(machine).get("numaPolicy") == SINGLE_NUMA:
+        compute = [entry for entry in entries if entry.get("allocations")]
+        status |= {} if (numa := machines.numa_of(compute, pools)) is None else {"numaNode": numa}
+    if machines.holder_of(machine) is None:  # nobody else has said anything: it is ours to take back
+        status = {name: value for name, value in status.items() if name not in ("reason", "message")}
+    status["conditions"] = _conditions(machine, "True", "Placed", f"on node {node}", now)
+    return _change(machine, status)
+
+
+def _told(machine: Object, reason: str, message: str, now: str) -> list[Unit]:
+    """Why it is not placed; nothing where it says so already."""
+    before = machines.status_of(machine)
+    status = {**before, "conditions": _conditions(machine, "False", reason, message[:4096], now)}
+    if machines.holder_of(machine) is None:  # else its node says how it is
+        status |= {"phase": "Pending", "reason": reason, "message": message[:4096]}
+    return [] if status == before else [Unit((_change(machine, status),), granted=False)]
+
+
+def _freed(machine: Object) -> Change:
+    status = {name: value for name, value in machines.status_of(machine).items() if name not in _OF_RESERVATION}
+    return _change(machine, {name: value for name, value in status.items() if name not in ("nodeName", "conditions")})
+
+
+def _conditions(machine: Object, value: str, reason: str, message: str, now: str) -> list[Any]:
+    listed = machines.status_of(machine).get("conditions")
+    others = [one for one in listed if one.get("type") != PLACED] if isinstance(listed, list) else []
+    before: Mapping[str, Any] = next((one for one in listed or () if one.get("type") == PLACED), {})
+    since = before.get("lastTransitionTime", now) if before.get("status") == value else now
+    told = {"type": PLACED, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
+    return [*others, told]
+
+
+def _named(message: str, placing: Placing, machine: tuple[str, str]) -> str:
+    """With machines called what they are called, and not by the claims that stand for them in the solver's input."""
+    for (namespace, name), key in placing.names.items():
+        if name in message:
+            message = message.replace(f"{namespace}/{name}", f"machine {'/'.join(key)}")
+    return message
+
+
+def _change(machine: Object, status: Mapping[str, Any]) -> Change:
+    return Change(Key.of(machine), machine["metadata"]["resourceVersion"], dict(status))
+
+
+__all__ = ["PLACED", "Wish", "decide_machines"]

@@ -1,0 +1,180 @@
+"""Reading VirtualMachines as the store has them, for placing: what they hold, what they want, who runs them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from devalloc.api import hostpool, meta
+from devalloc.api.quantity import Quantity, QuantityError
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.store import Object
+
+KIND = "VirtualMachine"
+MachineKey = tuple[str, str]
+"""Namespace and name, the namespace never empty."""
+Taken = Mapping[tuple[str, str, str], int]
+"""Nano units in use by pool, device and resource."""
+
+_RUNS = ("Starting", "Running", "Stopping", "Unknown")
+_NOT_ENDED = ("", "StoppedOnRequest", "NotPlaced")
+_PERMITTED = {hostpool.CPU: "cpus", hostpool.MEMORY: "memory"}
+
+
+def machines_among(documents: Iterable[Object]) -> list[Object]:
+    """The VirtualMachines, in the order in which they are placed."""
+    found = [doc for doc in documents if doc.get("kind") == KIND and doc.get("apiVersion") == meta.DEVALLOC]
+    return sorted(found, key=lambda doc: (doc["metadata"].get("creationTimestamp") or "~", machine_key(doc)))
+
+
+def machine_key(machine: Object) -> MachineKey:
+    """(namespace, name)"""
+    return machine["metadata"].get("namespace") or "default", machine["metadata"]["name"]
+
+
+def status_of(machine: Object) -> Mapping[str, Any]:
+    """Its status; empty where it has none that can be read."""
+    status = machine.get("status")
+    return status if isinstance(status, dict) else {}
+
+
+def spec_of(machine: Object) -> Mapping[str, Any]:
+    """Its spec; empty where it has none that can be read."""
+    spec = machine.get("spec")
+    return spec if isinstance(spec, dict) else {}
+
+
+def holder_of(machine: Object) -> str | None:
+    """The node that has something of it; None where none does. Where its name was taken off, that of the spec."""
+    metadata = machine["metadata"]
+    if meta.NODE_FINALIZER not in metadata.get("finalizers", ()):
+        return None
+    noted = metadata.get("annotations", {}).get(meta.PREPARED_ON)
+    return noted or spec_of(machine).get("nodeName") or status_of(machine).get("nodeName") or ""
+
+
+def reservation(machine: Object) -> list[Any]:
+    """The entries of what its node keeps for it; empty for a machine that is not placed, or stopped."""
+    found = status_of(machine).get("allocations")
+    return found if isinstance(found, list) and status_of(machine).get("nodeName") else []
+
+
+def claim_names(machine: Object) -> list[str]:
+    """What its spec says, also where the rest of it makes no sense."""
+    names = spec_of(machine).get("claims")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def is_deleting(machine: Object) -> bool:
+    """True once somebody asked for its deletion."""
+    return "deletionTimestamp" in machine["metadata"]
+
+
+def runs(machine: Object) -> bool:
+    """Whether its node says that it does, or may."""
+    return holder_of(machine) is not None and status_of(machine).get("phase") in _RUNS
+
+
+def has_ended(machine: VirtualMachine) -> bool:
+    """Whether it ended and is not to be started again, so that nothing is kept for it."""
+    status = machine.status
+    if status is None or machine.spec.restart_policy == "Always":
+        return False
+    return status.phase == "Stopped" and status.reason not in _NOT_ENDED
+
+
+def wants(machine: VirtualMachine) -> dict[str, Quantity]:
+    """What its node is to keep for it, by resource: what it starts with, or its whole ceiling (T25)."""
+    spec = machine.spec
+    asked = {
+        hostpool.CPU: spec.cpu.max if spec.reserve_max else spec.cpu.wanted,
+        hostpool.MEMORY: spec.memory.max if spec.reserve_max else spec.memory.wanted,
+        hostpool.NETWORK: spec.network,
+        hostpool.DISK_IO: spec.disk_io,
+        hostpool.DISK: spec.disk,
+    }
+    return {name: amount for name, amount in asked.items() if amount is not None}
+
+
+def counted(machine: Object) -> list[Any]:
+    """The entries that a placed machine counts for: what is kept for it, and what it is permitted above that."""
+    entries = [{**entry, "allocations": [*entry.get("allocations", ())]} for entry in reservation(machine)]
+    permitted = status_of(machine).get("permitted")
+    for resource, name in _PERMITTED.items():
+        more = _nano(permitted.get(name) if isinstance(permitted, dict) else None) - amount_of(entries, resource)
+        for entry in entries if more > 0 else ():
+            amounts = entry["allocations"]
+            place = next((i for i, amount in enumerate(amounts) if amount.get("name") == resource), None)
+            if place is not None:
+                total = Quantity(_nano(amounts[place].get("allocation")) + more)
+                amounts[place] = {"name": resource, "allocation": str(total)}
+                break
+    return entries
+
+
+def amount_of(entries: Iterable[Any], resource: str) -> int:
+    """Nano units of a resource over all entries."""
+    amounts = (amount for entry in entries for amount in entry.get("allocations", ()))
+    return sum(_nano(amount.get("allocation")) for amount in amounts if amount.get("name") == resource)
+
+
+def taken_by(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
+    """What entries take, to be added up."""
+    found: dict[tuple[str, str, str], int] = defaultdict(int)
+    for entry in entries:
+        for amount in entry.get("allocations", ()):
+            found[entry["devicePoolName"], entry["deviceName"], amount["name"]] += _nano(amount["allocation"])
+    return found
+
+
+def entries_of_running(machine: VirtualMachine, pool: Object, taken: Taken) -> list[Any]:
+    """What a machine that runs already counts for, whether there is room or not: nobody is ended for that.
+
+    Devices with the most room come first; what has room nowhere is on the first of them.
+    """
+    name, devices = pool["metadata"]["name"], pool["spec"].get("devices", [])
+    given: dict[str, dict[str, int]] = defaultdict(dict)
+    for resource, amount in wants(machine).items():
+        rooms = {
+            device["name"]: _nano(one.get("capacity")) - taken.get((name, device["name"], resource), 0)
+            for device in devices
+            for one in device.get("resources", ())
+            if one.get("name") == resource
+        }
+        left = amount.nano
+        order = sorted(rooms, key=lambda device: (-rooms[device], device))
+        for device in order:
+            part = max(0, min(left, rooms[device]))
+            if part:
+                given[device][resource] = part
+                left -= part
+        if left and order:
+            given[order[0]][resource] = given[order[0]].get(resource, 0) + left
+    return [
+        {
+            "devicePoolName": name,
+            "deviceName": device,
+            "allocations": [{"name": one, "allocation": str(Quantity(nano))} for one, nano in amounts.items()],
+        }
+        for device, amounts in given.items()
+    ]
+
+
+def numa_of(entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
+    """The one NUMA node that entries are on; None where they are on none, or on several."""
+    found = set()
+    for entry in entries:
+        pool = pools.get(entry["devicePoolName"], {"spec": {}})
+        for device in pool["spec"].get("devices", ()):
+            if device.get("name") == entry["deviceName"]:
+                found |= {one["intValue"] for one in device.get("attributes", ()) if one.get("name") == "numa"}
+    return found.pop() if len(found) == 1 else None
+
+
+def _nano(text: object) -> int:
+    """0 for what is no amount: somebody else wrote there."""
+    try:
+        return Quantity.parse(text).nano
+    except QuantityError:
+        return 0

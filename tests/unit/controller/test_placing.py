@@ -1,0 +1,297 @@
+"""Placing machines: what a round keeps for them on which node, with the devices of their claims, and what it tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devalloc.api import meta
+from devalloc.controller.allocate import Allocator
+from devalloc.store import Store
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_solver import solve_manifests
+from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool, held
+from tests.support.hosts import host, kept, machine, placed, status
+
+Object = dict[str, Any]
+
+
+def rounds(store: Store, count: int = 2) -> None:
+    allocator = Allocator(store, solve=solve_manifests)
+    for _ in range(count):
+        allocator.round()
+
+
+def gpus(name: str, node: str, *numa: int) -> Object:
+    devices = [{"name": f"d{i}", "attributes": [{"name": "numa", "intValue": n}]} for i, n in enumerate(numa)]
+    pool = gpu_pool(name, node=node)
+    return {**pool, "spec": {**pool["spec"], "devices": devices}}
+
+
+def hold(store: Store, name: str, node: str, **told: Any) -> None:
+    """What the node's plugin writes when it takes a machine, and what it says of it."""
+    found = store.get("VirtualMachine", "default", name)
+    notes = {**found["metadata"].get("annotations", {}), meta.PREPARED_ON: node}
+    metadata = {**found["metadata"], "finalizers": [meta.NODE_FINALIZER], "annotations": notes}
+    found = store.replace({**found, "metadata": metadata})
+    store.replace_status({**found, "status": {**found.get("status", {}), **told}})
+
+
+def edit(store: Store, name: str, **spec: Any) -> None:
+    found = store.get("VirtualMachine", "default", name)
+    store.replace({**found, "spec": {**found["spec"], **spec}})
+
+
+class TestWhere:
+    def test_a_machine_is_placed_where_there_is_room_and_what_it_starts_with_is_kept(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=1), host("b", cpus=4), machine("web", "1500m", "2Gi"))
+        rounds(store)
+        assert placed(store) == {"web": "b"}
+        assert kept(store, "web") == {"numa0": {"cpu": "1500m", "memory": "2Gi"}}
+        assert [(c["type"], c["status"]) for c in status(store, "web")["conditions"]] == [("Placed", "True")]
+        assert "reason" not in status(store, "web")
+
+    def test_a_machine_that_does_not_mind_may_lie_on_several_numa_nodes(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=4), machine("big", "3", "1Gi"))
+        rounds(store)
+        found = kept(store, "big")
+        assert sum(int(amounts.get("cpu", "0")) for amounts in found.values()) == 3
+
+    def test_one_that_is_to_be_on_a_single_one_waits_until_one_has_room(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=4), machine("big", "3", "1Gi", numaPolicy="single-numa-node"))
+        rounds(store)
+        assert placed(store) == {}
+        assert status(store, "big")["reason"] == "InsufficientCapacity"
+        assert "cpu" in status(store, "big")["message"]
+
+    def test_a_machine_and_the_devices_of_its_claims_are_on_one_node(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a", cpus=8), host("b", cpus=2), gpu_pool("p", node="b"))
+        fill(store, gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
+        rounds(store)
+        assert (placed(store), held(store, "gpu")) == ({"web": "b"}, ["p/d0"])
+
+    def test_neither_is_given_where_both_do_not_fit(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a", cpus=8), host("b", cpus=2), gpu_pool("p", node="b"))
+        fill(store, gpu_claim("gpu"), machine("web", "4", "1Gi", "gpu"))
+        rounds(store)
+        assert (placed(store), held(store, "gpu")) == ({}, [])
+        assert status(store, "web")["reason"] == "GroupUnsatisfiable"
+
+    def test_cpus_memory_and_devices_come_from_one_numa_node_where_that_is_asked_for(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a", cpus=4), gpus("p", "a", 0, 1))
+        fill(store, machine("first", "2", "1Gi", numaPolicy="single-numa-node", nodeName="a"))
+        rounds(store)
+        store.create(gpu_claim("gpu"))
+        store.create(machine("second", "2", "1Gi", "gpu", numaPolicy="single-numa-node", nics=[{"bandwidth": "1M"}]))
+        rounds(store)
+        assert status(store, "first")["numaNode"] == 0
+        assert status(store, "second")["numaNode"] == 1
+        assert held(store, "gpu") == ["p/d1"]
+        assert kept(store, "second") == {"numa1": {"cpu": "2", "memory": "1Gi"}, "io": {"network": "1M"}}
+
+    def test_a_claim_that_comes_later_agrees_with_the_numa_node_that_its_machine_has(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a", cpus=4), gpus("p", "a", 0, 1), machine("other", "2", "1Gi"))
+        fill(store, machine("web", "2", "1Gi", numaPolicy="single-numa-node"))
+        rounds(store)
+        hold(store, "web", "a", phase="Running")
+        assert status(store, "web")["numaNode"] == 1
+        store.create(gpu_claim("gpu"))
+        edit(store, "web", claims=["gpu"])
+        rounds(store)
+        assert held(store, "gpu") == ["p/d1"]
+
+    def test_the_node_of_its_spec_counts(self, store: SQLiteStore) -> None:
+        fill(store, host("a"), host("b"), machine("web", nodeName="b"))
+        rounds(store)
+        assert placed(store) == {"web": "b"}
+
+    def test_a_node_that_does_not_say_what_it_has_admits_what_it_is_told(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), gpu_pool("p", node="old"), host("new"), gpu_claim("gpu"))
+        fill(store, machine("web", "1", "1Gi", "gpu", nodeName="old"))
+        rounds(store)
+        assert placed(store) == {}
+        assert status(store, "web") == {}
+        assert held(store, "gpu") == ["p/d0"]
+
+    def test_without_any_node_that_says_so_a_machine_must_name_one(self, store: SQLiteStore) -> None:
+        fill(store, machine("web"))
+        rounds(store)
+        assert status(store, "web")["reason"] == "NoHostCapacity"
+        assert "--host-capacity" in status(store, "web")["message"]
+
+    def test_bandwidth_is_kept_as_far_as_it_is_asked_for(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=8, network=1000), *(machine(n, nics=[{"bandwidth": "600"}]) for n in ("x", "y")))
+        fill(store, machine("z", nics=[{}]))
+        rounds(store)
+        assert placed(store) == {"x": "a", "z": "a"}
+        assert "network" in status(store, "y")["message"]
+
+
+class TestHowMuch:
+    def test_a_burst_admits_exactly_what_fits_and_tells_the_rest_why(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=50, memory=400), *(machine(f"m{n}") for n in range(200)))
+        rounds(store, 1)
+        assert len(placed(store)) == 50
+        rest = [status(store, f"m{n}") for n in range(200) if f"m{n}" not in placed(store)]
+        assert {one["reason"] for one in rest} == {"LostToCompetition"}
+        assert all("cpu" in one["message"] and "machine default/" in one["message"] for one in rest)
+        rounds(store, 1)
+        assert {status(store, f"m{n}").get("reason") for n in range(200)} == {None, "DevicesInUse"}
+        assert len(placed(store)) == 50
+
+    def test_the_whole_ceiling_is_kept_where_that_is_asked_for(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=16, memory=16), machine("web", "1", "1Gi", reserveMax=True))
+        rounds(store)
+        assert kept(store, "web") == {"numa0": {"cpu": "8", "memory": "8Gi"}}
+
+    def test_what_a_machine_is_permitted_above_its_least_is_nobody_elses(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=4, numa=1), machine("web", "1", "1Gi"))
+        rounds(store)
+        hold(store, "web", "a", phase="Running", permitted={"cpus": "3", "memory": "1Gi"})
+        fill(store, machine("small", "1", "1Gi"), machine("late", "1", "1Gi"))
+        rounds(store)
+        assert placed(store) == {"web": "a", "small": "a"}
+
+    def test_less_capacity_ends_nobody_and_admits_nobody(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=4), machine("x", "2"), machine("y", "2"))
+        rounds(store)
+        store.replace({**host("a", cpus=2), "metadata": store.get("DevicePool", None, "a-host")["metadata"]})
+        store.create(machine("z", "1"))
+        rounds(store)
+        assert placed(store) == {"x": "a", "y": "a"}
+
+    def test_a_machine_that_runs_already_counts_whether_there_is_room_or_not(self, store: SQLiteStore) -> None:
+        fill(store, machine("old", "3", "1Gi", nodeName="a"))
+        hold(store, "old", "a", phase="Running")
+        fill(store, host("a", cpus=2, numa=1), machine("new", "1"))
+        rounds(store)
+        assert placed(store) == {"old": "a"}
+        assert kept(store, "old")["numa0"]["cpu"] == "3"
+
+
+class TestGivenBack:
+    def test_the_room_of_a_machine_that_is_deleted_is_free(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))
+        rounds(store)
+        assert placed(store) == {"x": "a"}
+        store.delete("VirtualMachine", "default", "x")
+        rounds(store)
+        assert placed(store) == {"y": "a"}
+
+    def test_a_machine_that_is_being_deleted_counts_until_its_node_lets_go(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))
+        rounds(store)
+        hold(store, "x", "a", phase="Running")
+        store.delete("VirtualMachine", "default", "x")
+        rounds(store)
+        assert placed(store) == {"x": "a"}
+
+    def test_one_that_nobody_began_is_free_when_it_is_not_to_run_any_more(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))
+        rounds(store)
+        edit(store, "x", running=False)
+        rounds(store)
+        assert placed(store) == {"y": "a"}
+        assert "allocations" not in status(store, "x")
+
+    def test_one_that_its_node_has_is_given_back_by_the_node_only(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))
+        rounds(store)
+        hold(store, "x", "a", phase="Running")
+        edit(store, "x", running=False)
+        rounds(store)
+        assert placed(store) == {"x": "a"}
+
+    def test_one_that_stopped_comes_back_to_its_node_and_to_no_other(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=1, numa=1), host("b", cpus=1, numa=1), machine("x"))
+        rounds(store)
+        node = placed(store)["x"]
+        found = {k: v for k, v in status(store, "x").items() if k != "allocations"}
+        hold(store, "x", node, phase="Stopped", reason="StoppedOnRequest")
+        now = store.get("VirtualMachine", "default", "x")
+        store.replace_status({**now, "status": {**found, "phase": "Stopped", "reason": "StoppedOnRequest"}})
+        fill(store, machine("y", nodeName=node))
+        rounds(store)
+        assert set(placed(store).values()) == {node}
+
+
+class TestClaims:
+    def test_a_claim_that_does_not_exist_keeps_its_machine_and_the_other_claims_waiting(
+        self, store: SQLiteStore
+    ) -> None:
+        fill(store, gpu_class(), host("a"), gpu_pool("p", node="a"), gpu_claim("gpu"))
+        fill(store, machine("web", "1", "1Gi", "gpu", "nic"))
+        rounds(store)
+        assert (placed(store), held(store, "gpu")) == ({}, [])
+        assert (status(store, "web")["reason"], status(store, "web")["message"]) == (
+            "ClaimNotFound",
+            "claim default/nic does not exist",
+        )
+        store.create(gpu_claim("nic"))
+        rounds(store)
+        assert (placed(store), held(store, "nic")) == ({"web": "a"}, ["p/d1"])
+
+    def test_claims_with_a_group_of_their_own_bring_it_along(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a"), host("b"), gpu_pool("p", node="a", devices=1), gpu_pool("q", node="b"))
+        fill(store, gpu_claim("x", group="g"), gpu_claim("y", group="g"), machine("web", "1", "1Gi", "x"))
+        rounds(store)
+        assert placed(store) == {"web": "b"}
+        assert sorted(held(store, "x") + held(store, "y")) == ["q/d0", "q/d1"]
+
+    def test_a_claim_of_two_machines_is_placed_with_the_first_and_fixes_the_second(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a"), host("b"), gpu_pool("p", node="b"), gpu_claim("gpu"))
+        fill(store, machine("one", "1", "1Gi", "gpu"), machine("two", "1", "1Gi", "gpu"))
+        rounds(store, 1)
+        assert placed(store) == {"one": "b"}
+        assert "machine default/one first" in status(store, "two")["message"]
+        rounds(store, 1)
+        assert placed(store) == {"one": "b", "two": "b"}
+
+
+class TestWriting:
+    def test_a_round_that_has_nothing_to_say_writes_nothing(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a", cpus=2), gpu_pool("p", node="a"), gpu_claim("gpu"))
+        fill(store, machine("x", "1", "1Gi", "gpu"), machine("y", "4"), machine("z", claims=["nothing"]))
+        rounds(store, 3)
+        before = store.list().resource_version
+        rounds(store, 1)
+        assert store.list().resource_version == before
+
+    def test_two_allocators_never_keep_the_same_room_for_two_machines(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=1, numa=1), machine("x"))
+
+        def solve(documents: Any, **settings: Any) -> dict[str, Any]:
+            answer = solve_manifests(documents, **settings)
+            if not placed(store):
+                store.create(machine("a-first", nodeName="a"))
+                Allocator(store, solve=solve_manifests).round()  # another one, that is quicker
+            return answer
+
+        assert Allocator(store, solve=solve).round().granted == []
+        rounds(store)
+        assert len(placed(store)) == 1
+
+    @pytest.mark.parametrize("what", ["machine", "claim"])
+    def test_a_machine_and_its_claims_are_written_together_or_not_at_all(self, store: SQLiteStore, what: str) -> None:
+        fill(store, gpu_class(), host("a"), gpu_pool("p", node="a"), gpu_claim("gpu"))
+        fill(store, machine("web", "1", "1Gi", "gpu"))
+
+        def solve(documents: Any, **settings: Any) -> dict[str, Any]:
+            answer = solve_manifests(documents, **settings)
+            kind, name = ("VirtualMachine", "web") if what == "machine" else ("DeviceClaim", "gpu")
+            found = store.get(kind, "default", name)
+            store.replace({**found, "metadata": {**found["metadata"], "labels": {"touched": "meanwhile"}}})
+            return answer
+
+        Allocator(store, solve=solve).round()
+        assert (placed(store), held(store, "gpu")) == ({}, [])
+        rounds(store)
+        assert (placed(store), held(store, "gpu")) == ({"web": "a"}, ["p/d0"])
+
+    def test_a_claim_for_any_device_takes_no_cpus(self, store: SQLiteStore) -> None:
+        claim = gpu_claim("any")
+        claim["spec"] = {"claims": [{}]}
+        fill(store, host("a"), claim)
+        rounds(store)
+        assert held(store, "any") == []
