@@ -166,7 +166,7 @@ def _in_store(path: Path, node_name: str) -> tuple[list[VirtualMachine], frozens
     with opened(path) as objects:
         listed = list(objects.list(["VirtualMachine", "DeviceClaim", "DeviceClass"]).objects)
     decoded = (decode(obj).object for obj in listed if obj["kind"] == "VirtualMachine")
-    machines = [each for each in decoded if isinstance(each, VirtualMachine) and each.spec.node_name == node_name]
+    machines = [each for each in decoded if isinstance(each, VirtualMachine) and each.node == node_name]
     return machines, held_on(node_name, listed)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.display import displayed, say_published
+from devalloc.cli.hostpool import Look, host_pool_options
 from devalloc.cli.nodeoptions import node_options
 from devalloc.cli.options import duration, inventory_options, store_option
 from devalloc.cli.verb import BadInput, Failed, verb
@@ -23,6 +24,7 @@ _APIS = ("v1", "v1beta1")
 @store_option
 @inventory_options
 @node_options
+@host_pool_options
 @click.option(
     "--kubeconfig",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
@@ -72,6 +74,8 @@ def node(
     driver_name: str,
     pod_uid: str | None,
     dry_run: bool,
+    host_capacity: bool,
+    limits: dict[str, Any],
     **options: Any,
 ) -> int:
     """Bind the devices of this host's claims and hand them to machines and pods, until Ctrl-C (SIGTERM does the same).
@@ -84,6 +88,7 @@ def node(
     import socket
 
     from devalloc.cli import nodesources as on
+    from devalloc.cli.hostpool import with_host_pool
     from devalloc.cli.nodeoptions import node_settings
     from devalloc.cli.storage import is_default, node_state, store_path
     from devalloc.controller.up import signals
@@ -97,6 +102,8 @@ def node(
     client = on.connect(kubeconfig) if kubeconfig is not None or in_cluster else None
     if client is not None and not is_subdomain(name):
         raise BadInput(f"--node-name: a node of a cluster cannot be called {name!r}; say what it is called there")
+    if client is not None and host_capacity:
+        raise BadInput("--host-capacity is for the VirtualMachines of a store; a cluster's kubelet has its own")
     kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if client is not None else None
     path = store_path(store)
     if client is None:
@@ -116,8 +123,11 @@ def node(
                 display.say(f"node {name}, claims of store {path}; Ctrl-C stops")
                 pools = stack.enter_context(closing(SQLiteStore(path)))
                 plugin = stack.enter_context(opened(settings, host, on.store_source(pools, name)))
+                look: Look = plugin.survey.discover
+                if host_capacity:
+                    look = with_host_pool(look, settings.root, name, path, limits)
                 publishing = stack.enter_context(
-                    on.store_publishing(pools, plugin, lambda done: say_published(display, done))
+                    on.store_publishing(pools, plugin, look, lambda done: say_published(display, done))
                 )
                 if not dry_run:  # nothing is started in one, and nothing ended either
                     beside.append(on.store_machines(pools, plugin))

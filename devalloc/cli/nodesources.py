@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from devalloc.controller.publish import Published
+    from devalloc.inventory import Discovery, Known
     from devalloc.store import Store
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import Publishing
@@ -87,8 +88,10 @@ def store_source(store: Store, node_name: str) -> Source:
 
 
 @contextmanager
-def store_publishing(store: SQLiteStore, node: Node, on_published: Callable[[Published], None]) -> Iterator[Publishing]:
-    """The node's devices as DevicePools of the store."""
+def store_publishing(
+    store: SQLiteStore, node: Node, look: Callable[[Known], Discovery], on_published: Callable[[Published], None]
+) -> Iterator[Publishing]:
+    """What ``look`` finds on the node as DevicePools of the store."""
     from devalloc.controller.host import Host, Inventory
     from devalloc.controller.turn import Turn
     from devalloc.inventory.events import UdevSource
@@ -97,7 +100,7 @@ def store_publishing(store: SQLiteStore, node: Node, on_published: Callable[[Pub
     settings = node.settings
     turn = Turn(store.path, settings.node_name, first=True)
     with closing(turn), closing(UdevSource()) as events:
-        inventory = Inventory(settings.node_name, node.survey.discover, first=True)
+        inventory = Inventory(settings.node_name, look, first=True)
         host = Host(store, inventory, events, turn, resync=settings.resync, on_published=on_published)
         yield Publishing((host.watch, host.repair), host.rescan)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.cli.display import Display, displayed, say_published
+from devalloc.cli.hostpool import host_pool_options
 from devalloc.cli.nodeoptions import node_options
 from devalloc.cli.options import duration, inventory_options, placement_option, store_option
 from devalloc.cli.verb import BadInput, Failed, verb
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     "packages, on this machine's own devices).",
 )
 @node_options
+@host_pool_options
 def up(
     store: Path | None,
     sysfs_root: Path,
@@ -53,6 +55,8 @@ def up(
     placement: str,
     deadline: float,
     with_node: bool | None,
+    host_capacity: bool,
+    limits: dict[str, Any],
     **options: Any,
 ) -> int:
     """Publish this host's devices, answer claims, and run the node plugin, until Ctrl-C (SIGTERM does the same).
@@ -63,6 +67,7 @@ def up(
     import socket
     from dataclasses import replace
 
+    from devalloc.cli.hostpool import with_host_pool
     from devalloc.cli.nodeoptions import node_settings
     from devalloc.cli.nodesources import cutting_off
     from devalloc.cli.storage import is_default, node_state, store_path
@@ -91,11 +96,12 @@ def up(
             config = replace(config, allowed=bindings(name, options).allowed)
         return discover(sysfs_root, node_name=name, config=config)
 
+    looked = with_host_pool(look, sysfs_root, name, path, limits) if host_capacity and not no_inventory else look
     with displayed() as display, cutting_off(display.say):
         display.say(f"node {name}, store {path}; Ctrl-C stops")
         loops = Up(
             path,
-            None if no_inventory else Inventory(name, look),
+            None if no_inventory else Inventory(name, looked),
             settings=AllocateSettings(placement=placement, deadline=deadline, resync=resync),
             resync=resync,
             on_round=lambda done: _answered(display, done),

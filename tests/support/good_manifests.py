@@ -125,8 +125,12 @@ kind: VirtualMachine
 metadata: {namespace: team-a, name: trainer}
 spec:
   nodeName: node-a
+  numaPolicy: single-numa-node
   cpu: {min: 500m, max: 4, use: "1.5"}
   memory: {min: 512Mi, max: 2Gi, use: 1Gi, method: dimm, slotSize: 512Mi}
+  reserveMax: true
+  disk: 20Gi
+  diskIO: 100M
   start:
     kernel: /var/lib/machines/vmlinuz
     initrd: /var/lib/machines/initrd.img
@@ -137,7 +141,7 @@ spec:
     - {path: /var/lib/machines/trainer.qcow2, format: qcow2}
     - {path: /var/lib/machines/data.raw, format: raw, readOnly: true, device: nvme}
   nics:
-  - {model: e1000e, backend: tap, interface: tap0, mac: "02:00:00:12:34:57"}
+  - {model: e1000e, backend: tap, interface: tap0, mac: "02:00:00:12:34:57", bandwidth: 125M}
   - {model: virtio, backend: user}
   claims: [train, held]
   pciSlots: 6
@@ -146,6 +150,12 @@ spec:
   powerdownSeconds: 60
 status:
   phase: Running
+  nodeName: node-a
+  numaNode: 1
+  allocations:
+  - devicePoolName: node-a-host
+    deviceName: numa1
+    allocations: [{name: cpu, allocation: "4"}, {name: memory, allocation: 2Gi}]
   wanted: {cpus: "1.5", memory: 1Gi}
   permitted: {cpus: "1.5", memory: 1Gi}
   applied: {cpus: "1.5", memory: 1Gi}

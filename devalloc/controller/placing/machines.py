@@ -19,7 +19,8 @@ Taken = Mapping[tuple[str, str, str], int]
 
 _RUNS = ("Starting", "Running", "Stopping", "Unknown")
 _NOT_ENDED = ("", "StoppedOnRequest", "NotPlaced")
-_PERMITTED = {hostpool.CPU: "cpus", hostpool.MEMORY: "memory"}
+_AMOUNTS = {hostpool.CPU: "cpus", hostpool.MEMORY: "memory"}
+_TOLD = ("permitted", "applied", "observed")
 
 
 def machines_among(documents: Iterable[Object]) -> list[Object]:
@@ -98,11 +99,12 @@ def wants(machine: VirtualMachine) -> dict[str, Quantity]:
 
 
 def counted(machine: Object) -> list[Any]:
-    """The entries that a placed machine counts for: what is kept for it, and what it is permitted above that."""
+    """The entries that a placed machine counts for: what is kept for it, or what it is permitted or was seen to have
+    where that is more (T25)."""
     entries = [{**entry, "allocations": [*entry.get("allocations", ())]} for entry in reservation(machine)]
-    permitted = status_of(machine).get("permitted")
-    for resource, name in _PERMITTED.items():
-        more = _nano(permitted.get(name) if isinstance(permitted, dict) else None) - amount_of(entries, resource)
+    told = [found for name in _TOLD if isinstance(found := status_of(machine).get(name), dict)]
+    for resource, name in _AMOUNTS.items():
+        more = max((_nano(amounts.get(name)) for amounts in told), default=0) - amount_of(entries, resource)
         for entry in entries if more > 0 else ():
             amounts = entry["allocations"]
             place = next((i for i, amount in enumerate(amounts) if amount.get("name") == resource), None)

@@ -81,7 +81,19 @@ def of_machine(machine: VirtualMachine) -> MachineUse:
     state: str = status.phase if status else "Pending"
     if state == "Unknown" and status is not None and (status.pid is not None or status.observed is not None):
         state = "Running"
-    return MachineUse(id="/".join(machine.key), name=machine.metadata.name, state=state, cpu=cpu, memory=memory)
+    spec = machine.spec
+    network = _rounded_up(spec.network, NANO) if spec.network else 0
+    return MachineUse(
+        id="/".join(machine.key),
+        name=machine.metadata.name,
+        state=state,
+        cpu=cpu,
+        memory=memory,
+        overlay=_rounded_up(spec.disk, NANO) if spec.disk else 0,
+        download=network,
+        upload=network,
+        disk_io=_rounded_up(spec.disk_io, NANO) if spec.disk_io else 0,
+    )
 
 
 def _rounded_up(amount: Quantity, unit: int) -> int:

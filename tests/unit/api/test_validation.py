@@ -93,7 +93,11 @@ VF: list[tuple[str, Any, str, str]] = [
     ("spec.linkState", "up", "spec.linkState", "'auto', 'enable' or 'disable'"),
 ]
 MACHINE: list[tuple[str, Any, str, str]] = [
-    ("spec.nodeName", None, "spec.nodeName", "required"),
+    ("spec.nodeName", "no\nnode", "spec.nodeName", "printable"),
+    ("spec.numaPolicy", "best-effort", "spec.numaPolicy", "single-numa-node"),
+    ("spec.disk", "0", "spec.disk", "more than zero"),
+    ("spec.diskIO", "-1", "spec.diskIO", "more than zero"),
+    ("spec.nics.0.bandwidth", "0", "spec.nics[0].bandwidth", "more than zero"),
     ("spec.cpu", None, "spec.cpu", "required"),
     ("spec.cpu.min", "0", "spec.cpu.min", "more than zero"),
     ("spec.cpu.min", -1, "spec.cpu.min", "more than zero"),
@@ -176,6 +180,14 @@ def test_a_machine_that_is_adopted_has_nothing_of_one_that_is_started() -> None:
         "spec.nics": "go with start only; an adopted machine has those it was started with",
         "spec.pciSlots": "goes with start only; an adopted machine has its own",
     }
+
+
+def test_a_machine_that_is_adopted_says_where_it_runs() -> None:
+    machine = next(content for content in good_manifests() if content["metadata"]["name"] == "adopted")
+    del machine["spec"]["nodeName"]
+    assert [(problem.path, problem.message) for problem in decode(machine).problems] == [
+        ("spec.nodeName", "is required with adopt: where does it run?")
+    ]
 
 
 def test_all_errors_of_a_document_are_named_at_once_however_they_hide_each_other() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from devalloc.api import meta
 from devalloc.api.virtualmachine import VirtualMachine, VirtualMachineStatus
+from devalloc.controller.allocate import Allocator
 from devalloc.controller.release import release
 from devalloc.store import Key, NotFound, Object, Unavailable
 from devalloc.store.sqlite import SQLiteStore
@@ -24,7 +25,9 @@ from devalloc_node.machine.translate import spec_of
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import Settings, VirtualMachines
 from devalloc_node.vms.claims import due, unprepare
+from devalloc_solver import solve_manifests
 from tests.support.faketree import memory_folder
+from tests.support.hosts import host
 from tests.support.nodeservice import platform_of, toy_bench
 from tests.support.toyhost import Bench
 from tests.support.toymachines import ToyMachines, machine_of, vm
@@ -866,3 +869,127 @@ def _until(true: Callable[[], object]) -> None:
             return
         threading.Event().wait(0.02)
     pytest.fail("it did not come to that within 10 s")
+
+
+class TestPlaced:
+    """On a node that says what it has for machines; the allocator decides, and is driven by hand."""
+
+    def allocate(self, world: World) -> None:
+        Allocator(world.store, solve=solve_manifests).round()
+
+    def free(self, **spec: Any) -> Object:
+        """A machine that names no node."""
+        made = vm("web", **spec)
+        del made["spec"]["nodeName"]
+        return made
+
+    def test_a_machine_runs_on_the_node_that_was_chosen_for_it_and_not_before(self, world: World) -> None:
+        world.store.create(host(NODE))
+        world.apply(self.free())
+        world.round(times=2)
+        assert "status" not in world.store.get("VirtualMachine", "default", "web"), "no node begins anything"
+        self.allocate(world)
+        world.round()
+        assert (world.status()["phase"], world.status()["nodeName"]) == ("Running", NODE)
+        assert world.status()["allocations"]
+
+    def test_one_that_names_the_node_waits_for_room_there_too(self, world: World) -> None:
+        world.store.create(host(NODE, cpus=2, numa=1))
+        world.apply(vm("web", cpu={"min": "3", "max": "4"}))
+        for _ in range(3):
+            self.allocate(world)
+            world.round()
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InsufficientCapacity")
+        assert world.machines.known == {}
+        pool = world.store.get("DevicePool", None, f"{NODE}-host")
+        world.store.replace({**host(NODE, cpus=4, numa=1), "metadata": pool["metadata"]})
+        self.allocate(world)
+        world.round()
+        assert world.status()["phase"] == "Running"
+        assert "reason" not in world.status()
+
+    def test_its_room_and_its_claims_are_free_once_it_is_stopped_and_taken_again_when_it_starts(
+        self, world: World
+    ) -> None:
+        world.store.create(host(NODE))
+        world.claim("gpu", "a/slot-0")
+        world.apply(vm("web", "gpu"))
+        self.allocate(world)
+        world.round()
+        assert world.status()["allocations"]
+        world.apply(vm("web", "gpu", running=False))
+        world.round()
+        assert (world.status()["phase"], world.status().get("allocations")) == ("Stopped", None)
+        world.apply(vm("web", "gpu"))
+        world.round(times=2)
+        assert (world.status()["phase"], world.status()["reason"]) == ("Stopped", "NotPlaced")
+        self.allocate(world)
+        world.round()
+        assert world.status()["phase"] == "Running"
+
+    def test_one_that_ended_for_good_keeps_nothing(self, world: World) -> None:
+        world.store.create(host(NODE))
+        world.apply(vm("web", restartPolicy="Never"))
+        self.allocate(world)
+        world.round()
+        world.machines.end("default/web")
+        known = world.machines.known
+        known["default/web"] = replace(known["default/web"], reason="MachineEnded", message="it ended: panic")
+        for _ in range(3):
+            world.round()
+            self.allocate(world)
+        assert (world.status()["reason"], world.status().get("allocations")) == ("MachineEnded", None)
+
+    def test_one_that_is_started_again_keeps_what_it_had(self, world: World) -> None:
+        world.store.create(host(NODE))
+        world.apply(vm("web"))
+        self.allocate(world)
+        world.round()
+        before = world.status()["allocations"]
+        world.machines.end("default/web")
+        world.round()
+        assert world.status()["allocations"] == before
+
+    def test_its_memory_comes_from_the_numa_node_that_was_chosen(self, world: World) -> None:
+        world.store.create(host(NODE))
+        world.apply(self.free(numaPolicy="single-numa-node"))
+        self.allocate(world)
+        world.round()
+        started = world.machines.known["default/web"].started
+        assert started is not None
+        assert started.numa_node == world.status()["numaNode"] == 0
+
+    def test_one_that_runs_when_the_node_begins_to_say_what_it_has_goes_on_and_counts(self, world: World) -> None:
+        world.apply(vm("web"))
+        world.round()
+        world.store.create(host(NODE))
+        world.round()
+        self.allocate(world)
+        world.round()
+        assert world.status()["phase"] == "Running"
+        assert world.status()["allocations"]
+        assert world.machines.told.count("start default/web") == 1
+
+    def test_a_plugin_that_was_killed_between_placing_and_starting_starts_it(self, world: World) -> None:
+        world.store.create(host(NODE))
+        world.apply(self.free())
+        self.allocate(world)
+        world.restart()
+        world.round()
+        self.allocate(world)
+        assert world.status()["phase"] == "Running"
+        assert len(world.status()["allocations"]) == 1
+
+    def test_one_that_moves_gives_its_room_back_before_it_begins_elsewhere(self, world: World) -> None:
+        for node in (NODE, "node-b"):
+            world.store.create(host(node))
+        world.apply(vm("web"))
+        self.allocate(world)
+        world.round()
+        world.apply(vm("web", nodeName="node-b"))
+        self.allocate(world)
+        assert world.status()["nodeName"] == NODE, "it runs there still"
+        world.round()
+        assert world.status().get("allocations") is None
+        self.allocate(world)
+        assert world.status()["nodeName"] == "node-b"
