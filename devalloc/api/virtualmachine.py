@@ -307,8 +307,6 @@ class VirtualMachineSpec(ApiModel):
     that publish what they have for machines."""
     cpu: CpuBounds
     memory: MemoryBounds
-    reserve_max: bool = False
-    """Its node keeps cpu.max and memory.max for it from its start on. Otherwise what it starts with is kept."""
     disk: PositiveAmount | None = None
     """Bytes of its node's disk that are kept for its images."""
     disk_io: Annotated[PositiveAmount | None, Field(alias="diskIO")] = None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from devalloc.cli.hostcapacity import capacity_options
 from devalloc.cli.verb import Failed
 
 if TYPE_CHECKING:
@@ -20,14 +19,14 @@ Look = Callable[["Known"], "Discovery"]
 
 
 def host_pool_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--host-capacity and the limits that go with it: passed as ``host_capacity: bool`` and ``limits: dict``."""
+    """--host-capacity: passed as ``host_capacity: bool``. The limits that count are those of ``node_options``."""
     return click.option(
         "--host-capacity",
         is_flag=True,
         envvar="DEVALLOC_HOST_CAPACITY",
         help="Publish the CPUs, memory and bandwidth that this host has for VirtualMachines too: machines are then "
         "placed by them, and none is started here that does not fit [env: DEVALLOC_HOST_CAPACITY].",
-    )(capacity_options(function))
+    )(function)
 
 
 def with_host_pool(look: Look, root: Path, node_name: str, store: Path, limits: dict[str, Any]) -> Look:

@@ -75,7 +75,6 @@ def node(
     pod_uid: str | None,
     dry_run: bool,
     host_capacity: bool,
-    limits: dict[str, Any],
     **options: Any,
 ) -> int:
     """Bind the devices of this host's claims and hand them to machines and pods, until Ctrl-C (SIGTERM does the same).
@@ -125,7 +124,7 @@ def node(
                 plugin = stack.enter_context(opened(settings, host, on.store_source(pools, name)))
                 look: Look = plugin.survey.discover
                 if host_capacity:
-                    look = with_host_pool(look, settings.root, name, path, limits)
+                    look = with_host_pool(look, settings.root, name, path, options["limits"])
                 publishing = stack.enter_context(
                     on.store_publishing(pools, plugin, look, lambda done: say_published(display, done))
                 )

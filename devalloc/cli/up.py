@@ -56,7 +56,6 @@ def up(
     deadline: float,
     with_node: bool | None,
     host_capacity: bool,
-    limits: dict[str, Any],
     **options: Any,
 ) -> int:
     """Publish this host's devices, answer claims, and run the node plugin, until Ctrl-C (SIGTERM does the same).
@@ -96,7 +95,9 @@ def up(
             config = replace(config, allowed=bindings(name, options).allowed)
         return discover(sysfs_root, node_name=name, config=config)
 
-    looked = with_host_pool(look, sysfs_root, name, path, limits) if host_capacity and not no_inventory else look
+    looked = (
+        with_host_pool(look, sysfs_root, name, path, options["limits"]) if host_capacity and not no_inventory else look
+    )
     with displayed() as display, cutting_off(display.say):
         display.say(f"node {name}, store {path}; Ctrl-C stops")
         loops = Up(

@@ -83,7 +83,8 @@ def read(obj: Object) -> Record | None:
     """What counts of an object; None for one that is on no node, or is not to run and does not."""
     spec, status, metadata = _map(obj.get("spec")), _map(obj.get("status")), obj["metadata"]
     annotations, labels = _map(metadata.get("annotations")), _map(metadata.get("labels"))
-    node = _text(annotations.get(meta.PREPARED_ON)) or _text(spec.get("nodeName"))
+    placed = _text(status.get("nodeName")) if status.get("allocations") else ""  # admitted there, and not begun yet
+    node = _text(annotations.get(meta.PREPARED_ON)) or placed or _text(spec.get("nodeName"))
     phase = status.get("phase", "Pending")
     if not node or (spec.get("running") is False and phase in ("Pending", "Stopped", "Failed")):
         return None
