@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
+from devalloc.scaling.messages.refused import Refused as Refused
 from devalloc.scaling.peerjson import Fields, Unreadable, encode, first_value
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
@@ -32,16 +33,6 @@ MAX_BODY = 1024
 MAX_SLOTS = 2**16 - 1
 """Slots that agents of the versions that count in slots can ask for."""
 NO_POD = "pod not found"
-
-
-class Refused(Exception):
-    """A request that is answered with an error: ``status``, and ``text`` as the body; ``detail`` is for the log."""
-
-    def __init__(self, status: int, text: str, detail: str = "") -> None:
-        super().__init__(f"{text}: {detail}" if detail else text)
-        self.status = status
-        self.text = text
-        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)

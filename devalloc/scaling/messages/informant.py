@@ -1,0 +1,241 @@
+"""Messages between an agent and the informant inside a machine, versions v1.0 to v2.0: HTTP with JSON, both ways.
+
+Each end is a server for the other. Every body is JSON, that of a GET too; success is 200 and nothing else; errors are
+text/plain. The informant's server has REGISTER, HEALTH_CHECK, DOWNSCALE, UPSCALE and UNREGISTER, the agent's has ID,
+RESUME, SUSPEND and TRY_UPSCALE. ``decode_...`` raises Unreadable, which a server answers with 400 and BAD_JSON.
+
+All that an agent says once it is registered is numbered: one counter for each of its servers, from 1, one more with
+every 200 reply and every signed message. 0 is a violation of the protocol; a number that is not above the last one says
+that the message was overtaken by another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from devalloc.scaling.messages.monitor import MOST_TEXT, DownscaleResult
+from devalloc.scaling.messages.refused import Refused
+from devalloc.scaling.peerjson import Fields, Unreadable, encode, first_value
+from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.scalars import bytes_to_quantity, cpu_to_quantity
+from devalloc.scaling.versions import InformantVersion, VersionRange
+
+PORT = 10301
+"""Of the informant; an agent has any port, and tells which."""
+MAX_BODY = 16 * 1024
+"""Bytes of any body."""
+BAD_JSON = "bad JSON"
+NOTHING = b"{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    method: str
+    path: str
+
+
+REGISTER = Endpoint("POST", "/register")
+HEALTH_CHECK = Endpoint("PUT", "/health-check")
+DOWNSCALE = Endpoint("PUT", "/downscale")
+UPSCALE = Endpoint("PUT", "/upscale")
+UNREGISTER = Endpoint("DELETE", "/unregister")
+OF_INFORMANT = (REGISTER, HEALTH_CHECK, DOWNSCALE, UPSCALE, UNREGISTER)
+
+ID = Endpoint("GET", "/id")
+RESUME = Endpoint("POST", "/resume")
+SUSPEND = Endpoint("POST", "/suspend")
+TRY_UPSCALE = Endpoint("POST", "/try-upscale")
+OF_AGENT = (ID, RESUME, SUSPEND, TRY_UPSCALE)
+
+
+def endpoint(of: tuple[Endpoint, ...], method: str, path: str) -> Endpoint:
+    """The endpoint of one of the servers that is asked for. Raises Refused."""
+    for one in of:
+        if one.path == path:
+            if one.method == method:
+                return one
+            raise Refused(405, f"{path} must be {one.method}")
+    raise Refused(404, "there is no such endpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDesc:
+    """An agent's server, as it registers, and as it unregisters."""
+
+    agent_id: UUID
+    address: str
+    """``ip:port``, where the agent is asked."""
+    versions: VersionRange[InformantVersion]
+
+
+@dataclass(frozen=True, slots=True)
+class InformantDesc:
+    """What an informant chose."""
+
+    version: InformantVersion
+    metrics_port: int
+    """Where the guest serves its metrics as Prometheus text: the only way that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """Who said it, and as the how many-th."""
+
+    agent_id: UUID
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Amounts, and who told them; None before v2.0, which does not say."""
+
+    resources: Resources
+    by: Numbered | None
+
+
+# -- what an agent says, and the informant's replies -----------------------------------------------------------------
+
+
+def encode_agent(agent: AgentDesc) -> bytes:
+    """For REGISTER and UNREGISTER."""
+    return encode(
+        {
+            "agentID": str(agent.agent_id),
+            "agentServeAddr": agent.address,
+            "minProtoVersion": int(agent.versions.min),
+            "maxProtoVersion": int(agent.versions.max),
+        }
+    )
+
+
+def decode_agent(body: bytes) -> AgentDesc:
+    fields = _read(body)
+    least, most = (InformantVersion(fields.whole(name, 32)) for name in ("minProtoVersion", "maxProtoVersion"))
+    return AgentDesc(_uuid(fields, "agentID"), fields.text("agentServeAddr"), VersionRange(least, most))
+
+
+def encode_informant(informant: InformantDesc) -> bytes:
+    """The reply to REGISTER."""
+    metrics = {"prometheus": {"port": informant.metrics_port}}
+    return encode({"protoVersion": int(informant.version), "metricsMethod": metrics})
+
+
+def decode_informant(body: bytes, offered: VersionRange[InformantVersion]) -> InformantDesc:
+    """The version must be one that was offered, and there must be a way to the metrics."""
+    fields = _read(body)
+    version = InformantVersion(fields.whole("protoVersion", 32))
+    if version not in offered:
+        raise Unreadable(f"protoVersion must be {offered}, not {version}")
+    prometheus = fields.inner("metricsMethod").optional("prometheus")
+    if prometheus is None:
+        raise Unreadable("metricsMethod must offer a method: prometheus")
+    port = prometheus.whole("port", 16)
+    if port == 0:
+        raise Unreadable("metricsMethod.prometheus.port must not be zero")
+    return InformantDesc(version, port)
+
+
+def encode_agent_id(agent_id: UUID) -> bytes:
+    """For HEALTH_CHECK, which is answered with NOTHING."""
+    return encode({"agentID": str(agent_id)})
+
+
+def decode_agent_id(body: bytes) -> UUID:
+    return _uuid(_read(body), "agentID")
+
+
+def encode_resources(resources: Resources, version: InformantVersion, by: Numbered) -> bytes:
+    """For UPSCALE, which is answered with NOTHING, and DOWNSCALE."""
+    amounts = {"cpu": cpu_to_quantity(resources.cpu), "memory": bytes_to_quantity(resources.memory)}
+    if not version.signs_resources:
+        return encode(amounts)
+    return encode({"data": {**amounts, "id": {"agentID": str(by.agent_id)}}, "sequenceNumber": by.sequence})
+
+
+def decode_resources(body: bytes, version: InformantVersion) -> Told:
+    """Both amounts must be there."""
+    message = _read(body)
+    fields = message.inner("data") if version.signs_resources else message
+    for name in ("cpu", "memory"):
+        if not fields.has(name):
+            raise Unreadable(f"{fields.path(name)} must be given")
+    resources = Resources(fields.cpu("cpu"), fields.bytes("memory"))
+    if not version.signs_resources:
+        return Told(resources, None)
+    return Told(resources, Numbered(_uuid(fields.inner("id"), "agentID"), _sequence(message)))
+
+
+def encode_downscale_result(result: DownscaleResult) -> bytes:
+    """The reply to DOWNSCALE."""
+    return encode({"Ok": result.ok, "Status": result.status[:MOST_TEXT]})
+
+
+def decode_downscale_result(body: bytes) -> DownscaleResult:
+    fields = _read(body)
+    return DownscaleResult(fields.flag("Ok"), fields.text("Status")[:MOST_TEXT])
+
+
+def encode_unregistered(was_active: bool) -> bytes:
+    """The reply to UNREGISTER: whether this agent was the one in use."""
+    return encode({"wasActive": was_active})
+
+
+def decode_unregistered(body: bytes) -> bool:
+    return _read(body).flag("wasActive")
+
+
+# -- what an informant says, and the agent's replies -----------------------------------------------------------------
+
+
+def encode_expected(agent_id: UUID) -> bytes:
+    """For RESUME and SUSPEND. ID is asked with NOTHING."""
+    return encode({"expectedID": str(agent_id)})
+
+
+def decode_expected(body: bytes) -> UUID:
+    return _uuid(_read(body), "expectedID")
+
+
+def encode_more(more: More, agent_id: UUID) -> bytes:
+    """For TRY_UPSCALE."""
+    return encode({"cpu": more.cpu, "memory": more.memory, "expectedID": str(agent_id)})
+
+
+def decode_more(body: bytes) -> tuple[More, UUID]:
+    fields = _read(body)
+    return More(fields.flag("cpu"), fields.flag("memory")), _uuid(fields, "expectedID")
+
+
+def encode_numbered(by: Numbered) -> bytes:
+    """The reply of an agent to whatever it is asked."""
+    return encode({"data": {"agentID": str(by.agent_id)}, "sequenceNumber": by.sequence})
+
+
+def decode_numbered(body: bytes) -> Numbered:
+    fields = _read(body)
+    return Numbered(_uuid(fields.inner("data"), "agentID"), _sequence(fields))
+
+
+def check_json(body: bytes) -> None:
+    """For a body of which nothing is used."""
+    first_value(body)
+
+
+def _read(body: bytes) -> Fields:
+    return Fields(first_value(body))
+
+
+def _uuid(fields: Fields, name: str) -> UUID:
+    text = fields.text(name)
+    try:
+        return UUID(text[:64]) if text else UUID(int=0)
+    except ValueError:
+        raise Unreadable(f"{fields.path(name)} must be a UUID, not {text[:40]!r}") from None
+
+
+def _sequence(fields: Fields) -> int:
+    number = fields.whole("sequenceNumber", 64)
+    if number == 0:
+        raise Unreadable("sequenceNumber must be 1 or more")
+    return number

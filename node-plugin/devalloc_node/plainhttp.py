@@ -1,0 +1,247 @@
+"""HTTP with small bodies, for peers that are not trusted: a server and a client, one request for each connection.
+
+h11 parses and writes the protocol; this is the I/O around it, with bounds: how many connections there are, how long a
+request may take to come and a reply to be taken, how large either is, and how often somebody may ask. No redirect is
+followed and no proxy used: a peer could send us to somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import h11
+
+from devalloc.scaling.recent import Allowance
+from devalloc_node.errors import Failed, Unknown
+
+_log = logging.getLogger(__name__)
+PLAIN = "text/plain; charset=utf-8"
+JSON = "application/json"
+_READ = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a peer can have of us."""
+
+    head: int = 8 * 1024
+    """Bytes of a request's or a reply's line and headers."""
+    body: int = 16 * 1024
+    seconds: float = 5.0
+    """For a request to come, and for its reply to be taken."""
+    connections: int = 16
+    requests_a_second: int = 20
+    requests_burst: int = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    """Without a query."""
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    body: bytes = b""
+    type: str = PLAIN
+    after: Callable[[], None] | None = None
+    """Called once it has been sent, or could not be."""
+
+    @property
+    def text(self) -> str:
+        """The body for people, on one line."""
+        line = self.body[:200].decode("utf-8", "replace")
+        return " ".join("".join(c if c.isprintable() else " " for c in line).split())
+
+
+Respond = Callable[[Request], Awaitable[Response]]
+
+
+class Server:
+    """A port. What is answered must not take long: connections that wait for an answer count as well."""
+
+    def __init__(self, respond: Respond, limits: Limits | None = None, *, only: str | None = None) -> None:
+        """``only``: the one address whose connections are taken; any where it is None."""
+        self._respond = respond
+        self._limits = limits or Limits()
+        self._only = only
+        self._allowance = Allowance(self._limits.requests_a_second, self._limits.requests_burst)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int = 0) -> tuple[str, int]:
+        """Open it; its address, with the port that was found where ``port`` is 0. Raises OSError."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=_READ, backlog=32)
+        address = self._server.sockets[0].getsockname()
+        return address[0], address[1]
+
+    async def close(self) -> None:
+        """Close the port, and the connections that are still open."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if not self._takes(writer):
+            writer.transport.abort()
+            return
+        self._tasks.add(task)
+        try:
+            await self._exchange(reader, writer)
+        except (OSError, h11.ProtocolError, TimeoutError) as error:
+            _log.debug("a connection was given up: %s", error)
+        except asyncio.CancelledError:
+            pass  # by close; whoever made this task would log it as a failure
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    def _takes(self, writer: asyncio.StreamWriter) -> bool:
+        peer = writer.get_extra_info("peername")
+        if self._only is not None and (peer is None or peer[0] != self._only):
+            return False
+        if len(self._tasks) >= self._limits.connections:
+            return False
+        return self._allowance.take(1, round(asyncio.get_running_loop().time() * 1000))
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = _Line(h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.head), reader, writer)
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                request, body = await line.receive(self._limits.body)
+            assert isinstance(request, h11.Request)
+            path = request.target.decode("ascii", "replace").partition("?")[0]
+            response = await self._answer(Request(request.method.decode("ascii", "replace"), path, body))
+        except _TooLarge:
+            response = Response(413, f"a body has at most {self._limits.body} bytes".encode())
+        except h11.RemoteProtocolError as error:
+            if line.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+                raise
+            response = Response(error.error_status_hint, str(error).encode())
+        headers = [("Content-Type", response.type), ("Content-Length", str(len(response.body))), ("Connection", "close")]
+        head = h11.Response(status_code=response.status, headers=headers)
+        async with asyncio.timeout(self._limits.seconds):
+            try:
+                await line.send(head, b"" if line.head_only else response.body)
+            finally:
+                if response.after is not None:
+                    response.after()
+            await line.finish()
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            return await self._respond(request)
+        except Exception:
+            _log.exception("%s %s could not be answered", request.method[:20], request.path[:80])
+            return Response(500, b"internal error")
+
+
+async def call(host: str, port: int, request: Request, seconds: float, limits: Limits | None = None) -> Response:
+    """Ask a server at an address, and take its whole reply, within so many seconds.
+
+    Raises:
+        Failed: it was not asked (``PeerUnreachable``).
+        Unknown: it may have heard, and has not replied (``PeerSilent``), or what it replies is no HTTP
+            (``PeerUnreadable``).
+    """
+    limits = limits or Limits()
+    where = f"{host} port {port}"
+    is_sent = False
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(host, port, limit=_READ)
+            line = _Line(h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.head), reader, writer)
+            at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            headers = [("Host", at), ("Content-Length", str(len(request.body))), ("Connection", "close")]
+            if request.body:
+                headers.append(("Content-Type", JSON))
+            is_sent = True
+            await line.send(h11.Request(method=request.method, target=request.path, headers=headers), request.body)
+            head, body = await line.receive(limits.body)
+    except TimeoutError:
+        if is_sent:
+            raise Unknown("PeerSilent", f"{where} has not answered within {seconds:g} s") from None
+        raise Failed("PeerUnreachable", f"{where} cannot be reached within {seconds:g} s") from None
+    except OSError as error:
+        if is_sent:
+            raise Unknown("PeerSilent", f"{where} broke the connection: {error}") from None
+        raise Failed("PeerUnreachable", f"{where} cannot be reached: {error}") from None
+    except _TooLarge:
+        raise Unknown("PeerUnreadable", f"{where} answers with more than {limits.body} bytes") from None
+    except h11.RemoteProtocolError as error:
+        raise Unknown("PeerUnreadable", f"{where} does not answer in HTTP: {error}") from None
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+    assert isinstance(head, h11.Response)
+    return Response(head.status_code, body)
+
+
+class _TooLarge(Exception):
+    """A body beyond its bound."""
+
+
+class _Line:
+    """One connection and its parser."""
+
+    def __init__(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.http = http
+        self.head_only = False
+        self._reader, self._writer = reader, writer
+
+    async def receive(self, most: int) -> tuple[h11.Request | h11.Response, bytes]:
+        """A whole message; informational replies are passed over."""
+        head: h11.Request | h11.Response | None = None
+        body = bytearray()
+        while True:
+            match self.http.next_event():
+                case h11.NEED_DATA:
+                    if self.http.they_are_waiting_for_100_continue:
+                        self._write(h11.InformationalResponse(status_code=100, headers=[]))
+                    self.http.receive_data(await self._reader.read(_READ))
+                case (h11.Request() | h11.Response()) as head:
+                    self.head_only = isinstance(head, h11.Request) and head.method == b"HEAD"
+                case h11.Data(data=data):
+                    body += data
+                    if len(body) > most:
+                        raise _TooLarge
+                case h11.EndOfMessage():
+                    assert head is not None
+                    return head, bytes(body)
+                case h11.InformationalResponse():
+                    pass
+                case _:
+                    raise h11.RemoteProtocolError("the connection ended before the message did")
+
+    async def send(self, head: h11.Request | h11.Response, body: bytes) -> None:
+        self._write(head)
+        if body:
+            self._write(h11.Data(data=body))
+        self._write(h11.EndOfMessage())
+        await self._writer.drain()
+
+    async def finish(self) -> None:
+        """Say that no more comes, and let the peer read to the end: closing over unread bytes would cut the reply."""
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+        for _ in range(8):
+            if not await self._reader.read(_READ):
+                return
+
+    def _write(self, event: h11.Event) -> None:
+        data = self.http.send(event)
+        if data:
+            self._writer.write(data)

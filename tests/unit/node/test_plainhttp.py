@@ -1,0 +1,177 @@
+"""HTTP with small bodies, over the loopback: what is answered, and how little a stranger can have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from devalloc_node.errors import Failed, NodeError, Unknown
+from devalloc_node.plainhttp import Limits, Request, Response, Server, call
+
+HOST = "127.0.0.1"
+GET = Request("GET", "/there", b"")
+Ask = Callable[[Request], Awaitable[Response]]
+
+
+async def echo(request: Request) -> Response:
+    return Response(200, f"{request.method} {request.path} ".encode() + request.body)
+
+
+async def served(use: Callable[[int], Awaitable[None]], server: Server) -> None:
+    _, port = await server.listen(HOST)
+    try:
+        await use(port)
+    finally:
+        await server.close()
+
+
+async def raw(port: int, data: bytes, *, then: bytes = b"") -> bytes:
+    """All that comes back for these bytes, until the other end closes."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(data)
+    try:
+        if then:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(then)
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+def test_a_request_is_answered_with_its_body() -> None:
+    async def use(port: int) -> None:
+        for request in (GET, Request("GET", "/id", b"{}"), Request("PUT", "/x", b"y" * 16000)):
+            response = await call(HOST, port, request, 5)
+            assert (response.status, response.body) == (200, (await echo(request)).body)
+        status = await raw(port, b"HEAD /there?a=b HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status.startswith(b"HTTP/1.1 200")
+        assert status.endswith(b"\r\n\r\n")
+
+    asyncio.run(served(use, Server(echo)))
+
+
+def test_what_peers_may_do_works() -> None:
+    """Bodies in chunks, and a body that waits to be asked for."""
+
+    async def use(port: int) -> None:
+        chunks = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+        assert (await raw(port, chunks)).endswith(b"POST /x abc")
+        waits = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+        assert (await raw(port, waits, then=b"abc")).endswith(b"POST /x abc")
+
+    asyncio.run(served(use, Server(echo)))
+
+
+def test_what_is_no_request_or_too_large_is_refused() -> None:
+    async def use(port: int) -> None:
+        assert (await raw(port, b"hello\r\n\r\n")).startswith(b"HTTP/1.1 400")
+        assert (await raw(port, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 400")
+        assert (await raw(port, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 99999)).startswith(b"HTTP/1.1 431")
+        assert (await call(HOST, port, Request("POST", "/", b"x" * 11), 5)).status == 413
+        assert (await call(HOST, port, Request("POST", "/", b"x" * 10), 5)).status == 200
+
+    asyncio.run(served(use, Server(echo, Limits(body=10))))
+
+
+def test_a_server_that_breaks_says_so_and_goes_on() -> None:
+    async def breaks(request: Request) -> Response:
+        if request.path == "/there":
+            raise ValueError("a secret")
+        return Response(200)
+
+    async def use(port: int) -> None:
+        response = await call(HOST, port, GET, 5)
+        assert (response.status, response.text) == (500, "internal error")
+        assert (await call(HOST, port, Request("GET", "/", b""), 5)).status == 200
+
+    asyncio.run(served(use, Server(breaks)))
+
+
+def test_only_so_many_may_wait_and_the_slow_ones_go() -> None:
+    async def use(port: int) -> None:
+        slow = [await asyncio.open_connection(HOST, port) for _ in range(2)]
+        slow[0][1].write(b"GET / HT")
+        await asyncio.sleep(0.05)
+        assert await raw(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == b""
+        for reader, writer in slow:
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.transport.abort()
+        assert (await call(HOST, port, GET, 5)).status == 200
+
+    asyncio.run(served(use, Server(echo, Limits(connections=2, seconds=0.3))))
+
+
+def test_who_asks_too_often_is_not_heard() -> None:
+    async def use(port: int) -> None:
+        assert [(await call(HOST, port, GET, 5)).status for _ in range(3)] == [200] * 3
+        with pytest.raises(NodeError):
+            await call(HOST, port, GET, 5)
+
+    asyncio.run(served(use, Server(echo, Limits(requests_a_second=0, requests_burst=3))))
+
+
+def test_others_than_the_one_who_may_are_not_heard() -> None:
+    async def use(port: int) -> None:
+        with pytest.raises(NodeError):
+            await call(HOST, port, GET, 5)
+
+    asyncio.run(served(use, Server(echo, only="127.0.0.2")))
+
+
+async def against(answer: bytes | None, limits: Limits, seconds: float) -> Response:
+    """What the client makes of a server that sends these bytes and closes, or sends nothing and keeps quiet."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if answer is None:
+            await reader.read()
+        else:
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    async with server:
+        return await call(HOST, server.sockets[0].getsockname()[1], GET, seconds, limits)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "code"),
+    [
+        (None, Unknown, "PeerSilent"),
+        (b"", Unknown, "PeerUnreadable"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", Unknown, "PeerUnreadable"),
+        (b"SSH-2.0\r\n\r\n", Unknown, "PeerUnreadable"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 11, Unknown, "PeerUnreadable"),
+        (b"HTTP/1.1 200 OK\r\nA: " + b"x" * 2000, Unknown, "PeerUnreadable"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 3, Unknown, "PeerUnreadable"),
+    ],
+)
+def test_a_server_that_does_not_reply_is_told_apart(answer: bytes | None, error: type[NodeError], code: str) -> None:
+    with pytest.raises(error) as raised:
+        asyncio.run(against(answer, Limits(head=1000, body=10), 0.2 if answer is None else 5))
+    assert raised.value.code == code
+
+
+def test_informational_replies_are_passed_over() -> None:
+    answer = b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 404 No\r\nContent-Length: 4\r\n\r\na\nb\x1b"
+    response = asyncio.run(against(answer, Limits(), 5))
+    assert (response.status, response.text) == (404, "a b")
+
+
+def test_nobody_at_the_port() -> None:
+    async def ask() -> None:
+        server = Server(echo)
+        _, port = await server.listen(HOST)
+        await server.close()
+        await call(HOST, port, GET, 5)
+
+    with pytest.raises(Failed) as raised:
+        asyncio.run(ask())
+    assert raised.value.code == "PeerUnreachable"
