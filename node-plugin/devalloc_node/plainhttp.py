@@ -66,11 +66,13 @@ Respond = Callable[[Request], Awaitable[Response]]
 class Server:
     """A port. What is answered must not take long: connections that wait for an answer count as well."""
 
-    def __init__(self, respond: Respond, limits: Limits | None = None, *, only: str | None = None) -> None:
-        """``only``: the one address whose connections are taken; any where it is None."""
+    def __init__(
+        self, respond: Respond, limits: Limits | None = None, *, allows: Callable[[str], bool] = lambda address: True
+    ) -> None:
+        """``allows``: whether a connection from an address is taken."""
         self._respond = respond
         self._limits = limits or Limits()
-        self._only = only
+        self._allows = allows
         self._allowance = Allowance(self._limits.requests_a_second, self._limits.requests_burst)
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -110,7 +112,7 @@ class Server:
 
     def _takes(self, writer: asyncio.StreamWriter) -> bool:
         peer = writer.get_extra_info("peername")
-        if self._only is not None and (peer is None or peer[0] != self._only):
+        if peer is None or not self._allows(peer[0]):
             return False
         if len(self._tasks) >= self._limits.connections:
             return False
@@ -130,7 +132,8 @@ class Server:
             if line.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
                 raise
             response = Response(error.error_status_hint, str(error).encode())
-        headers = [("Content-Type", response.type), ("Content-Length", str(len(response.body))), ("Connection", "close")]
+        size = str(len(response.body))
+        headers = [("Content-Type", response.type), ("Content-Length", size), ("Connection", "close")]
         head = h11.Response(status_code=response.status, headers=headers)
         async with asyncio.timeout(self._limits.seconds):
             try:

@@ -121,7 +121,7 @@ def test_others_than_the_one_who_may_are_not_heard() -> None:
         with pytest.raises(NodeError):
             await call(HOST, port, GET, 5)
 
-    asyncio.run(served(use, Server(echo, only="127.0.0.2")))
+    asyncio.run(served(use, Server(echo, allows=lambda address: address == "127.0.0.2")))
 
 
 async def against(answer: bytes | None, limits: Limits, seconds: float) -> Response:

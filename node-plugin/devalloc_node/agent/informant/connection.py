@@ -1,0 +1,285 @@
+"""A machine's informant, as its agent sees it: registered with, kept up, and asked to shrink or told that it grew.
+
+It is used in the way of `devalloc_node.agent.monitor.MonitorConnection`, with the same listener: connected is what an
+agent is while the informant lets it scale. A guest is not trusted (T28): only its own address is heard, bodies and
+rates are bounded, and each request of ours ends within a time of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NoReturn
+from uuid import uuid4
+
+from devalloc.scaling.messages import informant as wire
+from devalloc.scaling.messages.monitor import DownscaleResult
+from devalloc.scaling.messages.refused import Refused
+from devalloc.scaling.peerjson import Unreadable
+from devalloc.scaling.recent import RecentCount
+from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
+from devalloc_node.agent.informant.life import Again, Life, Phase, next_start
+from devalloc_node.agent.monitor import Listener, MonitorStatus
+from devalloc_node.errors import Failed, NodeError, Unknown
+from devalloc_node.plainhttp import JSON, Limits, Request, Response, Server, call
+
+_log = logging.getLogger("devalloc.agent.informant")
+LIMITS = Limits(body=wire.MAX_BODY, connections=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """All in milliseconds."""
+
+    register: int = 2_000
+    request: int = 1_000
+    scaling: int = 2_000
+    """For a downscale or an upscale."""
+    health_check: int = 5_000
+    """Between health checks, from start to start."""
+    suspend: int = 4_000
+    """How long a suspension waits for what is under way. An informant waits 5 seconds."""
+    restart: int = 5_000
+    """From one registration to the next, at least."""
+    upscale_requested: int = 500
+    """Requests for more that come sooner after another are dropped."""
+    failures: int = 120_000
+    """Failed requests are counted over this time."""
+
+
+class InformantConnection:
+    """The informant of one machine. `run` keeps registered with it until it is cancelled."""
+
+    def __init__(
+        self,
+        machine: str,
+        host: str,
+        port: int,
+        listener: Listener,
+        serve_host: str,
+        timers: Timers | None = None,
+        limits: Limits = LIMITS,
+        versions: VersionRange[InformantVersion] = INFORMANT_VERSIONS,
+    ) -> None:
+        """``machine``: what log lines call it. ``host``: the address that its guest has, never a name.
+        ``serve_host``: our address that the guest reaches, and nobody else should."""
+        self._machine = machine
+        self._host, self._port = host, port
+        self._listener = listener
+        self._serve_host = serve_host
+        self._timers = timers or Timers()
+        self._limits = limits
+        self._versions = versions
+        self._life = Life(uuid4())
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._registering = asyncio.Event()
+        """Set while nobody waits for the reply to a registration."""
+        self._passed_on: int | None = None
+        self._failures = RecentCount(self._timers.failures)
+        self._status = MonitorStatus(False, "not tried yet", _now(), None, 0, 0)
+
+    async def run(self) -> NoReturn:
+        """Register, stay registered, and begin again, until cancelled; then it is told that we go."""
+        while True:
+            began = _now()
+            life = self._life = Life(uuid4())
+            self._changed.clear()
+            self._registering.clear()
+            server = Server(partial(self._respond, life), self._limits, allows=self._allows)
+            try:
+                await self._live(life, server)
+            except NodeError as error:
+                life.end(error.message, Again.LATER)
+            except OSError as error:
+                life.end(f"no port at {self._serve_host} for it: {error}", Again.LATER)
+            except asyncio.CancelledError:
+                life.end("the agent does not watch it any more", Again.LATER)
+                raise
+            finally:
+                self._registering.set()
+                self._note()
+                await asyncio.shield(self._leave(life, server))
+            start = next_start(began, _now(), life.again, self._timers.restart)
+            await asyncio.sleep(max(0, start - _now()) / 1000)
+
+    async def upscale(self, granted: Resources) -> None:
+        """Tell the informant what the machine has now, in all. Raises Failed, Unknown: as `downscale`."""
+        await self._scale(wire.UPSCALE, granted)
+
+    async def downscale(self, target: Resources) -> DownscaleResult:
+        """Ask the informant whether the machine may be made this small. Not ok is *denied*: nothing was done.
+
+        Raises:
+            Failed: it does not let us scale, or says that it could not.
+            Unknown: it does not answer. The guest may be prepared, or not.
+        """
+        body = await self._scale(wire.DOWNSCALE, target)
+        try:
+            return wire.decode_downscale_result(body)
+        except Unreadable as error:
+            self._failures.add(_now())
+            self._end(f"its answer to {wire.DOWNSCALE.path} cannot be read: {error}", Again.LATER)
+            raise Unknown("PeerUnreadable", self._sentence(f"{error}")) from None
+
+    def status(self) -> MonitorStatus:
+        """How it is now. Connected: it lets us scale."""
+        return replace(self._status, failures=self._failures.count(_now()))
+
+    @property
+    def chosen(self) -> wire.InformantDesc | None:
+        """What it chose: the version, and where its metrics are. None: not registered."""
+        return self._life.chosen
+
+    # One life
+
+    async def _live(self, life: Life, server: Server) -> None:
+        address, port = await server.listen(self._serve_host)
+        at = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self._desc = wire.AgentDesc(life.agent_id, at, self._versions)
+        body = await self._ask(life, wire.REGISTER, wire.encode_agent(self._desc), self._timers.register)
+        try:
+            life.registered(wire.decode_informant(body, self._versions))
+        except Unreadable as error:
+            life.end(f"it registered us in no way that we know: {error}", Again.LATER)
+        self._registering.set()
+        while life.phase is not Phase.ENDED:
+            self._note()
+            began = _now()
+            if life.version is not None and life.version.has_health_check:
+                async with self._turn:
+                    await self._ask(life, wire.HEALTH_CHECK, wire.encode_agent_id(life.agent_id), self._timers.request)
+            self._note()
+            await self._until(began + self._timers.health_check, life)
+
+    async def _until(self, deadline: int, life: Life) -> None:
+        try:
+            async with asyncio.timeout_at(deadline / 1000):
+                while life.phase is not Phase.ENDED:
+                    await self._changed.wait()
+                    self._changed.clear()
+        except TimeoutError:
+            pass
+
+    async def _leave(self, life: Life, server: Server) -> None:
+        """Tell the informant that we go, where it may know us, and close the port."""
+        if life.was_asked:
+            request = Request(wire.UNREGISTER.method, wire.UNREGISTER.path, wire.encode_agent(self._desc))
+            try:
+                response = await call(self._host, self._port, request, self._timers.request / 1000, self._limits)
+                if response.status not in (200, 404):
+                    _log.info("%s: it answers %d when we go: %s", self._machine, response.status, response.text)
+            except NodeError as error:
+                _log.info("%s: it could not be told that we go: %s", self._machine, error)
+        await server.close()
+
+    # What we ask
+
+    async def _scale(self, endpoint: wire.Endpoint, resources: Resources) -> bytes:
+        life = self._life
+        async with self._turn:
+            version = life.version
+            if version is None or life.phase is not Phase.RUNNING:
+                raise Failed("InformantNotRunning", self._sentence(life.why or life.phase.value))
+            by = life.number() if version.signs_resources else wire.Numbered(life.agent_id, 0)
+            body = wire.encode_resources(resources, version, by)
+            return await self._ask(life, endpoint, body, self._timers.scaling)
+
+    async def _ask(self, life: Life, endpoint: wire.Endpoint, body: bytes, timeout: int) -> bytes:
+        """The body of a 200. Anything else ends the life, and is raised."""
+        try:
+            request = Request(endpoint.method, endpoint.path, body)
+            response = await call(self._host, self._port, request, timeout / 1000, self._limits)
+        except NodeError as error:
+            self._failures.add(_now())
+            if endpoint != wire.REGISTER:
+                self._end(str(error), Again.LATER, life)
+            raise
+        if response.status != 200:
+            self._failures.add(_now())
+            why = f"it answers {endpoint.path} with {response.status}: {response.text}"
+            forgotten = response.status == 404 and endpoint != wire.REGISTER
+            self._end(why, Again.AT_ONCE if forgotten else Again.LATER, life)
+            raise Failed("InformantRefused", self._sentence(why))
+        self._status = replace(self._status, last_success=_now())
+        return response.body
+
+    # What it asks
+
+    def _allows(self, address: str) -> bool:
+        return address == self._host
+
+    async def _respond(self, life: Life, request: Request) -> Response:
+        try:
+            by = await self._answer(life, wire.endpoint(wire.OF_AGENT, request.method, request.path), request.body)
+        except Refused as refused:
+            return Response(refused.status, refused.text.encode())
+        except Unreadable as error:
+            _log.info("%s: %s: %s", self._machine, request.path, error)
+            return Response(400, wire.BAD_JSON.encode())
+        finally:
+            self._note()
+            self._changed.set()
+        return Response(200, wire.encode_numbered(by), JSON)
+
+    async def _answer(self, life: Life, endpoint: wire.Endpoint, body: bytes) -> wire.Numbered:
+        if endpoint == wire.ID:
+            wire.check_json(body)
+            return life.identify()
+        if endpoint == wire.TRY_UPSCALE:
+            more, expected = wire.decode_more(body)
+            by = life.try_upscale(expected)
+            self._wants(more)
+            return by
+        expected = wire.decode_expected(body)
+        # It has answered our registration before it asks this, but what it sent first need not arrive first.
+        await self._registering.wait()
+        if endpoint == wire.RESUME:
+            return life.resume(expected)
+        life.suspend(expected)
+        self._note()
+        try:
+            async with asyncio.timeout(self._timers.suspend / 1000), self._turn:
+                return life.number()
+        except TimeoutError:
+            raise Refused(500, "timed out waiting for what is under way") from None
+
+    def _wants(self, more: More) -> None:
+        now = _now()
+        if self._passed_on is not None and now - self._passed_on < self._timers.upscale_requested:
+            self._status = replace(self._status, dropped=self._status.dropped + 1)
+            return
+        self._passed_on = now
+        self._listener.upscale_requested(more)
+
+    # What is told
+
+    def _end(self, why: str, again: Again, life: Life | None = None) -> None:
+        (life or self._life).end(why, again)
+        self._changed.set()
+
+    def _note(self) -> None:
+        """Tell the listener where we are, where that is new."""
+        life, status = self._life, self._status
+        connected = life.phase is Phase.RUNNING
+        why = "" if connected else life.why or life.phase.value
+        if connected is status.connected and why == status.why:
+            return
+        since = status.since if connected is status.connected else _now()
+        self._status = replace(status, connected=connected, why=why, since=since)
+        if connected:
+            self._listener.monitor_connected()
+        else:
+            _log.warning("%s: %s", self._machine, why)
+            self._listener.monitor_disconnected(why)
+
+    def _sentence(self, why: str) -> str:
+        return f"the informant in the guest ({self._host} port {self._port}): {why}"
+
+
+def _now() -> int:
+    """Milliseconds of the event loop's clock."""
+    return round(asyncio.get_running_loop().time() * 1000)

@@ -1,0 +1,505 @@
+"""Agent and informant over the loopback: both ours, and each against a peer that says exactly what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from devalloc.scaling.messages.monitor import DownscaleResult
+from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
+from devalloc_node.agent.informant.connection import InformantConnection, Timers
+from devalloc_node.agent.informant.life import Again, next_start
+from devalloc_node.errors import Failed, NodeError, Unknown
+from devalloc_node.guest.agents import Timers as GuestTimers
+from devalloc_node.guest.informant import Informant
+from devalloc_node.plainhttp import JSON, Request, Response, Server, call
+
+HOST = "127.0.0.1"
+PATIENT = 20_000
+FAST = Timers(health_check=50, restart=60, register=PATIENT, request=PATIENT, scaling=PATIENT, suspend=PATIENT)
+"""Often what is asked by itself, and never in a hurry: other work keeps a machine from answering."""
+GIB = 2**30
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.wishes: list[More] = []
+
+    def monitor_connected(self) -> None:
+        self.events.append("connected")
+
+    def monitor_disconnected(self, why: str) -> None:
+        self.events.append(why)
+
+    def upscale_requested(self, more: More) -> None:
+        self.wishes.append(more)
+
+
+class Guest:
+    """A guest with a mind of its own."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, Resources]] = []
+        self.least = 0
+        self.breaks = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def shrink(self, target: Resources) -> DownscaleResult:
+        await self.gate.wait()
+        if self.breaks:
+            raise OSError("the cache does not answer")
+        self.done.append(("shrink", target))
+        return DownscaleResult(target.memory >= self.least, "as you see")
+
+    async def grew(self, resources: Resources) -> None:
+        self.done.append(("grew", resources))
+
+
+class World:
+    """An informant and any number of agents."""
+
+    def __init__(self, versions: VersionRange[InformantVersion], **guest_timers: int) -> None:
+        self.guest = Guest()
+        patient = {"check": PATIENT, "resume": PATIENT, "suspend": PATIENT, "try_upscale": PATIENT}
+        timers = GuestTimers(**{"check_every": 100, **patient, **guest_timers})
+        self.informant = Informant(self.guest, 9100, timers, versions=versions)
+        self.running: list[asyncio.Task[Any]] = []
+        self.port = 0
+
+    async def __aenter__(self) -> World:
+        _, self.port = await self.informant.listen(HOST, 0)
+        self.running.append(asyncio.create_task(self.informant.run()))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in reversed(self.running):
+            await self.stop(task)
+
+    async def stop(self, task: asyncio.Task[Any]) -> None:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    def agent(self, heard: Heard | None = None, timers: Timers = FAST) -> tuple[InformantConnection, asyncio.Task[Any]]:
+        connection = InformantConnection("vm1", HOST, self.port, heard or Heard(), HOST, timers)
+        task = asyncio.create_task(connection.run())
+        self.running.append(task)
+        return connection, task
+
+
+def only(version: int) -> VersionRange[InformantVersion]:
+    return VersionRange(InformantVersion(version), InformantVersion(version))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_every_version_from_registration_to_the_end(version: int) -> None:
+    async def scenario() -> None:
+        async with World(only(version)) as world:
+            heard = Heard()
+            agent, task = world.agent(heard)
+            await until(lambda: agent.status().connected)
+            assert agent.chosen is not None
+            assert (agent.chosen.version, agent.chosen.metrics_port) == (version, 9100)
+            world.guest.least = GIB
+            assert await agent.downscale(Resources(250, GIB)) == DownscaleResult(True, "as you see")
+            assert await agent.downscale(Resources(250, GIB - 1)) == DownscaleResult(False, "as you see")
+            await agent.upscale(Resources(1500, 3 * GIB))
+            assert world.guest.done[-1] == ("grew", Resources(1500, 3 * GIB))
+            world.informant.want(More(memory=True))
+            if version >= 2:
+                await until(lambda: heard.wishes == [More(memory=True)])
+            await asyncio.sleep(0.12)  # health checks and checks of the id go on meanwhile
+            assert (agent.status().connected, agent.status().failures) == (True, 0)
+            await world.stop(task)
+            assert world.informant.agents.active is None
+            assert heard.events[-2:] == ["connected", "the agent does not watch it any more"]
+            assert heard.wishes == ([More(memory=True)] if version >= 2 else [])
+            assert world.informant.agents.overtaken == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_new_agent_takes_over_and_when_it_goes_the_old_one_does() -> None:
+    async def scenario() -> None:
+        async with World(INFORMANT_VERSIONS) as world:
+            old, _ = world.agent()
+            await until(lambda: old.status().connected)
+            new, task = world.agent()
+            await until(lambda: new.status().connected)
+            assert not old.status().connected
+            with pytest.raises(Failed, match="has another agent"):
+                await old.upscale(Resources(1000, GIB))
+            await new.upscale(Resources(2000, GIB))
+            await world.stop(task)
+            await until(lambda: old.status().connected)
+            await old.upscale(Resources(3000, GIB))
+            assert [resources.cpu for _, resources in world.guest.done] == [2000, 3000]
+
+    asyncio.run(scenario())
+
+
+def test_a_suspension_waits_for_what_is_under_way() -> None:
+    async def scenario() -> None:
+        async with World(INFORMANT_VERSIONS) as world:
+            old, _ = world.agent(timers=replace(FAST, health_check=60_000))
+            await until(lambda: old.status().connected)
+            world.guest.gate.clear()
+            shrinking = asyncio.create_task(old.downscale(Resources(250, GIB)))
+            await asyncio.sleep(0.05)
+            new, _ = world.agent()
+            await until(lambda: not old.status().connected)
+            assert world.informant.agents.active is None
+            world.guest.gate.set()
+            assert (await shrinking).ok
+            await until(lambda: new.status().connected)
+
+    asyncio.run(scenario())
+
+
+def test_a_guest_that_cannot_tell_is_a_failure_and_the_agent_comes_back() -> None:
+    async def scenario() -> None:
+        async with World(INFORMANT_VERSIONS) as world:
+            agent, _ = world.agent()
+            await until(lambda: agent.status().connected)
+            world.guest.breaks = True
+            with pytest.raises(Failed, match="with 500: the guest could not tell: the cache does not answer"):
+                await agent.downscale(Resources(250, GIB))
+            assert agent.status().failures == 1
+            await until(lambda: not agent.status().connected)
+            await until(lambda: agent.status().connected)
+
+    asyncio.run(scenario())
+
+
+def test_a_guest_that_does_not_answer_is_unknown() -> None:
+    async def scenario() -> None:
+        async with World(INFORMANT_VERSIONS) as world:
+            agent, _ = world.agent(timers=replace(FAST, scaling=300))
+            await until(lambda: agent.status().connected)
+            world.guest.gate.clear()
+            with pytest.raises(Unknown, match=r"has not answered within 0\.3 s"):
+                await agent.downscale(Resources(250, GIB))
+            world.guest.gate.set()
+
+    asyncio.run(scenario())
+
+
+async def ask(port: int, method: str, path: str, body: object = b"") -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = await call(HOST, port, Request(method, path, data), 5)
+    return response.status, json.loads(response.body) if response.status == 200 else response.text
+
+
+def test_what_an_informant_answers_to_whom() -> None:
+    me = str(UUID(int=7))
+
+    async def scenario() -> None:
+        async def agent(request: Request) -> Response:
+            asked.append((request.method, request.path, request.body))
+            answer = {"data": {"agentID": me}, "sequenceNumber": len(asked)}
+            return Response(200, json.dumps(answer).encode(), JSON)
+
+        asked: list[tuple[str, str, bytes]] = []
+        server = Server(agent)
+        _, mine = await server.listen(HOST)
+        desc = {"agentID": me, "agentServeAddr": f"{HOST}:{mine}", "minProtoVersion": 3, "maxProtoVersion": 9}
+        signed = {"data": {"cpu": "1", "memory": "1Gi", "id": {"agentID": me}}, "sequenceNumber": 99}
+        async with World(INFORMANT_VERSIONS, check_every=60_000) as world:
+            port = world.port
+            assert await ask(port, "GET", "/register", desc) == (405, "/register must be POST")
+            assert (await ask(port, "GET", "/"))[0] == 404
+            assert await ask(port, "POST", "/register", b"") == (400, "bad JSON")
+            assert await ask(port, "PUT", "/downscale", signed) == (400, "not the active agent")
+            assert (await ask(port, "POST", "/register", {**desc, "minProtoVersion": 5}))[0] == 400
+            nobody = {**desc, "agentServeAddr": f"{HOST}:1"}
+            assert await ask(port, "POST", "/register", nobody) == (400, "the id could not be checked at the address")
+            other = {**desc, "agentID": str(UUID(int=8))}
+            assert (await ask(port, "POST", "/register", other))[0] == 400
+            chosen = {"protoVersion": 4, "metricsMethod": {"prometheus": {"port": 9100}}}
+            assert await ask(port, "POST", "/register", desc) == (200, chosen)
+            await until(lambda: world.informant.agents.active == UUID(int=7))
+            expected = b'{"expectedID":"%s"}' % me.encode()
+            assert asked[-2:] == [("GET", "/id", b"{}"), ("POST", "/resume", expected)]
+            assert (await ask(port, "POST", "/register", desc))[0] == 409
+            assert await ask(port, "PUT", "/health-check", {"agentID": me}) == (200, {})
+            assert (await ask(port, "PUT", "/health-check", {}))[0] == 404
+            assert await ask(port, "PUT", "/downscale", signed) == (200, {"Ok": True, "Status": "as you see"})
+            assert await ask(port, "PUT", "/upscale", {**signed, "sequenceNumber": 1}) == (200, {})
+            assert await ask(port, "PUT", "/upscale", {**signed, "sequenceNumber": 0}) == (400, "bad JSON")
+            assert await ask(port, "PUT", "/upscale", signed["data"]) == (400, "bad JSON")
+            assert world.informant.agents.overtaken == 1
+            world.guest.breaks = True
+            assert (await ask(port, "PUT", "/downscale", signed))[0] == 500
+            assert (await ask(port, "DELETE", "/unregister", {**desc, "agentServeAddr": "127.0.0.1:2"}))[0] == 400
+            assert await ask(port, "DELETE", "/unregister", desc) == (200, {"wasActive": True})
+            assert (await ask(port, "DELETE", "/unregister", desc))[0] == 404
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+class Script:
+    """An informant that answers as it is told, and can ask the agent that registered last."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Callable[[], tuple[int, Any]]] = {
+            "/register": lambda: (200, {"protoVersion": 4, "metricsMethod": {"prometheus": {"port": 9100}}}),
+            "/health-check": lambda: (200, {}),
+            "/downscale": lambda: (200, {"Ok": True, "Status": ""}),
+            "/upscale": lambda: (200, {}),
+            "/unregister": lambda: (200, {"wasActive": True}),
+        }
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.asks_for_id = True
+        self.agent: dict[str, Any] = {}
+
+    async def respond(self, request: Request) -> Response:
+        body = json.loads(request.body)
+        self.asked.append((request.path, body))
+        if request.path == "/register":
+            self.agent = body
+            if self.asks_for_id:
+                await self.ask("GET", "/id", {})
+        status, answer = self.answers[request.path]()
+        return Response(status, answer if isinstance(answer, bytes) else json.dumps(answer).encode(), JSON)
+
+    @property
+    def mine(self) -> dict[str, str]:
+        return {"expectedID": self.agent["agentID"]}
+
+    async def ask(self, method: str, path: str, body: object) -> tuple[int, Any]:
+        return await ask(int(self.agent["agentServeAddr"].rpartition(":")[2]), method, path, body)
+
+    def said(self, path: str) -> list[dict[str, Any]]:
+        return [body for asked, body in self.asked if asked == path]
+
+
+def scripted(
+    scenario: Callable[[Script, InformantConnection, Heard], Awaitable[None]], script: Script, timers: Timers = FAST
+) -> None:
+    async def run() -> None:
+        server, heard = Server(script.respond), Heard()
+        _, port = await server.listen(HOST)
+        agent = InformantConnection("vm1", HOST, port, heard, HOST, timers)
+        task = asyncio.create_task(agent.run())
+        try:
+            await until(lambda: bool(script.agent))
+            await until(lambda: agent.chosen is not None or len(script.said("/register")) > 1)
+            await scenario(script, agent, heard)
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await server.close()
+
+    asyncio.run(run())
+
+
+SLOW = replace(FAST, restart=60_000, health_check=60_000)
+"""Nothing happens by itself."""
+
+
+def test_what_an_agent_says_on_the_wire() -> None:
+    async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
+        me = script.agent["agentID"]
+        assert script.agent == {
+            "agentID": me,
+            "agentServeAddr": script.agent["agentServeAddr"],
+            "minProtoVersion": 1,
+            "maxProtoVersion": 4,
+        }
+        # The reply to /id was the first of the numbered messages; each one has the next number.
+        assert await script.ask("POST", "/resume", script.mine) == (200, {"data": {"agentID": me}, "sequenceNumber": 2})
+        assert agent.status().connected
+        await agent.downscale(Resources(250, GIB))
+        signed = {"data": {"cpu": "250m", "memory": "1Gi", "id": {"agentID": me}}, "sequenceNumber": 3}
+        assert script.said("/downscale") == [signed]
+        more = {"cpu": True, "memory": True, **script.mine}
+        assert (await script.ask("POST", "/try-upscale", more))[1]["sequenceNumber"] == 4
+        assert (await script.ask("POST", "/try-upscale", more))[0] == 200
+        assert (heard.wishes, agent.status().dropped) == ([More(True, True)], 1)
+        assert (await script.ask("POST", "/suspend", script.mine))[1]["sequenceNumber"] == 6
+        assert (await script.ask("POST", "/try-upscale", more))[0] == 400
+        assert not agent.status().connected
+        assert heard.events[-2:] == ["connected", agent.status().why]
+
+    scripted(scenario, Script(), SLOW)
+
+
+def test_what_an_agent_refuses() -> None:
+    async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
+        stranger = {"expectedID": str(UUID(int=1))}
+        assert await script.ask("POST", "/id", {}) == (405, "/id must be GET")
+        assert await script.ask("GET", "/id", b"") == (400, "bad JSON")
+        assert (await script.ask("GET", "/other", {}))[0] == 404
+        for path in ("/resume", "/suspend", "/try-upscale"):
+            assert (await script.ask("POST", path, stranger))[0] == 404
+            assert await script.ask("POST", path, {"expectedID": "x"}) == (400, "bad JSON")
+        assert (await script.ask("POST", "/try-upscale", script.mine))[0] == 400
+        assert agent.chosen is not None
+
+    scripted(scenario, Script(), SLOW)
+
+
+@pytest.mark.parametrize("path", ["/suspend", "/resume"])
+def test_an_informant_out_of_turn_ends_it_and_another_server_registers(path: str) -> None:
+    async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
+        before = dict(script.agent)
+        if path == "/resume":
+            assert (await script.ask("POST", path, script.mine))[0] == 200
+        assert (await script.ask("POST", path, script.mine))[0] == 400
+        await until(lambda: len(script.said("/register")) == 2)
+        assert script.said("/unregister") == [before]
+        assert script.agent["agentID"] != before["agentID"]
+        assert script.agent["agentServeAddr"] != before["agentServeAddr"]
+
+    scripted(scenario, Script(), replace(SLOW, restart=1))
+
+
+def test_an_agent_that_is_asked_early_is_not_early_when_the_reply_is_under_way() -> None:
+    async def scenario() -> None:
+        script = Script()
+        server, heard = Server(script.respond), Heard()
+        _, port = await server.listen(HOST)
+        gate = asyncio.Event()
+        plain = script.respond
+
+        async def slow(request: Request) -> Response:
+            response = await plain(request)
+            if request.path == "/register":
+                await gate.wait()
+            return response
+
+        server._respond = slow
+        agent = InformantConnection("vm1", HOST, port, heard, HOST, SLOW)
+        task = asyncio.create_task(agent.run())
+        await until(lambda: bool(script.agent))
+        resume = asyncio.create_task(script.ask("POST", "/resume", script.mine))
+        await asyncio.sleep(0.05)
+        assert not resume.done()
+        gate.set()
+        assert (await resume)[0] == 200
+        assert agent.status().connected
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+BAD_REGISTRATIONS: list[tuple[int, Any]] = [
+    (409, b"known"),
+    (200, b"{"),
+    (200, {"protoVersion": 5, "metricsMethod": {"prometheus": {"port": 1}}}),
+    (200, {"protoVersion": 4, "metricsMethod": {}}),
+    (201, {"protoVersion": 4, "metricsMethod": {"prometheus": {"port": 1}}}),
+]
+
+
+@pytest.mark.parametrize("answer", [*BAD_REGISTRATIONS, None])
+def test_a_registration_that_is_none_is_tried_again_with_another_server(answer: tuple[int, Any] | None) -> None:
+    script = Script()
+    if answer is None:
+        script.asks_for_id = False
+    else:
+        script.answers["/register"] = lambda: answer
+
+    async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
+        await until(lambda: len(script.said("/register")) >= 2)
+        ids = [body["agentID"] for body in script.said("/register")]
+        assert len(set(ids)) == len(ids)
+        assert not agent.status().connected
+        with pytest.raises(Failed):
+            await agent.upscale(Resources(1000, GIB))
+        left = [body["agentID"] for body in script.said("/unregister")]
+        if answer is None:
+            assert left == [], "it is told to forget what it may not know"
+        else:
+            assert left in (ids[:-1], ids)
+
+    scripted(scenario, script, replace(FAST, restart=20))
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/downscale", (404, b"who?")),
+        ("/downscale", (500, b"broken")),
+        ("/downscale", (200, b"[]")),
+        ("/upscale", (204, b"")),
+        ("/health-check", (404, b"who?")),
+    ],
+)
+def test_any_answer_but_200_ends_it(path: str, answer: tuple[int, Any]) -> None:
+    async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
+        assert (await script.ask("POST", "/resume", script.mine))[0] == 200
+        script.answers[path] = lambda: answer
+        if path != "/health-check":
+            ask = agent.downscale if path == "/downscale" else agent.upscale
+            with pytest.raises(NodeError) as raised:
+                await ask(Resources(1000, GIB))
+            assert isinstance(raised.value, Unknown) is (answer[0] == 200)
+        await until(lambda: len(script.said("/register")) >= 2)
+        assert "connected" in heard.events[:-1]
+        assert agent.status().failures >= 1
+
+    scripted(scenario, Script(), replace(FAST, restart=30, health_check=20))
+
+
+def test_one_request_at_a_time() -> None:
+    async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
+        under_way = most = 0
+
+        async def slow(request: Request) -> Response:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0.005)
+            under_way -= 1
+            return await respond(request)
+
+        respond, script.respond = script.respond, slow  # type: ignore[method-assign]
+        await script.ask("POST", "/resume", script.mine)
+        await asyncio.gather(*(agent.upscale(Resources(1000 + n, GIB)) for n in range(5)))
+        assert most <= 1
+        assert [body["sequenceNumber"] for body in script.said("/upscale")] == [3, 4, 5, 6, 7]
+
+    scripted(scenario, Script(), replace(SLOW, health_check=3))
+
+
+def test_when_the_next_server_begins() -> None:
+    assert next_start(0, 100, Again.AT_ONCE, 5000) == 5000
+    assert next_start(0, 9000, Again.AT_ONCE, 5000) == 9000
+    assert next_start(0, 100, Again.LATER, 5000) == 5100
+
+
+def test_nobody_but_the_guest_is_heard() -> None:
+    async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
+        port = int(script.agent["agentServeAddr"].rpartition(":")[2])
+        reader, writer = await asyncio.open_connection(HOST, port, local_addr=("127.0.0.2", 0))
+        writer.write(b"GET /id HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.transport.abort()
+        assert (await script.ask("GET", "/id", {}))[0] == 200
+
+    scripted(scenario, Script(), SLOW)
