@@ -125,7 +125,8 @@ def decode(body: bytes, method: str = "POST") -> Request:
 def in_bytes(request: Request, slot_size: int, unit: Resources) -> Ask:
     """The request in bytes, for a machine with slots of ``slot_size`` bytes; checks 12 and 13. Raises Refused.
 
-    ``unit`` is the compute unit configured here. It counts for versions whose agents send none.
+    ``unit`` is the compute unit configured here. It counts for versions whose agents send none; before v2.0 CPUs are
+    granted one by one, and memory by the unit as it is configured, not by the multiple that agents are told.
     """
     version = request.version
     if (sent := request.compute_unit) is not None:
@@ -143,7 +144,7 @@ def in_bytes(request: Request, slot_size: int, unit: Resources) -> Ask:
             raise Refused(
                 400, f"fractional CPU is not in protocol version {version}: {cpu_to_json(request.resources.cpu)}"
             )
-        step = Resources(1000, step.memory)
+        step = Resources(1000, lcm(unit.memory, slot_size))
     last = request.last_permit
     return Ask(
         request.resources.in_bytes(version, slot_size),

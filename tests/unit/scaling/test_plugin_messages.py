@@ -109,9 +109,10 @@ def test_many_slots_are_still_a_number() -> None:
     [
         (4, UNIT, GIB, WireResources(250, 1), UNIT),
         (3, UNIT, GIB // 4, WireResources(250, 4), UNIT),
-        (2, UNIT, GIB, WireResources(1000, 4), Resources(1000, 4 * GIB)),
-        (1, Resources(600, GIB), GIB, WireResources(3000, 5), Resources(1000, 5 * GIB)),
+        (2, UNIT, GIB, WireResources(1000, 4), Resources(1000, GIB)),
+        (1, Resources(600, GIB), GIB, WireResources(3000, 5), Resources(1000, GIB)),
         (1, Resources(1000, GIB), GIB, WireResources(1000, 1), Resources(1000, GIB)),
+        (2, UNIT, 2 * GIB, WireResources(1000, 2), Resources(1000, 2 * GIB)),
         (4, UNIT, 2 * GIB, WireResources(500, 1), Resources(500, 2 * GIB)),
         (5, UNIT, 4 * GIB, None, Resources(1000, 4 * GIB)),
         (6, UNIT, GIB, None, UNIT),
