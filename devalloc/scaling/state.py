@@ -243,7 +243,18 @@ def machine_done(state: State, now: int, reached: Resources | None = None) -> St
     target = state.machine.in_flight
     assert target is not None, "a change that ends has begun"
     short = reached is not None and reached != target
-    return replace(state, using=reached or target, machine=Machine(failed_at=now if short else None))
+    using = reached or target
+    return replace(_overruled(state, using), using=using, machine=Machine(failed_at=now if short else None))
+
+
+def _overruled(state: State, using: Resources) -> State:
+    """What was taken from a guest that did not agree is not what it approves or refuses any more."""
+    monitor = state.monitor
+    if not state.insisting or monitor.counted is None or not monitor.counted.exceeds(using):
+        return state
+    approved = monitor.approved
+    approved = None if approved is None else approved.least(using)
+    return replace(state, monitor=replace(monitor, approved=approved, told=None, denied=None))
 
 
 def machine_failed(state: State, now: int) -> State:

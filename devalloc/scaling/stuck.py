@@ -56,9 +56,9 @@ def stuck(health: Health, now: int, limits: Limits | None = None) -> list[Reason
         reasons.append(Reason(code, f"of the requests for permits of the last {seconds} s {parts}"))
     if health.monitor_failures > limits.monitor_failures:
         what = f"{health.monitor_failures} requests to the monitor in the guest failed in {seconds} s"
-        reasons.append(Reason("MonitorFailing", what))
+        reasons.append(Reason("GuestMonitorFailing", what))
     for code, who, success in (
-        ("MonitorSilent", "the monitor in the guest has", health.monitor_success),
+        ("GuestMonitorQuiet", "the monitor in the guest has", health.monitor_success),
         ("MetricsMissing", "the metrics of the guest have", health.metrics_success),
     ):
         silence = now - (health.since if success is None else success)

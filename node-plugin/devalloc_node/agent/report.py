@@ -76,12 +76,12 @@ def _why_not_less(state: State, wanted: Resources, errors: Mapping[str, str]) ->
     monitor = state.monitor
     if monitor.approved is None and not state.insisting:
         why = errors.get("monitor", "not connected")
-        return Reason("MonitorMissing", f"the guest cannot be asked whether it can do with less: {why}")
+        return Reason("GuestMonitorMissing", f"the guest cannot be asked whether it can do with less: {why}")
     if monitor.counted is not None and monitor.counted.exceeds(wanted) and not state.insisting:
         if monitor.in_flight is not None and monitor.in_flight.way is Way.DOWN:
             return Reason("GuestAsked", f"the guest is asked whether it can do with {shown(monitor.in_flight.target)}")
         if monitor.downscale_failed_at is not None and "monitor" in errors:
-            return Reason("MonitorFailed", errors["monitor"])
+            return Reason("GuestMonitorFailed", errors["monitor"])
     return _changing(state, errors)
 
 

@@ -20,6 +20,7 @@ from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.recent import RecentCount
 from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.revisions import Revisions
 from devalloc.scaling.state import PermitError, Rules, State
 from devalloc.scaling.stuck import Health, Limits, Reason, stuck
 from devalloc_node.agent.channels import Channels
@@ -61,8 +62,10 @@ class Scaler:
         channels: Callable[[Scaler], Channels],
         settings: Settings | None = None,
         rng: random.Random | None = None,
+        came_through: Callable[[int], None] = lambda milliseconds: None,
     ) -> None:
-        """``machine``: what log lines call it. ``channels`` is given the scaler, for it listens to its monitor."""
+        """``machine``: what log lines call it. ``channels`` is given the scaler, for it listens to its monitor.
+        ``came_through`` is told how long it took until the machine had what it should have."""
         self._machine = machine
         self._rules, self._bounds, self._config = rules, bounds, config
         self._settings = settings or Settings()
@@ -85,6 +88,9 @@ class Scaler:
         self._errors: dict[str, str] = {}
         self._warned: tuple[str, ...] = ()
         self._since = 0
+        self._revisions = Revisions()
+        self._wanted: Resources | None = None
+        self._came_through = came_through
         self._measured_at: int | None = None
         window = self._settings.stuck.window
         self._failures = {name: RecentCount(window) for name in ("plugin", "denied", "machine")}
@@ -170,6 +176,7 @@ class Scaler:
         waits = [self._insist(now), self._look(tasks, now)]
         actions = next_actions(self._known, now)
         self._warn(actions)
+        self._number(actions.desired, now)
         if actions.plugin is not None:
             self._state = now_known.plugin_started(self._known, now, actions.plugin.target)
             tasks.create_task(self._ask(actions.plugin))
@@ -204,6 +211,15 @@ class Scaler:
         self._looking = True
         tasks.create_task(self._observe())
         return None
+
+    def _number(self, wanted: Resources, now: int) -> None:
+        """Each decision has a number, so that it is told how long it took to come through."""
+        if wanted != self._wanted:
+            first, self._wanted = self._wanted is None, wanted
+            if not first:
+                self._revisions.next(now)
+        if self._known.using == wanted and (took := self._revisions.observed(self._revisions.last, now)) is not None:
+            self._came_through(took)
 
     def _warn(self, actions: Actions) -> None:
         """Told once, not with each turn."""
@@ -306,6 +322,7 @@ class Scaler:
 
         async def measure() -> None:
             metrics = await self._bounded(self._channels.metrics.system(), settings.metrics_timeout)
+            self._measured_at = self._now()
             self._become(lambda state: now_known.measured(state, metrics))
 
         await self._measure(settings.metrics_interval, measure)
@@ -328,7 +345,7 @@ class Scaler:
             began = self._now()
             try:
                 await measure()
-                self._measured_at, failing = self._now(), False
+                failing = False
             except NodeError as error:
                 if not failing:
                     _log.warning("%s: no metrics of the guest: %s", self._machine, error)

@@ -1,0 +1,114 @@
+"""All machines of a node that are scaled: one scaler each, in one event loop, and no failure of one reaches another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.state import Rules
+from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.report import Report
+from devalloc_node.agent.scaler import Scaler, Settings
+
+_log = logging.getLogger("devalloc.agent")
+RESTART_SECONDS = (5.0, 10.0)
+"""After a fault of ours a machine's scaler is begun anew, at a random instant so that not all come at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that is to be scaled."""
+
+    key: str
+    """``namespace/name``."""
+    run: str
+    """Which run of it: with another one nothing counts that was known of the last."""
+    bounds: Bounds
+    config: ScalingConfig
+    channels: Callable[[Scaler], Channels]
+    """Called once for each scaler. It is compared with nothing: what changes in it needs another ``run``."""
+
+
+class Agent:
+    """Created and used in one event loop; whoever lives in another thread has it called there."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        settings: Settings | None = None,
+        rng: random.Random | None = None,
+        came_through: Callable[[int], None] = lambda milliseconds: None,
+    ) -> None:
+        """``came_through`` is told how long each decision took until a machine had what it should have."""
+        self._came_through = came_through
+        self._rules, self._settings = rules, settings or Settings()
+        self._rng = rng or random.Random()
+        self._machines: dict[str, Machine] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._scalers: dict[str, Scaler] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """The machines that are scaled, in order."""
+        return sorted(self._machines)
+
+    async def scale(self, machine: Machine) -> None:
+        """Scale it from now on; what is new of one that is scaled already is taken over, in its state."""
+        known = self._machines.get(machine.key)
+        if known is not None and known.run != machine.run:
+            await self.leave(machine.key)
+            known = None
+        if known is None:
+            self._machines[machine.key] = machine
+            self._tasks[machine.key] = asyncio.create_task(self._keep(machine.key), name=f"scaler {machine.key}")
+            return
+        self._machines[machine.key] = replace(known, bounds=machine.bounds, config=machine.config)
+        scaler = self._scalers.get(machine.key)
+        if scaler is not None and (known.bounds, known.config) != (machine.bounds, machine.config):
+            scaler.bounded(machine.bounds, machine.config)
+
+    async def leave(self, key: str) -> None:
+        """Leave it as it is. A change of it that is under way goes on."""
+        self._machines.pop(key, None)
+        self._scalers.pop(key, None)
+        if (task := self._tasks.pop(key, None)) is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def close(self) -> None:
+        """Leave all of them as they are."""
+        for key in self.keys:
+            await self.leave(key)
+
+    def report(self, key: str) -> Report | None:
+        """How far a machine is; None where it is not scaled, or has not been seen yet."""
+        scaler = self._scalers.get(key)
+        return None if scaler is None else scaler.report()
+
+    async def _keep(self, key: str) -> None:
+        while True:
+            machine = self._machines[key]
+            scaler = Scaler(
+                key,
+                self._rules,
+                machine.bounds,
+                machine.config,
+                machine.channels,
+                self._settings,
+                self._rng,
+                self._came_through,
+            )
+            self._scalers[key] = scaler
+            try:
+                await scaler.run()
+            except Exception:
+                _log.exception("%s: the scaler ended; it begins anew in some seconds", key)
+            self._scalers.pop(key, None)
+            await asyncio.sleep(self._rng.uniform(*RESTART_SECONDS))

@@ -1,0 +1,66 @@
+"""Asking others by HTTP: bounded in size and time, without redirects, and with the three ways to fail kept apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aiohttp
+
+from devalloc_node.errors import Failed, Unknown
+
+MAX_SHOWN = 200
+"""Characters of an answer that are shown in an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    body: bytes
+
+    @property
+    def shown(self) -> str:
+        """The body for people, cut."""
+        text = self.body[:MAX_SHOWN].decode(errors="replace").strip()
+        return "".join(each if each.isprintable() else " " for each in text)
+
+
+def new_session(connections: int = 100) -> aiohttp.ClientSession:
+    """What requests go out by: no cookies, no proxies of the environment, and nothing is unpacked that could swell."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, use_dns_cache=False),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity", "User-Agent": "devalloc"},
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
+
+async def fetch(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    most: int,
+    *,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> Answer:
+    """One request. ``most``: bytes of the answer. The caller bounds the time.
+
+    Raises:
+        Failed: nobody was reached (``Unreachable``), or the answer is too long (``AnswerTooLong``).
+        Unknown: it was sent, and no whole answer came (``NoAnswer``).
+    """
+    try:
+        async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+            answer = bytearray()
+            async for part in response.content.iter_chunked(1 << 16):
+                answer += part
+                if len(answer) > most:
+                    raise Failed("AnswerTooLong", f"{url} answers with more than {most} bytes")
+            return Answer(response.status, bytes(answer))
+    except aiohttp.ClientConnectorError as error:
+        raise Failed("Unreachable", f"{url} cannot be reached: {error.os_error.strerror or error}") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise Unknown("NoAnswer", f"{url} did not answer: {error or type(error).__name__}") from None

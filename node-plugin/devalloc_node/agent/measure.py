@@ -1,0 +1,61 @@
+"""Asking a guest for its metrics, which is not to be trusted: see `devalloc.scaling.metrics`."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from devalloc.scaling.eras import Era
+from devalloc.scaling.metrics import (
+    MAX_TEXT,
+    LfcMetrics,
+    MetricsError,
+    SystemMetrics,
+    read_lfc_metrics,
+    read_system_metrics,
+)
+from devalloc_node.agent.fetch import fetch
+from devalloc_node.errors import Failed, NodeError
+
+
+class HttpMetrics:
+    """The metrics of one machine's guest. Many share a session."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        host: str,
+        *,
+        system_port: int = 9100,
+        lfc_port: int = 9499,
+        era: Era = Era.NEWEST,
+        prefix: str = "host_",
+    ) -> None:
+        """``host``: the address of its guest, never a name."""
+        place = f"[{host}]" if ":" in host else host
+        self._session, self._era, self._prefix = session, era, prefix
+        self._system, self._lfc = (f"http://{place}:{port}/metrics" for port in (system_port, lfc_port))
+
+    async def system(self) -> SystemMetrics:
+        """Load and memory. Raises Failed (``MetricsUnavailable``)."""
+        text = await self._text(self._system)
+        try:
+            return read_system_metrics(text, self._era, self._prefix)
+        except MetricsError as error:
+            raise Failed("MetricsUnavailable", f"{self._system}: {error}") from None
+
+    async def lfc(self) -> LfcMetrics:
+        """The cache's. Raises Failed (``MetricsUnavailable``)."""
+        text = await self._text(self._lfc)
+        try:
+            return read_lfc_metrics(text, self._era)
+        except MetricsError as error:
+            raise Failed("MetricsUnavailable", f"{self._lfc}: {error}") from None
+
+    async def _text(self, url: str) -> bytes:
+        try:
+            answer = await fetch(self._session, "GET", url, MAX_TEXT)
+        except NodeError as error:
+            raise Failed("MetricsUnavailable", error.message) from None
+        if answer.status != 200:
+            raise Failed("MetricsUnavailable", f"{url} answers {answer.status}")
+        return answer.body

@@ -1,0 +1,330 @@
+"""One machine and its scaler in virtual time: what is told of it, when it counts as stuck, and who is not disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NoReturn
+
+import pytest
+
+from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.messages.monitor import DownscaleResult
+from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
+from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.state import Rules
+from devalloc_node.agent.agent import Agent, Machine
+from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.monitor import MonitorStatus
+from devalloc_node.agent.report import Report
+from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.errors import Denied, Failed
+from tests.support.scaling_world import CONFIG, UNIT
+from tests.support.virtual_time import run
+
+BOUNDS = Bounds(UNIT, UNIT * 6)
+
+
+class Around:
+    """All that is around a scaler, as a test wants it. What it does is noted in ``did``."""
+
+    def __init__(self, has: Resources = UNIT, load: float = 0.0) -> None:
+        self.has, self.load = has, load
+        self.room = UNIT * 100
+        self.failing: dict[str, Exception] = {}
+        self.agrees = True
+        self.connects = True
+        self.falls_short: Callable[[Resources], Resources] = lambda target: target
+        self.did: list[str] = []
+        self.scaler: Scaler | None = None
+
+    def channels(self, scaler: Scaler) -> Channels:
+        self.scaler = scaler
+        return Channels(self, self, self, self)
+
+    def _do(self, what: str) -> None:
+        self.did.append(what)
+        if (error := self.failing.get(what.split()[0])) is not None:
+            raise error
+
+    async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
+        self._do("ask")
+        return target.least(self.room.most(last or target.least(self.has)))
+
+    async def change(self, target: Resources) -> Resources:
+        self._do(f"change {target.cpu // 250}")
+        self.has = self.falls_short(target)
+        return self.has
+
+    async def look(self) -> Resources:
+        self._do("look")
+        return self.has
+
+    async def run(self) -> NoReturn:
+        assert self.scaler is not None
+        if self.connects:
+            self.scaler.monitor_connected()
+        else:
+            self.scaler.monitor_disconnected("nobody listens")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def upscale(self, granted: Resources) -> None:
+        self._do("upscale")
+
+    async def downscale(self, target: Resources) -> DownscaleResult:
+        self._do("downscale")
+        return DownscaleResult(self.agrees, "")
+
+    def status(self) -> MonitorStatus:
+        now = int(asyncio.get_running_loop().time() * 1000)
+        return MonitorStatus(self.connects, "", 0, now if self.connects else None, 0, 0)
+
+    async def system(self) -> SystemMetrics:
+        self._do("measure")
+        return SystemMetrics(self.load * UNIT.cpu / 1000)
+
+    async def lfc(self) -> LfcMetrics:
+        raise AssertionError("it is not wanted")
+
+
+async def _after(around: Around, seconds: float, bounds: Bounds = BOUNDS, settings: Settings | None = None) -> Report:
+    scaler = Scaler("ns/vm", Rules(UNIT), bounds, CONFIG, around.channels, settings, random.Random(1))
+    task = asyncio.create_task(scaler.run())
+    await asyncio.sleep(seconds)
+    assert not task.done(), task
+    report = scaler.report()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert report is not None
+    return report
+
+
+def told(around: Around, seconds: float = 30.0, bounds: Bounds = BOUNDS) -> tuple[str | None, list[str]]:
+    """The reason's code and those of being stuck, after some seconds."""
+    report = run(_after(around, seconds, bounds), sockets=False)
+    return report.reason and report.reason.code, [reason.code for reason in report.stuck]
+
+
+def test_a_machine_that_has_what_it_should_have_has_no_reason() -> None:
+    report = run(_after(Around(UNIT, load=3), 30.0), sockets=False)
+    assert {report.wanted, report.permitted, report.applied, report.observed} == {UNIT * 3}
+    assert (report.reason, report.stuck) == (None, ())
+
+
+def _full() -> Around:
+    around = Around(load=4)
+    around.room = UNIT * 2
+    return around
+
+
+def _failing(channel: str, error: Exception, load: float = 4, has: Resources = UNIT) -> Around:
+    around = Around(has, load)
+    around.failing[channel] = error
+    return around
+
+
+def _refusing() -> Around:
+    around = Around(UNIT * 4, load=2)
+    around.agrees = False
+    return around
+
+
+def _alone() -> Around:
+    around = Around(UNIT * 4, load=2)
+    around.connects = False
+    return around
+
+
+NO = Failed("ItBroke", "it broke")
+
+
+@pytest.mark.parametrize(
+    ("around", "reason", "stuck"),
+    [
+        (_full, "PermitShort", ["PermitShort"]),
+        (lambda: _failing("ask", NO), "PermitFailed", ["PermitFailing"]),
+        (lambda: _failing("change", NO), "MachineFailed", ["MachineFailing"]),
+        (lambda: _failing("upscale", NO), None, []),
+        (lambda: _failing("downscale", NO, 2, UNIT * 4), "GuestMonitorFailed", []),
+        (lambda: _failing("measure", NO), None, ["MetricsMissing"]),
+        # A guest that refuses is not stuck: what it keeps is what it should have.
+        (_refusing, None, []),
+        (_alone, "GuestMonitorMissing", ["GuestMonitorQuiet"]),
+    ],
+)
+def test_each_way_to_get_nowhere_has_its_reason(
+    around: Callable[[], Around], reason: str | None, stuck: list[str]
+) -> None:
+    assert told(around()) == (reason, stuck)
+
+
+def test_what_was_not_done_in_full_is_told_as_it_is_and_tried_again_later() -> None:
+    around = Around(load=4)
+    around.falls_short = lambda target: Resources(target.cpu, target.memory - UNIT.memory)
+    report = run(_after(around, 14.0), sockets=False)
+    assert report.applied == report.observed == Resources(1000, 3 * 2**30)
+    assert report.permitted == UNIT * 4
+    assert report.reason is not None
+    assert report.reason.code == "MachineFailed"
+    assert "3Gi, not to 1 CPU and 4Gi" in report.reason.message
+    changes = [what for what in around.did if what.startswith("change")]
+    assert 2 <= len(changes) <= 3  # every five seconds
+
+
+def test_a_change_that_failed_but_was_made_is_found_by_looking() -> None:
+    around = Around(load=4)
+
+    def breaks(target: Resources) -> Resources:
+        around.has = target
+        around.falls_short = lambda target: target
+        raise Failed("ItBroke", "it timed out")
+
+    around.falls_short = breaks
+    report = run(_after(around, 30.0), sockets=False)
+    assert report.observed == report.applied == UNIT * 4
+    assert report.reason is None
+    assert sum(what.startswith("change") for what in around.did) == 1
+
+
+def test_a_machine_that_cannot_be_seen_is_not_changed() -> None:
+    around = Around(load=4)
+    around.failing["look"] = NO
+
+    async def main() -> Report | None:
+        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+        task = asyncio.create_task(scaler.run())
+        await asyncio.sleep(30)
+        assert scaler.report() is None
+        assert set(around.did) == {"look"}
+        del around.failing["look"]
+        await asyncio.sleep(30)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return scaler.report()
+
+    report = run(main(), sockets=False)
+    assert report is not None
+    assert report.applied == UNIT * 4
+
+
+@pytest.mark.parametrize("around", [_refusing, _alone])
+def test_a_guest_keeps_what_is_above_the_maximum_only_for_a_time(around: Callable[[], Around]) -> None:
+    lower, settings = Bounds(UNIT, UNIT * 3), Settings(patience=60_000)
+    before = run(_after(around(), 55.0, lower, settings), sockets=False)
+    assert before.applied == UNIT * 4
+    after = run(_after(around(), 75.0, lower, settings), sockets=False)
+    assert after.applied == after.permitted == UNIT * 3
+
+
+def test_a_guest_that_always_asks_for_more_gets_its_maximum_and_no_more() -> None:
+    around = Around()
+
+    async def main() -> Report:
+        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+        task = asyncio.create_task(scaler.run())
+        for _ in range(600):
+            await asyncio.sleep(0.5)
+            scaler.upscale_requested(More(cpu=True, memory=True))
+        report = scaler.report()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert report is not None
+        return report
+
+    assert run(main(), sockets=False).applied == UNIT * 6
+    # Asking costs nothing: no request of ours follows from it once the machine has its maximum.
+    assert len(around.did) < 200
+
+
+def test_bounds_that_change_are_taken_over_in_the_state_of_the_machine() -> None:
+    around = Around(load=5)
+
+    async def main() -> list[Resources]:
+        agent = Agent(Rules(UNIT), rng=random.Random(1))
+        machine = Machine("ns/vm", "run-1", BOUNDS, CONFIG, around.channels)
+        await agent.scale(machine)
+        seen = []
+        for most in (6, 2, 4):
+            await agent.scale(replace(machine, bounds=Bounds(UNIT, UNIT * most)))
+            await asyncio.sleep(60)
+            report = agent.report("ns/vm")
+            assert report is not None
+            seen.append(report.applied)
+        assert agent.keys == ["ns/vm"]
+        await agent.close()
+        assert agent.keys == []
+        assert agent.report("ns/vm") is None
+        return seen
+
+    assert run(main(), sockets=False) == [UNIT * 5, UNIT * 2, UNIT * 4]
+
+
+def test_a_fault_of_ours_in_one_machine_reaches_no_other_and_is_begun_anew(caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = Around(load=3), Around(load=3)
+    bad.failing["ask"] = ZeroDivisionError("a bug")
+
+    async def main() -> tuple[Report | None, Report | None]:
+        agent = Agent(Rules(UNIT), rng=random.Random(1))
+        for name, around in (("good", good), ("bad", bad)):
+            await agent.scale(Machine(name, "run-1", BOUNDS, CONFIG, around.channels))
+        await asyncio.sleep(30)
+        assert 3 <= bad.did.count("ask") <= 7  # every five to ten seconds
+        bad.failing.clear()
+        await asyncio.sleep(40)
+        reports = agent.report("good"), agent.report("bad")
+        await agent.close()
+        return reports
+
+    for report in run(main(), sockets=False):
+        assert report is not None
+        assert report.applied == UNIT * 3
+    assert "bad: the scaler ended" in caplog.text
+    assert good.did.count("look") < 5
+
+
+def test_another_run_of_a_machine_is_begun_with_nothing_known() -> None:
+    first, second = Around(UNIT * 4, load=4), Around(UNIT, load=2)
+
+    async def main() -> Report | None:
+        agent = Agent(Rules(UNIT), rng=random.Random(1))
+        await agent.scale(Machine("vm", "run-1", BOUNDS, CONFIG, first.channels))
+        await asyncio.sleep(20)
+        await agent.scale(Machine("vm", "run-2", BOUNDS, CONFIG, second.channels))
+        done = len(first.did)
+        await asyncio.sleep(20)
+        assert len(first.did) == done
+        report = agent.report("vm")
+        await agent.close()
+        return report
+
+    report = run(main(), sockets=False)
+    assert report is not None
+    assert report.applied == second.has == UNIT * 2
+
+
+def test_a_machine_that_refuses_a_change_is_told_with_its_words() -> None:
+    around = _failing("change", Denied("GuestRefused", "the guest keeps its memory", retryable=True))
+    report = run(_after(around, 20.0), sockets=False)
+    assert report.reason is not None
+    assert (report.reason.code, report.reason.message) == ("MachineFailed", "the guest keeps its memory")
+
+
+def test_it_is_told_how_long_a_decision_took() -> None:
+    around, took = Around(load=1), []
+
+    async def main() -> None:
+        agent = Agent(Rules(UNIT), Settings(metrics_interval=1000), random.Random(1), took.append)
+        await agent.scale(Machine("vm", "run-1", BOUNDS, CONFIG, around.channels))
+        await asyncio.sleep(10)
+        around.room, around.load = UNIT * 2, 4
+        await asyncio.sleep(20)
+        around.room = UNIT * 100
+        await asyncio.sleep(20)
+        await agent.close()
+
+    run(main(), sockets=False)
+    [milliseconds] = took
+    assert 19_000 <= milliseconds <= 23_000  # until there was room
