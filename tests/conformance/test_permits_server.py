@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.permits import Host, Settings
+from devalloc.controller.permits.settings import server_tls
 from devalloc.scaling.eras import Era
 from devalloc.scaling.permits.ledger import Key
 from devalloc.scaling.resources import Resources
@@ -112,10 +116,10 @@ def test_another_run_of_a_machine_has_no_permit(path: Path) -> None:
         client.ask("a", 8, "16Gi")
         client.ask("a", 8, "16Gi")
         tell(bench.store, "a", machineID="run-2")  # and the server has not seen it yet
-        assert client.ask("a", 1, "2Gi")["permit"] == {"vCPUs": 1, "mem": "2Gi"}
+        assert client.ask("a", 8, "16Gi")["permit"] == {"vCPUs": 8, "mem": "16Gi"}
         found = permit_of(bench.store, "a")
         assert found is not None
-        assert (found["machineID"], found["cpus"]) == ("run-2", "1")
+        assert (found["machineID"], found["cpus"]) == ("run-2", "8")
 
 
 def test_a_machine_that_comes_counts_before_anything_is_granted_that_would_take_its_place(path: Path) -> None:
@@ -307,6 +311,47 @@ def test_a_token_is_needed_where_there_is_one(path: Path) -> None:
         assert bench.get("/")[0] == 401
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with")
+def test_with_tls_only_known_certificates_are_answered(path: Path) -> None:
+    folder = path.parent
+    ours, theirs = (_certificate(folder, name) for name in ("ours", "theirs"))
+    create(path, machine("a"))
+    settings = replace(ANY_PORT, tls=server_tls(*ours, clients=ours[0]))
+    with serving(path, TEN, settings) as bench:
+        body = json.dumps(bench.client().message("a", 1, "1Gi")).encode()
+        for known, status in ((ours, 200), (theirs, None), (None, None)):
+            context = ssl.create_default_context(cafile=ours[0])
+            if known is not None:
+                context.load_cert_chain(*known)
+            connection = http.client.HTTPSConnection("localhost", bench.addresses.requests[1], context=context)
+            with closing(connection):
+                if status is None:
+                    with pytest.raises(OSError, match=r"alert|reset|closed|EOF"):
+                        _asked(connection, body)
+                else:
+                    assert _asked(connection, body) == status
+
+
+def _asked(connection: http.client.HTTPConnection, body: bytes) -> int:
+    connection.request("POST", "/", body)
+    return connection.getresponse().status
+
+
+def _certificate(folder: Path, name: str) -> tuple[str, str]:
+    """The files of a certificate that vouches for itself, and of its key."""
+    certificate, key = str(folder / f"{name}.crt"), str(folder / f"{name}.key")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
+            *("-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost", "-days", "2"),
+            *("-keyout", key, "-out", certificate),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
 def test_malformed_http_is_refused(path: Path) -> None:
     create(path, machine("a"))
     with serving(path, TEN) as bench, closing(bench.client()) as client:
@@ -323,6 +368,17 @@ def test_malformed_http_is_refused(path: Path) -> None:
                 answer = b"".join(iter(lambda c=connection: c.recv(65536), b""))  # type: ignore[misc]
             assert answer.split()[1] == b"400", data[:40]
             assert client.ask("a", 1, "1Gi")["permit"]["vCPUs"] == 1
+
+
+def test_whoever_says_too_much_gets_to_read_the_answer(path: Path) -> None:
+    create(path, machine("a"))
+    with serving(path, TEN) as bench:
+        for _ in range(20):
+            with closing(bench.client()) as client:
+                assert client.post(b"x" * 300_000)[0] == 400
+        with closing(http.client.HTTPConnection(*bench.addresses.requests, timeout=30)) as connection:
+            connection.request("PUT", "/", b"x" * 300_000)
+            assert connection.getresponse().status == 400
 
 
 def test_slow_and_many_strangers_do_not_keep_others_out(path: Path) -> None:

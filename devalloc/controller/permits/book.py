@@ -172,7 +172,7 @@ class Book:
         )
         if record.permit is not None:
             machine = events.recorded(machine, record.permit)
-            machine = replace(machine, pressure=NOTHING if old is None else old.pressure)
+            machine = replace(machine, pressure=NOTHING if old is None or not record.scaled else old.pressure)
         elif starting and record.runs:
             machine = events.found(machine, era=self.settings.era)
         elif old is not None and old.permit is None and old.buffer != NOTHING and record.scaled:

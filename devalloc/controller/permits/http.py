@@ -22,6 +22,8 @@ _quiet = logging.getLogger(f"{__name__}.protocol")
 _quiet.setLevel(logging.CRITICAL)  # aiohttp tells of each malformed request with a traceback
 
 PLAIN = "text/plain; charset=utf-8"
+LINGERING = 1.0
+"""Seconds for which a body that nobody wants is read on, so that whoever sends it gets to read the answer."""
 MAX_LINE = 4096
 MAX_HEADER = 4096
 """Bytes of one header's value. How many there can be is aiohttp's own bound."""
@@ -74,7 +76,7 @@ class Door:
             keepalive_timeout=bounds.idle_seconds,
             max_line_size=MAX_LINE,
             max_field_size=MAX_HEADER,
-            lingering_time=0.0,
+            lingering_time=LINGERING,
             read_bufsize=2**14,
             auto_decompress=False,
         )

@@ -134,7 +134,8 @@ class PermitServer:
         self._on_ready = on_ready
         self._queue: asyncio.Queue[_Asked | _Seen | _Edit] = asyncio.Queue()
         self._seen = "0"
-        """The resourceVersion up to which all changes are known."""
+        """The resourceVersion up to which all changes are known. Only a listing tells: a watch shows several changes to
+        one object as the last of them, after those that others had meanwhile."""
         self._stale = False
         """Whether the store may have what the book has not: a write ended and nobody knows how."""
 
@@ -363,8 +364,6 @@ class PermitServer:
                     self.lease.check(None if gone else obj)
             else:
                 self._see_machine(obj, gone)
-            if int(event.resource_version) > int(self._seen):
-                self._seen = event.resource_version
 
     def _see_machine(self, obj: Object, gone: bool) -> None:
         key = key_of(obj)

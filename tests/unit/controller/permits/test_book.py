@@ -1,0 +1,265 @@
+"""Decisions, and that a server which begins anew makes the same ledger of what is written down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devalloc.controller.permits.book import Book, Draft, Granted, leaving_by_age
+from devalloc.controller.permits.hosts import Host
+from devalloc.controller.permits.settings import Settings
+from devalloc.scaling.eras import Era
+from devalloc.scaling.messages.plugin import Refused, decode
+from devalloc.scaling.permits.ledger import NOTHING
+from devalloc.scaling.resources import Resources
+from devalloc.store import Object
+from tests.support.permit_bench import GIB, amounts, machine
+
+NOW = "2026-02-02T00:00:00Z"
+LIMIT = amounts(10_000, 20)
+NAMES = ("a", "b", "c")
+
+
+class World:
+    """A book, and a store that keeps what is written."""
+
+    def __init__(self, era: Era = Era.V0_31, limit: Resources = LIMIT, **more: Any) -> None:
+        self.settings = Settings(era=era, **more)
+        self.hosts = {"node-a": Host(limit)}
+        self.objects: dict[str, Object] = {}
+        self.book = Book(self.settings)
+        self.book.begin(self.hosts)
+
+    def write(self, obj: Object, **status: Any) -> None:
+        """As its node or a user writes it."""
+        name = obj["metadata"]["name"]
+        version = str(1 + max((int(o["metadata"]["resourceVersion"]) for o in self.objects.values()), default=0))
+        merged = {k: v for k, v in {**obj.get("status", {}), **status}.items() if v is not None}
+        self.objects[name] = {
+            **obj,
+            "metadata": {**obj["metadata"], "resourceVersion": version},
+            "status": merged,
+        }
+        self.book.put(self.objects[name])
+
+    def runs(self, name: str, use: Resources = NOTHING, **more: Any) -> None:
+        observed = {"cpus": f"{use.cpu}m", "memory": use.memory}
+        self.write(machine(name, **more), phase="Running", machineID="1", observed=observed)
+
+    def ask(self, name: str, cpu: Any, memory: Any, *, last: Any = None, version: int = 7, load: float = 0.5) -> Any:
+        """What is granted, after it is written; or the status of the refusal."""
+        metrics: dict[str, float] = {"loadAvg1M": load}
+        message = {
+            "protoVersion": version,
+            "pod": {"namespace": "default", "name": name},
+            "resources": {"vCPUs": cpu, "mem": memory},
+            "lastPermit": last,
+            "metrics": metrics,
+        }
+        if version >= 6:
+            message["computeUnit"] = {"vCPUs": "250m", "mem": "1Gi"}
+        if version < 7:
+            metrics |= {"loadAvg5M": 0.5, "memoryUsageBytes": 1.0}
+        draft = Draft(self.book, "server", NOW)
+        try:
+            granted = draft.answer(decode(json.dumps(message).encode()))
+        except Refused as refused:
+            assert draft.changes() == []
+            return refused.status
+        self.commit(draft)
+        return granted
+
+    def commit(self, draft: Draft) -> None:
+        stored = []
+        for change in draft.changes():
+            obj = self.objects[change.key.name]
+            assert change.resource_version == obj["metadata"]["resourceVersion"]
+            if change.status != obj.get("status"):
+                version = str(int(obj["metadata"]["resourceVersion"]) + 1000)
+                obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": version}, "status": change.status}
+            self.objects[change.key.name] = obj
+            stored.append(obj)
+        draft.adopt(stored)
+
+    def reserved(self, book: Book | None = None) -> dict[str, Resources]:
+        node = (book or self.book).nodes["node-a"]
+        return {key[1]: one.reserved for key, one in node.machines.items()}
+
+    def anew(self) -> Book:
+        """What the next server makes of what is written."""
+        book = Book(self.settings)
+        book.begin(self.hosts)
+        for obj in self.objects.values():
+            book.put(obj, starting=True)
+        return book
+
+
+def permit(granted: Any) -> Resources:
+    assert isinstance(granted, Granted)
+    return granted.permit
+
+
+wanted = st.integers(1, 48)
+steps = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from(NAMES), wanted, st.sampled_from([7, 6, 5, 3, 2])),
+    st.tuples(st.just("read back"), st.sampled_from(NAMES), wanted, st.none()),
+    st.tuples(st.just("new run"), st.sampled_from(NAMES), wanted, st.none()),
+    st.tuples(st.just("fails"), st.sampled_from(NAMES), wanted, st.none()),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(steps, max_size=15), st.sampled_from([Era.V0_31, Era.NEWEST, Era.V0_12]))
+def test_a_server_that_begins_anew_has_the_same_ledger(history: list[tuple[str, str, int, Any]], era: Era) -> None:
+    world = World(era)
+    for name in NAMES:
+        world.runs(name)
+        world.ask(name, 1, "1Gi")
+    used: dict[str, Resources] = dict.fromkeys(NAMES, NOTHING)
+    for what, name, amount, version in history:
+        before = world.book.nodes["node-a"].counted
+        if what == "ask":
+            memory: Any = f"{amount}Gi" if version >= 6 else amount * 512
+            world.ask(name, amount if version < 3 else f"{amount * 250}m", memory, version=version)
+            assert not world.book.nodes["node-a"].counted.exceeds(LIMIT.most(before))
+        elif what == "fails":
+            draft = Draft(world.book, "server", NOW)
+            body = json.dumps(
+                {
+                    "protoVersion": 7,
+                    "pod": {"namespace": "default", "name": name},
+                    "resources": {"vCPUs": amount, "mem": 1},
+                    "computeUnit": {"vCPUs": 1, "mem": "2Mi"},
+                }
+            )
+            draft.answer(decode(body.encode()))
+            assert world.book.nodes["node-a"].counted == before, "nobody knows of it"
+        else:
+            obj, run = world.objects[name], "1" if what == "read back" else str(amount + 1)
+            used[name] = Resources(amount * 100, amount * GIB // 4)
+            observed = {"cpus": f"{amount * 100}m", "memory": used[name].memory}
+            world.write(obj, observed=observed, machineID=run)
+        anew = world.anew()
+        if all(record.permit is not None for record in anew.records.values()):
+            assert world.reserved(anew) == world.reserved()
+        for name_, amount_ in world.reserved().items():
+            assert not used[name_].exceeds(amount_), "what was read back counts"
+        total = NOTHING
+        for amount_ in world.reserved().values():
+            total = total + amount_
+        assert world.book.nodes["node-a"].counted == total
+
+
+def test_who_has_not_asked_since_the_server_began_counts_for_what_it_may_have() -> None:
+    world = World()
+    world.runs("a", amounts(2000, 4))
+    world.runs("b")
+    book = world.anew()
+    assert world.reserved(book) == {"a": amounts(8000, 16), "b": amounts(8000, 16)}
+    assert world.reserved() == {"a": amounts(2000, 4), "b": amounts(250, 1)}, "one that comes while it runs has nothing"
+
+
+def test_oldest_form_rounds_to_what_can_be_told_and_leaves_the_system_its_part() -> None:
+    world = World(Era.V0_12, system=amounts(500, 0.5))
+    world.runs("a", slot=GIB, least=amounts(1000, 1))
+    assert permit(world.ask("a", "99750m", 99, version=3, last={"vCPUs": 90, "mem": 90})) == amounts(9500, 19)
+    other = World(Era.V0_12, system=amounts(500, 0.5))
+    other.runs("a", slot=GIB, least=amounts(1000, 1))
+    assert permit(other.ask("a", 99, 99, version=2)) == amounts(9000, 19)
+
+
+def test_newest_form_promises_more_than_there_is_where_it_is_told_to() -> None:
+    world = World(Era.NEWEST)
+    world.runs("a", annotations={"vm.neon.tech/overcommit": '{"cpu":"2","memory":1}'})
+    assert permit(world.ask("a", 30, "30Gi")) == Resources(19_750 + 250, 20 * GIB)
+    assert world.book.nodes["node-a"].counted == LIMIT
+    assert world.book.nodes["node-a"].pressure == NOTHING
+
+
+def test_newest_form_says_who_leaves_by_age() -> None:
+    world = World(Era.NEWEST)
+    labels = {"autoscaling.neon.tech/enabled": "true", "autoscaling.neon.tech/auto-migration-enabled": "true"}
+    for name, created in (("a", "2026-01-03"), ("b", "2026-01-01"), ("c", "2026-01-02")):
+        obj = machine(name, labels=labels, **({"claims": ["gpu"]} if name == "b" else {}))
+        obj["metadata"]["creationTimestamp"] = f"{created}T00:00:00Z"
+        world.write(obj, phase="Running", machineID="1", observed={"cpus": "3", "memory": "1Gi"})
+    assert leaving_by_age(world.book) == []
+    world.ask("a", 5, "1Gi")
+    assert leaving_by_age(world.book) == [("default", "c")]
+
+
+@pytest.mark.parametrize("left", ["label", "bounds"])
+def test_what_a_machine_was_permitted_stays_its_own_when_its_object_changes(left: str) -> None:
+    world = World()
+    world.runs("a")
+    world.ask("a", 12, "12Gi")
+    obj = world.objects["a"]
+    if left == "label":
+        world.write({**obj, "metadata": {**obj["metadata"], "labels": {}}})
+        assert world.book.nodes["node-a"].pressure == NOTHING, "it does not ask any more"
+        draft = Draft(world.book, "server", NOW)
+        draft.retract(("default", "a"))
+        world.commit(draft)
+        assert world.reserved() == {"a": amounts(250, 1)}
+    else:
+        world.write({**obj, "spec": {**obj["spec"], "cpu": {"min": "1", "max": "2"}}})
+        assert world.reserved()["a"].cpu == 10_000
+        assert world.book.nodes["node-a"].pressure.cpu == 2000
+
+
+def test_a_pod_of_others_counts_until_it_is_gone_and_a_machine_of_its_name_takes_its_place() -> None:
+    world = World()
+    world.hosts = {"node-a": Host(LIMIT, {("default", "pod"): amounts(4000, 1), ("default", "a"): amounts(1000, 1)})}
+    world.book.limit(world.hosts)
+    assert world.book.nodes["node-a"].counted == amounts(5000, 2)
+    assert world.ask("pod", 1, "1Gi") == 400
+    world.runs("a")
+    assert world.book.nodes["node-a"].counted == amounts(4250, 2)
+    world.book.limit({"node-a": Host(LIMIT)})
+    assert world.book.nodes["node-a"].counted == amounts(250, 1)
+    assert world.ask("pod", 1, "1Gi") == 404
+
+
+def test_overhead_and_the_whole_maximum_count() -> None:
+    world = World()
+    world.book = Book(world.settings, overhead=lambda obj: amounts(0, 2))
+    world.book.begin(world.hosts)
+    world.runs("a", reserveMax=True)
+    assert world.book.nodes["node-a"].counted == amounts(8000, 18)
+    world.runs("b")
+    assert world.book.nodes["node-a"].counted == amounts(8250, 21)
+    assert permit(world.ask("b", 8, "8Gi")) == amounts(2000, 1)
+    assert permit(world.ask("a", 8, "16Gi")) == amounts(8000, 16)
+
+
+def test_machines_that_go_or_move_give_back_all_they_had() -> None:
+    world = World()
+    world.hosts |= {"node-b": Host(LIMIT)}
+    world.book.limit(world.hosts)
+    world.runs("a")
+    world.ask("a", 4, "4Gi")
+    obj = world.objects["a"]
+    world.write({**obj, "spec": {**obj["spec"], "nodeName": "node-b"}})
+    assert [world.book.nodes[name].counted for name in ("node-a", "node-b")] == [NOTHING, amounts(4000, 4)]
+    world.book.drop(("default", "a"))
+    assert world.book.nodes["node-b"].counted == NOTHING
+    assert world.ask("a", 1, "1Gi") == 404
+    world.book.put(replace_version(obj, "99999"))
+    world.book.put({**replace_version(obj, "99998"), "spec": {}})
+    assert world.reserved() == {"a": amounts(4000, 4)}, "what is older is left aside"
+
+
+def replace_version(obj: Object, version: str) -> Object:
+    return {**obj, "metadata": {**obj["metadata"], "resourceVersion": version}}
+
+
+def test_marks_of_settings_count() -> None:
+    world = World()
+    world.book.settings = replace(world.settings, cpu_watermark=0.5)
+    world.book.limit(world.hosts)
+    assert world.book.nodes["node-a"].watermark == Resources(5000, 18 * GIB)
