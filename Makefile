@@ -19,6 +19,8 @@ FUZZ_EXAMPLES ?= 400
 SEARCHED := normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py
 # Workers of the quick tiers; cluster tests own the machine while they run.
 JOBS ?= auto
+# Of the unit tier: each waits a fifth of its time, for threads and for what is meant to hang, so there is one to spare.
+UNIT_JOBS ?= $(if $(filter auto,$(JOBS)),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))),$(JOBS))
 # Of the machine tier: each of two emulated hosts keeps one CPU busy, and what is not emulated waits most of the time.
 MACHINE_JOBS ?= 2
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
@@ -59,7 +61,7 @@ define tier
 endef
 
 test-unit: setup ## seconds: properties, fakes
-	$(call tier,unit,-n $(JOBS))
+	$(call tier,unit,-n $(UNIT_JOBS))
 
 test-conformance: setup ## cases with known answers, examples, oracles
 	$(call tier,conformance,-n $(JOBS))

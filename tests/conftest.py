@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,37 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("drawn anew" if is_drawn else "the same every time")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until all is collected
 
 
 def pytest_collection_finish() -> None:
-    """What collection leaves behind lives as long as the run: without this the garbage collector walks all of it anew
-    every few hundred tests, a twelfth of the time of the unit tier."""
-    gc.collect()
+    """What collection leaves behind lives as long as the run: the garbage collector would walk all of it anew while it
+    is made, and again every few hundred tests. Of what tests leave it has less to do when it comes rarely."""
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def _with_room(test: Callable[..., object], /, **arguments: object) -> object:
+    __tracebackhide__ = True
+    return test(**arguments)
+
+
+# Python keeps the frames of its functions in pieces of 16 KiB, and has the kernel map and unmap one at each call where
+# a recursion goes back and forth over an end of one: a test then takes ten times as long, by how deep pytest and its
+# plugins happen to be. So large a frame below a test leaves it the rest of a piece of 2 MiB.
+_with_room.__code__ = _with_room.__code__.replace(co_stacksize=(1 << 20) // 8)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Call each test by ``_with_room``."""
+    test = pyfuncitem.obj
+    pyfuncitem.obj = partial(_with_room, test)
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = test
 
 
 @pytest.hookimpl(wrapper=True)

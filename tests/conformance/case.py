@@ -37,10 +37,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from devalloc.api.meta import GROUP, GROUP_MATCH, NODE, PRIORITY
-from tests.support import manifests
+from tests.support import manifests, plainyaml
 from tests.support.manifests import Manifest
 
 CASES = Path(__file__).parent / "cases"
@@ -50,7 +48,7 @@ def load() -> dict[str, Manifest]:
     """All cases by name. Raises ValueError when a name is used twice."""
     cases: dict[str, Manifest] = {}
     for file in sorted(CASES.glob("*.yaml")):
-        for case in yaml.safe_load(file.read_text()):
+        for case in plainyaml.load(file.read_text()):
             if case["name"] in cases:
                 raise ValueError(f"{file.name}: two cases are named {case['name']!r}")
             cases[case["name"]] = case

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from devalloc_solver.dra import AllocationError, allocate
+from tests.support import plainyaml
 from tests.support.shared import SHARED
 
 OWN = Path(__file__).parent / "cases" / "dra"
 FILE = SHARED / "upstream-dra.json"
 CASES = [
     *(json.loads(FILE.read_text())["cases"] if FILE.is_file() else ()),
-    *(case for path in sorted(OWN.glob("*.yaml")) for case in yaml.safe_load(path.read_text())["cases"]),
+    *(case for path in sorted(OWN.glob("*.yaml")) for case in plainyaml.load(path.read_text())["cases"]),
 ]
 
 Result = dict[str, Any]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from devalloc.cli.main import cli
 from devalloc.controller.allocate import Allocator
 from devalloc.store.sqlite import SQLiteStore
+from tests.support import plainyaml
 
 GROUP = "devmgmtproto.k8s.io/v1alpha1"
 Object = dict[str, Any]
@@ -96,4 +96,4 @@ def claim(name: str = "train", *, count: int = 1, namespace: str | None = None, 
 
 def text(*objects: Object) -> str:
     """Manifests as a YAML stream."""
-    return yaml.safe_dump_all(objects, sort_keys=False)
+    return plainyaml.dump_all(objects)

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from devalloc.api.crds import render
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
 from devalloc.cli import demo
+from tests.support import plainyaml
 from tests.support.faketree import one_nic
 from tests.support.shell import Shell
 
@@ -72,9 +72,10 @@ def test_every_manifest_of_the_demo_is_valid_and_says_where_it_comes_from() -> N
 
 
 def test_crds_are_printed_or_written(devalloc: Shell, tmp_path: Path) -> None:
-    printed = list(yaml.safe_load_all(devalloc("crds").out))
+    printed = plainyaml.load_all(devalloc("crds").out)
 
     devalloc("crds", "-d", tmp_path / "crds")
 
-    assert {file.name: file.read_text() for file in (tmp_path / "crds").iterdir()} == render()
-    assert printed == [yaml.safe_load(content) for content in render().values()]
+    rendered = render()
+    assert {file.name: file.read_text() for file in (tmp_path / "crds").iterdir()} == rendered
+    assert printed == [plainyaml.load(content) for content in rendered.values()]
