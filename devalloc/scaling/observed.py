@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CPUS = "devalloc_guest_cpus_online"
+MEMORY = "host_memory_total_bytes"
+"""The gauges that the guest monitor tells them by."""
 _MOST_APART = 128 * 2**20
 """Bytes: a block of memory, the least that a kernel brings online."""
 

@@ -75,8 +75,8 @@ def test_it_imports_little() -> None:
     others = [name for name in ours if not name.startswith("devalloc_node.guest")]
     assert others == [
         "devalloc", "devalloc.scaling", "devalloc.scaling.messages", "devalloc.scaling.messages.monitor",
-        "devalloc.scaling.recent", "devalloc.scaling.resources", "devalloc.scaling.versions",
-        "devalloc_node", "devalloc_node.websocket",
+        "devalloc.scaling.observed", "devalloc.scaling.recent", "devalloc.scaling.resources",
+        "devalloc.scaling.versions", "devalloc_node", "devalloc_node.websocket",
     ]  # fmt: skip
 
 

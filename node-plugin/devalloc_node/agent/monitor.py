@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from websockets.client import ClientProtocol
@@ -95,7 +96,9 @@ class MonitorConnection:
         timers: Timers | None = None,
         limits: Limits = LIMITS,
     ) -> None:
-        """``machine``: what log lines call it. ``host``: the address that its guest has, never a name."""
+        """``machine``: what log lines call it. ``host``: the address that its guest has; a name raises ValueError, for
+        looking it up would ask others than the guest, and take its time."""
+        ip_address(host)
         self._machine = machine
         self._host, self._port = host, port
         self._listener = listener

@@ -55,9 +55,9 @@ def bring_online(system: System, policy: str) -> list[str]:
         try:
             if system.read(state).strip() == "offline":
                 system.write(state, _STATES[policy])
-        except FileNotFoundError:
-            continue  # unplugged meanwhile
         except OSError as error:
+            if not system.has(state):
+                continue  # unplugged meanwhile
             failures.append(f"memory block {block.removeprefix('memory')} cannot be brought online: {error}")
     return failures
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from devalloc.scaling import observed
 from devalloc_node.guest import cpus
 from devalloc_node.guest.guard import Guard
 from devalloc_node.guest.memory import memory
@@ -16,10 +17,10 @@ def gauges(system: System, guard: Guard, is_connected: bool) -> str:
     values = [
         ("host_load1", "Processes that run or wait for a CPU or a disk, on average over 1 minute.", load1),
         ("host_load5", "The same over 5 minutes.", load5),
-        ("host_memory_total_bytes", "Memory that the guest has online.", now.total),
+        (observed.MEMORY, "Memory that the guest has online.", now.total),
         ("host_memory_available_bytes", "Memory that can be had without swapping.", now.available),
         ("host_memory_cached_bytes", "Page cache.", now.cached),
-        ("devalloc_guest_cpus_online", "CPUs that the guest uses.", len(cpus.online(system))),
+        (observed.CPUS, "CPUs that the guest uses.", len(cpus.online(system))),
         ("devalloc_guest_cpus_present", "CPUs that the machine has.", len(cpus.present(system))),
         ("devalloc_guest_memory_used_bytes", "Memory in use as the monitor measures it.", guard.used),
         ("devalloc_guest_memory_threshold_bytes", "At which use more is asked for.", guard.threshold),

@@ -19,8 +19,8 @@ class Guard:
         self._measure = measure
         self._cache = cache
         self._samples = Samples()
-        self._threshold = threshold(memory)
         self._asked: int | None = None
+        self.has(memory)
 
     @property
     def threshold(self) -> int:
@@ -46,9 +46,13 @@ class Guard:
         self._asked = now
         return True
 
+    def has(self, memory: int) -> None:
+        """The guest has so much memory, as it sees itself: what an agent that is gone said of it is void."""
+        self._threshold = threshold(memory)
+
     async def grew(self, memory: int) -> None:
         """The machine has so much memory now. Raises OSError where the cache does not follow."""
-        self._threshold = threshold(memory)
+        self.has(memory)
         if self._cache is not None:
             await self._cache.fit(memory)
 

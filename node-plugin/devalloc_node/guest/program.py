@@ -33,7 +33,7 @@ class GuestMonitor:
         measure = measure_of(self._system, settings.measure)
         cache = ProgramCache(settings.cache_program, settings.cache_where) if settings.cache_program else None
         self.guard = Guard(measure, memory(self._system).total, cache)
-        self.sessions = Sessions(self._handle, settings.allow)
+        self.sessions = Sessions(self._handle, self._greeted, settings.allow)
         self._granted_cpus: int | None = None
         self._policy = settings.memory
         self._look = asyncio.Event()
@@ -73,6 +73,13 @@ class GuestMonitor:
                 return result
             case _:
                 return None
+
+    def _greeted(self) -> None:
+        """A new agent does not know what an earlier one said, and it may have said what never came true."""
+        try:
+            self.guard.has(memory(self._system).total)
+        except (OSError, ValueError) as error:
+            _log.error("memory cannot be read, and the threshold stays: %s", error)
 
     def _resize(self, cpu: int) -> None:
         """So many thousandths of a CPU are granted: a part of one needs a whole one."""

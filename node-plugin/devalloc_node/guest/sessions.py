@@ -31,9 +31,10 @@ _log = logging.getLogger("devalloc.guest")
 class Sessions:
     """All connections of agents: one that counts, and some that may be about to."""
 
-    def __init__(self, handle: Handle, allowed: Sequence[Network] = ()) -> None:
-        """``allowed``: from where agents may connect; empty: from anywhere."""
+    def __init__(self, handle: Handle, greeted: Callable[[], None], allowed: Sequence[Network] = ()) -> None:
+        """``greeted`` is told of each new agent. ``allowed``: from where they may connect; empty: from anywhere."""
         self.handle = handle
+        self.greeted = greeted
         self._allowed = allowed
         self._current: _Session | None = None
         self._strangers: list[_Accepted] = []
@@ -132,6 +133,7 @@ class _Session:
             return
         self.socket.send(wire.encode_choice(version))
         self.socket.greeted()
+        self._sessions.greeted()
         self.is_agreed = True
         _log.info("an agent is connected, protocol %s", version)
 
@@ -178,8 +180,9 @@ class _Accepted(WebSocket):
 
     def _begin(self) -> None:
         assert self._transport is not None
-        if not self._sessions.accepts(self, str(self._transport.get_extra_info("peername")[0])):
-            self.abort("not allowed")
+        peer = self._transport.get_extra_info("peername")
+        if peer is None or not self._sessions.accepts(self, str(peer[0])):
+            self.abort("not allowed, or gone already")
             return
         why = f"no handshake within {_HANDSHAKE:g} s"
         self._deadline = self._loop.call_later(_HANDSHAKE, self.fail, CloseCode.POLICY_VIOLATION, why)

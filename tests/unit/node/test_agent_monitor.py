@@ -9,9 +9,9 @@ import pytest
 
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.resources import Resources
-from devalloc_node.agent.monitor import Timers
+from devalloc_node.agent.monitor import MonitorConnection, Timers
 from devalloc_node.errors import Failed, Unknown
-from tests.support.guest_monitor import Played, connected, now, playing, raw, sockets_to, watched
+from tests.support.guest_monitor import Heard, Played, connected, now, playing, raw, sockets_to, watched
 from tests.support.virtual_time import run
 
 GIB = 2**30
@@ -286,6 +286,14 @@ def test_requests_for_more_are_passed_on_twice_a_second_at_most() -> None:
             wanted = heard.times("wants memory")
             assert wanted == list(range(0, 6_000, 500))
             assert monitor.status().dropped == 60 - len(wanted)
+
+    run(main())
+
+
+def test_a_name_is_no_address_of_a_guest() -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="localhost"):
+            MonitorConnection("default/vm-1", "localhost", 10301, Heard())
 
     run(main())
 

@@ -84,6 +84,17 @@ def test_a_block_that_cannot_go_online_is_told_and_the_others_go_on(tmp_path: Pa
     assert guest.states() == {8: "offline", 9: "online"}
 
 
+def test_a_block_that_is_unplugged_while_it_is_brought_online_is_no_failure(tmp_path: Path) -> None:
+    class Unplugging(GuestTree):
+        def write(self, name: str, value: str) -> None:
+            (self.folder / name).unlink()
+            raise OSError(errno.ENODEV, "No such device", self.path(name))
+
+    guest = Unplugging(tmp_path)
+    guest.plug_block(8)
+    assert blocks.bring_online(guest, "movable") == []
+
+
 def test_the_kernel_is_told_what_to_do_with_memory_to_come(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path)
     automatic = "sys/devices/system/memory/auto_online_blocks"

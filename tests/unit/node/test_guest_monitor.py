@@ -134,6 +134,22 @@ def test_both_ends_of_devalloc_understand_each_other(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_new_agent_finds_the_guest_as_it_is_not_as_an_earlier_one_left_it(tmp_path: Path) -> None:
+    guest = GuestTree(tmp_path, memory=4 * GIB, used=100 * MIB)
+
+    async def main() -> None:
+        async with running(guest) as here:
+            async with agent(here.uri) as socket:
+                await asyncio.sleep(1)
+                await socket.send(downscale(GIB, 4))
+                assert (await said(socket))["Ok"]
+                assert here.monitor.guard.threshold == threshold(GIB)
+            async with agent(here.uri):  # nothing was unplugged: the first agent had ended before
+                assert here.monitor.guard.threshold == threshold(4 * GIB)
+
+    run(main())
+
+
 def test_a_stale_measure_is_an_internal_error_and_the_connection_stays(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, memory=4 * GIB, used=GIB)
 
