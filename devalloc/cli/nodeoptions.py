@@ -16,12 +16,16 @@ from devalloc.cli.options import duration
 from devalloc.cli.verb import BadInput
 
 if TYPE_CHECKING:
+    from devalloc.api.virtualmachine import VirtualMachine
     from devalloc.inventory.capacity import HostCapacity
     from devalloc_node.binding.config import BindingConfig
+    from devalloc_node.machine.config import MachineConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
     from devalloc_node.warm.setup import WarmConfig
 
 _OFFERS = ("gpu", "vgpu", "vf", "nic", "accelerator", "storage")
+_WARM_USERS = range(71000, 72000)
+"""User ids of machines that wait, one for each; those of other machines are below."""
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -107,6 +111,13 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Warm setups in all, ready and taken.",
         ),
         click.option(
+            "--warm-machine",
+            type=click.Path(dir_okay=False, exists=True),
+            metavar="FILE",
+            help="In each warm setup a QEMU waits, paused: a machine like the VirtualMachine in this file, with a "
+            "network card on the TAP interface.",
+        ),
+        click.option(
             "--enforce-capacity",
             is_flag=True,
             envvar="DEVALLOC_ENFORCE_CAPACITY",
@@ -175,6 +186,7 @@ def node_settings(
     machine_dir: Path | None,
     warm: int | None,
     warm_most: int,
+    warm_machine: str | None,
     enforce_capacity: bool,
     limits: dict[str, Any],
     qemu: str,
@@ -209,6 +221,16 @@ def node_settings(
         "max_vfs": max_vfs,
         "adopted": adopted,
     }
+    if warm_machine is not None and warm is None:
+        raise BadInput("--warm-machine needs --warm, which says how many are to wait")
+    machines = MachineConfig(
+        state=home / "machines",
+        run=run,
+        binary=qemu,
+        folders=tuple(folder.absolute() for folder in image_folders),
+        socket_folders=tuple(folder.absolute() for folder in qmp_folders),
+        dry_run=dry_run,
+    )
     return NodeSettings(
         node,
         bindings(node, options),
@@ -218,16 +240,9 @@ def node_settings(
         socket=door,
         cdi=cdi_dir.absolute(),
         kubelet=kubelet,
-        machines=MachineConfig(
-            state=home / "machines",
-            run=run,
-            binary=qemu,
-            folders=tuple(folder.absolute() for folder in image_folders),
-            socket_folders=tuple(folder.absolute() for folder in qmp_folders),
-            dry_run=dry_run,
-        ),
+        machines=machines,
         capacity=_capacity(sysfs_root, limits, home) if enforce_capacity else None,
-        warm=_warm(warm, warm_most, door) if warm is not None and not dry_run else None,
+        warm=None if warm is None or dry_run else _warm(warm, warm_most, warm_machine, door, machines),
         metrics=metrics,
         resync=resync,
         grace=grace,
@@ -240,9 +255,30 @@ def _capacity(root: Path, limits: dict[str, Any], home: Path) -> HostCapacity:
     return discovered(root, settings(limits, home))
 
 
-def _warm(target: int, most: int, door: Path) -> WarmConfig:
+def _warm(target: int, most: int, file: str | None, door: Path, machines: MachineConfig) -> WarmConfig:
     from devalloc_node.warm.setup import WarmConfig
 
     if target > most:
         raise BadInput(f"--warm: {target} warm setups cannot be kept ready where --warm-most allows {most}")
-    return WarmConfig(target, most, run=door.parent / "warm")
+    waiting = None if file is None else _waiting_machine(file)
+    own = _WARM_USERS if waiting is not None and os.geteuid() == 0 else None
+    return WarmConfig(
+        target, most, run=door.parent / "warm", users=own, machine=waiting, machines=replace(machines, users=None)
+    )
+
+
+def _waiting_machine(file: str) -> VirtualMachine:
+    from devalloc.api.virtualmachine import VirtualMachine
+    from devalloc.cli.documents import read
+    from devalloc_node.errors import Denied
+    from devalloc_node.warm.paused import check_template
+
+    found = [document.content for document in read([file], "default").good]
+    if len(found) != 1 or found[0]["kind"] != "VirtualMachine":
+        raise BadInput(f"--warm-machine: {file} must hold one VirtualMachine, and nothing else")
+    machine = VirtualMachine.model_validate(found[0])
+    try:
+        check_template(machine)
+    except Denied as error:
+        raise BadInput(f"--warm-machine: {error.message}") from None
+    return machine

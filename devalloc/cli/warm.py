@@ -98,6 +98,7 @@ def take(owner: str, request: str, vcpus: int, one_numa_node: bool, output: str,
         ("folder", setup.folder),
         ("cpus", ",".join(map(str, setup.cpus))),
         ("numa nodes", ",".join(map(str, setup.numa_nodes))),
+        ("qmp socket", setup.qmp_socket),
     ):
         if value:
             click.echo(f"{name + ':':<12}{value}")

@@ -12,9 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from devalloc_node.machine.monitor import QmpMonitor
 from tests.support import warm_bed
+from tests.support.images import Image
+from tests.support.machines import virtual_machine
 from tests.support.shared import REPO
-from tests.support.warm_bed import in_a_bed, snapshot
+from tests.support.warm_bed import in_a_bed, snapshot, soon
 
 pytestmark = warm_bed.needs_root
 
@@ -29,19 +32,19 @@ ENVIRONMENT = {
 SETUPS = 8
 
 
-def started() -> subprocess.Popen[bytes]:
-    words = ["node", "--state", f"{HOME}/state", "--cdi-dir", f"{HOME}/cdi", "--warm", str(SETUPS)]
+def started(*more: str, setups: int = SETUPS) -> subprocess.Popen[bytes]:
+    words = ["node", "--state", f"{HOME}/state", "--cdi-dir", f"{HOME}/cdi", "--warm", str(setups), *more]
     words += ["--metrics", f"unix:{HOME}/metrics.sock"]
     with open("/run/log", "ab") as log:
         return subprocess.Popen([sys.executable, "-m", "devalloc.cli", *words], env=ENVIRONMENT, stdout=log, stderr=log)
 
 
-def ready(plugin: subprocess.Popen[bytes]) -> dict[str, Any]:
+def ready(plugin: subprocess.Popen[bytes], setups: int = SETUPS) -> dict[str, Any]:
     """Its pool, once it is full."""
     while True:
         assert plugin.poll() is None, Path("/run/log").read_text()
         done = asked("list", "-o", "json")
-        if done.returncode == 0 and (status := json.loads(done.stdout)).get("idle") == SETUPS:
+        if done.returncode == 0 and (status := json.loads(done.stdout)).get("idle") == setups:
             return dict(status)
         time.sleep(0.02)
 
@@ -117,5 +120,28 @@ def test_metrics_tell_of_the_pool() -> None:
         } <= lines, sorted(line for line in lines if "warm" in line)
         plugin.send_signal(signal.SIGTERM)
         assert plugin.wait() == 0
+
+    in_a_bed(body)
+
+
+def test_a_machine_that_waits_is_taken_by_the_command(open_image: Image) -> None:
+    def body() -> None:
+        HOME.mkdir()
+        waiting = virtual_machine("any", open_image, memory={"min": "64Mi", "max": "64Mi"}).to_manifest()
+        (HOME / "machine.yaml").write_text(json.dumps(waiting))
+        more = ["--warm-machine", f"{HOME}/machine.yaml", "--qemu", str(open_image.qemu)]
+        plugin = started(*more, "--image-folder", str(open_image.folder), setups=1)
+        ready(plugin, 1)
+        setup = taken("a")
+        line = QmpMonitor("a", setup["qmpSocket"])
+        assert line.execute("query-status", deadline=soon())["status"] == "prelaunch"
+        line.execute("cont", deadline=soon())
+        assert line.execute("query-status", deadline=soon())["status"] == "running"
+        line.execute("quit", deadline=soon())
+        line.close()
+        assert asked("return", setup["id"]).returncode == 0
+        plugin.send_signal(signal.SIGTERM)
+        assert plugin.wait() == 0, Path("/run/log").read_text()
+        assert list(Path("/run/devalloc/warm/machines").iterdir()) == []
 
     in_a_bed(body)

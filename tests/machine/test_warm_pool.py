@@ -36,7 +36,7 @@ def inside(setup: Setup, *words: str) -> str:
 
 def test_a_setup_is_a_namespace_with_a_tap_that_is_up_and_a_private_folder() -> None:
     def body() -> None:
-        pool = opened(user=1234)
+        pool = opened(users=range(1234, 1240))
         setup = pool.take("a").setup
         links = dict(line.split(maxsplit=1) for line in inside(setup, "ip", "-br", "link").splitlines())
         assert set(links) == {"lo", setup.tap}

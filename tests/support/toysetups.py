@@ -37,6 +37,9 @@ class Toy:
     def is_whole(self, setup: Setup) -> bool:
         return setup.id in self.there
 
+    def lives(self, setup: Setup) -> bool:
+        return self.is_whole(setup)
+
 
 @contextmanager
 def opened(folder: Path, toy: Toy, boot: str = BOOT, **more: object) -> Iterator[Pool]:

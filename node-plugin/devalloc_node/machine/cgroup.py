@@ -56,6 +56,11 @@ def group(root: Path, name: str) -> CpuGroup:
     return made
 
 
+def exists(root: Path, name: str) -> bool:
+    """Whether there is a cgroup of that machine. None is made."""
+    return any((root / controller / OURS / name).exists() for controller in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"))
+
+
 def limit(cgroup: CpuGroup, thousandths: int | None) -> None:
     """Give it so many thousandths of a CPU's time, or as much as there is (None), and read back that it is so.
 

@@ -56,9 +56,9 @@ def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
     return spec.memory.most * times + config.memlock_slack
 
 
-def check(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
+def check(spec: MachineSpec, config: MachineConfig, given: Launch, namespace: Path | None = None) -> None:
     """Whether it can be started, before anything of it is. Raises Denied."""
-    _, files, _ = _resolved(spec, config, given)
+    _, files, _ = _resolved(spec, config, given, namespace)
     if _is_taken(folder := config.folder(spec.id)):
         raise Denied(
             "MachineRuns",
@@ -76,13 +76,15 @@ def check(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
     room.check(spec, given.accel)
 
 
-def launch(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
+def launch(spec: MachineSpec, config: MachineConfig, given: Launch, namespace: Path | None = None) -> None:
     """Start QEMU, paused. It is up when its monitor greets (``await_monitor``).
+
+    ``namespace``: the file of a network namespace that it lives in and that has its TAP interfaces; None: the host's.
 
     Raises Denied for what the spec may not name or the host has not; ``MachineRuns`` where it runs already. Raises
     Failed (``MachineDidNotStart``).
     """
-    words, files, taps = _resolved(spec, config, given)
+    words, files, taps = _resolved(spec, config, given, namespace)
     folder = _folder(spec, config, given)
     groups: list[str] = []
     if not uses_systemd(config):
@@ -99,6 +101,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
         "cgroups": groups,
         "files": files,
         "taps": taps,
+        "namespace": None if namespace is None else str(namespace),
     }
     file = config.plan(spec.id)
     with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
@@ -243,7 +246,7 @@ def _is_taken(folder: Path) -> bool:
 
 
 def _resolved(
-    spec: MachineSpec, config: MachineConfig, given: Launch
+    spec: MachineSpec, config: MachineConfig, given: Launch, namespace: Path | None
 ) -> tuple[list[str], dict[int, tuple[str, bool]], dict[int, str]]:
     """The command line, and the files and TAP interfaces that QEMU inherits, by descriptor."""
     binary = shutil.which(config.binary)
@@ -265,7 +268,8 @@ def _resolved(
     taps = {}
     for number, nic in enumerate(spec.nics):
         if nic.interface is not None:
-            taps[tap_fd(number)] = paths.tap(nic.interface)
+            # One in another namespace cannot be seen from here: opening it tells.
+            taps[tap_fd(number)] = paths.tap(nic.interface) if namespace is None else nic.interface
     return command(spec, start), files, taps
 
 

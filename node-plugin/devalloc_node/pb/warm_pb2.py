@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from devalloc_node.pb import node_pb2 as devalloc__node_dot_pb_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64\x65valloc_node/pb/warm.proto\x12\x10\x64\x65valloc.node.v1\x1a\x1b\x64\x65valloc_node/pb/node.proto\"w\n\x05Setup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0enamespace_path\x18\x02 \x01(\t\x12\x0b\n\x03tap\x18\x03 \x01(\t\x12\x0b\n\x03mac\x18\x04 \x01(\t\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\x0c\n\x04\x63pus\x18\x06 \x03(\r\x12\x12\n\nnuma_nodes\x18\x07 \x03(\r\"X\n\x10TakeSetupRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\r\n\x05vcpus\x18\x03 \x01(\r\x12\x15\n\rone_numa_node\x18\x04 \x01(\x08\"b\n\x0eTakeSetupReply\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.devalloc.node.v1.Result\x12&\n\x05setup\x18\x02 \x01(\x0b\x32\x17.devalloc.node.v1.Setup\" \n\x12ReturnSetupRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x10ReturnSetupReply\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.devalloc.node.v1.Result\"\x10\n\x0eGetPoolRequest\"f\n\nTakenSetup\x12&\n\x05setup\x18\x01 \x01(\x0b\x32\x17.devalloc.node.v1.Setup\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\t\x12\x10\n\x08taken_ms\x18\x04 \x01(\x03\"\xba\x01\n\x0cGetPoolReply\x12\x0e\n\x06target\x18\x01 \x01(\r\x12\x0c\n\x04most\x18\x02 \x01(\r\x12\x0c\n\x04idle\x18\x03 \x01(\r\x12\x0e\n\x06making\x18\x04 \x01(\r\x12\x10\n\x08removing\x18\x05 \x01(\r\x12+\n\x05taken\x18\x06 \x03(\x0b\x32\x1c.devalloc.node.v1.TakenSetup\x12\x0c\n\x04made\x18\x07 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x08 \x01(\x04\x12\x0f\n\x07problem\x18\t \x01(\t2\x83\x02\n\x08WarmPool\x12Q\n\tTakeSetup\x12\".devalloc.node.v1.TakeSetupRequest\x1a .devalloc.node.v1.TakeSetupReply\x12W\n\x0bReturnSetup\x12$.devalloc.node.v1.ReturnSetupRequest\x1a\".devalloc.node.v1.ReturnSetupReply\x12K\n\x07GetPool\x12 .devalloc.node.v1.GetPoolRequest\x1a\x1e.devalloc.node.v1.GetPoolReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64\x65valloc_node/pb/warm.proto\x12\x10\x64\x65valloc.node.v1\x1a\x1b\x64\x65valloc_node/pb/node.proto\"\x8b\x01\n\x05Setup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0enamespace_path\x18\x02 \x01(\t\x12\x0b\n\x03tap\x18\x03 \x01(\t\x12\x0b\n\x03mac\x18\x04 \x01(\t\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\x0c\n\x04\x63pus\x18\x06 \x03(\r\x12\x12\n\nnuma_nodes\x18\x07 \x03(\r\x12\x12\n\nqmp_socket\x18\x08 \x01(\t\"X\n\x10TakeSetupRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\r\n\x05vcpus\x18\x03 \x01(\r\x12\x15\n\rone_numa_node\x18\x04 \x01(\x08\"b\n\x0eTakeSetupReply\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.devalloc.node.v1.Result\x12&\n\x05setup\x18\x02 \x01(\x0b\x32\x17.devalloc.node.v1.Setup\" \n\x12ReturnSetupRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x10ReturnSetupReply\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.devalloc.node.v1.Result\"\x10\n\x0eGetPoolRequest\"f\n\nTakenSetup\x12&\n\x05setup\x18\x01 \x01(\x0b\x32\x17.devalloc.node.v1.Setup\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\t\x12\x10\n\x08taken_ms\x18\x04 \x01(\x03\"\xba\x01\n\x0cGetPoolReply\x12\x0e\n\x06target\x18\x01 \x01(\r\x12\x0c\n\x04most\x18\x02 \x01(\r\x12\x0c\n\x04idle\x18\x03 \x01(\r\x12\x0e\n\x06making\x18\x04 \x01(\r\x12\x10\n\x08removing\x18\x05 \x01(\r\x12+\n\x05taken\x18\x06 \x03(\x0b\x32\x1c.devalloc.node.v1.TakenSetup\x12\x0c\n\x04made\x18\x07 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x08 \x01(\x04\x12\x0f\n\x07problem\x18\t \x01(\t2\x83\x02\n\x08WarmPool\x12Q\n\tTakeSetup\x12\".devalloc.node.v1.TakeSetupRequest\x1a .devalloc.node.v1.TakeSetupReply\x12W\n\x0bReturnSetup\x12$.devalloc.node.v1.ReturnSetupRequest\x1a\".devalloc.node.v1.ReturnSetupReply\x12K\n\x07GetPool\x12 .devalloc.node.v1.GetPoolRequest\x1a\x1e.devalloc.node.v1.GetPoolReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'devalloc_node.pb.warm_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SETUP']._serialized_start=78
-  _globals['_SETUP']._serialized_end=197
-  _globals['_TAKESETUPREQUEST']._serialized_start=199
-  _globals['_TAKESETUPREQUEST']._serialized_end=287
-  _globals['_TAKESETUPREPLY']._serialized_start=289
-  _globals['_TAKESETUPREPLY']._serialized_end=387
-  _globals['_RETURNSETUPREQUEST']._serialized_start=389
-  _globals['_RETURNSETUPREQUEST']._serialized_end=421
-  _globals['_RETURNSETUPREPLY']._serialized_start=423
-  _globals['_RETURNSETUPREPLY']._serialized_end=483
-  _globals['_GETPOOLREQUEST']._serialized_start=485
-  _globals['_GETPOOLREQUEST']._serialized_end=501
-  _globals['_TAKENSETUP']._serialized_start=503
-  _globals['_TAKENSETUP']._serialized_end=605
-  _globals['_GETPOOLREPLY']._serialized_start=608
-  _globals['_GETPOOLREPLY']._serialized_end=794
-  _globals['_WARMPOOL']._serialized_start=797
-  _globals['_WARMPOOL']._serialized_end=1056
+  _globals['_SETUP']._serialized_start=79
+  _globals['_SETUP']._serialized_end=218
+  _globals['_TAKESETUPREQUEST']._serialized_start=220
+  _globals['_TAKESETUPREQUEST']._serialized_end=308
+  _globals['_TAKESETUPREPLY']._serialized_start=310
+  _globals['_TAKESETUPREPLY']._serialized_end=408
+  _globals['_RETURNSETUPREQUEST']._serialized_start=410
+  _globals['_RETURNSETUPREQUEST']._serialized_end=442
+  _globals['_RETURNSETUPREPLY']._serialized_start=444
+  _globals['_RETURNSETUPREPLY']._serialized_end=504
+  _globals['_GETPOOLREQUEST']._serialized_start=506
+  _globals['_GETPOOLREQUEST']._serialized_end=522
+  _globals['_TAKENSETUP']._serialized_start=524
+  _globals['_TAKENSETUP']._serialized_end=626
+  _globals['_GETPOOLREPLY']._serialized_start=629
+  _globals['_GETPOOLREPLY']._serialized_end=815
+  _globals['_WARMPOOL']._serialized_start=818
+  _globals['_WARMPOOL']._serialized_end=1077
 # @@protoc_insertion_point(module_scope)

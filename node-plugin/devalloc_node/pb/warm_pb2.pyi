@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Setup(_message.Message):
-    __slots__ = ("id", "namespace_path", "tap", "mac", "folder", "cpus", "numa_nodes")
+    __slots__ = ("id", "namespace_path", "tap", "mac", "folder", "cpus", "numa_nodes", "qmp_socket")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_PATH_FIELD_NUMBER: _ClassVar[int]
     TAP_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Setup(_message.Message):
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     CPUS_FIELD_NUMBER: _ClassVar[int]
     NUMA_NODES_FIELD_NUMBER: _ClassVar[int]
+    QMP_SOCKET_FIELD_NUMBER: _ClassVar[int]
     id: str
     namespace_path: str
     tap: str
@@ -23,7 +24,8 @@ class Setup(_message.Message):
     folder: str
     cpus: _containers.RepeatedScalarFieldContainer[int]
     numa_nodes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[str] = ..., namespace_path: _Optional[str] = ..., tap: _Optional[str] = ..., mac: _Optional[str] = ..., folder: _Optional[str] = ..., cpus: _Optional[_Iterable[int]] = ..., numa_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+    qmp_socket: str
+    def __init__(self, id: _Optional[str] = ..., namespace_path: _Optional[str] = ..., tap: _Optional[str] = ..., mac: _Optional[str] = ..., folder: _Optional[str] = ..., cpus: _Optional[_Iterable[int]] = ..., numa_nodes: _Optional[_Iterable[int]] = ..., qmp_socket: _Optional[str] = ...) -> None: ...
 
 class TakeSetupRequest(_message.Message):
     __slots__ = ("owner", "request", "vcpus", "one_numa_node")

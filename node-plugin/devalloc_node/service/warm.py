@@ -86,4 +86,5 @@ def _setup(taken: Taken) -> pb.Setup:
         folder=str(setup.folder),
         cpus=() if pin is None else pin.cpus,
         numa_nodes=() if pin is None else pin.nodes,
+        qmp_socket="" if setup.qmp is None else str(setup.qmp),
     )

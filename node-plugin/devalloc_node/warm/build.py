@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from devalloc_node.audit import audit
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.warm.identifiers import new_identifier
 from devalloc_node.warm.parts import Part, parts_of
+from devalloc_node.warm.paused import MachinePart, free_user
 from devalloc_node.warm.records import Record, Records
 from devalloc_node.warm.setup import Setup, WarmConfig
 
@@ -24,14 +27,24 @@ class Builder:
         self._config = config
         self._records = records
         self._boot = boot
-        self._parts = parts_of(config.user) if parts is None else tuple(parts)
+        self._parts = parts_of(config) if parts is None else tuple(parts)
         self._by_name: Mapping[str, Part] = {part.name: part for part in self._parts}
+        self._machine = next((part for part in self._parts if isinstance(part, MachinePart)), None)
+        self._mutex = threading.Lock()
+        self._users: dict[str, int] = {}
+        """Of the setups that there are, by id."""
+
+    def recall(self, records: Iterable[Record]) -> None:
+        """These are there already: their users are nobody else's."""
+        with self._mutex:
+            self._users |= {record.id: record.user for record in records if record.user is not None}
 
     def make(self) -> tuple[Setup, Record]:
         """A new one, and its record, which says ``idle``. Where it fails nothing is left of it, or its record says what
         and that is told. Raises Failed: ``SetupFailed``, ``RecordsUnavailable``; Leftover."""
         setup = self._config.setup(new_identifier(self._config.prefix))
-        record = Record(setup.id, "making", self._boot)
+        setup = replace(setup, user=self._user(setup.id))
+        record = Record(setup.id, "making", self._boot, user=setup.user)
         try:
             for part in self._parts:
                 record = replace(record.with_part(part.name), inode=setup.inode)
@@ -79,9 +92,35 @@ class Builder:
             record = record.without_part(name)
             self._records.put(record)
         self._records.drop(setup.id)
+        with self._mutex:
+            self._users.pop(setup.id, None)
+
+    def _user(self, name: str) -> int | None:
+        if self._config.users is None:
+            return None
+        with self._mutex:
+            self._users[name] = user = free_user(self._config.users, {*self._users.values()})
+            return user
 
     def setup_of(self, record: Record) -> Setup:
-        return replace(self._config.setup(record.id), inode=record.inode)
+        setup = replace(self._config.setup(record.id), inode=record.inode, user=record.user)
+        return setup if self._machine is None or "machine" not in record.parts else self._machine.known(setup)
+
+    def lives(self, record: Record) -> bool:
+        """Whether all of it is there, as far as can be told in microseconds."""
+        setup = self.setup_of(record)
+        return all(part.lives(setup) for part in self._parts)
+
+    def process_of(self, record: Record) -> int | None:
+        """The process of the machine that waits in it, or has been used since; None where there is none."""
+        with suppress(OSError):
+            if self._machine is not None and (found := self._machine.process(self.setup_of(record))) is not None:
+                return found.pid
+        return None
+
+    def is_unused(self, record: Record) -> bool:
+        """Whether the machine in it is as it was made. QEMU is asked."""
+        return self._machine is not None and self._machine.is_unused(self.setup_of(record))
 
     def is_whole(self, record: Record) -> bool:
         """Whether one that an earlier run of the plugin made is there as it was made."""

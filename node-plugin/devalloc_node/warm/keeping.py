@@ -11,7 +11,6 @@ from contextlib import suppress
 from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import NodeError
-from devalloc_node.warm.occupants import occupants
 from devalloc_node.warm.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -57,18 +56,15 @@ class Keeper:
 
     def take_back_forgotten(self) -> None:
         """Give back for their owners those in which nobody has lived for as long as the config says."""
-        taken = self._pool.status().taken
-        lived_in, now = occupants([each.setup for each in taken]), self._clock()
+        empty, now = self._pool.empty(), self._clock()
         before, self._empty_since = self._empty_since, {}
-        for each in taken:
+        for each in empty:
             name = each.setup.id
-            if name in lived_in:
-                continue
             since = before.get(name, now)
             if now - since < self._pool.config.lease_seconds:
                 self._empty_since[name] = since
                 continue
-            log.warning("setup %s of %s is taken back: nothing has lived in it for long", name, each.owner)
-            audit("warm", setup=name, owner=each.owner, reason="nothing has lived in it for long")
-            with suppress(NodeError):  # somebody has moved in, or gives it back himself
+            with suppress(NodeError):  # somebody uses its machine, has moved in, or gives it back himself
                 self._pool.give_back(name, Deadline.after(0))
+                log.warning("setup %s of %s was taken back: nothing has lived in it for long", name, each.owner)
+                audit("warm", setup=name, owner=each.owner, reason="nothing has lived in it for long")

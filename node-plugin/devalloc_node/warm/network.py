@@ -98,6 +98,11 @@ def remove_tap(name: Path, tap: str) -> None:
     _inside(name, act)
 
 
+def has_tap(name: Path, tap: str) -> bool:
+    """Whether there is an interface of that name in a namespace. Raises OSError."""
+    return _inside(name, lambda: _has(tap))
+
+
 def is_tap_used(name: Path, tap: str) -> bool:
     """Whether a process has it open, wherever that is. Raises OSError."""
 

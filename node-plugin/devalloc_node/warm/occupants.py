@@ -15,21 +15,23 @@ _MOST = 8
 """Processes that are named for a setup."""
 
 
-def occupants(setups: Collection[Setup]) -> Mapping[str, Sequence[str]]:
+def occupants(setups: Collection[Setup], own: Mapping[str, int] | None = None) -> Mapping[str, Sequence[str]]:
     """By id, for people: the processes in its namespace, and who has its TAP interface open though he is elsewhere.
 
-    Setups in which nobody lives are left out. One look at all processes, however many setups.
+    Setups in which nobody lives are left out. One look at all processes, however many setups. ``own``: by id, the
+    process of a setup itself, which does not count.
     """
+    own = own or {}
     at: Mapping[Inode, str] = {setup.inode: setup.id for setup in setups if setup.inode is not None}
     found: dict[str, list[str]] = defaultdict(list)
     for pid in filter(str.isdecimal, os.listdir("/proc")) if at else ():
         with suppress(OSError):  # it has ended, or is the kernel's own
             there = os.stat(f"/proc/{pid}/ns/net")
             name = at.get((there.st_dev, there.st_ino))
-            if name is not None and len(found[name]) < _MOST:
+            if name is not None and len(found[name]) < _MOST and int(pid) != own.get(name):
                 found[name].append(f"process {pid} ({Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()})")
     for setup in setups:
-        if setup.id not in found and _is_tap_used(setup):
+        if not found.get(setup.id) and setup.id not in own and _is_tap_used(setup):
             found[setup.id].append(f"a process elsewhere that has {setup.tap} open")
     return {name: tuple(who) for name, who in found.items() if who}
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from devalloc_node.warm import network
-from devalloc_node.warm.setup import Setup
+from devalloc_node.warm.paused import MachinePart, check_template
+from devalloc_node.warm.setup import Setup, WarmConfig
 
 
 class Part(Protocol):
-    """Stateless, safe for threads. A paused machine in its setup would be one more of these."""
+    """Stateless, safe for threads."""
 
     @property
     def name(self) -> str:
@@ -32,17 +33,19 @@ class Part(Protocol):
     def is_whole(self, setup: Setup) -> bool:
         """Whether it is there as it was made."""
 
+    def lives(self, setup: Setup) -> bool:
+        """The same, as far as can be told in microseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class FolderPart:
-    user: int | None = None
     name: str = "folder"
 
     def make(self, setup: Setup) -> Setup:
         setup.folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         os.mkdir(setup.folder, 0o700)
-        if self.user is not None:
-            os.chown(setup.folder, self.user, self.user, follow_symlinks=False)
+        if setup.user is not None:
+            os.chown(setup.folder, setup.user, setup.user, follow_symlinks=False)
         return setup
 
     def remove(self, setup: Setup) -> None:
@@ -58,6 +61,9 @@ class FolderPart:
             return stat.S_IMODE(os.lstat(setup.folder).st_mode) == 0o700 and not os.listdir(setup.folder)
         except OSError:
             return False
+
+    def lives(self, setup: Setup) -> bool:
+        return setup.folder.is_dir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +83,16 @@ class NamespacePart:
         except OSError:
             return False
 
+    def lives(self, setup: Setup) -> bool:
+        return self.is_whole(setup)
+
 
 @dataclass(frozen=True, slots=True)
 class TapPart:
-    user: int | None = None
     name: str = "tap"
 
     def make(self, setup: Setup) -> Setup:
-        network.make_tap(setup.namespace, setup.tap, self.user)
+        network.make_tap(setup.namespace, setup.tap, setup.user)
         return setup
 
     def remove(self, setup: Setup) -> None:
@@ -98,11 +106,17 @@ class TapPart:
 
     def is_whole(self, setup: Setup) -> bool:
         try:
-            return not network.is_tap_used(setup.namespace, setup.tap)
+            return network.has_tap(setup.namespace, setup.tap)
         except OSError:
             return False
 
+    def lives(self, setup: Setup) -> bool:
+        return True  # who takes it away has entered the namespace
 
-def parts_of(user: int | None) -> tuple[Part, ...]:
-    """In the order in which they are made; they are removed in the other."""
-    return FolderPart(user), NamespacePart(), TapPart(user)
+
+def parts_of(config: WarmConfig) -> tuple[Part, ...]:
+    """In the order in which they are made; they are removed in the other. Raises Denied ``WarmMachineInvalid``."""
+    if config.machine is None:
+        return FolderPart(), NamespacePart(), TapPart()
+    check_template(config.machine)
+    return FolderPart(), NamespacePart(), TapPart(), MachinePart(config.machine, config.paused)

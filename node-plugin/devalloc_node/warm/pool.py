@@ -92,6 +92,7 @@ class Pool:
         found, unreadable = self._records.all()
         for name in unreadable:
             log.error("the record of warm setup %s cannot be read; remove by hand what has that name, then it", name)
+        self._builder.recall(found)
         whole = [record for record in found if record.state == "idle" and self._builder.is_whole(record)]
         lived_in = self._occupants(whole)
         ready = [record for record in whole if record.id not in lived_in]
@@ -156,9 +157,9 @@ class Pool:
             if request and (before := self._of_request(owner, request)) is not None:
                 return self._told(before)
             pin = self._pin(vcpus, one_node)
-            record = None
-            if self._idle:
-                record = _own(self._idle.popleft(), owner, request, pin)
+            record = self._oldest()
+            if record is not None:
+                record = _own(record, owner, request, pin)
                 self._taken[record.id] = record
             else:
                 self._begin_making(1, demanded=True)
@@ -234,7 +235,7 @@ class Pool:
         self._wake.set()
 
     def _await_quiet(self, record: Record, deadline: Deadline) -> None:
-        while who := self._occupants([record]).get(record.id):
+        while who := self._occupants([record], asking=True).get(record.id):
             if deadline.passed:
                 raise Denied(
                     "SetupInUse",
@@ -292,8 +293,17 @@ class Pool:
             self.fill(min(missing, room))
 
     def look(self) -> None:
-        """Try to remove what could not be removed, and see which CPUs the host has now. Raises NodeError, OSError."""
+        """See which CPUs the host has now and what has died of what is ready; try to remove what could not be removed.
+
+        Raises NodeError, OSError."""
         self._cpus = self._read_cpus()
+        with self._mutex:
+            ready = list(self._idle)
+        dead = {record.id for record in ready if not self._builder.lives(record)}
+        with self._mutex:
+            for record in [each for each in self._idle if each.id in dead]:
+                self._idle.remove(record)
+                self._removing[record.id] = replace(record, state="removing")
         self._remove_all()
 
     def await_change(self, seconds: float) -> None:
@@ -333,6 +343,16 @@ class Pool:
 
     def _total(self) -> int:
         return len(self._idle) + len(self._taken) + self._making + len(self._removing)
+
+    def _oldest(self) -> Record | None:
+        """Of those that are ready. One that has died, or that somebody has taken away, is to be removed."""
+        while self._idle:
+            record = self._idle.popleft()
+            if self._builder.lives(record):
+                return record
+            self._removing[record.id] = replace(record, state="removing")
+            self._wake.set()
+        return None
 
     def _pin(self, vcpus: int, one_node: bool) -> Pin | None:
         """Counted anew from those who have CPUs, so that none stays counted whose owner has gone. Raises Denied."""
@@ -385,8 +405,22 @@ class Pool:
                 self._idle.append(record)
             self._mutex.notify_all()
 
-    def _occupants(self, records: Sequence[Record]) -> dict[str, Sequence[str]]:
-        return dict(occupants([self._builder.setup_of(record) for record in records]))
+    def _occupants(self, records: Sequence[Record], *, asking: bool = False) -> dict[str, Sequence[str]]:
+        """Who lives in them, but for machines that wait there. ``asking``: these may have been used since, and are
+        asked whether they were."""
+        waiting = {}
+        for record in records:
+            process = self._builder.process_of(record)
+            if process is not None and (not asking or self._builder.is_unused(record)):
+                waiting[record.id] = process
+        return dict(occupants([self._builder.setup_of(record) for record in records], waiting))
+
+    def empty(self) -> Sequence[Taken]:
+        """Those taken in which nothing lives but, perhaps, the machine that waited there. Raises NodeError."""
+        with self._mutex:
+            taken = list(self._taken.values())
+        lived_in = self._occupants(taken)
+        return [self._told(record) for record in taken if record.id not in lived_in]
 
     def _remove_all(self) -> None:
         """Try those that are to be removed, several at a time."""

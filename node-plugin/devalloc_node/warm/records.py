@@ -34,6 +34,7 @@ class Record:
     parts: tuple[str, ...] = ()
     """Those that there may be, in the order in which they are made: written before each is."""
     inode: Inode | None = None
+    user: int | None = None
     owner: str = ""
     """Who has taken it."""
     request: str = ""
@@ -123,6 +124,7 @@ def _text(record: Record) -> bytes:
         "boot": record.boot,
         "parts": record.parts,
         "inode": record.inode,
+        "user": record.user,
         "owner": record.owner,
         "request": record.request,
         "sinceMs": record.since_ms,
@@ -143,11 +145,12 @@ def _record(name: str, content: Any) -> Record:
         content["boot"],
         tuple(content["parts"]),
         None if inode is None else (int(inode[0]), int(inode[1])),
+        None if content.get("user") is None else int(content["user"]),
         content["owner"],
         content["request"],
         int(content["sinceMs"]),
-        tuple(map(int, content["cpus"])),
-        tuple(map(int, content["nodes"])),
+        tuple(map(int, content.get("cpus", ()))),
+        tuple(map(int, content.get("nodes", ()))),
     )
 
 

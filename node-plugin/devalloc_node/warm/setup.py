@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.machine.config import MachineConfig
 from devalloc_node.warm.identifiers import MOST, check_identifier
 
 Inode = tuple[int, int]
@@ -25,6 +27,10 @@ class Setup:
     """Of its user alone (0700), empty: for sockets, logs and the like of the machine."""
     inode: Inode | None = None
     """Of the namespace; None until it is made."""
+    user: int | None = None
+    """Whose the folder, the TAP interface and the machine are, and no other setup's; None: the plugin's own."""
+    qmp: Path | None = None
+    """The socket of the monitor of the machine that waits there; None where none does."""
 
     @property
     def tap(self) -> str:
@@ -54,8 +60,12 @@ class WarmConfig:
     """Where namespaces get their names; ``ip netns`` looks there."""
     prefix: str = "warm"
     """What ids of setups begin with."""
-    user: int | None = None
-    """Whose the folders and TAP interfaces are; None: the plugin's own."""
+    users: range | None = None
+    """User ids, one for each setup at a time: whose its folder, TAP interface and machine are. None: the plugin's."""
+    machine: VirtualMachine | None = None
+    """What waits, paused, in each setup: a machine like this, with a network card on the TAP. None: no machine."""
+    machines: MachineConfig = field(default_factory=MachineConfig)
+    """How these are run; its folders for state and sockets are replaced by those of the pool."""
     vcpus_per_cpu: int | None = None
     """How many vCPUs of takers may be pinned to one CPU of the host; None: any number."""
     workers: int = 4
@@ -76,6 +86,11 @@ class WarmConfig:
             raise ValueError(f"{self.vcpus_per_cpu} vCPUs for each CPU are none; 1 at least")
         if self.workers < 1:
             raise ValueError(f"{self.workers} workers make no setup; 1 at least")
+
+    @property
+    def paused(self) -> MachineConfig:
+        """How machines that wait are run: apart from all others of this node."""
+        return replace(self.machines, state=self.run / "lives", run=self.run / "machines")
 
     def setup(self, name: str) -> Setup:
         """The setup of that id, as far as its name tells. Raises Denied ``IdentifierInvalid``."""

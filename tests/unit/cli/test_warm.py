@@ -110,4 +110,13 @@ def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc
         2,
         "error: --warm: 3 warm setups cannot be kept ready where --warm-most allows 2\n",
     )
-    assert os.listdir(tmp_path) == []
+    file = tmp_path / "machine.yaml"
+    file.write_text("")
+    arguments = arguments[:-2]
+    for words, why in (
+        (["--warm-machine", str(file)], "--warm-machine needs --warm"),
+        (["--warm", "1", "--warm-machine", str(file)], "must hold one VirtualMachine, and nothing else"),
+    ):
+        told = devalloc(*arguments, *words, "--socket", tmp_path / "node.sock")
+        assert (told.code, why in told.err) == (2, True), told.err
+    assert os.listdir(tmp_path) == ["machine.yaml"]

@@ -135,6 +135,30 @@ def test_who_repeats_a_request_has_the_same_setup_and_nobody_else_has(tmp_path: 
         assert pool.take("a", "r1").setup.id != first.setup.id
 
 
+def test_what_somebody_has_taken_away_is_given_to_nobody(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy, workers=1) as pool:
+        pool.fill(3)
+        gone, kept, gone_too = list(toy.there)
+        toy.there.remove(gone)
+        assert pool.take("a").setup.id == kept
+        toy.there.remove(gone_too)
+        pool.look()
+        assert (pool.status().idle, pool.status().removing) == (0, 0)
+
+
+def test_each_setup_has_a_user_of_its_own_as_long_as_there_are_some(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy, users=range(7, 9)) as pool:
+        first, second = pool.take("a").setup, pool.take("b").setup
+        assert [first.user, second.user] == [7, 8]
+        with pytest.raises(Failed) as failed:
+            pool.take("c")
+        assert failed.value.code == "NoFreeUser"
+        pool.give_back(first.id, soon())
+        assert pool.take("c").setup.user == 7
+    with opened(tmp_path, toy, users=range(7, 10)) as pool:
+        assert pool.take("d").setup.user == 9, "7 and 8 are those of setups that an earlier plugin gave away"
+
+
 def test_owners_are_texts_of_a_line(tmp_path: Path, toy: Toy) -> None:
     with opened(tmp_path, toy) as pool:
         for owner, request in (("", ""), ("a\nb", ""), ("a" * 254, ""), ("a", "\x1b[2J")):

@@ -1,0 +1,195 @@
+"""Warm setups with a real QEMU waiting in each."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied
+from devalloc_node.machine.lifefile import process_of
+from devalloc_node.machine.monitor import QmpMonitor
+from devalloc_node.machine.process import process
+from devalloc_node.warm import network
+from devalloc_node.warm.keeping import Keeper
+from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.setup import Setup
+from tests.support import warm_bed
+from tests.support.images import Image
+from tests.support.machines import config as machine_config
+from tests.support.machines import virtual_machine
+from tests.support.warm_bed import Snapshot, in_a_bed, snapshot, soon
+
+pytestmark = warm_bed.needs_root
+
+USERS = range(71000, 71010)
+PREFIX = f"t{os.getpid()}"
+"""What only the setups of this run of the tests begin with."""
+ROUNDS = int(os.environ.get("DEVALLOC_WARM_ROUNDS", "0"))
+"""More kills, at moments that are drawn."""
+
+
+def opened(image: Image, **more: Any) -> Pool:
+    small = virtual_machine("any", image, memory={"min": "64Mi", "max": "128Mi"}, pciSlots=2)
+    machines = machine_config(image, Path("/none"), users=None)
+    return warm_bed.opened(machine=small, machines=machines, users=USERS, workers=2, prefix=PREFIX, **more)
+
+
+def there_is() -> tuple[Snapshot, set[Path], list[str]]:
+    """On this host, of a pool and its machines: also cgroups and processes, which are not of the bed alone."""
+    words = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    machines = [line.decode(errors="replace") for line in words if f"guest={PREFIX}-".encode() in line]
+    return snapshot(), {*Path("/sys/fs/cgroup").glob(f"**/devalloc/{PREFIX}-*")}, machines
+
+
+def in_a_bed_that_had_one(image: Image, body: Callable[[], None]) -> None:
+    def there() -> None:
+        pool = opened(image)
+        pool.fill(1)
+        pool.close(soon())
+        body()
+
+    in_a_bed(there)
+
+
+def qemu(pool: Pool, setup: Setup) -> int:
+    """Its process."""
+    assert setup.qmp is not None
+    found = process_of(setup.qmp.parent.name, pool.config.paused)
+    assert found is not None
+    return found.pid
+
+
+def told(setup: Setup, command: str) -> Any:
+    line = QmpMonitor(setup.id, str(setup.qmp))
+    try:
+        return line.execute(command, deadline=soon())
+    finally:
+        line.close()
+
+
+def test_a_machine_waits_in_its_setup_and_runs_when_its_owner_says_so(open_image: Image) -> None:
+    def body() -> None:
+        before = there_is()
+        pool = opened(open_image)
+        pool.fill(2)
+        first, second = pool.take("a").setup, pool.take("b").setup
+        pids = [qemu(pool, setup) for setup in (first, second)]
+        for pid, setup in zip(pids, (first, second), strict=True):
+            assert os.stat(f"/proc/{pid}/ns/net").st_ino == setup.inode[1]  # type: ignore[index]
+            assert network.is_tap_used(setup.namespace, setup.tap)
+            assert told(setup, "query-status")["status"] == "prelaunch"
+            assert setup.mac.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert f"\nUid:\t{setup.user}\t{setup.user}\t" in Path(f"/proc/{pid}/status").read_text()
+        assert len({first.user, second.user}) == 2
+        assert {first.user, second.user} <= {*USERS}
+
+        told(first, "cont")
+        assert told(first, "query-status")["status"] == "running"
+        with pytest.raises(Denied, match=rf"process {pids[0]} \(") as refused:
+            pool.give_back(first.id, Deadline.after(0))
+        assert refused.value.code == "SetupInUse"
+        told(first, "quit")
+        pool.give_back(first.id, soon())
+
+        pool.give_back(second.id, soon())  # which has never run, and ends with its setup
+        assert [process(pid) for pid in pids] == [None, None]
+        pool.close(soon())
+        assert there_is() == before
+
+    in_a_bed_that_had_one(open_image, body)
+
+
+def test_a_forgotten_machine_that_never_ran_ends_and_one_that_runs_does_not(open_image: Image) -> None:
+    def body() -> None:
+        now = [0.0]
+        pool = opened(open_image, lease_seconds=10.0)
+        keeper = Keeper(pool, clock=lambda: now[0])
+        pool.fill(2)
+        forgotten, used = pool.take("a").setup, pool.take("b").setup
+        told(used, "cont")
+        for now[0] in (0.0, 11.0, 12.0, 30.0):
+            keeper.take_back_forgotten()
+        assert [taken.setup for taken in pool.status().taken] == [used]
+        assert told(used, "query-status")["status"] == "running"
+        assert not forgotten.folder.exists()
+        told(used, "quit")
+        pool.give_back(used.id, soon())
+        pool.close(soon())
+
+    in_a_bed_that_had_one(open_image, body)
+
+
+def test_nobody_is_given_a_machine_that_has_died_waiting(open_image: Image) -> None:
+    def body() -> None:
+        before = there_is()
+        pool = opened(open_image)
+        pool.fill(2)
+        (oldest, _) = pool._idle
+        os.kill(pool._builder.process_of(oldest) or 0, signal.SIGKILL)
+        while pool._builder.lives(oldest):
+            time.sleep(0.01)
+        setup = pool.take("a").setup
+        assert setup.id != oldest.id
+        assert told(setup, "query-status")["status"] == "prelaunch"
+        pool.give_back(setup.id, soon())
+        pool.close(soon())
+        assert there_is() == before
+
+    in_a_bed_that_had_one(open_image, body)
+
+
+def test_kill_9_at_any_moment_leaves_no_machine_but_those_that_somebody_has(open_image: Image) -> None:
+    def body() -> None:
+        before = there_is()
+        draw = random.Random(7)
+        for moment in (0.15, 0.45, 0.9, *(draw.uniform(0.0, 1.0) for _ in range(ROUNDS))):
+            child = os.fork()
+            if not child:
+                try:
+                    pool = opened(open_image, target=3)
+                    taken = pool.take("owner").setup if moment > 0.4 else None
+                    if taken is not None:
+                        told(taken, "cont")
+                    pool.fill(2)
+                    time.sleep(60)
+                finally:
+                    os._exit(1)
+            time.sleep(moment)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+            pool = opened(open_image)
+            for taken in pool.status().taken:
+                if told(taken.setup, "query-status")["status"] == "running":
+                    told(taken.setup, "quit")
+                pool.give_back(taken.setup.id, soon())
+            assert pool.close(soon()).total == 0
+            assert there_is() == before
+
+    in_a_bed_that_had_one(open_image, body)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"claims": ["gpu"], "pciSlots": 2}, "it has claims"),
+        ({"nics": [{"backend": "tap", "interface": "tap7"}]}, "a TAP interface of the host"),
+        (
+            {"start": {"kernel": "/none", "disks": [{"path": "/disk", "format": "raw"}]}},
+            "a disk that is not read-only",
+        ),
+    ],
+)
+def test_what_many_machines_cannot_share_is_refused(spec: dict[str, Any], why: str) -> None:
+    machine = virtual_machine("m", **spec)
+    with pytest.raises(Denied, match=why) as refused:
+        Pool(warm_bed.config(machine=machine), warm_bed.BOOT)
+    assert refused.value.code == "WarmMachineInvalid"
