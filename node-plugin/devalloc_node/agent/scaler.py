@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from devalloc.scaling import state as now_known
@@ -29,6 +29,8 @@ from devalloc_node.errors import NodeError, Unknown
 
 _log = logging.getLogger("devalloc.agent.scaler")
 _Result = TypeVar("_Result")
+JITTER = 100
+"""Milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,13 @@ class Scaler:
         """``machine``: what log lines call it. ``channels`` is given the scaler, for it listens to its monitor.
         ``came_through`` is told how long it took until the machine had what it should have."""
         self._machine = machine
-        self._rules, self._bounds, self._config = rules, bounds, config
+        self._bounds, self._config = bounds, config
         self._settings = settings or Settings()
         self._rng = rng or random.Random()
+        # A little sooner than it has to, so that machines that came together do not ask together for ever.
+        tick = rules.timing.plugin_tick
+        sooner = self._rng.randint(0, min(JITTER, tick // 10))
+        self._rules = replace(rules, timing=replace(rules.timing, plugin_tick=tick - sooner))
         self._channels = channels(self)
         self._state: State | None = None
         self._changed = asyncio.Event()
