@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Answer = dict[str, Any]
 
 
-def answer_table(claims: Sequence[Answer], *, wide: bool = False) -> None:
-    """A row for each claim: where it is satisfied and with what, or why not."""
+def answer_table(claims: Sequence[Answer], *, wide: bool = False, machines: bool = False) -> None:
+    """A row for each claim, or machine: where it is satisfied and with what, or why not."""
     rows: list[list[Cell]] = []
     for claim in claims:
         name = f"{claim['namespace']}/{claim['name']}"
@@ -26,7 +26,8 @@ def answer_table(claims: Sequence[Answer], *, wide: bool = False) -> None:
         else:
             message = claim["message"] if wide else (claim["message"] or "").split("\n")[0]
             rows.append([name, Styled("no", "red"), "", f"{claim['reason']}: {message}"])
-    table(["CLAIM", "ALLOCATED", "NODE", "DEVICES, OR WHY NOT"], rows)
+    head = ["MACHINE", "PLACED", "NODE", "WITH, OR WHY NOT"] if machines else ["CLAIM", "ALLOCATED", "NODE"]
+    table(head if machines else [*head, "DEVICES, OR WHY NOT"], rows)
 
 
 def _chosen(claim: Answer) -> str:

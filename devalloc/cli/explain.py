@@ -38,6 +38,8 @@ def explain(
 ) -> int:
     """Say why a claim is not allocated: what became of every device, who is in the way, what to do.
 
+    A machine that waits for a node that has room for it is explained in the same way: vm/NAME.
+
     Exit code 1 when the claim is not allocated, 2 when a manifest is wrong, as with solve.
 
     \b
@@ -48,24 +50,26 @@ def explain(
     from devalloc.cli.explanation import show
     from devalloc.cli.output import dump, working
     from devalloc.cli.solve import documents, has_errors
-    from devalloc_solver import solve_manifests
+    from devalloc.controller.placing import solve_with_machines
 
     kind, _, bare = name.rpartition("/")
     if kind:
         from devalloc.cli.names import kind_of
 
-        if kind_of(kind).kind != "DeviceClaim":
-            raise Failed(f"only claims are explained, not a {kind_of(kind).kind}; see: devalloc describe {name}")
+        if kind_of(kind).kind not in ("DeviceClaim", "VirtualMachine"):
+            told = f"only claims and machines are explained, not a {kind_of(kind).kind}"
+            raise Failed(f"{told}; see: devalloc describe {name}")
     contents, known, code = documents(files, namespace, store)
     waiting = not files and not _has_devices(contents, namespace, bare)
     with working("solving"):
-        answer = solve_manifests(contents, placement=placement, deadline=deadline)
+        answer = solve_with_machines(contents, placement=placement, deadline=deadline)
     show_answer_problems(answer, known)
-    claim = _found(answer["claims"], namespace, bare)
+    is_machine = bool(kind) and kind_of(kind).kind == "VirtualMachine"
+    claim = _found(answer.get("machines", []) if is_machine else answer["claims"], namespace, bare, machine=is_machine)
     if output in ("json", "yaml"):
         dump(claim, output)
     else:
-        show(claim, only_would=waiting and claim["allocated"])
+        show(claim, only_would=waiting and not is_machine and claim["allocated"], machine=is_machine)
     if code or (files and has_errors(answer)):
         return 2
     return 0 if claim["allocated"] else 1
@@ -84,11 +88,12 @@ def _has_devices(contents: list[dict[str, Any]], namespace: str, name: str) -> b
     return False
 
 
-def _found(claims: list[dict[str, Any]], namespace: str, name: str) -> dict[str, Any]:
+def _found(claims: list[dict[str, Any]], namespace: str, name: str, *, machine: bool = False) -> dict[str, Any]:
     for claim in claims:
         if (claim["namespace"], claim["name"]) == (namespace, name):
             return claim
     elsewhere = ", ".join(claim["namespace"] for claim in claims if claim["name"] == name)
     known = ", ".join(f"{claim['namespace']}/{claim['name']}" for claim in claims[:10])
     advice = f"there is one in namespace {elsewhere} (-n)" if elsewhere else f"known: {known or 'none'}"
-    raise Failed(f"there is no claim {namespace}/{name}; {advice}")
+    what = "machine that is placed by what nodes have for machines, called" if machine else "claim"
+    raise Failed(f"there is no {what} {namespace}/{name}; {advice}")

@@ -33,17 +33,19 @@ ADVICE = {
 """What to do, by reason code."""
 
 
-def show(claim: Answer, *, only_would: bool = False) -> None:
-    """Print what became of the claim, and why. ``only_would``: it fits, and nobody has given it its devices yet."""
+def show(claim: Answer, *, only_would: bool = False, machine: bool = False) -> None:
+    """Print what became of the claim, or machine, and why. ``only_would``: it fits, and nobody has given it its devices
+    yet."""
     name = f"{claim['namespace']}/{claim['name']}"
+    allocated = "placed" if machine else "allocated"
     if claim["allocated"]:
         where = f" on node {claim['node']}" if claim["node"] else ""
-        verdict = "is not allocated yet, and would be" if only_would else "is allocated"
+        verdict = f"is not {allocated} yet, and would be" if only_would else f"is {allocated}"
         click.echo(f"{name} {verdict}{where}: {devices_text(claim['allocations'], limit=None)}")
         if only_would:
             click.echo("\nWhat to do: wait a moment; if nothing happens, see that `devalloc up` is running.")
     else:
-        heading(f"{name} is not allocated: {claim['reason']}")
+        heading(f"{name} is not {allocated}: {claim['reason']}")
         click.echo(claim["message"])
     for warning in claim.get("warnings", []):
         click.echo(f"warning: {warning}")

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 def solve(
     files: tuple[str, ...], namespace: str, placement: str, deadline: float | None, output: str, store: Path | None
 ) -> int:
-    """Decide which claim gets which device: for manifests (-f), or for what the store has. Nothing is written.
+    """Decide which claim gets which device, and which node which machine: for manifests (-f), or for what the store
+    has. Nothing is written.
 
     Exit code 1 when a claim gets nothing, 2 when a manifest is wrong; the others are answered all the same.
 
@@ -41,21 +42,26 @@ def solve(
     """
     from devalloc.cli.answers import answer_table, show_answer_problems
     from devalloc.cli.output import dump, working
-    from devalloc_solver import solve_manifests
+    from devalloc.controller.placing import solve_with_machines
 
     contents, known, code = documents(files, namespace, store)
     with working("solving"):
-        answer: dict[str, Any] = solve_manifests(contents, placement=placement, deadline=deadline)
+        answer: dict[str, Any] = solve_with_machines(contents, placement=placement, deadline=deadline)
     show_answer_problems(answer, known)
     if output in ("json", "yaml"):
         dump(answer, output)
-    elif answer["claims"]:
-        answer_table(answer["claims"], wide=output == "wide")
+    elif answer["claims"] or answer.get("machines"):
+        if answer["claims"]:
+            answer_table(answer["claims"], wide=output == "wide")
+        if answer.get("machines"):
+            if answer["claims"]:
+                click.echo()
+            answer_table(answer["machines"], wide=output == "wide", machines=True)
     else:
         click.echo("no claims")
     if code or (files and has_errors(answer)):
         return 2
-    return 0 if all(claim["allocated"] for claim in answer["claims"]) else 1
+    return 0 if all(one["allocated"] for one in (*answer["claims"], *answer.get("machines", ()))) else 1
 
 
 def has_errors(answer: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import yaml
 
 from devalloc.api.decode import decode
 from devalloc.api.manifests import load
-from devalloc_solver import solve_manifests
+from devalloc.controller.placing import solve_with_machines
 from tests.support import readme
 from tests.support.shared import REPO
 
@@ -33,7 +33,7 @@ def expectation(example: Path) -> dict[str, Any]:
     match = _EXPECT.search((example / "README.md").read_text())
     assert match is not None, "the README has no ```yaml expect block"
     expected: dict[str, Any] = yaml.safe_load(match[1])
-    unknown = expected.keys() - {"satisfied", "unsatisfied", "oneOf", "nodes"}
+    unknown = expected.keys() - {"satisfied", "unsatisfied", "oneOf", "nodes", "machines"}
     assert not unknown
     return expected
 
@@ -48,8 +48,10 @@ def test_every_document_is_valid_without_a_warning(example: Path) -> None:
 def test_the_answer_is_the_expected_one(example: Path) -> None:
     expected = expectation(example)
 
-    answer = solve_manifests(contents(example))
+    answer = solve_with_machines(contents(example))
 
+    placed = {f"{one['namespace']}/{one['name']}": one["node"] or one["reason"] for one in answer.get("machines", [])}
+    assert placed == expected.get("machines", {})
     claims = {f"{claim['namespace']}/{claim['name']}": claim for claim in answer["claims"]}
     assert sorted(name for name, claim in claims.items() if claim["allocated"]) == sorted(expected["satisfied"])
     reasons = {name: claim["reason"] for name, claim in claims.items() if not claim["allocated"]}

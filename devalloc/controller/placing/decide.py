@@ -8,7 +8,7 @@ from typing import Any
 from devalloc.controller.claims import ClaimKey
 from devalloc.controller.decision import Unit
 from devalloc.controller.placing import machines
-from devalloc.controller.placing.documents import SINGLE_NUMA, Placing, Wish
+from devalloc.controller.placing.documents import SINGLE_NUMA, Placing
 from devalloc.store import Change, Key, Object
 
 PLACED = "Placed"
@@ -26,7 +26,7 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
     left = {id(unit): unit for unit in units}
     done: list[Unit] = []
     joint: dict[tuple[str, str], list[Change]] = {}
-    for key, wish in placing.wishes.items():
+    for wish in placing.wishes.values():
         found = [answers[part] for part in wish.parts]
         if all(one["allocated"] for one in found):
             change = _placed(wish.machine, found, placing.pools, now)
@@ -36,7 +36,7 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
                 joint.setdefault(wish.group, []).append(change)
         else:
             told = next(one for one in found if not one["allocated"])
-            done += _told(wish.machine, told["reason"], _named(told["message"], placing, key), now)
+            done += _told(wish.machine, told["reason"], named(told["message"], placing), now)
     for group, claims in placing.members.items():
         mine = {claim: by_claim.get(claim) for claim in claims if answers[claim]["allocated"]}
         members = {id(unit): unit for unit in mine.values() if unit is not None}
@@ -101,7 +101,7 @@ def _conditions(machine: Object, value: str, reason: str, message: str, now: str
     return [*others, told]
 
 
-def _named(message: str, placing: Placing, machine: tuple[str, str]) -> str:
+def named(message: str, placing: Placing) -> str:
     """With machines called what they are called, and not by the claims that stand for them in the solver's input."""
     for (namespace, name), key in placing.names.items():
         if name in message:
@@ -111,6 +111,3 @@ def _named(message: str, placing: Placing, machine: tuple[str, str]) -> str:
 
 def _change(machine: Object, status: Mapping[str, Any]) -> Change:
     return Change(Key.of(machine), machine["metadata"]["resourceVersion"], dict(status))
-
-
-__all__ = ["PLACED", "Wish", "decide_machines"]

@@ -1,0 +1,91 @@
+"""What the solver says of documents with machines among them, without writing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from devalloc.controller.placing import machines
+from devalloc.controller.placing.decide import named
+from devalloc.controller.placing.documents import Placing, with_machines
+from devalloc.store import Object
+
+Answer = dict[str, Any]
+
+
+def solve_with_machines(documents: Iterable[Any], *, placement: str = "pack", deadline: float | None = None) -> Answer:
+    """The dict of ``solve_manifests``, with ``machines``, where there are any that are placed: an entry for each, of
+    the form of those of claims.
+
+    ``documents`` may be anything: what is invalid is reported. Raises as ``solve_manifests`` does.
+    """
+    from devalloc_solver import solve_manifests  # takes a while to load
+
+    documents = list(documents)
+    known = [document for document in documents if _is_readable(document)]
+    placing = with_machines(known)
+    asked = [*placing.documents, *(document for document in documents if not _is_readable(document))]
+    answer = solve_manifests(asked, placement=placement, deadline=deadline)
+    if not placing.objects:
+        return answer
+    return _with_machines_named(answer, placing)
+
+
+def _with_machines_named(answer: Answer, placing: Placing) -> Answer:
+    claims = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+    own = [_told(one, placing) for key, one in claims.items() if key not in placing.names]
+    found = []
+    for key, machine in sorted(placing.objects.items()):
+        if (wish := placing.wishes.get(key)) is not None:
+            found.append(_merged(key, [claims[part] for part in wish.parts], placing))
+        elif (why := placing.waiting.get(key)) is not None:
+            found.append(_entry(key, False, None, (), *why))
+        elif key in placing.running or machines.reservation(machine):
+            entries = placing.running.get(key) or machines.reservation(machine)
+            found.append(_entry(key, True, machines.status_of(machine).get("nodeName"), entries, None, None))
+    problems = [{**one, "message": named(one["message"], placing)} for one in answer["problems"]]
+    return {**answer, "claims": own, "machines": found, "problems": problems}
+
+
+def _merged(key: tuple[str, str], parts: Sequence[Answer], placing: Placing) -> Answer:
+    refused = next((part for part in parts if not part["allocated"]), None)
+    if refused is None:
+        entries = [entry for part in parts for entry in part["allocations"]]
+        return _entry(key, True, parts[0]["node"], entries, None, None)
+    rest = {name: value for name, value in refused.items() if name in ("warnings", "funnel", "blockers")}
+    return {**_entry(key, False, None, (), refused["reason"], named(refused["message"], placing)), **rest}
+
+
+def _entry(
+    key: tuple[str, str], placed: bool, node: str | None, entries: Sequence[Any], reason: str | None, text: str | None
+) -> Answer:
+    return {
+        "namespace": key[0],
+        "name": key[1],
+        "allocated": placed,
+        "node": node,
+        "allocations": [*entries],
+        "oneOf": None,
+        "reason": reason,
+        "message": text,
+    }
+
+
+def _told(answer: Answer, placing: Placing) -> Answer:
+    return answer if answer["message"] is None else {**answer, "message": named(answer["message"], placing)}
+
+
+def _is_readable(document: Any) -> bool:
+    """Whether it is well formed as far as it is looked into before it is decoded."""
+    if not isinstance(document, Mapping) or not isinstance(document.get("metadata"), Mapping):
+        return False
+    metadata: Object = document["metadata"]
+    annotations, finalizers = metadata.get("annotations", {}), metadata.get("finalizers", [])
+    texts = [metadata.get("name"), metadata.get("namespace", ""), metadata.get("creationTimestamp", "")]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(annotations, Mapping)
+        and all(isinstance(text, str) for text in annotations.values())
+        and isinstance(finalizers, list)
+        and all(isinstance(document.get(part, {}), Mapping) for part in ("spec", "status"))
+    )
