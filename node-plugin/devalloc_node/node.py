@@ -106,7 +106,11 @@ class Node:
             held, self.machines, node_name=settings.node_name, kind=source.kind, changed=self.claims_changed
         )
         self.survey = Survey(settings, self._known, self.pulse.beat)
-        self.warm = None if settings.warm is None else Pool(settings.warm, self.boot_id())
+        self.warm = (
+            None
+            if settings.warm is None
+            else Pool(settings.warm, self.boot_id(), blind=lambda: blind_spot(self.host.tree()))
+        )
         self.telling = Telling(source.tell, self.claims.prepared, self.health)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self.messages: SimpleQueue[Message] = SimpleQueue()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from devalloc_node.audit import audit
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.warm.identifiers import new_identifier
+from devalloc_node.warm.network import NotOurs
 from devalloc_node.warm.parts import Part, parts_of
 from devalloc_node.warm.paused import MachinePart, free_user
 from devalloc_node.warm.records import Record, Records
@@ -84,7 +85,7 @@ class Builder:
             try:
                 if record.boot == self._boot or name == "folder":  # the rest went with the boot
                     part.remove(setup)
-            except PermissionError as error:
+            except NotOurs as error:
                 log.warning("setup %s: its %s stays, for it is somebody else's: %s", setup.id, name, error)
                 audit("left", setup=setup.id, part=name, reason=str(error))
             except OSError as error:

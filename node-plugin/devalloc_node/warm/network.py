@@ -27,6 +27,10 @@ _naming = threading.Lock()
 Answer = TypeVar("Answer")
 
 
+class NotOurs(OSError):
+    """Something that has the name of ours is somebody else's. Unlike PermissionError the kernel never raises it."""
+
+
 def make(name: Path) -> Inode:
     """A new network namespace, kept by a file of that name, with its loopback up. Raises OSError, FileExistsError."""
 
@@ -56,7 +60,7 @@ def found(name: Path) -> Inode:
 def remove(name: Path, inode: Inode | None) -> None:
     """Let go of a namespace; it ends with the last process in it. Nothing to do where there is no such file.
 
-    ``inode``: which it must be, None for one that was being made. Raises OSError; EPERM where it is another one, and
+    ``inode``: which it must be, None for one that was being made. Raises OSError; NotOurs where it is another one, and
     where the file is no such file at all.
     """
     from pyroute2 import netns
@@ -67,9 +71,9 @@ def remove(name: Path, inode: Inode | None) -> None:
         return
     if _is_namespace(there):
         if inode is not None and (there.st_dev, there.st_ino) != inode:
-            raise PermissionError(errno.EPERM, "keeps another namespace than the one that was made", str(name))
+            raise NotOurs(errno.EPERM, "keeps another namespace than the one that was made", str(name))
     elif not stat.S_ISREG(there.st_mode) or there.st_size:
-        raise PermissionError(errno.EPERM, "is nothing that was made for a namespace", str(name))
+        raise NotOurs(errno.EPERM, "is nothing that was made for a namespace", str(name))
     netns.remove(str(name), _libc)
 
 

@@ -27,8 +27,8 @@ class Part(Protocol):
         place already, which is then somebody else's."""
 
     def remove(self, setup: Setup) -> None:
-        """Remove it from whatever a crash left of it; nothing to do where it is gone. Raises OSError, PermissionError
-        where something else is in its place."""
+        """Remove it from whatever a crash left of it; nothing to do where it is gone. Raises OSError, NotOurs where
+        something else is in its place."""
 
     def is_whole(self, setup: Setup) -> bool:
         """Whether it is there as it was made."""
@@ -52,7 +52,7 @@ class FolderPart:
         """With all that its owner has put there."""
         with suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(setup.folder).st_mode):
-                raise PermissionError(errno.EPERM, "is no folder", str(setup.folder))
+                raise network.NotOurs(errno.EPERM, "is no folder", str(setup.folder))
             shutil.rmtree(setup.folder)  # follows no link, also where its owner makes some meanwhile
 
     def is_whole(self, setup: Setup) -> bool:

@@ -52,14 +52,16 @@ class Pool:
         *,
         parts: Sequence[Part] | None = None,
         cpus: Callable[[], Cpus] = lambda: read_cpus(Tree(Path("/"))),
+        blind: Callable[[], str | None] = lambda: None,
     ) -> None:
         """``boot``: the kernel's boot id. ``parts``: what setups are made of, None for what the config asks for.
-        ``cpus``: those of the host, asked for now and then."""
+        ``cpus``: those of the host, asked for now and then. ``blind``: why processes of the host cannot be seen."""
         self.config = config
         self._records = Records(config.run / "records")
         self._builder = Builder(config, self._records, boot, parts)
         self._boot = boot
         self._read_cpus = cpus
+        self._blind = blind
         self._cpus = Cpus(None, frozenset(), frozenset(), ())
         self._mutex = threading.Condition()  # a thread may take it again that has it
         # Under the mutex:
@@ -84,10 +86,21 @@ class Pool:
         """Take up what an earlier run has left: what is taken stays so, what is ready and whole is ready, and the rest
         is removed. Nothing else in these folders is touched.
 
-        Raises Denied ``PoolInUse`` (retryable) where another plugin has it, Failed ``RecordsUnavailable``.
+        Raises Denied ``PoolInUse`` (retryable) where another plugin has it, ``ProcessesUnseen`` where nobody could tell
+        who lives in a setup; Failed ``RecordsUnavailable``.
         """
+        if (why := self._blind()) is not None:
+            raise Denied("ProcessesUnseen", f"no warm setups can be kept here, for who lives in one is not seen: {why}")
         self._records.make_folder()
         self._lock = self._locked()
+        try:
+            self._recall()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._remove_all()
+
+    def _recall(self) -> None:
         self._cpus = self._read_cpus()
         found, unreadable = self._records.all()
         for name in unreadable:
@@ -104,7 +117,6 @@ class Pool:
                     self._removing[record.id] = replace(record, state="removing")
             self._idle.extend(ready)
             self._open = True
-        self._remove_all()
 
     def close(self, deadline: Deadline) -> Status:
         """Remove all that nobody has taken; the status then. What is taken stays, and is known again after ``open``,

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from devalloc.inventory.capacity.cpus import Cpus
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.warm.errors import NotTaken, TryAgain
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.setup import Setup, WarmConfig
-from tests.support.toysetups import BOOT, Toy, opened, soon
+from tests.support.toysetups import BOOT, Toy, host, opened, soon
 
 
 @pytest.fixture
@@ -157,6 +158,51 @@ def test_each_setup_has_a_user_of_its_own_as_long_as_there_are_some(tmp_path: Pa
         assert pool.take("c").setup.user == 7
     with opened(tmp_path, toy, users=range(7, 10)) as pool:
         assert pool.take("d").setup.user == 9, "7 and 8 are those of setups that an earlier plugin gave away"
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EPERM, "Operation not permitted"), OSError(errno.EBUSY, "Busy")]
+)
+def test_what_the_kernel_does_not_let_be_removed_stays_known(tmp_path: Path, toy: Toy, error: OSError) -> None:
+    def refuse(setup: Setup) -> None:
+        raise error
+
+    toy.removing = refuse
+    with opened(tmp_path, toy) as pool:
+        name = pool.take("a").setup.id
+        pool.give_back(name, soon())
+        assert pool.status().removing == 1
+    toy.removing = lambda setup: None
+    with opened(tmp_path, toy) as pool:
+        assert pool.status().total == 0
+    assert toy.there == []
+
+
+def test_without_sight_of_all_processes_there_is_no_pool(tmp_path: Path, toy: Toy) -> None:
+    config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
+    pool = Pool(config, BOOT, parts=[toy], blind=lambda: "only those of this container")
+    with pytest.raises(Denied, match="only those of this container") as refused:
+        pool.open()
+    assert refused.value.code == "ProcessesUnseen"
+    with pytest.raises(TryAgain):
+        pool.take("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pool_that_could_not_be_opened_can_be_tried_again(tmp_path: Path, toy: Toy) -> None:
+    reads = iter([OSError(errno.EIO, "Input/output error"), None])
+
+    def cpus() -> Cpus:
+        if (error := next(reads)) is not None:
+            raise error
+        return host({0: "0"})
+
+    pool = Pool(WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns"), BOOT, parts=[toy], cpus=cpus)
+    with pytest.raises(OSError, match="Input/output error"):
+        pool.open()
+    pool.open()
+    pool.take("a")
+    pool.close(soon())
 
 
 def test_owners_are_texts_of_a_line(tmp_path: Path, toy: Toy) -> None:
