@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,6 +23,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # for threads that the child does not have.
 os.register_at_fork(after_in_child=gc.freeze)
 
+_PATIENCE = 60.0
+"""Seconds in which what is over must have ended."""
 TIERS_THAT_NEED_A_MACHINE = (Path(__file__).parent / "machine", Path(__file__).parent / "cluster")
 
 
@@ -38,6 +43,22 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all is collected
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
+    """A test that is out of time is failed again and again, until it has ended: the first time it may go on to wait, for
+    a process or a thread, in a ``finally`` or at the end of a ``with``."""
+    done = yield
+    if settings.method == "signal" and threading.current_thread() is threading.main_thread():
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout, min(settings.timeout, _PATIENCE))
+    return done
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A thread that a test has left would keep this process for ever."""
+    patience = min(float(config.getini("timeout") or _PATIENCE), _PATIENCE)
+    faulthandler.dump_traceback_later(patience, exit=True, file=2)
 
 
 def pytest_collection_finish() -> None:

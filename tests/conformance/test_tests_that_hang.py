@@ -1,0 +1,47 @@
+"""A test that hangs fails, and the run goes on and ends: whatever the test waits for at its own end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = """
+import subprocess
+import sys
+import threading
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def test_waits_for_a_child_when_it_fails():
+    with subprocess.Popen(SLEEPER) as child:
+        try:
+            child.wait()
+        finally:
+            threading.Event().wait()
+
+
+def test_leaves_a_thread():
+    def later():
+        assert threading.Event().wait(600)
+
+    threading.Thread(target=later).start()
+
+
+def test_comes_last():
+    pass
+"""
+
+
+def test_the_run_ends_with_what_hung_and_what_did_not(tmp_path: Path) -> None:
+    file = tmp_path / "test_hanging.py"
+    file.write_text(TESTS)
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+    words += ["-c", str(root / "pyproject.toml"), "--rootdir", str(root), "-o", "timeout=0.5", str(file)]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 2 passed" in done.stdout
+    assert "Timeout (>0.5s)" in done.stdout
+    assert "in later" in done.stderr, "the thread that kept the process is told"
