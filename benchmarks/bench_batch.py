@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from benchmarks.first_fit import first_fit
 from benchmarks.fleets import scenario
@@ -55,7 +56,7 @@ def batch(runs: int) -> Iterator[Row]:
             "eligibility, s": f"{ready - decoded:.2f}",
             "check, s": f"{checked - begun:.2f}",
         }
-        yield Row(what, timed(lambda prepared=prepared: solve(prepared), min(runs, 3)))
+        yield Row(what, timed(partial(solve, prepared), min(runs, 3)))
 
 
 def solve(prepared: Prepared) -> tuple[list[Placement], list[Level]]:

@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from benchmarks.harness import Row, benchmark
@@ -106,14 +107,14 @@ def _churn(warm: Fleet, nodes: int) -> dict[str, list[float]]:
             position = rng.randrange(len(live))
             live[position], live[-1] = live[-1], live[position]
             name, size = live.pop()
-            seconds, _ = timed(lambda name=name: warm.release("default", name))
+            seconds, _ = timed(partial(warm.release, "default", name))
             warm.delete(claim(name, {}))
             used -= size
             times["release"].append(seconds)
             continue
         number += 1
         asked = claim(f"c{number}", rng.choice(specs))
-        seconds, answer = timed(lambda asked=asked: warm.allocate(asked))
+        seconds, answer = timed(partial(warm.allocate, asked))
         if not answer["allocated"]:
             raise RuntimeError(f"nothing fits: {answer['message']}")
         live.append((asked["metadata"]["name"], len(answer["allocations"])))

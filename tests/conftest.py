@@ -47,8 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
-    """A test that is out of time is failed again and again, until it has ended: the first time it may go on to wait, for
-    a process or a thread, in a ``finally`` or at the end of a ``with``."""
+    """A test that is out of time is failed again and again, until it has ended: the first time it may go on to wait,
+    for a process or a thread, in a ``finally`` or at the end of a ``with``."""
     done = yield
     if settings.method == "signal" and threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, settings.timeout, min(settings.timeout, _PATIENCE))

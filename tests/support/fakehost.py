@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -131,7 +131,7 @@ class FakeHost(FakeSysfs):
 
     def answer(self, method: str, *arguments: Any) -> Any:
         """The answer to a call of a method of `Host`, other than `tree`."""
-        calls = {
+        calls: dict[str, Callable[..., Any]] = {
             "write": self._write,
             "unanswered": self._unanswered,
             "vf_settings": self._vf_settings,
@@ -174,7 +174,7 @@ class FakeHost(FakeSysfs):
         with self._kernel:
             vf = self._vf(interface, index)
             speed = self.functions[self.functions[vf].pf or ""].spec.speed
-            wanted = FRESH | self.set_up.get(vf, {}) | settings
+            wanted = {**FRESH, **self.set_up.get(vf, {}), **settings}
             wanted["mac"] = wanted["mac"].lower()
             multicast = int(wanted["mac"][:2], 16) & 1
             if settings.keys() - FRESH.keys() or multicast or wanted["vlan"] > 4094 or wanted["maxTxRate"] > speed:
@@ -295,7 +295,7 @@ class RemoteHost(Boundary):
         self._local.connection.send((method, arguments))
         answer = self._local.connection.recv()
         if isinstance(answer, _Refusal):
-            raise answer.kind(answer.code, answer.message)
+            raise answer.error()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -304,8 +304,13 @@ class RemoteHost(Boundary):
 class _Refusal:
     """A NodeError on its way: they are not made to be pickled."""
 
-    def __init__(self, kind: type[NodeError], code: str, message: str) -> None:
-        self.kind, self.code, self.message = kind, code, message
+    def __init__(self, error: NodeError) -> None:
+        self.kind, self.code, self.message, self.retryable = type(error), error.code, error.message, error.retryable
+
+    def error(self) -> NodeError:
+        if issubclass(self.kind, Unknown):
+            return self.kind(self.code, self.message)
+        return self.kind(self.code, self.message, retryable=self.retryable)
 
 
 @contextmanager
@@ -338,7 +343,7 @@ def _answer(connection: Connection[Any, Any], host: FakeHost) -> None:
             try:
                 answer = host.answer(method, *arguments)
             except NodeError as error:
-                answer = _Refusal(type(error), error.code, error.message)
+                answer = _Refusal(error)
             except OSError as error:
                 answer = error
             connection.send(answer)

@@ -22,9 +22,9 @@ from tests.support.guest import Guest
 from tests.support.images import Image
 
 TCG = ("-accel", "tcg,thread=multi")
-MICRO_APPEND = "console=ttyS0 quiet tsc=reliable lpj=4000000 memhp_default_state=online_movable"
-"""What the kernel of the micro image is told: not to measure clocks that are emulated on a busy machine, and to keep
-memory that is added removable."""
+MICRO_APPEND = "console=ttyS0 quiet tsc=reliable lpj=4000000 no_timer_check memhp_default_state=online_movable"
+"""What the kernel of the micro image is told: not to measure clocks that are emulated on a busy machine, nor to panic
+where no tick comes in time, and to keep memory that is added removable."""
 
 
 class MonitorError(Exception):

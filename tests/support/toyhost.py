@@ -132,6 +132,12 @@ class ToyBinding:
         return Health("healthy")
 
 
+def _granted(device: str) -> GrantedDevice:
+    """By its name, ``pool/device``."""
+    pool, name = device.split("/")
+    return GrantedDevice(("0",), pool, name)
+
+
 class ToyGrants:
     """Claims in memory, with the marks of those that were asked for and not let go."""
 
@@ -147,7 +153,7 @@ class ToyGrants:
         self.grants[uid] = Grant(
             ref,
             "DeviceClaim",
-            tuple(d if isinstance(d, GrantedDevice) else GrantedDevice(("0",), *d.split("/")) for d in devices),
+            tuple(d if isinstance(d, GrantedDevice) else _granted(d) for d in devices),
         )
         return ref
 

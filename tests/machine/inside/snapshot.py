@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 DEVICES = Path("/sys/bus/pci/devices")
@@ -26,9 +27,24 @@ def snapshot() -> dict[str, object]:
         for link in ("driver", "iommu_group"):
             facts[link] = os.readlink(device / link).rpartition("/")[2] if (device / link).is_symlink() else ""
         found[device.name] = facts
-    links = json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True).stdout)
-    interfaces = {link["ifname"]: [link.get("address"), link.get("vfinfo_list", [])] for link in links}
-    return {"devices": found, "interfaces": interfaces, "nodes": _nodes()}
+    return {"devices": found, "interfaces": _interfaces(), "nodes": _nodes()}
+
+
+def _interfaces() -> dict[str, list[object]]:
+    """Their addresses and VFs. The kernel tells them in pieces, and where one comes, goes or is renamed meanwhile, it
+    may leave another out: then they are read again."""
+    for _ in range(100):
+        before = _links()
+        told = subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True)
+        found = {link["ifname"]: [link.get("address"), link.get("vfinfo_list", [])] for link in json.loads(told.stdout)}
+        if not told.stderr and found.keys() == before == _links():
+            return found
+        time.sleep(0.1)
+    raise TimeoutError(f"the interfaces do not come to rest: {sorted(found)}, and then {sorted(_links())}")
+
+
+def _links() -> set[str]:
+    return set(os.listdir("/sys/class/net")) - {"bonding_masters"}
 
 
 def _nodes() -> dict[str, dict[str, object]]:
