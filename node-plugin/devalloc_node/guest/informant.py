@@ -63,7 +63,7 @@ class Informant:
         return await self._server.listen(host, port)
 
     async def run(self) -> None:
-        """Ask agents what they are to be asked, until cancelled; then nobody is answered any more."""
+        """Ask agents what they are to be asked, until cancelled."""
         try:
             while True:
                 self._changed.clear()
@@ -80,7 +80,10 @@ class Informant:
         finally:
             for task in list(self._calls):
                 task.cancel()
-            await self._server.close()
+
+    async def close(self) -> None:
+        """Answer nobody any more."""
+        await self._server.close()
 
     def want(self, more: More) -> None:
         """The guest needs more, soon."""

@@ -7,16 +7,22 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 from devalloc.scaling.messages import monitor as wire
+from devalloc.scaling.resources import More, Resources
 from devalloc_node.guest import blocks, cpus, pages
 from devalloc_node.guest.cache import ProgramCache
 from devalloc_node.guest.gauges import gauges
 from devalloc_node.guest.guard import Guard
 from devalloc_node.guest.memory import measure_of, memory
 from devalloc_node.guest.sessions import Sessions
-from devalloc_node.guest.settings import Settings
+from devalloc_node.guest.settings import Address, Settings, is_allowed
 from devalloc_node.guest.system import System
+
+if TYPE_CHECKING:
+    from devalloc_node.guest.informant import Informant
 
 _SAMPLE = 0.1  # seconds
 _PLUGGED = 1.0  # seconds between looks for what was plugged
@@ -34,6 +40,7 @@ class GuestMonitor:
         cache = ProgramCache(settings.cache_program, settings.cache_where) if settings.cache_program else None
         self.guard = Guard(measure, memory(self._system).total, cache)
         self.sessions = Sessions(self._handle, self._greeted, settings.allow)
+        self.informant: Informant | None = None
         self._granted_cpus: int | None = None
         self._policy = settings.memory
         self._look = asyncio.Event()
@@ -46,14 +53,30 @@ class GuestMonitor:
         try:
             metrics = self._settings.metrics_listen
             served = None if metrics is None else await pages.serve(self._page, *metrics)
-            listening(port, None if served is None else served.sockets[0].getsockname()[1])
+            served_at = None if served is None else served.sockets[0].getsockname()[1]
+            if self._settings.informant is not None and served_at is not None:
+                await self._begin_informant(self._settings.informant, served_at)
+            listening(port, served_at)
             async with asyncio.TaskGroup() as group:
+                if self.informant is not None:
+                    group.create_task(self.informant.run())
                 group.create_task(self._watch_memory())
                 group.create_task(self._watch_plugs())
         finally:
             if served is not None:
                 served.close()
+            if self.informant is not None:
+                await self.informant.close()
             await self.sessions.close()
+
+    async def _begin_informant(self, at: Address, metrics_port: int) -> None:
+        """Listen for agents of before the guest monitor. Raises OSError."""
+        # Loaded only where it is used: a guest that is small has other uses for that memory.
+        from devalloc_node.guest.informant import Informant
+
+        self.informant = Informant(self, metrics_port, allows=partial(is_allowed, self._settings.allow))
+        _, port = await self.informant.listen(*at)
+        _log.info("the informant listens at %s port %d", at[0], port)
 
     def _page(self) -> str:
         return gauges(self._system, self.guard, self.sessions.is_connected)
@@ -63,14 +86,10 @@ class GuestMonitor:
             case wire.HealthCheck():
                 return wire.HealthCheck()
             case wire.UpscaleNotification(granted):
-                self._resize(granted.cpu)
-                await self.guard.grew(granted.memory)
+                await self.grew(granted)
                 return wire.UpscaleConfirmation()
             case wire.DownscaleRequest(target):
-                result = await self.guard.shrink(target.memory, _now())
-                if result.ok:
-                    self._resize(target.cpu)
-                return result
+                return await self.shrink(target)
             case _:
                 return None
 
@@ -80,6 +99,18 @@ class GuestMonitor:
             self.guard.has(memory(self._system).total)
         except (OSError, ValueError) as error:
             _log.error("memory cannot be read, and the threshold stays: %s", error)
+
+    async def grew(self, resources: Resources) -> None:
+        """The machine has so much now. Raises OSError where the cache does not follow."""
+        self._resize(resources.cpu)
+        await self.guard.grew(resources.memory)
+
+    async def shrink(self, target: Resources) -> wire.DownscaleResult:
+        """Whether the machine may have so little. Raises OSError: nobody can tell."""
+        result = await self.guard.shrink(target.memory, _now())
+        if result.ok:
+            self._resize(target.cpu)
+        return result
 
     def _resize(self, cpu: int) -> None:
         """So many thousandths of a CPU are granted: a part of one needs a whole one."""
@@ -93,8 +124,12 @@ class GuestMonitor:
                 self._found("measure", [])
             except (OSError, ValueError) as error:
                 self._found("measure", [f"memory cannot be measured: {error}"])
-            if self.sessions.is_connected and self.guard.wants_more(_now()):
+            informant = self.informant
+            heard = self.sessions.is_connected or (informant is not None and informant.agents.active is not None)
+            if heard and self.guard.wants_more(_now()):
                 self.sessions.ask_for_more()
+                if informant is not None:
+                    informant.want(More(memory=True))
             await asyncio.sleep(_SAMPLE)
 
     async def _watch_plugs(self) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import ip_address
 
 from websockets.frames import CloseCode
 from websockets.http11 import Request
@@ -14,7 +13,7 @@ from websockets.server import ServerProtocol
 
 from devalloc.scaling.messages import monitor as wire
 from devalloc.scaling.versions import MONITOR_VERSIONS
-from devalloc_node.guest.settings import Network
+from devalloc_node.guest.settings import Network, is_allowed
 from devalloc_node.websocket import QUIET, Limits, WebSocket
 
 Handle = Callable[[wire.ToMonitor], Awaitable[wire.ToAgent | None]]
@@ -67,7 +66,7 @@ class Sessions:
 
     def accepts(self, socket: _Accepted, address: str) -> bool:
         """Whether an agent may come from there. The oldest of too many strangers has to go: one of them may be real."""
-        if self._allowed and not any(ip_address(address.partition("%")[0]) in network for network in self._allowed):
+        if not is_allowed(self._allowed, address):
             _log.warning("refused a connection from %s, which --allow does not name", address)
             return False
         self._strangers.append(socket)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
@@ -29,6 +29,7 @@ class Settings:
 
     listen: Address
     metrics_listen: Address | None
+    informant: Address | None
     allow: tuple[Network, ...]
     measure: str
     cpus: str
@@ -67,9 +68,19 @@ def settings_from(given: Mapping[str, str | None]) -> Settings:
             values[option.field] = option.parse(option.default if text is None else text)
         except ValueError as error:
             problems.append(f"--{option.name}: {error}")
+    if not problems and values["informant"] is not None:
+        if values["metrics_listen"] is None:
+            problems.append("--informant: agents are told where the gauges are; --metrics-listen must not be off")
+        if values["informant"] == values["listen"]:
+            problems.append("--informant: the monitor listens there; give --listen another port")
     if problems:
         raise ValueError("\n".join(problems))
     return Settings(**values)
+
+
+def is_allowed(allowed: Sequence[Network], address: str) -> bool:
+    """Whether agents may come from there."""
+    return not allowed or any(ip_address(address.partition("%")[0]) in network for network in allowed)
 
 
 def _address(text: str) -> Address:
@@ -111,6 +122,10 @@ OPTIONS = (
     Option("listen", "ADDRESS:PORT", "0.0.0.0:10301", _address, "Where agents connect."),
     Option(
         "metrics-listen", "ADDRESS:PORT", "0.0.0.0:9100", _address_or_off, "Where gauges are served; `off`: nowhere."
+    ),
+    Option(
+        "informant", "ADDRESS:PORT", "off", _address_or_off,
+        "Where agents of before the guest monitor connect (the informant protocol, usually port 10301); `off`: none.",
     ),
     Option(
         "allow", "NETWORKS", "", _networks,

@@ -7,32 +7,37 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from devalloc.scaling.messages.informant import InformantDesc
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
 from devalloc_node.agent.informant.connection import InformantConnection, Timers
 from devalloc_node.agent.informant.life import Again, next_start
 from devalloc_node.errors import Failed, NodeError, Unknown
-from devalloc_node.guest.agents import Timers as GuestTimers
 from devalloc_node.guest.informant import Informant
+from devalloc_node.guest.program import GuestMonitor
+from devalloc_node.guest.settings import settings_from
 from devalloc_node.plainhttp import JSON, Request, Response, Server, call
+from tests.support.guest_tree import GuestTree
+from tests.support.virtual_time import run
 
 HOST = "127.0.0.1"
-PATIENT = 20_000
-FAST = Timers(health_check=50, restart=60, register=PATIENT, request=PATIENT, scaling=PATIENT, suspend=PATIENT)
-"""Often what is asked by itself, and never in a hurry: other work keeps a machine from answering."""
+STANDARD = Timers()
+SLOW = Timers(restart=3_600_000, health_check=3_600_000)
+"""Nothing happens by itself."""
 GIB = 2**30
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.2)
 
 
 class Heard:
@@ -76,11 +81,9 @@ class Guest:
 class World:
     """An informant and any number of agents."""
 
-    def __init__(self, versions: VersionRange[InformantVersion], **guest_timers: int) -> None:
+    def __init__(self, versions: VersionRange[InformantVersion]) -> None:
         self.guest = Guest()
-        patient = {"check": PATIENT, "resume": PATIENT, "suspend": PATIENT, "try_upscale": PATIENT}
-        timers = GuestTimers(**{"check_every": 100, **patient, **guest_timers})
-        self.informant = Informant(self.guest, 9100, timers, versions=versions)
+        self.informant = Informant(self.guest, 9100, versions=versions)
         self.running: list[asyncio.Task[Any]] = []
         self.port = 0
 
@@ -92,13 +95,16 @@ class World:
     async def __aexit__(self, *error: object) -> None:
         for task in reversed(self.running):
             await self.stop(task)
+        await self.informant.close()
 
     async def stop(self, task: asyncio.Task[Any]) -> None:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
 
-    def agent(self, heard: Heard | None = None, timers: Timers = FAST) -> tuple[InformantConnection, asyncio.Task[Any]]:
+    def agent(
+        self, heard: Heard | None = None, timers: Timers = STANDARD
+    ) -> tuple[InformantConnection, asyncio.Task[Any]]:
         connection = InformantConnection("vm1", HOST, self.port, heard or Heard(), HOST, timers)
         task = asyncio.create_task(connection.run())
         self.running.append(task)
@@ -126,7 +132,7 @@ def test_every_version_from_registration_to_the_end(version: int) -> None:
             world.informant.want(More(memory=True))
             if version >= 2:
                 await until(lambda: heard.wishes == [More(memory=True)])
-            await asyncio.sleep(0.12)  # health checks and checks of the id go on meanwhile
+            await asyncio.sleep(60)  # health checks and checks of the id go on meanwhile
             assert (agent.status().connected, agent.status().failures) == (True, 0)
             await world.stop(task)
             assert world.informant.agents.active is None
@@ -134,7 +140,7 @@ def test_every_version_from_registration_to_the_end(version: int) -> None:
             assert heard.wishes == ([More(memory=True)] if version >= 2 else [])
             assert world.informant.agents.overtaken == 0
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_new_agent_takes_over_and_when_it_goes_the_old_one_does() -> None:
@@ -153,13 +159,13 @@ def test_a_new_agent_takes_over_and_when_it_goes_the_old_one_does() -> None:
             await old.upscale(Resources(3000, GIB))
             assert [resources.cpu for _, resources in world.guest.done] == [2000, 3000]
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_suspension_waits_for_what_is_under_way() -> None:
     async def scenario() -> None:
         async with World(INFORMANT_VERSIONS) as world:
-            old, _ = world.agent(timers=replace(FAST, health_check=60_000))
+            old, _ = world.agent()
             await until(lambda: old.status().connected)
             world.guest.gate.clear()
             shrinking = asyncio.create_task(old.downscale(Resources(250, GIB)))
@@ -171,7 +177,7 @@ def test_a_suspension_waits_for_what_is_under_way() -> None:
             assert (await shrinking).ok
             await until(lambda: new.status().connected)
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_guest_that_cannot_tell_is_a_failure_and_the_agent_comes_back() -> None:
@@ -186,20 +192,20 @@ def test_a_guest_that_cannot_tell_is_a_failure_and_the_agent_comes_back() -> Non
             await until(lambda: not agent.status().connected)
             await until(lambda: agent.status().connected)
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_guest_that_does_not_answer_is_unknown() -> None:
     async def scenario() -> None:
         async with World(INFORMANT_VERSIONS) as world:
-            agent, _ = world.agent(timers=replace(FAST, scaling=300))
+            agent, _ = world.agent()
             await until(lambda: agent.status().connected)
             world.guest.gate.clear()
-            with pytest.raises(Unknown, match=r"has not answered within 0\.3 s"):
+            with pytest.raises(Unknown, match=r"has not answered within 2 s"):
                 await agent.downscale(Resources(250, GIB))
             world.guest.gate.set()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 async def ask(port: int, method: str, path: str, body: object = b"") -> tuple[int, Any]:
@@ -222,7 +228,7 @@ def test_what_an_informant_answers_to_whom() -> None:
         _, mine = await server.listen(HOST)
         desc = {"agentID": me, "agentServeAddr": f"{HOST}:{mine}", "minProtoVersion": 3, "maxProtoVersion": 9}
         signed = {"data": {"cpu": "1", "memory": "1Gi", "id": {"agentID": me}}, "sequenceNumber": 99}
-        async with World(INFORMANT_VERSIONS, check_every=60_000) as world:
+        async with World(INFORMANT_VERSIONS) as world:
             port = world.port
             assert await ask(port, "GET", "/register", desc) == (405, "/register must be POST")
             assert (await ask(port, "GET", "/"))[0] == 404
@@ -253,7 +259,7 @@ def test_what_an_informant_answers_to_whom() -> None:
             assert (await ask(port, "DELETE", "/unregister", desc))[0] == 404
         await server.close()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 class Script:
@@ -293,9 +299,9 @@ class Script:
 
 
 def scripted(
-    scenario: Callable[[Script, InformantConnection, Heard], Awaitable[None]], script: Script, timers: Timers = FAST
+    scenario: Callable[[Script, InformantConnection, Heard], Awaitable[None]], script: Script, timers: Timers = STANDARD
 ) -> None:
-    async def run() -> None:
+    async def conversation() -> None:
         server, heard = Server(script.respond), Heard()
         _, port = await server.listen(HOST)
         agent = InformantConnection("vm1", HOST, port, heard, HOST, timers)
@@ -310,11 +316,7 @@ def scripted(
                 await task
             await server.close()
 
-    asyncio.run(run())
-
-
-SLOW = replace(FAST, restart=60_000, health_check=60_000)
-"""Nothing happens by itself."""
+    run(conversation())
 
 
 def test_what_an_agent_says_on_the_wire() -> None:
@@ -403,7 +405,7 @@ def test_an_agent_that_is_asked_early_is_not_early_when_the_reply_is_under_way()
             await task
         await server.close()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 BAD_REGISTRATIONS: list[tuple[int, Any]] = [
@@ -436,7 +438,7 @@ def test_a_registration_that_is_none_is_tried_again_with_another_server(answer: 
         else:
             assert left in (ids[:-1], ids)
 
-    scripted(scenario, script, replace(FAST, restart=20))
+    scripted(scenario, script)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +464,7 @@ def test_any_answer_but_200_ends_it(path: str, answer: tuple[int, Any]) -> None:
         assert "connected" in heard.events[:-1]
         assert agent.status().failures >= 1
 
-    scripted(scenario, Script(), replace(FAST, restart=30, health_check=20))
+    scripted(scenario, Script())
 
 
 def test_one_request_at_a_time() -> None:
@@ -473,7 +475,7 @@ def test_one_request_at_a_time() -> None:
             nonlocal under_way, most
             under_way += 1
             most = max(most, under_way)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.15)
             under_way -= 1
             return await respond(request)
 
@@ -483,7 +485,7 @@ def test_one_request_at_a_time() -> None:
         assert most <= 1
         assert [body["sequenceNumber"] for body in script.said("/upscale")] == [3, 4, 5, 6, 7]
 
-    scripted(scenario, Script(), replace(SLOW, health_check=3))
+    scripted(scenario, Script(), replace(SLOW, health_check=200))
 
 
 def test_when_the_next_server_begins() -> None:
@@ -503,3 +505,54 @@ def test_nobody_but_the_guest_is_heard() -> None:
         assert (await script.ask("GET", "/id", {}))[0] == 200
 
     scripted(scenario, Script(), SLOW)
+
+
+def test_what_goes_on_by_itself_in_a_minute() -> None:
+    async def scenario(script: Script, agent: InformantConnection, heard: Heard) -> None:
+        assert (await script.ask("POST", "/resume", script.mine))[0] == 200
+        before = len(script.said("/health-check"))
+        await asyncio.sleep(60)
+        assert len(script.said("/health-check")) - before == 12
+        script.answers["/health-check"] = lambda: (500, b"ill")
+        asked = asyncio.get_running_loop().time()
+        await until(lambda: len(script.said("/register")) == 2)
+        assert 5 <= asyncio.get_running_loop().time() - asked <= 10.5
+
+    scripted(scenario, Script())
+
+
+def test_a_guest_monitor_is_an_informant_too(tmp_path: Path) -> None:
+    """The program as it is started, with an agent of before the guest monitor."""
+    guest = GuestTree(tmp_path, memory=4 * GIB, used=GIB)
+    here = {"listen": f"{HOST}:0", "metrics_listen": f"{HOST}:0", "informant": f"{HOST}:10309", "root": str(tmp_path)}
+
+    async def scenario() -> None:
+        monitor = GuestMonitor(settings_from(here), guest)
+        ready: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        tasks = [asyncio.create_task(monitor.run(lambda port, metrics: ready.set_result(metrics)))]
+        metrics, heard = await ready, Heard()
+        agent = InformantConnection("vm1", HOST, 10309, heard, HOST)
+        tasks.append(asyncio.create_task(agent.run()))
+        await until(lambda: agent.status().connected)
+        assert agent.chosen == InformantDesc(InformantVersion(4), metrics or 0)
+        assert not (await agent.downscale(Resources(250, GIB))).ok
+        assert (await agent.downscale(Resources(250, 2 * GIB))).ok
+        guest.set_memory(2 * GIB, 1800 * 2**20)
+        await until(lambda: bool(heard.wishes))
+        await agent.upscale(Resources(250, 4 * GIB))
+        assert heard.wishes[0] == More(memory=True)
+        for task in reversed(tasks):
+            task.cancel()
+            await asyncio.wait([task])
+
+    run(scenario())
+
+
+def test_an_informant_needs_gauges_and_a_port_of_its_own() -> None:
+    for given, reason in (
+        ({"informant": "0.0.0.0:10301"}, "another port"),
+        ({"informant": "0.0.0.0:1", "metrics_listen": "off"}, "must not be off"),
+        ({"informant": "here"}, "--informant: 'here' is not ADDRESS:PORT"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            settings_from(given)

@@ -273,7 +273,7 @@ class InformantConnection:
         if connected:
             self._listener.monitor_connected()
         else:
-            _log.warning("%s: %s", self._machine, why)
+            _log.log(logging.WARNING if life.why else logging.INFO, "%s: %s", self._machine, why)
             self._listener.monitor_disconnected(why)
 
     def _sentence(self, why: str) -> str:
