@@ -1,8 +1,8 @@
 """Two machines that scale on one node, in virtual time, with a world in which everything can go wrong once.
 
-The agent, its state machine and the arithmetic of permits are the real ones. The network, the machines and the monitors
-in their guests are models, small enough to see that they are right: each call of a channel is numbered, and at one
-number something happens. What must never be is looked at whenever anything changes.
+The agent, its state machine, and the server of permits' decisions and messages are the real ones. The network, the
+machines and the monitors in their guests are models, small enough to see that they are right: each call of a channel is
+numbered, and at one number something happens. What must never be is looked at whenever anything changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
-from devalloc.scaling.permits.grant import grant
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import Rules
 from devalloc_node.agent.channels import Channels
@@ -26,6 +25,7 @@ from devalloc_node.agent.monitor import MonitorStatus
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaler import Scaler, Settings
 from devalloc_node.errors import Failed, Unknown
+from tests.support.scaling_plugin import BookPlugin
 
 Result = TypeVar("Result")
 GIB = 2**30
@@ -67,25 +67,6 @@ class Load:
         return [units for since, units in self.steps if now >= since][-1]
 
 
-class Plugin:
-    """Who permits: the real arithmetic over a ledger that survives a restart."""
-
-    def __init__(self, world: World, total: Resources) -> None:
-        self.world, self.total = world, total
-        self.reserved: dict[str, Resources] = {}
-
-    def answer(self, name: str, target: Resources) -> Resources:
-        free = self.total.above(sum(self.reserved.values(), NOTHING))
-        before = self.reserved[name]
-        permit = Resources(
-            grant(before.cpu, target.cpu, free.cpu, UNIT.cpu).permit,
-            grant(before.memory, target.memory, free.memory, UNIT.memory).permit,
-        )
-        self.reserved[name] = permit
-        self.world.check(f"{name} asked for {target}")
-        return permit
-
-
 class Vm:
     """A machine with its guest and monitor, and this node's scaler for it."""
 
@@ -100,7 +81,8 @@ class Vm:
         self.task: asyncio.Task[None] | None = None
         self.connection: asyncio.Event | None = None
         self.asked_down = 0
-        world.plugin.reserved[name] = bounds.min
+        self.restarting = asyncio.Lock()
+        world.plugin.admit(name, bounds)
 
     # Who can be restarted.
 
@@ -113,8 +95,9 @@ class Vm:
         self.task = asyncio.get_running_loop().create_task(self.scaler.run())
 
     async def restart_agent(self) -> None:
-        await self.end()
-        self.begin()
+        async with self.restarting:
+            await self.end()
+            self.begin()
 
     async def end(self) -> None:
         assert self.task is not None
@@ -127,6 +110,12 @@ class Vm:
         self.has = self.bounds.min
         self.restart_monitor()
         self.world.check(f"{self.name} started anew")
+        self.world.spawn(self._begin_run())
+
+    async def _begin_run(self) -> None:
+        """The node begins another scaler for another run of a machine, before anybody hears of that run."""
+        await self.restart_agent()
+        self._write()
 
     def restart_monitor(self) -> None:
         self.agreed = NOTHING
@@ -142,7 +131,9 @@ class Vm:
     async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
         async def answer() -> Resources:
             await asyncio.sleep(ANSWER)
-            return self.world.plugin.answer(self.name, target)
+            permit = self.world.plugin.answer(self.name, last, target, metrics)
+            self.world.check(f"{self.name} asked for {target}")
+            return permit
 
         return await self.world.call("permits", self, answer)
 
@@ -165,7 +156,14 @@ class Vm:
             raise Failed("MachineEnded", "it was started anew")
         self.has = target
         self.world.check(f"{self.name} came to {target}")
+        self._write()
         return target
+
+    def _write(self) -> None:
+        """The node writes down what the machine has, a second later."""
+        has, run = self.has, f"run-{self.run_number}"
+        later = asyncio.get_running_loop()
+        later.call_later(1, lambda: self.world.plugin.observe(self.name, has, run))
 
     async def look(self) -> Resources:
         async def look() -> Resources:
@@ -237,7 +235,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.began = asyncio.get_running_loop().time()
-        self.plugin = Plugin(self, self.total)
+        self.plugin = BookPlugin(self.total, UNIT)
 
     @property
     def now(self) -> float:
@@ -288,6 +286,7 @@ class World:
                 vm.restart_monitor()
         elif kind == "restart of the plugin":
             self.cuts.append(("permits", None, self.now + 4))
+            self.plugin.restart()
         elif kind == "restart of the machine":
             loop.call_later(self.change * 0.6, vm.restart_machine)
         elif kind == "restart of the monitor":
@@ -297,14 +296,14 @@ class World:
 
     def check(self, what: str) -> None:
         """What must hold at every instant."""
-        reserved = sum(self.plugin.reserved.values(), NOTHING)
-        if reserved.exceeds(self.total):
-            self.wrong.append(f"{self.now:.2f} s: {what}: {reserved} are permitted of {self.total}")
+        # A machine that nothing is recorded of counts for more than it has, so that nobody else gets it.
+        permitted = sum((self.plugin.recorded(vm.name) or vm.has for vm in self.vms), NOTHING)
+        if permitted.exceeds(self.total):
+            self.wrong.append(f"{self.now:.2f} s: {what}: {permitted} are permitted of {self.total}")
         for vm in self.vms:
-            if vm.has.exceeds(self.plugin.reserved[vm.name]):
-                self.wrong.append(
-                    f"{self.now:.2f} s: {what}: {vm.name} has {vm.has}, of {self.plugin.reserved[vm.name]} permitted"
-                )
+            permit = self.plugin.permitted(vm.name)
+            if vm.has.exceeds(permit):
+                self.wrong.append(f"{self.now:.2f} s: {what}: {vm.name} has {vm.has}, of {permit} permitted")
             if vm.agreed.exceeds(vm.has):
                 self.wrong.append(f"{self.now:.2f} s: {what}: {vm.name} has {vm.has}, its guest counts on {vm.agreed}")
 

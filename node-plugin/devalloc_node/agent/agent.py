@@ -49,6 +49,8 @@ class Agent:
         self._came_through = came_through
         self._rules, self._settings = rules, settings or Settings()
         self._rng = rng or random.Random()
+        self._changing = asyncio.Lock()
+        """So that one machine never has two scalers, however many ask at the same time."""
         self._machines: dict[str, Machine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._scalers: dict[str, Scaler] = {}
@@ -60,9 +62,13 @@ class Agent:
 
     async def scale(self, machine: Machine) -> None:
         """Scale it from now on; what is new of one that is scaled already is taken over, in its state."""
+        async with self._changing:
+            await self._scale(machine)
+
+    async def _scale(self, machine: Machine) -> None:
         known = self._machines.get(machine.key)
         if known is not None and known.run != machine.run:
-            await self.leave(machine.key)
+            await self._leave(machine.key)
             known = None
         if known is None:
             self._machines[machine.key] = machine
@@ -75,6 +81,10 @@ class Agent:
 
     async def leave(self, key: str) -> None:
         """Leave it as it is. A change of it that is under way goes on."""
+        async with self._changing:
+            await self._leave(key)
+
+    async def _leave(self, key: str) -> None:
         self._machines.pop(key, None)
         self._scalers.pop(key, None)
         if (task := self._tasks.pop(key, None)) is not None:

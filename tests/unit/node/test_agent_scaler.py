@@ -328,3 +328,23 @@ def test_it_is_told_how_long_a_decision_took() -> None:
     run(main(), sockets=False)
     [milliseconds] = took
     assert 19_000 <= milliseconds <= 23_000  # until there was room
+
+
+def test_a_machine_never_has_two_scalers() -> None:
+    arounds = [Around(UNIT, load=2) for _ in range(6)]
+
+    async def main() -> None:
+        agent = Agent(Rules(UNIT), rng=random.Random(1))
+        await agent.scale(Machine("vm", "run-0", BOUNDS, CONFIG, arounds[0].channels))
+        await asyncio.sleep(10)
+        runs = [Machine("vm", f"run-{i}", BOUNDS, CONFIG, around.channels) for i, around in enumerate(arounds)]
+        await asyncio.gather(*(agent.scale(machine) for machine in runs), agent.scale(runs[3]))
+        before = [len(around.did) for around in arounds]
+        await asyncio.sleep(30)
+        assert sum(len(around.did) > done for around, done in zip(arounds, before, strict=True)) == 1
+        await agent.close()
+        after = [len(around.did) for around in arounds]
+        await asyncio.sleep(30)
+        assert [len(around.did) for around in arounds] == after
+
+    run(main(), sockets=False)
