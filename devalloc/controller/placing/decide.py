@@ -94,8 +94,9 @@ def _freed(machine: Object) -> Change:
 
 def _conditions(machine: Object, value: str, reason: str, message: str, now: str) -> list[Any]:
     listed = machines.status_of(machine).get("conditions")
-    others = [one for one in listed if one.get("type") != PLACED] if isinstance(listed, list) else []
-    before: Mapping[str, Any] = next((one for one in listed or () if one.get("type") == PLACED), {})
+    known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    others = [one for one in known if one.get("type") != PLACED]
+    before: Mapping[str, Any] = next((one for one in known if one.get("type") == PLACED), {})
     since = before.get("lastTransitionTime", now) if before.get("status") == value else now
     told = {"type": PLACED, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
     return [*others, told]

@@ -77,7 +77,8 @@ class Placing:
 def with_machines(documents: Sequence[Object]) -> Placing:
     """The input for documents in which allocated claims are as they count (``as_allocated``)."""
     found = machines.machines_among(documents)
-    pools = [doc for doc in documents if hostpool.node_of_host_pool(doc) is not None]
+    named = (doc for doc in documents if hostpool.node_of_host_pool(doc) is not None)
+    pools = [doc for doc in named if decode(doc).object is not None]
     if not found or (not pools and all(machines.spec_of(doc).get("nodeName") for doc in found)):
         return Placing(documents)
     return _Reader(documents, found, pools).read()

@@ -6,7 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from devalloc.api import hostpool, meta
+from devalloc.api.claim import DeviceAllocation
 from devalloc.api.quantity import Quantity, QuantityError
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.store import Object
@@ -56,9 +59,13 @@ def holder_of(machine: Object) -> str | None:
 
 
 def reservation(machine: Object) -> list[Any]:
-    """The entries of what its node keeps for it; empty for a machine that is not placed, or stopped."""
-    found = status_of(machine).get("allocations")
-    return found if isinstance(found, list) and status_of(machine).get("nodeName") else []
+    """The entries of what its node keeps for it; empty for a machine that is not placed, or stopped. What cannot be
+    read keeps nothing: neither a node nor the allocator wrote it."""
+    status = status_of(machine)
+    found, node = status.get("allocations"), status.get("nodeName")
+    if not isinstance(found, list) or not isinstance(node, str) or not node:
+        return []
+    return [entry for entry in found if _is_readable(entry)]
 
 
 def claim_names(machine: Object) -> list[str]:
@@ -172,6 +179,14 @@ def numa_of(entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
             if device.get("name") == entry["deviceName"]:
                 found |= {one["intValue"] for one in device.get("attributes", ()) if one.get("name") == "numa"}
     return found.pop() if len(found) == 1 else None
+
+
+def _is_readable(entry: object) -> bool:
+    try:
+        DeviceAllocation.model_validate(entry, by_alias=True, by_name=False)
+    except ValidationError:
+        return False
+    return True
 
 
 def _nano(text: object) -> int:
