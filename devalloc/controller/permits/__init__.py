@@ -4,9 +4,9 @@ What it grants is written on the VirtualMachine before it is told; the ledger of
 objects, and is forgotten with the process.
 """
 
-from devalloc.controller.permits.hosts import Host, Hosts
+from devalloc.controller.permits.hosts import Host, Hosts, published
 from devalloc.controller.permits.migration import Migrator
 from devalloc.controller.permits.server import PermitServer
 from devalloc.controller.permits.settings import Settings
 
-__all__ = ["Host", "Hosts", "Migrator", "PermitServer", "Settings"]
+__all__ = ["Host", "Hosts", "Migrator", "PermitServer", "Settings", "published"]

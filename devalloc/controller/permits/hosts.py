@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+from devalloc.api.hostpool import CPU, MEMORY, node_of_host_pool
+from devalloc.api.quantity import NANO, Quantity, QuantityError
 from devalloc.scaling.permits.ledger import Key
 from devalloc.scaling.resources import Resources
-from devalloc.store import Object
+from devalloc.store import Object, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +32,32 @@ Overhead = Callable[[Object], Resources]
 
 CanMove = Callable[[Object], bool]
 """Whether nothing that a VirtualMachine has keeps it on its node."""
+
+
+def published(store: Store) -> Hosts:
+    """The hosts whose capacity is published as a pool, with the limits that machines are placed by as well.
+
+    Calling the answer raises StoreError.
+    """
+    return partial(_published, store)
+
+
+def _published(store: Store) -> Mapping[str, Host]:
+    found = {}
+    for pool in store.list("DevicePool").objects:
+        if (node := node_of_host_pool(pool)) is not None:
+            found[node] = Host(Resources(_sum(pool, CPU, NANO // 1000), _sum(pool, MEMORY, NANO)))
+    return found
+
+
+def _sum(pool: Mapping[str, Any], resource: str, unit: int) -> int:
+    """Of all devices of the pool; what cannot be read is none, so that nothing is granted of it."""
+    total = 0
+    for device in pool["spec"].get("devices", ()):
+        for entry in device.get("resources", ()):
+            if entry.get("name") == resource:
+                try:
+                    total += max(0, Quantity.parse(entry.get("capacity")).nano) // unit
+                except QuantityError:
+                    continue
+    return total

@@ -17,16 +17,11 @@ from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
 from devalloc.api.virtualmachine import MEMORY_BLOCK
 from devalloc.scaling.permits.ledger import NOTHING, Key
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.vminfo import ANNOTATION_BILLING, LABEL_ALWAYS_MIGRATE, LABEL_MIGRATION, LABEL_SCALING
 from devalloc.store import Change, Object
 from devalloc.store import Key as ObjectKey
 
 KIND = "VirtualMachine"
-SCALED = "autoscaling.neon.tech/enabled"
-"""Labels of this form say yes by the exact text ``true``."""
-MOVABLE = "autoscaling.neon.tech/auto-migration-enabled"
-MUST_MOVE = "autoscaling.neon.tech/testing-only-always-migrate"
-BILLED_TO = "autoscaling.neon.tech/billing-endpoint-id"
-"""An annotation."""
 OVERCOMMIT = "vm.neon.tech/overcommit"
 """An annotation: JSON with ``cpu`` and ``memory``, times 1."""
 
@@ -54,7 +49,8 @@ class Record:
     least: Resources
     most: Resources
     use: Resources
-    """What was read back of it; what its spec says where it is not scaled."""
+    """What was read back of it, or it was told to take where that is more; what its spec says where it is not scaled.
+    """
     permit: Resources | None
     """What is written down that it may have in this run."""
     slot: int
@@ -92,11 +88,12 @@ def read(obj: Object) -> Record | None:
     least = Resources(_cpus(cpu.get("min")), _bytes(memory.get("min")))
     most = least.most(Resources(_cpus(cpu.get("max")), _bytes(memory.get("max"))))
     runs = phase not in ("Pending", "Stopped", "Failed")
-    scaled = labels.get(SCALED) == "true"
+    scaled = labels.get(LABEL_SCALING) == "true"
     use = NOTHING
     if runs:
-        told = _map(status.get("observed")) or _map(status.get("applied"))
-        use = Resources(_cpus(told.get("cpus"), most.cpu), _bytes(told.get("memory"), most.memory))
+        # What QEMU was told and has not done yet may still come.
+        for told in (_map(status.get("observed")), _map(status.get("applied"))):
+            use = use.most(Resources(_cpus(told.get("cpus"), most.cpu), _bytes(told.get("memory"), most.memory)))
     if not scaled:
         use = use.most(Resources(_cpus(cpu.get("use")), _bytes(memory.get("use"))))
     pod = _text(status.get("runnerPod"))
@@ -112,10 +109,10 @@ def read(obj: Object) -> Record | None:
         slot=_bytes(memory.get("slotSize")) or MEMORY_BLOCK,
         runs=runs,
         scaled=scaled,
-        movable=labels.get(MOVABLE) == "true",
-        must_move=labels.get(MUST_MOVE) == "true",
+        movable=labels.get(LABEL_MIGRATION) == "true",
+        must_move=labels.get(LABEL_ALWAYS_MIGRATE) == "true",
         reserve_max=spec.get("reserveMax") is True,
-        billed_to=_text(annotations.get(BILLED_TO)),
+        billed_to=_text(annotations.get(ANNOTATION_BILLING)),
         overcommit=_overcommit(annotations.get(OVERCOMMIT)),
         runner_pod=_pod(pod, key_of(obj)[0]) if pod else None,
         created=_text(metadata.get("creationTimestamp")),

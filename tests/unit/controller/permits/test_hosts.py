@@ -1,0 +1,33 @@
+"""The limits of hosts as their pools have them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from devalloc.controller.permits.hosts import published
+from devalloc.inventory.capacity import discover_capacity, host_pool
+from devalloc.scaling.resources import Resources
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.faketree import memory_folder
+
+
+def test_the_limit_of_a_node_is_that_of_its_pool() -> None:
+    capacity = discover_capacity()
+    limit = Resources(capacity.cpu.effective_limit, capacity.memory.effective_limit)
+    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
+        hosts = published(store)
+        assert hosts() == {}
+        pool = store.create(host_pool(capacity, "node-a").to_manifest())
+        assert hosts()["node-a"].limit == limit
+        assert limit.cpu > 0
+        pool["spec"]["devices"][0]["resources"] = [
+            {"name": "cpu", "capacity": "1500m"},
+            {"name": "memory", "capacity": "nonsense"},
+            {"name": "memory", "capacity": "-1"},
+        ]
+        pool["spec"]["devices"] = pool["spec"]["devices"][:1]
+        store.replace(pool)
+        found: Any = hosts()["node-a"]
+        assert found.limit == Resources(1500, 0)
