@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from devalloc.api.quantity import type_name
@@ -68,12 +68,19 @@ def _integer(text: str) -> int | Decimal:
     return int(text) if len(text) <= 40 else Decimal(text)
 
 
+def _fraction(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # an exponent beyond all bounds: no field can hold it, and where none wants it it is fine
+        return Decimal("NaN")
+
+
 def _no_constant(text: str) -> None:
     raise json.JSONDecodeError(f"{text} is no number", text, 0)
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_folded, parse_float=Decimal, parse_int=_integer, parse_constant=_no_constant
+    object_pairs_hook=_folded, parse_float=_fraction, parse_int=_integer, parse_constant=_no_constant
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -20,7 +21,9 @@ from devalloc_node.errors import Failed, Unknown
 _log = logging.getLogger(__name__)
 PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json"
+_Role = type[h11.CLIENT] | type[h11.SERVER]
 _READ = 8192
+_PAUSE = 0.05  # seconds before it is looked again whether one more connection is allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,59 +78,76 @@ class Server:
         self._allows = allows
         self._allowance = Allowance(self._limits.requests_a_second, self._limits.requests_burst)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._door: socket.socket | None = None
 
     async def listen(self, host: str, port: int = 0) -> tuple[str, int]:
         """Open it; its address, with the port that was found where ``port`` is 0. Raises OSError."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=_READ, backlog=32)
-        address = self._server.sockets[0].getsockname()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        door = socket.create_server((host, port), family=family, backlog=self._limits.connections)
+        door.setblocking(False)
+        self._door = door
+        self._accepting = asyncio.create_task(self._accept(door))
+        address = door.getsockname()
         return address[0], address[1]
 
     async def close(self) -> None:
         """Close the port, and the connections that are still open."""
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
+        ending = [*self._tasks, *([self._accepting] if self._accepting else [])]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
+        await asyncio.gather(*ending, return_exceptions=True)
+        if self._door is not None:
+            self._door.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if not self._takes(writer):
-            writer.transport.abort()
-            return
-        self._tasks.add(task)
+    async def _accept(self, door: socket.socket) -> None:
+        """Take one connection after the other, no faster than is allowed: the others wait in the kernel's queue."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._allowance.take(1, round(loop.time() * 1000)):
+                await asyncio.sleep(_PAUSE)
+            try:
+                connection, peer = await loop.sock_accept(door)
+            except OSError as error:
+                _log.warning("connections cannot be taken: %s", error)
+                await asyncio.sleep(1.0)
+                continue
+            if len(self._tasks) >= self._limits.connections or not self._allows(peer[0]):
+                connection.close()
+                continue
+            task = asyncio.create_task(self._serve(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_READ)
+        protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            await self._exchange(reader, writer)
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection)
+        except OSError:
+            connection.close()
+            return
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        try:
+            await self._exchange(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         except (OSError, h11.ProtocolError, TimeoutError) as error:
             _log.debug("a connection was given up: %s", error)
-        except asyncio.CancelledError:
-            pass  # by close; whoever made this task would log it as a failure
         finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
-
-    def _takes(self, writer: asyncio.StreamWriter) -> bool:
-        peer = writer.get_extra_info("peername")
-        if peer is None or not self._allows(peer[0]):
-            return False
-        if len(self._tasks) >= self._limits.connections:
-            return False
-        return self._allowance.take(1, round(asyncio.get_running_loop().time() * 1000))
+            transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = _Line(h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.head), reader, writer)
+        line = _Line(h11.SERVER, self._limits.head, reader, writer)
         try:
             async with asyncio.timeout(self._limits.seconds):
                 request, body = await line.receive(self._limits.body)
             assert isinstance(request, h11.Request)
             path = request.target.decode("ascii", "replace").partition("?")[0]
             response = await self._answer(Request(request.method.decode("ascii", "replace"), path, body))
-        except _TooLarge:
-            response = Response(413, f"a body has at most {self._limits.body} bytes".encode())
+        except _TooLarge as error:
+            response = Response(413, str(error).encode())
         except h11.RemoteProtocolError as error:
             if line.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
                 raise
@@ -166,7 +186,7 @@ async def call(host: str, port: int, request: Request, seconds: float, limits: L
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(host, port, limit=_READ)
-            line = _Line(h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.head), reader, writer)
+            line = _Line(h11.CLIENT, limits.head, reader, writer)
             at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             headers = [("Host", at), ("Content-Length", str(len(request.body))), ("Connection", "close")]
             if request.body:
@@ -182,8 +202,8 @@ async def call(host: str, port: int, request: Request, seconds: float, limits: L
         if is_sent:
             raise Unknown("PeerSilent", f"{where} broke the connection: {error}") from None
         raise Failed("PeerUnreachable", f"{where} cannot be reached: {error}") from None
-    except _TooLarge:
-        raise Unknown("PeerUnreadable", f"{where} answers with more than {limits.body} bytes") from None
+    except _TooLarge as error:
+        raise Unknown("PeerUnreadable", f"{where} answers too much: {error}") from None
     except h11.RemoteProtocolError as error:
         raise Unknown("PeerUnreadable", f"{where} does not answer in HTTP: {error}") from None
     finally:
@@ -194,33 +214,40 @@ async def call(host: str, port: int, request: Request, seconds: float, limits: L
 
 
 class _TooLarge(Exception):
-    """A body beyond its bound."""
+    """A message beyond its bounds."""
 
 
 class _Line:
     """One connection and its parser."""
 
-    def __init__(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.http = http
+    def __init__(self, role: _Role, head: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """``head``: most bytes of a line and headers."""
+        self.http = h11.Connection(role, max_incomplete_event_size=head)
         self.head_only = False
+        self._head = head
         self._reader, self._writer = reader, writer
 
     async def receive(self, most: int) -> tuple[h11.Request | h11.Response, bytes]:
         """A whole message; informational replies are passed over."""
         head: h11.Request | h11.Response | None = None
         body = bytearray()
+        came, bound = 0, 4 * (self._head + most)  # what comes around a body, such as the sizes of its chunks, costs too
         while True:
             match self.http.next_event():
                 case h11.NEED_DATA:
                     if self.http.they_are_waiting_for_100_continue:
                         self._write(h11.InformationalResponse(status_code=100, headers=[]))
-                    self.http.receive_data(await self._reader.read(_READ))
+                    data = await self._reader.read(_READ)
+                    came += len(data)
+                    if came > bound:
+                        raise _TooLarge(f"a message has at most {bound} bytes")
+                    self.http.receive_data(data)
                 case (h11.Request() | h11.Response()) as head:
                     self.head_only = isinstance(head, h11.Request) and head.method == b"HEAD"
-                case h11.Data(data=data):
-                    body += data
+                case h11.Data(data=part):
+                    body += part
                     if len(body) > most:
-                        raise _TooLarge
+                        raise _TooLarge(f"a body has at most {most} bytes")
                 case h11.EndOfMessage():
                     assert head is not None
                     return head, bytes(body)

@@ -132,6 +132,7 @@ def test_nobody_is_told_more_than_he_has() -> None:
     assert decode_reply(encode_reply(PluginVersion(7), permit, GIB, UNIT)).permit == WireResources(1500, 2 * GIB + 5)
 
 
+HUGE = b"1e99999999999999999999"
 BAD_JSON = [
     b"",
     b" ",
@@ -146,7 +147,7 @@ BAD_JSON = [
     b'{"protoVersion":NaN}',
     b'{"x":"\n"}',
     *(
-        json.dumps({"protoVersion": 7, **part}).encode()
+        json.dumps({"protoVersion": 7, **part}).encode().replace(b'"HUGE"', HUGE)
         for part in (
             {"protoVersion": "7"},
             {"protoVersion": -1},
@@ -165,6 +166,8 @@ BAD_JSON = [
             {"lastPermit": {"mem": {}}},
             {"metrics": {"loadAvg1M": "0.3"}},
             {"metrics": {"loadAvg1M": 1e39}},
+            {"metrics": {"loadAvg1M": "HUGE"}},
+            {"resources": {"vCPUs": "HUGE"}},
             {"metrics": []},
         )
     ),
@@ -206,6 +209,11 @@ def test_of_a_field_that_is_there_twice_the_last_counts() -> None:
     twice = body[:-1] + b',"pod":{"name":"other"},"Resources":{"mem":"3Gi"}}'
     assert read(twice).pod == PodName("default", "other")
     assert read(twice).resources == WireResources(500, 3 * GIB)
+
+
+def test_a_number_beyond_all_bounds_is_fine_where_nobody_wants_it() -> None:
+    body = json.dumps(message(7)).encode()
+    assert read(body[:-1] + b',"unknown":[-' + HUGE + b"," + HUGE + b"]}") == read(body)
 
 
 def test_missing_fields_are_zero() -> None:
