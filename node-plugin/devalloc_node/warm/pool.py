@@ -68,6 +68,8 @@ class Pool:
         self._idle: deque[Record] = deque()
         """Oldest first."""
         self._taken: dict[str, Record] = {}
+        self._asked: set[tuple[str, str]] = set()
+        """Owners and requests that are being answered."""
         self._coming_back: set[str] = set()
         """Those of the taken ones that somebody gives back just now."""
         self._making = 0
@@ -132,7 +134,8 @@ class Pool:
                 self._removing[record.id] = replace(record, state="removing")
         self._wake.set()
         self._remove_all()
-        os.close(self._lock)
+        if not self._making:  # else the next plugin waits for the end of this process
+            os.close(self._lock)
         return self.status()
 
     def _locked(self) -> int:
@@ -164,10 +167,22 @@ class Pool:
                     "OwnerInvalid",
                     f"the {what} of a setup is {shown(text)}, and must be {least} to {MOST_TEXT} printable characters",
                 )
+        asked = (owner, request)
         with self._mutex:
             self._check_open()
+            if request and asked in self._asked:
+                raise Denied("SetupBusy", f"request {request} of {owner} is under way already", retryable=True)
             if request and (before := self._of_request(owner, request)) is not None:
                 return self._told(before)
+            self._asked.add(asked)
+        try:
+            return self._told(self._given(owner, request, vcpus, one_node))
+        finally:
+            with self._mutex:
+                self._asked.discard(asked)
+
+    def _given(self, owner: str, request: str, vcpus: int, one_node: bool) -> Record:
+        with self._mutex:
             pin = self._pin(vcpus, one_node)
             record = self._oldest()
             if record is not None:
@@ -176,9 +191,9 @@ class Pool:
             else:
                 self._begin_making(1, demanded=True)
         if record is None:
-            return self._told(self._made_for(owner, request, vcpus, one_node))
+            return self._made_for(owner, request, vcpus, one_node)
         self._note_taking(record)
-        return self._told(record)
+        return record
 
     def _made_for(self, owner: str, request: str, vcpus: int, one_node: bool) -> Record:
         made = self._make_one()

@@ -136,6 +136,19 @@ def test_who_repeats_a_request_has_the_same_setup_and_nobody_else_has(tmp_path: 
         assert pool.take("a", "r1").setup.id != first.setup.id
 
 
+def test_who_repeats_a_request_that_is_still_answered_is_to_wait(tmp_path: Path, toy: Toy) -> None:
+    def ask_again(setup: Setup) -> None:
+        with pytest.raises(Denied, match="request r of a is under way already") as refused:
+            pool.take("a", "r")
+        assert (refused.value.code, refused.value.retryable) == ("SetupBusy", True)
+
+    toy.making = ask_again
+    with opened(tmp_path, toy) as pool:
+        first = pool.take("a", "r")
+        assert pool.take("a", "r") == first
+        assert toy.there == [first.setup.id]
+
+
 def test_what_somebody_has_taken_away_is_given_to_nobody(tmp_path: Path, toy: Toy) -> None:
     with opened(tmp_path, toy, workers=1) as pool:
         pool.fill(3)
