@@ -8,23 +8,30 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.messages.informant import InformantDesc
 from devalloc.scaling.messages.monitor import DownscaleResult
+from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.resources import More, Resources
+from devalloc.scaling.state import Rules
 from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, VersionRange
+from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.informant.connection import InformantConnection, Timers
 from devalloc_node.agent.informant.life import Again, next_start
+from devalloc_node.agent.scaler import Scaler, Settings
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.guest.informant import Informant
 from devalloc_node.guest.program import GuestMonitor
 from devalloc_node.guest.settings import settings_from
 from devalloc_node.plainhttp import JSON, Request, Response, Server, call
 from tests.support.guest_tree import GuestTree
+from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
 
 HOST = "127.0.0.1"
@@ -556,3 +563,54 @@ def test_an_informant_needs_gauges_and_a_port_of_its_own() -> None:
     ):
         with pytest.raises(ValueError, match=reason):
             settings_from(given)
+
+
+class Machine:
+    """Whatever else a scaler speaks with: all is permitted, and changes come at once."""
+
+    def __init__(self, port: int) -> None:
+        self.has, self.load, self.port = UNIT, 0.0, port
+        self.most = UNIT
+
+    def channels(self, scaler: Scaler) -> Channels:
+        return Channels(self, self, InformantConnection("vm1", HOST, self.port, scaler, HOST), self)
+
+    async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
+        return target
+
+    async def change(self, target: Resources) -> Resources:
+        self.has, self.most = target, self.most.most(target)
+        return target
+
+    async def look(self) -> Resources:
+        return self.has
+
+    async def system(self) -> SystemMetrics:
+        return SystemMetrics(self.load * UNIT.cpu / 1000)
+
+    async def lfc(self) -> LfcMetrics:
+        raise AssertionError("it is not wanted")
+
+
+def test_a_machine_with_an_informant_is_scaled_as_one_with_a_monitor() -> None:
+    async def scenario() -> None:
+        async with World(INFORMANT_VERSIONS) as world:
+            machine = Machine(world.port)
+            scaler = Scaler("vm1", Rules(UNIT), Bounds(UNIT, UNIT * 6), CONFIG, machine.channels, Settings(), Random(1))
+            world.running.append(asyncio.create_task(scaler.run()))
+            machine.load = 4
+            await until(lambda: machine.has == UNIT * 4)
+            await until(lambda: ("grew", UNIT * 4) in world.guest.done)
+            world.guest.least = 3 * GIB
+            machine.load = 0
+            await until(lambda: ("shrink", UNIT * 2) in world.guest.done)
+            assert machine.has == UNIT * 3
+            world.informant.want(More(memory=True))
+            await until(lambda: world.guest.done[-1] == ("grew", UNIT * 4))
+            world.guest.least = 0
+            await until(lambda: machine.has == UNIT)
+            shrunk = [resources for what, resources in world.guest.done if what == "shrink"]
+            assert shrunk[-1] == UNIT
+            assert machine.most == UNIT * 4
+
+    run(scenario())
