@@ -122,9 +122,14 @@ def test_another_run_of_a_machine_has_no_permit(path: Path) -> None:
         assert (found["machineID"], found["cpus"]) == ("run-2", "8")
 
 
-def test_a_machine_that_comes_counts_before_anything_is_granted_that_would_take_its_place(path: Path) -> None:
-    """It is created between the decision and the write: the write is refused, and the decision made again."""
+@pytest.mark.parametrize("comes", ["created", "placed"])
+def test_a_machine_that_comes_counts_before_anything_is_granted_that_would_take_its_place(
+    path: Path, comes: str
+) -> None:
+    """It comes between the decision and the write: the write is refused, and the decision made again."""
     create(path, machine("a"))
+    with closing(SQLiteStore(path)) as store:
+        store.create(machine("waiting", node="", least=amounts(4000, 4)))
 
     class Racing(SQLiteStore):
         raced = False
@@ -132,7 +137,10 @@ def test_a_machine_that_comes_counts_before_anything_is_granted_that_would_take_
         def commit(self, changes: Any, fence: Fence | None = None) -> Any:
             if not Racing.raced and any(change.status.get("permitted", {}).get("cpus") == "10" for change in changes):
                 Racing.raced = True
-                self.create(machine("late", least=amounts(4000, 4)))
+                if comes == "created":
+                    self.create(machine("late", least=amounts(4000, 4)))
+                else:
+                    tell(self, "waiting", nodeName="node-a", allocations=[{"kept": "for it"}])
             return super().commit(changes, fence)
 
     with closing(Racing(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:

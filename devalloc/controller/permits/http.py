@@ -133,7 +133,9 @@ class Door:
         finally:
             if guard is not None:
                 guard.end()
-        return web.Response(status=response.status, body=response.body, headers={"Content-Type": response.type})
+        return web.Response(
+            status=response.status, body=response.body, headers={"Content-Type": response.type, "Server": "devalloc"}
+        )
 
     async def _answered(self, request: web.BaseRequest) -> Response:
         if not self._knows(request):

@@ -179,6 +179,7 @@ class PermitServer:
                     self._decide_forever(),
                     self._mind_lease(),
                     self._mind_hosts(),
+                    self._mind_migrations(),
                     _until(stop),
                 )
             ]
@@ -277,7 +278,7 @@ class PermitServer:
                     raise Lost("the lease ran out, because it could not be renewed") from error
 
     async def _mind_hosts(self) -> None:
-        """Look at the hosts now and then, at migrations that take too long, and at the time."""
+        """Look at the hosts now and then, and at the time."""
         before = time.monotonic()
         looked = before
         while True:
@@ -292,7 +293,6 @@ class PermitServer:
                 self._queue.put_nowait(_Seen(hosts=await self._in(self._helpers, self._hosts)))
             except Exception:
                 log.exception("the hosts cannot be looked at; going on with what is known of them")
-            await self._mind_migrations()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -400,7 +400,7 @@ class PermitServer:
             try:
                 stored = await self._in(self._writer, partial(self._committed, changes))
             except (FenceBroken, Expired):
-                # A machine came, went or was changed, the lease was renewed, or it is another's.
+                # A machine came, went, was placed or seen to have something else, or the lease was written.
                 self.metrics.commits.labels("fenced").inc()
                 await self._reload()
             except Conflict as conflict:
@@ -409,6 +409,8 @@ class PermitServer:
             else:
                 self.metrics.commits.labels("done").inc()
                 draft.adopt(stored)
+                # The fence held: up to here there is nothing that anybody else wrote.
+                self._seen = str(max(int(self._seen), *(int(obj["metadata"]["resourceVersion"]) for obj in stored)))
                 self._tell(told)
                 return
         _answer_all(asked, Response(503, b"the VirtualMachine keeps changing; ask again"))
@@ -416,7 +418,7 @@ class PermitServer:
     def _committed(self, changes: Sequence[Change]) -> Sequence[Object]:
         began = time.perf_counter()
         try:
-            return self._store.commit(changes, Fence(self._seen, specs=_KINDS))
+            return self._store.commit(changes, Fence(self._seen, specs=_KINDS, statuses=_KINDS))
         finally:
             self.metrics.committing.observe(time.perf_counter() - began)
 
@@ -467,6 +469,11 @@ class PermitServer:
         return Response(200, granted.body if begun else granted.without_migration, JSON)
 
     async def _mind_migrations(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.resync)
+            await self._look_at_migrations()
+
+    async def _look_at_migrations(self) -> None:
         """Withdraw what takes too long; in the newest form, begin what has to be."""
         latest = datetime.now(UTC) - timedelta(seconds=self.settings.migration_seconds)
         for key, record in list(self.book.records.items()):
