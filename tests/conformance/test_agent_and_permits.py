@@ -22,8 +22,8 @@ from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaler import Scaler, Settings
 from tests.support.faketree import memory_folder
 from tests.support.permit_bench import machine, node_of, running, serving
+from tests.support.scaling_around import Around
 from tests.support.scaling_world import CONFIG, UNIT
-from tests.unit.node.test_agent_scaler import Around
 
 ROOM = 10
 QUICK = Timing(
