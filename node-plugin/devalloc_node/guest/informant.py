@@ -50,6 +50,8 @@ class Informant:
     ) -> None:
         """``metrics_port``: where the gauges are. ``allows``: whether an agent may come from an address."""
         self.agents = Agents(metrics_port, timers, versions)
+        self.address: tuple[str, int] | None = None
+        """Where it listens, once it does."""
         self._guest = guest
         self._limits = limits
         self._allows = allows
@@ -60,7 +62,8 @@ class Informant:
 
     async def listen(self, host: str, port: int = wire.PORT) -> tuple[str, int]:
         """Begin to answer; the address. Raises OSError."""
-        return await self._server.listen(host, port)
+        self.address = await self._server.listen(host, port)
+        return self.address
 
     async def run(self) -> None:
         """Ask agents what they are to be asked, until cancelled."""

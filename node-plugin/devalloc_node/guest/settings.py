@@ -71,7 +71,7 @@ def settings_from(given: Mapping[str, str | None]) -> Settings:
     if not problems and values["informant"] is not None:
         if values["metrics_listen"] is None:
             problems.append("--informant: agents are told where the gauges are; --metrics-listen must not be off")
-        if values["informant"] == values["listen"]:
+        if values["informant"] == values["listen"] and values["listen"][1] != 0:
             problems.append("--informant: the monitor listens there; give --listen another port")
     if problems:
         raise ValueError("\n".join(problems))

@@ -531,14 +531,16 @@ def test_what_goes_on_by_itself_in_a_minute() -> None:
 def test_a_guest_monitor_is_an_informant_too(tmp_path: Path) -> None:
     """The program as it is started, with an agent of before the guest monitor."""
     guest = GuestTree(tmp_path, memory=4 * GIB, used=GIB)
-    here = {"listen": f"{HOST}:0", "metrics_listen": f"{HOST}:0", "informant": f"{HOST}:10309", "root": str(tmp_path)}
+    here = {"listen": f"{HOST}:0", "metrics_listen": f"{HOST}:0", "informant": f"{HOST}:0", "root": str(tmp_path)}
 
     async def scenario() -> None:
         monitor = GuestMonitor(settings_from(here), guest)
         ready: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(monitor.run(lambda port, metrics: ready.set_result(metrics)))]
         metrics, heard = await ready, Heard()
-        agent = InformantConnection("vm1", HOST, 10309, heard, HOST)
+        assert monitor.informant is not None
+        assert monitor.informant.address is not None
+        agent = InformantConnection("vm1", HOST, monitor.informant.address[1], heard, HOST)
         tasks.append(asyncio.create_task(agent.run()))
         await until(lambda: agent.status().connected)
         assert agent.chosen == InformantDesc(InformantVersion(4), metrics or 0)
