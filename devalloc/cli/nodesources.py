@@ -101,7 +101,15 @@ def store_publishing(
     turn = Turn(store.path, settings.node_name, first=True)
     with closing(turn), closing(UdevSource()) as events:
         inventory = Inventory(settings.node_name, look, first=True)
-        host = Host(store, inventory, events, turn, resync=settings.resync, on_published=on_published)
+        host = Host(
+            store,
+            inventory,
+            events,
+            turn,
+            resync=settings.resync,
+            on_published=on_published,
+            on_failed=node.metrics.publish_failed,
+        )
         yield Publishing((host.watch, host.repair), host.rescan)
 
 
@@ -143,7 +151,15 @@ def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publ
 
     name, resync = node.settings.node_name, node.settings.resync
     with closing(UdevSource()) as events:
-        slices = NodeSlices(client, driver, name, lambda: node.survey.discover(Known()), events, resync=resync)
+        slices = NodeSlices(
+            client,
+            driver,
+            name,
+            lambda: node.survey.discover(Known()),
+            events,
+            resync=resync,
+            failed=node.metrics.publish_failed,
+        )
         yield Publishing(slices.loops, slices.rescan)
 
 

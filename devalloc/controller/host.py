@@ -45,8 +45,10 @@ class Host:
         *,
         resync: float,
         on_published: Callable[[Published], None],
+        on_failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``resync``: seconds between looks at the devices without any event."""
+        """``resync``: seconds between looks at the devices without any event. ``on_failed``: called for each look or
+        publication that failed."""
         self.looked = threading.Event()
         """Set once the host's pools are published, or could not be."""
         self._turn = turn
@@ -57,7 +59,11 @@ class Host:
         self._resync = resync
         self._publisher = Publisher(store, inventory.node_name)
         self._watcher = watch.InventoryWatcher(
-            self._discover, self._publish, source=source, settings=watch.WatchSettings(resync=resync)
+            self._discover,
+            self._publish,
+            source=source,
+            settings=watch.WatchSettings(resync=resync),
+            failed=on_failed,
         )
         # From before the first publication, so that nothing done to our pools is missed.
         self._since = store.list([]).resource_version

@@ -101,8 +101,11 @@ class InventoryWatcher:
         source: EventSource,
         settings: WatchSettings = DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
+        """``failed`` is called for each discovery or publication that raised."""
         self._discover = discover
+        self._failed = failed
         self._publish = publish
         self._source = source
         self._settings = settings
@@ -172,6 +175,7 @@ class InventoryWatcher:
             delay = min(self._settings.retry * 2 ** min(self._failures - 1, 30), self._settings.resync)
             self._resync_at = self._clock() + delay
             log.exception("could not bring the inventory up to date; next try in %.0f s or on the next event", delay)
+            self._failed()
         else:
             self._published, self._failures, self._owed = list(found.pools), 0, False
             self._resync_at = self._clock() + self._settings.resync

@@ -18,6 +18,7 @@ machine's only in what is told of each machine that runs (T29), of which a node 
 | ``devalloc_node_machine_resident_memory_bytes`` | machine | memory of the host that its QEMU has |
 | ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed, for nobody owned it any more |
 | ``devalloc_node_machines_ended_total`` | | machines that ended and nobody had asked for it |
+| ``devalloc_node_publish_failures_total`` | | looks at the devices and publications that failed; tried again |
 | ``devalloc_node_journal_quarantined`` | | records that nobody can make sense of |
 | ``devalloc_node_warm_setups`` | state | warm setups: idle, taken, making, removing |
 | ``devalloc_node_warm_setups_made_total`` | | warm setups made since the plugin runs |
@@ -124,6 +125,11 @@ class Metrics:
             "Machines that ended and nobody had asked for it.",
             registry=self.registry,
         )
+        self._publish_failures = Counter(
+            "devalloc_node_publish_failures",
+            "Looks at the devices, and publications, that failed.",
+            registry=self.registry,
+        )
         self.registry.register(_StateCollector(state))
 
     def observe(self, method: str, result: str, seconds: float) -> None:
@@ -149,6 +155,10 @@ class Metrics:
     def ended(self) -> None:
         """A machine ended, and nobody had asked for it."""
         self._ended.inc()
+
+    def publish_failed(self) -> None:
+        """The node's devices could not be looked at or published; that is tried again."""
+        self._publish_failures.inc()
 
 
 @dataclass(slots=True)

@@ -24,6 +24,8 @@ _TRY_SECONDS = 0.05
 _GUEST_SECONDS = 5.0
 """How long a guest is waited for that was asked before to let a device go: nobody is served meanwhile at a start, and
 nothing else of its machine can be changed. What it does later is seen in the next pass."""
+_VAIN_SECONDS, _LEAST_SECONDS = 10.0, 0.5
+"""How long guests are waited for in vain in one pass, all together; and how long each of the others is all the same."""
 _CALLER = "reconcile"
 
 
@@ -65,6 +67,8 @@ class Reconciler:
         self._doubts = doubts
         self._blind = blind
         self._clock = clock
+        self._in_vain = 0.0
+        """Seconds that this pass has waited for guests that let nothing go."""
         self._gone_since: dict[str, float] = {}
         self.gone: Mapping[str, str] = {}
         """By UID, prepared claims that nobody knows of where this node's claims come from, and why; as of the last pass
@@ -103,6 +107,7 @@ class Reconciler:
 
     def _finish(self, report: Report) -> None:
         """Undo what is half done and nobody works on."""
+        self._in_vain = 0.0
         for record in self._claims.journal.claims():
             if record.state is not ClaimState.PREPARED:
                 self._clear(record, report, report.finished, lambda now: now.state is not ClaimState.PREPARED)
@@ -238,7 +243,13 @@ class Reconciler:
         """Ask the users of a claim's devices to let go, of which one may have refused before. Raises NodeError."""
         for step in reversed(self._claims.journal.steps(uid)):
             if step.step.kind in self._claims.options.outer:
-                self._claims.steps.undo_one(step, Deadline.after(_GUEST_SECONDS), caller=_CALLER)
+                seconds = max(min(_GUEST_SECONDS, _VAIN_SECONDS - self._in_vain), _LEAST_SECONDS)
+                began = self._clock()
+                try:
+                    self._claims.steps.undo_one(step, Deadline.after(seconds), caller=_CALLER)
+                except NodeError:
+                    self._in_vain += self._clock() - began
+                    raise
 
     def _report_doubts(self, report: Report) -> None:
         aside = self._lost_journal()

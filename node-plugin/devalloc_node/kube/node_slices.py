@@ -24,10 +24,13 @@ class NodeSlices:
         events: EventSource,
         *,
         resync: float = 60.0,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``resync``: seconds between looks at the devices without any event."""
-        self.publisher = SlicePublisher(client, driver, node)
-        self._watcher = InventoryWatcher(discover, self._publish, source=events, settings=WatchSettings(resync=resync))
+        """``resync``: seconds between looks at the devices without any event. ``failed``: called for each look or
+        publication that failed."""
+        self.publisher = SlicePublisher(client, driver, node, failed=failed)
+        settings = WatchSettings(resync=resync)
+        self._watcher = InventoryWatcher(discover, self._publish, source=events, settings=settings, failed=failed)
 
     @property
     def loops(self) -> tuple[Callable[[threading.Event], None], ...]:

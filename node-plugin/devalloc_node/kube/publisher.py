@@ -51,8 +51,10 @@ class Published:
 class SlicePublisher:
     """Publishes the pools of one node. Safe for threads."""
 
-    def __init__(self, client: Client, driver: str, node: str) -> None:
+    def __init__(self, client: Client, driver: str, node: str, *, failed: Callable[[], None] = lambda: None) -> None:
+        """``failed`` is called for each attempt that failed; it is made again."""
         self._client = client
+        self._failed = failed
         self._driver = driver
         self._node = node
         self._features: Features | None = None
@@ -235,6 +237,7 @@ class SlicePublisher:
                 retry = RETRY_SECONDS
             else:
                 not_before, retry = time.monotonic() + retry, min(retry * 2, MAX_RETRY_SECONDS)
+                self._failed()
             with self._changed:
                 self._dirty = self._dirty or published.error is not None
                 self._published = published

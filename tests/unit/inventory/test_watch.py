@@ -61,13 +61,18 @@ class World:
     published: list[tuple[float, int]] = field(default_factory=list)
     failing: dict[str, int] = field(default_factory=dict)
     """How many more times "discover" and "publish" fail."""
+    failures: int = 0
+    """How many there were, as the watcher tells."""
     problems: list[Problem] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.watcher = InventoryWatcher(
-            self.discover, self.publish, source=self, settings=SETTINGS, clock=lambda: self.now
+            self.discover, self.publish, source=self, settings=SETTINGS, clock=lambda: self.now, failed=self.count
         )
+
+    def count(self) -> None:
+        self.failures += 1
 
     # What happens.
 
@@ -211,6 +216,7 @@ class TestFailures:
         assert world.discoveries[:6] == [0, 5, 15, 35, 75, 135]  # 5, 10, 20, 40, then the resync of 60
         assert world.published == [(135, 0)]
         assert [r.levelno for r in caplog.records].count(logging.ERROR) == 5
+        assert world.failures == 5
 
     def test_an_event_after_a_failure_tries_again_at_once(self, world: World) -> None:
         world.failing["publish"] = 1

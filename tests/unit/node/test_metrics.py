@@ -82,6 +82,13 @@ def test_machines_that_ended_are_counted() -> None:
     assert told(metrics, "machines_ended_total") == 1
 
 
+def test_publications_that_failed_are_counted() -> None:
+    metrics = Metrics()
+    assert told(metrics, "publish_failures_total") == 0
+    metrics.publish_failed()
+    assert told(metrics, "publish_failures_total") == 1
+
+
 def test_a_state_that_cannot_be_read_says_so_and_hides_nothing_else() -> None:
     metrics = Metrics(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
     metrics.removed("claim", 2)

@@ -190,6 +190,25 @@ def test_a_slice_that_may_not_be_removed_holds_up_no_other_pool(
     assert {each["spec"]["pool"]["name"] for each in server.slices.values()} == {each.metadata.name for each in pools}
 
 
+def test_each_attempt_that_failed_is_told(
+    server: Server, pools: list[DevicePool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "RETRY_SECONDS", 0.01)
+    failures: list[str | None] = []
+
+    def failed() -> None:
+        failures.append(server.node)
+        if len(failures) == 2:
+            server.node = node
+
+    node, server.node = server.node, None
+    one = SlicePublisher(cast(Client, server), "devalloc.io", "node-a", failed=failed)
+    with started(one):
+        one.set(pools)
+        assert one.wait(lambda published: published.error is None and len(failures) == 2, 30)
+    assert failures == [None, None]
+
+
 def test_a_server_that_wants_counters_beside_their_devices_is_told_none(
     server: Server, one: SlicePublisher, pools: list[DevicePool]
 ) -> None:

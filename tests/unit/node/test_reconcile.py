@@ -390,3 +390,32 @@ def test_a_guest_that_refused_before_holds_up_neither_a_start_nor_its_machine(be
     bench.reconciler.reconcile()
     assert len(waited) == 2, "it is asked again at the start, and in the pass"
     assert max(waited) <= 5
+
+
+def test_many_guests_that_refuse_hold_up_a_start_no_longer_than_a_few(bench: Bench) -> None:
+    """They were waited for one after the other, each for as long as one may take."""
+
+    class Deaf(ToyAttachment):
+        def apply(self, target: str, value: Value, deadline: Deadline) -> None:
+            if value is None:
+                waited.append(deadline.seconds)
+                bench.now += deadline.seconds
+                raise Denied("GuestRefused", "the guest does not let it go", retryable=True)
+            super().apply(target, value, deadline)
+
+    waited: list[float] = []
+    bench.slots, bench.extra["kinds"] = 8, {"attachment": Deaf(bench.host)}
+    bench.__post_init__()
+    refs = [bench.add(f"a/slot-{number}") for number in range(8)]
+    for number, ref in enumerate(refs):
+        bench.claims.prepare(ref)
+        bench.claims.add(ref, Step("attachment", f"vm/dev{number}", None, f"a/{number}"), device=f"a/slot-{number}")
+        with pytest.raises(Failed, match="does not let it go"):
+            bench.claims.unprepare(ref)
+    for act in (bench.restart, lambda: bench.reconciler.reconcile()):
+        waited.clear()
+        act()
+        assert len(waited) == 8, "all are asked again"
+        assert min(waited) > 0.4
+        assert max(waited) > 4
+        assert sum(waited) < 10 + 8 * 0.5
