@@ -16,7 +16,7 @@ FUZZ_SECONDS ?= 60
 FUZZ_INSTANCES ?= 20000
 # How many instances of each kind it compares with exhaustive search; the tests look at the first of them.
 FUZZ_EXAMPLES ?= 400
-SEARCHED := normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py
+SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py
 # Workers of the quick tiers; cluster tests own the machine while they run.
 JOBS ?= auto
 # Of the unit tier: each waits a fifth of its time, for threads and for what is meant to hang, so there is one to spare.
