@@ -132,7 +132,8 @@ class AttachmentKind:
         if record.user is not None:
             for node in nodes:
                 self._owner.own(node, record.user, record.user)
-        with self._machines.line(record) as monitor:
+        busy = f"QEMU of machine {key} puts a device in; with the first one it locks all memory, and answers after that"
+        with self._machines.busy(key, busy), self._machines.line(record) as monitor:
             port = devices.plug(monitor, key, _device(name, value), deadline)
         LOG.info("machine %s: %s is in %s", key, name, port)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
@@ -45,6 +46,8 @@ class Kept:
         self._lines = Lines(config, connect)
         self._locks = MachineLocks(config.state)
         self._looks = Looks(self._observed)
+        self._busy: dict[str, str] = {}
+        """What QEMU of a machine does just now and answers nothing meanwhile, in words."""
 
     # What there is.
 
@@ -66,7 +69,11 @@ class Kept:
             process = self.process_of(record)
         except NodeError as error:
             return view(record, None, Look(problem=error), self.config)
-        return view(record, process, self._looks.at(record) if process else Look(), self.config)
+        look = self._looks.at(record) if process else Look()
+        busy = self._busy.get(key)
+        if busy is not None and look.problem is not None and look.problem.code == "MonitorSilent":
+            record, look = record.become(record.state, "MachineBusy", busy), replace(look, problem=None)
+        return view(record, process, look, self.config)
 
     def to_restart(self) -> Sequence[VirtualMachine]:
         """Machines that should run by their restart policy and do not: after a reboot, because they ended, or because
@@ -145,6 +152,15 @@ class Kept:
             finally:
                 self._looks.forget(key)
                 self._changed(key)
+
+    @contextmanager
+    def busy(self, key: str, what: str) -> Iterator[None]:
+        """Inside, a machine whose QEMU does not answer is told to be busy with ``what``; for who holds it."""
+        self._busy[key] = what
+        try:
+            yield
+        finally:
+            del self._busy[key]
 
     def put(self, record: MachineRecord) -> None:
         """Write its record down."""

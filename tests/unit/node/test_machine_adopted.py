@@ -24,7 +24,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, house, launch, lifefile, looks, lost, process
+from devalloc_node.machine import adopt, devices, house, kept, launch, lifefile, looks, lost, process
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
@@ -32,7 +32,7 @@ from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.powerdown import power_down_all
 from devalloc_node.machine.records import MACHINES, PLUGS, MachineRecord, content_of, record_of
 from devalloc_node.machine.spec import Disk, PlainDevice
-from devalloc_node.machine.view import Amounts
+from devalloc_node.machine.view import Amounts, Machine
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.service import replies
 from devalloc_node.step import ForcibleKind
@@ -947,6 +947,37 @@ def test_a_hung_machine_is_unknown_and_one_that_is_gone_holds_nothing(
     machines.records.put(MACHINES, KEY, {**content, "boot": "another"})  # as after a reboot
     kind.apply(step.target, None, soon())
     assert machines.records.records(PLUGS) == {}
+
+
+def test_a_machine_whose_memory_is_being_locked_is_told_as_busy_and_not_as_hung(
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.adopt(adopting(qemu.path), soon())
+    ((_, step),) = kind.attachments(KEY, prepared(), soon())
+    monkeypatch.setattr(kept, "LOOK_SECONDS", 0.1)
+    seen: list[Machine] = []
+
+    def look() -> None:
+        machines._looks.forget(KEY)
+        qemu.trouble = {"query-hotpluggable-cpus": "hang"}
+        found = machines.get(KEY)
+        assert found is not None
+        seen.append(found)
+        qemu.trouble = {}
+
+    plug = devices.plug
+
+    def slow(*arguments: Any) -> str:
+        look()
+        return plug(*arguments)
+
+    monkeypatch.setattr(devices, "plug", slow)
+    kind.apply(step.target, step.after, soon())
+    look()
+    during, after = seen
+    assert (during.phase, during.reason, during.runs) == ("Running", "MachineBusy", True)
+    assert "locks all memory" in during.message
+    assert (after.phase, after.reason) == ("Unknown", "MonitorSilent"), "once that is over, it hangs"
 
 
 def test_a_vanished_node_is_said_before_qemu_is_asked(machines: Machines, kind: AttachmentKind, qemu: FakeQemu) -> None:
