@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
@@ -101,6 +102,10 @@ class Agent:
         """How far a machine is; None where it is not scaled, or has not been seen yet."""
         scaler = self._scalers.get(key)
         return None if scaler is None else scaler.report()
+
+    def dump(self) -> dict[str, Any]:
+        """All that is known of all machines, as JSON; null of one whose scaler is about to begin anew."""
+        return {key: self._scalers[key].dump() if key in self._scalers else None for key in self.keys}
 
     async def _keep(self, key: str) -> None:
         while True:

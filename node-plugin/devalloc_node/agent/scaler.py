@@ -24,6 +24,7 @@ from devalloc.scaling.revisions import Revisions
 from devalloc.scaling.state import PermitError, Rules, State
 from devalloc.scaling.stuck import Health, Limits, Reason, stuck
 from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.dump import dump
 from devalloc_node.agent.report import Report, report, shown
 from devalloc_node.errors import NodeError, Unknown
 
@@ -159,6 +160,10 @@ class Scaler:
             return None
         actions = next_actions(self._state, self._now())
         return report(self._state, actions, self._seen, self._errors, self.stuck())
+
+    def dump(self) -> dict[str, Any]:
+        """All that is known, as JSON."""
+        return dump(self._state, self.report(), self._errors)
 
     def stuck(self) -> list[Reason]:
         """Why scaling does not come on, if it does not."""

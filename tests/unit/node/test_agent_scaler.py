@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -279,3 +280,23 @@ def test_a_machine_never_has_two_scalers() -> None:
         assert [len(around.did) for around in arounds] == after
 
     run(main(), sockets=False)
+
+
+def test_all_that_is_known_is_told_as_json() -> None:
+    around, unseen = _full(), Around()
+    unseen.failing["look"] = NO
+
+    async def main() -> str:
+        agent = Agent(Rules(UNIT), rng=random.Random(1))
+        for name, each in (("a", around), ("b", unseen)):
+            await agent.scale(Machine(name, "run-1", BOUNDS, CONFIG, each.channels))
+        await asyncio.sleep(30)
+        text = json.dumps(agent.dump(), allow_nan=False)
+        await agent.close()
+        return text
+
+    told = json.loads(run(main(), sockets=False))
+    assert told["a"]["state"]["plugin"]["permit"] == {"cpus": "500m", "memory": "2Gi"}
+    assert told["a"]["report"]["wanted"] == {"cpus": 1, "memory": "4Gi"}
+    assert told["a"]["report"]["reason"]["code"] == "PermitShort"
+    assert told["b"] == {"state": None, "report": None, "errors": {"machine": "it broke"}}
