@@ -147,7 +147,7 @@ def _wants_node(asked: bool | None, no_inventory: bool, sysfs_root: Path, displa
 
 def _answered(display: Display, done: Round) -> None:
     for key in done.granted:
-        display.say(f"{key} allocated")
+        display.say(f"{key} {'placed' if key.kind == 'VirtualMachine' else 'allocated'}")
     display.state(
         f"pools {done.pools}, devices {done.devices} ({done.available} available), "
         f"claims {done.claims} ({done.allocated} allocated, {done.waiting} waiting)"

@@ -87,6 +87,8 @@ def _advice(store: SQLiteStore, key: Key) -> str:
             if (node := found["spec"].get("nodeName")) is None:
                 return "; nobody has placed it yet: is `devalloc up` running on this store?"
             return f"; nobody keeps it yet: does a node plugin run on node {node}?"
+        if status.get("phase") == "Pending" and status.get("allocations") and not status.get("message"):
+            return f"; it is placed on node {status.get('nodeName')}: does a node plugin run there?"
         return f": it is {status.get('phase')}{': ' if status.get('message') else ''}{status.get('message', '')}"
     annotations = found["metadata"].get("annotations", {})
     if meta.REASON not in annotations:

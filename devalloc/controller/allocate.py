@@ -87,7 +87,7 @@ class Round:
     waiting: int
     """Claims that want devices and have none."""
     granted: Sequence[Key]
-    """Claims that got devices in this round."""
+    """Claims that got devices in this round, and machines that were placed."""
     stale: Sequence[Key]
     """Claims whose answer was dropped, because something changed meanwhile."""
     pools: int

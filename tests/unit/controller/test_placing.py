@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -295,3 +297,19 @@ class TestWriting:
         fill(store, host("a"), claim)
         rounds(store)
         assert held(store, "any") == []
+
+    def test_allocators_that_race_keep_no_more_than_there_is(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=8, numa=1), host("b", cpus=4, numa=1), *(machine(f"m{n}", "3") for n in range(6)))
+        ready = threading.Barrier(3)
+
+        def work() -> None:
+            ready.wait()
+            rounds(store, 4)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rounds(store)
+        assert Counter(placed(store).values()) == {"a": 2, "b": 1}

@@ -1,0 +1,71 @@
+"""The pool of what a host has for machines, and how it is published beside the host's devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from devalloc.api.hostpool import CLASS, node_of_host_pool
+from devalloc.api.meta import ONLY_CLASS
+from devalloc.api.quantity import NANO
+from devalloc.cli import hostpool
+from devalloc.inventory import Discovery, Known
+from devalloc.inventory.capacity import Capacity, CapacityError, NumaNode, host_pool
+from tests.support.hosts import GIB, capacity
+
+
+def amounts(resource: str, pool: object) -> dict[str, int]:
+    """Base units of a resource by device."""
+    return {
+        device.name: one.capacity.nano * (1000 if resource == "cpu" else 1) // NANO
+        for device in pool.spec.devices  # type: ignore[attr-defined]
+        for one in device.resources
+        if one.name == resource
+    }
+
+
+def test_numa_nodes_have_parts_of_the_limits_that_sum_up_to_them() -> None:
+    host = replace(
+        capacity(cpus=6, memory=10),
+        cpu=Capacity("cpu", 6000, Fraction("1.7"), "detected"),
+        nodes=(
+            NumaNode(0, frozenset({0, 1}), 3 * GIB),
+            NumaNode(1, frozenset({2, 3, 4, 5}), 7 * GIB),
+            NumaNode(2, frozenset(), 0),
+        ),
+    )
+    pool = host_pool(host, "node-a")
+    assert (pool.metadata.name, node_of_host_pool(pool.to_manifest())) == ("node-a-host", "node-a")
+    assert amounts("cpu", pool) == {"numa0": 3333, "numa1": 6667}, "1.7 times 6 is 10 whole CPUs"
+    assert sum(amounts("memory", pool).values()) == 10 * GIB
+    assert amounts("network", pool) == {"io": 10**9}
+    assert {a.name: a.value for a in pool.spec.attributes}[ONLY_CLASS] == CLASS
+
+
+@pytest.mark.parametrize("nodes", [(), (NumaNode(0, frozenset(), 8 * GIB),), (NumaNode(0, frozenset({0, 1}), 0),)])
+def test_a_host_that_does_not_say_what_its_numa_nodes_have_is_one(nodes: tuple[NumaNode, ...]) -> None:
+    pool = host_pool(replace(capacity(cpus=2, memory=8), nodes=nodes), "n")
+    assert (amounts("cpu", pool), amounts("memory", pool)) == ({"compute": 2000}, {"compute": 8 * GIB})
+    assert not [a for device in pool.spec.devices for a in device.attributes if a.name == "numa"]
+
+
+def test_a_host_that_cannot_be_told_any_more_has_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [capacity(cpus=2), capacity(cpus=4)]
+
+    def discover(*_: object) -> object:
+        if not found:
+            raise CapacityError("discover CPU: gone")
+        return found.pop(0)
+
+    monkeypatch.setattr("devalloc.inventory.capacity.discover_capacity", discover)
+    limits = {"ratios": {}}
+    look = hostpool.with_host_pool(lambda known: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
+    for _ in range(2):  # the first look was at the beginning
+        (pool,) = look(Known()).pools
+        assert sum(amounts("cpu", pool).values()) == 4000
+    assert [problem.message for problem in look(Known()).problems] == ["discover CPU: gone"]
+    with pytest.raises(Exception, match="--host-capacity: discover CPU: gone"):
+        hostpool.with_host_pool(lambda known: Discovery([], []), tmp_path, "n", tmp_path / "s.db", limits)
