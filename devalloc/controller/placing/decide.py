@@ -62,7 +62,7 @@ def _placed(machine: Object, found: Sequence[Mapping[str, Any]], pools: Mapping[
 
 
 def _taken_up(machine: Object, entries: Sequence[Any], pools: Mapping[str, Object], now: str) -> Change:
-    return _kept(machine, machines.holder_of(machine) or "", entries, pools, now)
+    return _kept(machine, machines.running_on(machine), entries, pools, now)
 
 
 def _kept(machine: Object, node: str, entries: Sequence[Any], pools: Mapping[str, Object], now: str) -> Change:

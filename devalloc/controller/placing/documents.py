@@ -157,9 +157,9 @@ class _Reader:
                 return
             problem = next((problem for problem in decoded.problems if problem.is_error), None)
             self.waiting[key] = "MachineInvalid", str(problem or "it cannot be read")
-        elif holder is not None and machines.runs(doc):
-            if holder in self.hosts:
-                entries = machines.entries_of_running(machine, self.hosts[holder], taken)
+        elif machines.runs(doc):
+            if (node := machines.running_on(doc)) in self.hosts:
+                entries = machines.entries_of_running(machine, self.hosts[node], taken)
                 self.running[key] = entries
                 self.placed[key] = doc, entries
                 for place, nano in machines.taken_by(entries).items():
@@ -280,7 +280,7 @@ class _Reader:
 
     def _hold(self, key: MachineKey, doc: Object, entries: Sequence[Any], label: str | None) -> None:
         """A machine that is placed, as claims that hold: those on NUMA nodes apart where others are to agree."""
-        node = machines.holder_of(doc) if key in self.running else machines.status_of(doc)["nodeName"]
+        node = machines.running_on(doc) if key in self.running else machines.status_of(doc)["nodeName"]
         notes = {meta.ALLOCATED_NODE: str(node)}
         if label is None or key not in self.agree:
             self._add(key, "", doc, [{}], notes | ({} if label is None else {meta.GROUP: label}), entries)

@@ -80,8 +80,17 @@ def is_deleting(machine: Object) -> bool:
 
 
 def runs(machine: Object) -> bool:
-    """Whether its node says that it does, or may."""
-    return holder_of(machine) is not None and status_of(machine).get("phase") in _RUNS
+    """Whether its node says that it does, or may; or it is to be adopted, and so runs before its node has it."""
+    spec, phase = spec_of(machine), status_of(machine).get("phase")
+    if holder_of(machine) is not None and phase in _RUNS:
+        return True
+    is_adopted = spec.get("adopt") is not None and spec.get("running") is not False
+    return is_adopted and phase not in ("Stopped", "Failed") and not is_deleting(machine)
+
+
+def running_on(machine: Object) -> str:
+    """The node that a running machine is on."""
+    return holder_of(machine) or str(spec_of(machine).get("nodeName") or status_of(machine).get("nodeName") or "")
 
 
 def has_ended(machine: VirtualMachine) -> bool:

@@ -171,6 +171,16 @@ class TestHowMuch:
         assert placed(store) == {"old": "a"}
         assert kept(store, "old")["numa0"]["cpu"] == "3"
 
+    def test_a_machine_that_is_to_be_adopted_runs_already(self, store: SQLiteStore) -> None:
+        found = machine("old", "3", "1Gi", nodeName="a", adopt={"qmpSocket": "/run/old.qmp"})
+        del found["spec"]["start"]
+        fill(store, host("a", cpus=2, numa=1), found, machine("new", "1"))
+        rounds(store)
+        assert placed(store) == {"old": "a"}
+        edit(store, "old", running=False)
+        rounds(store)
+        assert placed(store) == {"new": "a"}
+
 
 class TestGivenBack:
     def test_the_room_of_a_machine_that_is_deleted_is_free(self, store: SQLiteStore) -> None:
