@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, NODE, UNAVAILABLE
+from devalloc.api.meta import COMPATIBILITY_GROUP, GROUP, GROUP_MATCH, NODE, UNAVAILABLE
 from devalloc.api.quantity import Quantity
 from tests.support.manifests import Manifest
 
@@ -31,6 +31,8 @@ def remedied(documents: Iterable[Manifest], key: Key, blockers: Sequence[Blocker
                 dropped.append((claim, claim["spec"]["claims"][int(blocker["request"])]))
             case "node":
                 _unpin(changed, claims, claim, blocker)
+            case "matchAttribute" if GROUP_MATCH in blocker["path"]:
+                _disagree(claims, claim, blocker["attribute"])
             case "poolResource" | "compatibilityGroup" | "unavailable" | "undefinedResource":
                 _supply(changed, blocker)
             case _:
@@ -47,6 +49,16 @@ def key_of(document: Manifest) -> Key:
 def _key(text: str) -> Key:
     namespace, _, name = text.partition("/")
     return namespace, name
+
+
+def _disagree(claims: Mapping[Key, Manifest], claim: Manifest, attribute: str) -> None:
+    """The members of the claim's group do not name the attribute any more."""
+    group = claim["metadata"]["annotations"][GROUP]
+    for key, other in claims.items():
+        marks = other["metadata"].get("annotations", {})
+        if key[0] == key_of(claim)[0] and marks.get(GROUP) == group and GROUP_MATCH in marks:
+            names = [name for name in map(str.strip, marks.pop(GROUP_MATCH).split(",")) if name != attribute]
+            marks |= {GROUP_MATCH: ",".join(names)} if names else {}
 
 
 def _unpin(documents: list[Manifest], claims: Mapping[Key, Manifest], claim: Manifest, blocker: Blocker) -> None:
