@@ -126,7 +126,7 @@ def node(
                 if host_capacity:
                     look = with_host_pool(look, settings.root, name, path, options["limits"])
                 publishing = stack.enter_context(
-                    on.store_publishing(pools, plugin, lambda done: say_published(display, done), look)
+                    on.store_publishing(pools, plugin, look, lambda done: say_published(display, done))
                 )
                 if not dry_run:  # nothing is started in one, and nothing ended either
                     beside.append(on.store_machines(pools, plugin))
