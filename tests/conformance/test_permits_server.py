@@ -176,13 +176,13 @@ def test_a_store_that_fails_is_told_and_nothing_is_granted(path: Path) -> None:
 def test_one_server_at_a_time_answers_and_another_takes_over(path: Path) -> None:
     create(path, machine("a"))
     ready = threading.Event()
-    quick = {"alone": False, "lease_seconds": 0.5}
+    quick = {"alone": False, "lease_seconds": 60.0}
     with serving(path, TEN, **quick) as first:
         with closing(first.client()) as client:
             client.ask("a", 3, "3Gi")
         second = threading.Thread(target=_serve_once, args=(path, ready, quick))
         second.start()
-        assert not ready.wait(1.2), "the first one renews its lease"
+        assert not ready.wait(0.3), "the first one has the lease"
     assert ready.wait(30), "the first one has given it away"
     second.join()
 
@@ -469,7 +469,7 @@ def test_a_node_that_is_not_known_grants_nothing_and_one_that_shrinks_takes_noth
 
 def test_twenty_machines_never_have_more_than_there_is(path: Path) -> None:
     """A short form of `make permits-soak`."""
-    tally = Storm(path, seed=6).run(700, between_kills=300)
+    tally = Storm(path, seed=6).run(500, between_kills=200)
     assert tally.wrong == []
     assert tally.kills == 2
     assert min(tally.granted, tally.lost, tally.refused, tally.full) > 0, "all of it happened"

@@ -149,7 +149,7 @@ class PermitServer:
                 if self.lease.take():
                     asyncio.run(self._serve(stop))
                 else:
-                    stop.wait(min(RETRY_SECONDS, self.lease.seconds / 5))
+                    stop.wait(min(RETRY_SECONDS / 2, self.lease.seconds / 5))
             except Lost as lost:
                 log.warning("%s; waiting until it is free again", lost)
             except (StoreError, TimeoutError) as error:

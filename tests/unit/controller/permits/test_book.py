@@ -113,7 +113,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(st.lists(steps, max_size=15), st.sampled_from([Era.V0_31, Era.NEWEST, Era.V0_12]))
 def test_a_server_that_begins_anew_has_the_same_ledger(history: list[tuple[str, str, int, Any]], era: Era) -> None:
     world = World(era)

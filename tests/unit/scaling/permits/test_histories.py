@@ -151,7 +151,7 @@ def _play(node: Node, books: tuple[Book, Book], action: tuple[str, str, Any, Any
     return node.without(key)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(ACTIONS)
 def test_every_history_is_kept_as_the_bookkeeper_has_it(actions: list[tuple[str, str, Any, Any]]) -> None:
     node, books = ledger(TOTAL, MARK), _books()
@@ -190,7 +190,7 @@ machines = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(
     st.dictionaries(st.sampled_from([("ns", n) for n in NAMES]), machines, min_size=1),
     st.lists(st.tuples(st.sampled_from(NAMES), amounts, amounts, st.booleans()), max_size=12),
