@@ -44,8 +44,8 @@ def scale(system: System, count: int | None) -> list[str]:
     is_online = set(online(system))
     for cpu in [*sorted(wanted - is_online), *sorted(is_online - wanted, reverse=True)]:
         name = f"{FOLDER}/cpu{cpu}/online"
-        if cpu == 0 or not system.has(name):
-            continue  # cannot be switched
+        if not system.has(name):
+            continue  # cannot be switched, as the first CPU on x86
         try:
             system.write(name, "1" if cpu in wanted else "0")
         except OSError as error:

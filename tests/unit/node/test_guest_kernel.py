@@ -38,6 +38,14 @@ def test_cpus_go_online_from_the_lowest_and_offline_from_the_highest(tmp_path: P
     assert not any("cpu0" in name for name, _ in guest.written), "the first CPU is never touched"
 
 
+def test_the_first_cpu_stays_online_where_it_could_be_switched_off_too(tmp_path: Path) -> None:
+    guest = GuestTree(tmp_path, cpus=2, online=2)
+    guest.put("sys/devices/system/cpu/cpu0/online", "1\n")  # as on ARM
+    for count in (1, 0):
+        cpus.scale(guest, count)
+        assert guest.online_cpus == {0}
+
+
 def test_what_is_online_stays_where_it_is_enough(tmp_path: Path) -> None:
     guest = GuestTree(tmp_path, cpus=4, online=1)
     guest.write("sys/devices/system/cpu/cpu3/online", "1")

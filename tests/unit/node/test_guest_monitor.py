@@ -217,6 +217,8 @@ def test_a_stranger_that_says_nothing_does_not_push_the_agent_out_and_goes_after
             strangers[-1][1].write(b"GET /monitor HTTP/1.1\r\nHost: x\r\n")
             began = now()
             ends = [asyncio.create_task(reader.read()) for reader, _ in strangers]
+            await asyncio.sleep(1)
+            assert sum(end.done() for end in ends) == 12, "the oldest had to go: eight may be about to say something"
             await asyncio.gather(*ends, return_exceptions=True)
             assert now() - began in range(4_000, 5_100)
             await socket.send('{"content":{},"type":"HealthCheck","id":2}')
