@@ -17,7 +17,7 @@ from devalloc.controller.permits import Host, Hosts, PermitServer, Settings
 from devalloc.controller.permits.records import bytes_text, cpus_text
 from devalloc.controller.permits.server import Addresses
 from devalloc.scaling.resources import Resources
-from devalloc.store import Object, Store
+from devalloc.store import Conflict, Object, Store
 from devalloc.store.sqlite import SQLiteStore
 
 GIB = 2**30
@@ -65,9 +65,13 @@ def machine(
 
 def tell(store: Store, name: str, **status: Any) -> Object:
     """Write parts of a machine's status, as its node does; None removes a part."""
-    obj = store.get(KIND, "default", name)
-    merged = {k: v for k, v in {**(obj.get("status") or {}), **status}.items() if v is not None}
-    return store.replace_status({**obj, "status": merged})
+    while True:
+        obj = store.get(KIND, "default", name)
+        merged = {k: v for k, v in {**(obj.get("status") or {}), **status}.items() if v is not None}
+        try:
+            return store.replace_status({**obj, "status": merged})
+        except Conflict:  # the server wrote a permit meanwhile
+            continue
 
 
 def running(store: Store, obj: Object, use: Resources | None = None) -> None:
