@@ -94,7 +94,7 @@ def read(obj: Object) -> Record | None:
         # What QEMU was told and has not done yet may still come.
         for told in (_map(status.get("observed")), _map(status.get("applied"))):
             use = use.most(Resources(_cpus(told.get("cpus"), most.cpu), _bytes(told.get("memory"), most.memory)))
-    if not scaled:
+    if not scaled or not runs:  # what it has, or will be started with: placing keeps as much for it
         use = use.most(Resources(_cpus(cpu.get("use")), _bytes(memory.get("use"))))
     pod = _text(status.get("runnerPod"))
     conditions = status.get("conditions")

@@ -71,6 +71,25 @@ def test_one_that_is_not_scaled_counts_for_what_its_spec_says() -> None:
     assert (found.scaled, found.use) == (False, Resources(3000, 0))
 
 
+def test_one_that_is_scaled_counts_for_what_it_will_be_started_with_until_it_runs() -> None:
+    obj = machine("a", cpu={"min": "1", "max": "4", "use": "3"})
+    before, after = read(stored(obj)), read(stored(obj, **RUNS))
+    assert before is not None
+    assert after is not None
+    assert (before.scaled, before.use.cpu, after.use.cpu) == (True, 3000, 500)
+
+
+def test_one_that_was_placed_counts_on_the_node_that_was_chosen() -> None:
+    obj = machine("a")
+    del obj["spec"]["nodeName"]
+    del obj["metadata"]["annotations"]
+    kept = [{"devicePoolName": "node-b-host", "deviceName": "numa0", "allocations": []}]
+    found = read(stored(obj, nodeName="node-b", allocations=kept))
+    assert found is not None
+    assert found.node == "node-b"
+    assert read(stored(obj, nodeName="node-b")) is None, "nothing is kept for it there"
+
+
 @pytest.mark.parametrize("status", [{}, {"observed": {"cpus": [1], "memory": "2Gi"}}, {"conditions": {"a": 1}}])
 @pytest.mark.parametrize("spec", [{}, {"cpu": []}, {"cpu": {"min": True, "max": "1"}}, {"memory": {"max": "1e30"}}])
 def test_damaged_objects_are_read(spec: dict[str, Any], status: dict[str, Any]) -> None:
