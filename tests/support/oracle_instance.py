@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
 from devalloc.api.deviceclass import DeviceClass
-from devalloc.api.meta import COMPATIBILITY_GROUP, DEVMGMT, GROUP, UNAVAILABLE, parse_time
+from devalloc.api.meta import COMPATIBILITY_GROUP, DEVMGMT, GROUP, ONLY_CLASS, UNAVAILABLE, parse_time
 from devalloc.api.pool import AttributeValue, DevicePool, ResourceCapacity
 from devalloc.api.quantity import Quantity, ceil_blocks, floor_blocks
 from devalloc.api.semver import SemVer
@@ -363,6 +363,7 @@ class _ClaimReader:
             for index, device in enumerate(self.devices)
             if not device.never
             and (admin or not device.unavailable)
+            and (admin or device.attributes.get(ONLY_CLASS, detail.device_class) == detail.device_class)
             and (classes is None or any(_accepts(c, device) for c in classes))
             and _holds(program, device)
         ]
