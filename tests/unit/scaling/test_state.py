@@ -1,0 +1,88 @@
+"""What an event does to what is known of a machine, where no history of peers tells. Histories: tests/conformance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from devalloc.scaling import state as agent
+from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.metrics import LfcMetrics
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.state import PermitError, Rules, State
+
+UNIT = Resources(250, 2**30)
+BEGIN = State(Rules(UNIT), Bounds(UNIT, UNIT * 6), ScalingConfig(enable_lfc_metrics=True), using=UNIT * 3)
+
+
+def test_a_permit_below_what_a_change_in_flight_will_use_is_none() -> None:
+    asked = agent.plugin_started(agent.machine_started(BEGIN, UNIT * 5), 0, UNIT * 5)
+    with pytest.raises(PermitError, match="less than what is in use: 1000m CPU"):
+        agent.plugin_permitted(asked, UNIT * 4)
+    assert agent.plugin_permitted(asked, UNIT * 5).plugin.permit == UNIT * 5
+    failed = agent.machine_failed(asked, 0)
+    with pytest.raises(PermitError, match="less than what is in use"):
+        agent.plugin_permitted(failed, UNIT * 4)
+    assert agent.plugin_permitted(agent.observed(failed, UNIT * 3), UNIT * 4).plugin.permit == UNIT * 4
+
+
+@pytest.mark.parametrize("permit", [Resources(0, 2**30), Resources(250, 0), UNIT * 7, UNIT * 2])
+def test_a_permit_of_nothing_more_than_asked_for_or_less_than_used_is_none(permit: Resources) -> None:
+    with pytest.raises(PermitError):
+        agent.plugin_permitted(agent.plugin_started(BEGIN, 0, UNIT * 6), permit)
+
+
+def test_a_monitor_that_connects_approves_only_what_the_machine_is_sure_to_have() -> None:
+    assert agent.monitor_connected(BEGIN).monitor.approved == UNIT * 3
+    down = agent.machine_started(BEGIN, UNIT * 2)
+    assert agent.monitor_connected(down).monitor.approved == UNIT * 2
+    in_doubt = agent.machine_failed(down, 0)
+    assert agent.monitor_connected(in_doubt).monitor.approved == UNIT * 2
+    assert agent.monitor_connected(agent.observed(in_doubt, UNIT * 3)).monitor.approved == UNIT * 3
+    up = agent.machine_failed(agent.machine_started(BEGIN, UNIT * 5), 0)
+    assert agent.monitor_connected(up).monitor.approved == UNIT * 3
+    assert (up.surely, up.utmost) == (UNIT * 3, UNIT * 5)
+
+
+def test_changes_that_failed_one_after_the_other_leave_all_in_doubt_that_they_could_have_made() -> None:
+    state = BEGIN
+    for target in (UNIT * 5, UNIT * 2):
+        state = agent.machine_failed(agent.machine_started(state, target), 0)
+    assert (state.surely, state.utmost) == (UNIT * 2, UNIT * 5)
+
+
+def test_what_a_guest_was_perhaps_told_counts_until_it_is_told_or_asked_again() -> None:
+    connected = replace(agent.monitor_connected(BEGIN), using=UNIT * 5)
+    perhaps = agent.upscale_failed(agent.upscale_started(connected, UNIT * 5), 0)
+    assert (perhaps.monitor.approved, perhaps.monitor.counted) == (UNIT * 3, UNIT * 5)
+    told = agent.upscale_done(agent.upscale_started(perhaps, UNIT * 4))
+    assert (told.monitor.approved, told.monitor.counted) == (UNIT * 4, UNIT * 4)
+    less = agent.downscale_allowed(agent.downscale_started(perhaps, UNIT * 2))
+    assert (less.monitor.approved, less.monitor.counted) == (UNIT * 2, UNIT * 2)
+    refused = agent.downscale_denied(agent.downscale_started(perhaps, UNIT * 4), 7)
+    assert refused.monitor.counted == UNIT * 5
+    assert refused.monitor.denied is not None
+    assert (refused.monitor.denied.current, refused.monitor.denied.requested) == (UNIT * 5, UNIT * 4)
+
+
+def test_what_was_taken_without_the_guests_word_is_neither_approved_nor_refused_any_more() -> None:
+    connected = agent.monitor_connected(BEGIN)
+    refused = agent.downscale_denied(agent.downscale_started(connected, UNIT * 2), 0)
+    taken = agent.machine_done(agent.machine_started(agent.insisting(refused, True), UNIT * 2), 1)
+    assert (taken.monitor.approved, taken.monitor.denied) == (UNIT * 2, None)
+    kept = agent.machine_done(agent.machine_started(refused, UNIT * 2), 1)
+    assert kept.monitor == refused.monitor
+
+
+def test_cache_metrics_go_when_they_are_not_wanted_any_more() -> None:
+    measured = agent.measured_lfc(BEGIN, LfcMetrics(0, 0, 0, (1.0,)))
+    assert agent.bounded(measured, BEGIN.bounds, BEGIN.config).lfc is not None
+    assert agent.bounded(measured, BEGIN.bounds, ScalingConfig()).lfc is None
+
+
+def test_a_machine_that_is_being_changed_is_told_of_by_the_change_only() -> None:
+    changing = agent.machine_started(BEGIN, UNIT * 5)
+    assert agent.observed(changing, UNIT * 4) == changing
+    assert agent.observed(BEGIN, UNIT * 4).using == UNIT * 4
