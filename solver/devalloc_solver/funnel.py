@@ -162,6 +162,6 @@ def _verb(what: str, count: int) -> str:
     """ "are unavailable" -> "is unavailable" for one device."""
     if count != 1:
         return what
-    forms: Mapping[str, str] = {"are": "is", "have": "has", "fail": "fails"}
+    forms: Mapping[str, str] = {"are": "is", "have": "has", "fail": "fails", "go": "goes", "differ": "differs"}
     first, _, rest = what.partition(" ")
     return f"{forms.get(first, first)} {rest}"
