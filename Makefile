@@ -17,7 +17,7 @@ FUZZ_INSTANCES ?= 20000
 # How many instances of each kind it compares with exhaustive search; the tests look at the first of them.
 FUZZ_EXAMPLES ?= 400
 SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions.py place_spots.py blockers_of_cards.py
-# Workers of the quick tiers; cluster tests own the machine while they run.
+# Workers of the quick tiers, of which one that has nothing left takes over from another; cluster tests own the machine.
 JOBS ?= auto
 # Of the unit tier: each waits a fifth of its time, for threads and for what is meant to hang, so there is one to spare.
 UNIT_JOBS ?= $(if $(filter auto,$(JOBS)),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))),$(JOBS))
@@ -61,10 +61,10 @@ define tier
 endef
 
 test-unit: setup ## seconds: properties, fakes
-	$(call tier,unit,-n $(UNIT_JOBS))
+	$(call tier,unit,-n $(UNIT_JOBS) --dist worksteal)
 
 test-conformance: setup ## cases with known answers, examples, oracles
-	$(call tier,conformance,-n $(JOBS))
+	$(call tier,conformance,-n $(JOBS) --dist worksteal)
 
 test-machine: setup ## real QEMU and kernel (skips where there is none)
 	@$(BIN)/python -m tests.support.images > /dev/null || true  # says how far it is, which workers cannot
