@@ -129,7 +129,10 @@ def node(
                     on.store_publishing(pools, plugin, look, lambda done: say_published(display, done))
                 )
                 if not dry_run:  # nothing is started in one, and nothing ended either
-                    beside.append(on.store_machines(pools, plugin))
+                    beside += on.store_machines(pools, plugin)
+                    if settings.scaling is not None and options["permits"] is None:
+                        limits = options["limits"]
+                        beside.append(on.store_permits(pools, plugin, limits, alone=False, say=display.say))
             with signals(plugin):
                 run(plugin, publishing, display.say, beside=beside)
         except NodeError as error:

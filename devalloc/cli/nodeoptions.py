@@ -18,6 +18,8 @@ from devalloc.cli.verb import BadInput
 if TYPE_CHECKING:
     from devalloc.api.virtualmachine import VirtualMachine
     from devalloc.inventory.capacity import HostCapacity
+    from devalloc.scaling.resources import Resources
+    from devalloc_node.agent.settings import ScalingSettings
     from devalloc_node.binding.config import BindingConfig
     from devalloc_node.machine.config import MachineConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
@@ -95,6 +97,42 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=_FOLDER,
             metavar="DIR",
             help="Machines may use kernels and disks below this folder; may be given several times. None by default.",
+        ),
+        click.option(
+            "--scaling",
+            is_flag=True,
+            envvar="DEVALLOC_SCALING",
+            help="Let machines whose objects say so (spec.scaling) follow the load of their guests [env: "
+            "DEVALLOC_SCALING].",
+        ),
+        click.option(
+            "--permits",
+            metavar="URL",
+            envvar="DEVALLOC_PERMITS",
+            help="Ask this server for permits; without it one is run here, at http://127.0.0.1:10299/ [env: "
+            "DEVALLOC_PERMITS].",
+        ),
+        click.option(
+            "--permits-token-file",
+            type=click.Path(dir_okay=False, exists=True, path_type=Path),
+            metavar="PATH",
+            envvar="DEVALLOC_PERMITS_TOKEN_FILE",
+            help="The token that the server of permits wants [env: DEVALLOC_PERMITS_TOKEN_FILE].",
+        ),
+        click.option(
+            "--compute-unit",
+            metavar="CPU,MEMORY",
+            envvar="DEVALLOC_COMPUTE_UNIT",
+            default="250m,1Gi",
+            help="What machines that are scaled get more or less of [env: DEVALLOC_COMPUTE_UNIT; default: 250m,1Gi].",
+        ),
+        click.option(
+            "--guest-network",
+            "guest_networks",
+            multiple=True,
+            metavar="CIDR",
+            help="Guests that are scaled may have addresses of this network; may be given several times [default: the "
+            "private ones].",
         ),
         click.option(
             "--warm",
@@ -184,6 +222,11 @@ def node_settings(
     socket: Path | None,
     cdi_dir: Path,
     machine_dir: Path | None,
+    scaling: bool,
+    permits: str | None,
+    permits_token_file: Path | None,
+    compute_unit: str,
+    guest_networks: Sequence[str],
     warm: int | None,
     warm_most: int,
     warm_machine: str | None,
@@ -242,6 +285,9 @@ def node_settings(
         kubelet=kubelet,
         machines=machines,
         capacity=_capacity(sysfs_root, limits, home) if enforce_capacity else None,
+        scaling=_scaling(permits, permits_token_file, compute_unit, guest_networks)
+        if scaling and not dry_run
+        else None,
         warm=None if warm is None or dry_run else _warm(warm, warm_most, warm_machine, door, machines),
         metrics=metrics,
         resync=resync,
@@ -253,6 +299,54 @@ def _capacity(root: Path, limits: dict[str, Any], home: Path) -> HostCapacity:
     from devalloc.cli.hostcapacity import discovered, settings
 
     return discovered(root, settings(limits, home))
+
+
+def _scaling(permits: str | None, token: Path | None, unit: str, networks: Sequence[str]) -> ScalingSettings:
+    from ipaddress import ip_network
+    from urllib.parse import urlsplit
+
+    from devalloc_node.agent.settings import ScalingSettings
+
+    plain = ScalingSettings()
+    if permits is not None and (urlsplit(permits).scheme not in ("http", "https") or not urlsplit(permits).hostname):
+        raise BadInput(f"--permits must be a URL such as http://127.0.0.1:10299/, not {permits}")
+    try:
+        guests = tuple(ip_network(text) for text in networks)
+    except ValueError as error:
+        raise BadInput(f"--guest-network: {error}") from None
+    return replace(
+        plain,
+        permits=permits or plain.permits,
+        token=None if token is None else _token(token),
+        unit=_unit(unit),
+        guests=guests or plain.guests,
+    )
+
+
+def _unit(text: str) -> Resources:
+    from devalloc.api.quantity import QuantityError
+    from devalloc.api.virtualmachine import MEMORY_BLOCK
+    from devalloc.scaling.resources import Resources
+    from devalloc.scaling.scalars import ScalarError, bytes_from_json, cpu_from_json
+
+    try:
+        cpu, memory = text.split(",")
+        unit = Resources(cpu_from_json(cpu), bytes_from_json(memory))
+    except (ValueError, ScalarError, QuantityError):
+        raise BadInput(f"--compute-unit must be CPU and memory, such as 250m,1Gi, not {text}") from None
+    if unit.cpu == 0 or unit.memory == 0 or unit.memory % MEMORY_BLOCK:
+        raise BadInput(f"--compute-unit must have some CPU, and memory in multiples of 2Mi, not {text}")
+    return unit
+
+
+def _token(path: Path) -> str:
+    try:
+        text = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--permits-token-file {path}: {error}") from None
+    if not text.isprintable() or len(text) < 16:
+        raise BadInput(f"--permits-token-file {path} must have one line of 16 characters or more")
+    return text
 
 
 def _warm(target: int, most: int, file: str | None, door: Path, machines: MachineConfig) -> WarmConfig:

@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from devalloc.cli.verb import Failed
 
 if TYPE_CHECKING:
     from devalloc.controller.publish import Published
     from devalloc.inventory import Discovery, Known
     from devalloc.store import Store
     from devalloc.store.sqlite import SQLiteStore
-    from devalloc_node.daemon import Publishing
+    from devalloc_node.daemon import Loop, Publishing
     from devalloc_node.host.boundary import Host
     from devalloc_node.kube.client import Client
     from devalloc_node.node import Node, Source
@@ -113,12 +115,52 @@ def store_publishing(
         yield Publishing((host.watch, host.repair), host.rescan)
 
 
-def store_machines(store: Store, node: Node) -> Callable[[threading.Event], None]:
-    """The loop that runs machines as the store's VirtualMachines say."""
+def store_machines(store: Store, node: Node) -> list[Loop]:
+    """The loops that run machines as the store's VirtualMachines say, and scale those that are to be."""
     from devalloc_node.vms import Settings, VirtualMachines
 
     settings = Settings(resync=node.settings.resync, grace=node.settings.grace)
-    return VirtualMachines(store, node.platform, node.pulse, settings=settings, removed=node.metrics.removed).run
+    scalers = None
+    if node.settings.scaling is not None:
+        from devalloc_node.agent.scalers import Scalers
+
+        scalers = Scalers(node.platform, node.settings.scaling, changed=lambda key: node.pulse.beat())
+    machines = VirtualMachines(
+        store, node.platform, node.pulse, settings=settings, removed=node.metrics.removed, scalers=scalers
+    )
+    return [machines.run] if scalers is None else [machines.run, scalers.run]
+
+
+def store_permits(store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say) -> Loop:
+    """The server of permits for the machines of this node, at its usual port of this host only. ``alone``: no other
+    process runs such loops on the store."""
+    from devalloc.cli.hostcapacity import discovered, settings
+    from devalloc.controller.permits import Host, PermitServer, Settings
+    from devalloc.scaling.resources import Resources
+
+    def hosts() -> dict[str, Host]:
+        found = discovered(node.settings.root, settings(limits, node.settings.state))
+        limit = Resources(found.cpu.effective_limit, found.memory.effective_limit)
+        return {node.settings.node_name: Host(limit)}
+
+    scaling = node.settings.scaling
+    server = PermitServer(
+        store,
+        hosts,
+        Settings(token=None if scaling is None else scaling.token),
+        alone=alone,
+        on_ready=lambda at: say("permits are given at http://{}:{}/".format(*at.requests)),
+    )
+
+    def run(stop: threading.Event) -> None:
+        try:
+            server.run(stop)
+        except OSError as error:
+            raise Failed(
+                f"permits cannot be given: {error}; who has that port? With --permits another server is asked"
+            ) from error
+
+    return run
 
 
 def cluster_source(client: Client, driver: str, node_name: str) -> Source:

@@ -42,26 +42,26 @@ class Reason:
 
 
 def stuck(health: Health, now: int, limits: Limits | None = None) -> list[Reason]:
-    """Every reason, the most telling first; empty where scaling works."""
+    """Every reason, the most telling first; empty where scaling works. The sentences stay the same for as long as the
+    state lasts, because they are written down wherever they change."""
     limits = limits or Limits()
-    seconds = limits.window // 1000
+    window = f"in the last {limits.window // 1000} s"
     reasons = []
     if health.machine_failures > limits.machine_failures:
-        what = f"the machine could not be changed {health.machine_failures} times in {seconds} s"
+        what = f"the machine could not be changed more than {limits.machine_failures} times {window}"
         reasons.append(Reason("MachineFailing", what))
-    asked = health.plugin_failures + health.plugin_denials
-    if asked > limits.plugin_failures:
-        parts = f"{health.plugin_failures} failed and {health.plugin_denials} were not permitted in full"
-        code = "PermitFailing" if health.plugin_failures >= health.plugin_denials else "PermitShort"
-        reasons.append(Reason(code, f"of the requests for permits of the last {seconds} s {parts}"))
+    if health.plugin_failures + health.plugin_denials > limits.plugin_failures:
+        failing = health.plugin_failures >= health.plugin_denials
+        code, way = ("PermitFailing", "failed") if failing else ("PermitShort", "were not permitted in full")
+        what = f"of the requests for permits {window} more than {limits.plugin_failures} had no success, most {way}"
+        reasons.append(Reason(code, what))
     if health.monitor_failures > limits.monitor_failures:
-        what = f"{health.monitor_failures} requests to the monitor in the guest failed in {seconds} s"
+        what = f"more than {limits.monitor_failures} requests to the monitor in the guest failed {window}"
         reasons.append(Reason("GuestMonitorFailing", what))
     for code, who, success in (
         ("GuestMonitorQuiet", "the monitor in the guest has", health.monitor_success),
         ("MetricsMissing", "the metrics of the guest have", health.metrics_success),
     ):
-        silence = now - (health.since if success is None else success)
-        if silence > limits.silence:
-            reasons.append(Reason(code, f"{who} not been heard of for {silence // 1000} s"))
+        if now - (health.since if success is None else success) > limits.silence:
+            reasons.append(Reason(code, f"{who} not been heard of for more than {limits.silence // 1000} s"))
     return reasons

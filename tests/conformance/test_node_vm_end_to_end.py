@@ -64,9 +64,9 @@ def running(bed: Bed) -> Iterator[NodeStub]:
     with opened(bed.settings, LocalHost(bed.host), store_source(bed.store, NODE)) as node:
         serving = threading.Event()
         with store_publishing(bed.store, node, node.survey.discover, bed.published.append) as publishing:
-            loop = store_machines(bed.store, node)
+            loops = store_machines(bed.store, node)
             thread = threading.Thread(
-                target=run, args=(node, publishing, lambda text: serving.set()), kwargs={"beside": [loop]}
+                target=run, args=(node, publishing, lambda text: serving.set()), kwargs={"beside": loops}
             )
             thread.start()
             try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import micro_image, sriov_host, sriov_image
+from tests.support import micro_image, python_image, sriov_host, sriov_image
 from tests.support.go_build import Progress, Unavailable
 from tests.support.images import Image
 from tests.support.machines import MIB
@@ -89,6 +89,12 @@ def open_image(micro: Image) -> Iterator[Image]:
 def sriov(request: pytest.FixtureRequest) -> Image:
     """QEMU 10 and a Linux 6.12 with Python, udev and a QEMU of its own."""
     return built(request, sriov_image.image)
+
+
+@pytest.fixture(scope="session")
+def python(request: pytest.FixtureRequest) -> Image:
+    """A Linux 6.1 with Python, for what runs in guests. It has no QEMU of its own."""
+    return built(request, python_image.image)
 
 
 @pytest.fixture(scope="session")

@@ -48,9 +48,18 @@ class Host:
         return done.stdout if code == 0 else done.stderr
 
     @contextmanager
-    def plugin(self) -> Iterator[subprocess.Popen[str]]:
+    def plugin(self, *more: str) -> Iterator[subprocess.Popen[str]]:
         words = ["--node-name", "here", "--image-folder", str(self.image.folder), "--qemu", str(self.image.qemu)]
-        command = [sys.executable, "-m", "devalloc.cli", "node", *words, "--machine-dir", str(self.folder / "run")]
+        command = [
+            sys.executable,
+            "-m",
+            "devalloc.cli",
+            "node",
+            *words,
+            *more,
+            "--machine-dir",
+            str(self.folder / "run"),
+        ]
         with (self.folder / "node.log").open("a") as log:
             process = subprocess.Popen(
                 [*command, "--cdi-dir", str(self.folder / "cdi")], stdout=log, stderr=log, env=self.env, text=True
@@ -61,6 +70,11 @@ class Host:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(20)
+
+    def end_machines(self) -> None:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and _is_ours(entry, self.folder):
+                os.kill(int(entry.name), signal.SIGKILL)
 
     def log(self) -> str:
         return (self.folder / "node.log").read_text()
@@ -100,9 +114,7 @@ def host(open_image: Image) -> Iterator[Host]:
         finally:
             for line in made.log().splitlines():
                 print(line)
-            for entry in Path("/proc").iterdir():
-                if entry.name.isdigit() and _is_ours(entry, folder):
-                    os.kill(int(entry.name), signal.SIGKILL)
+            made.end_machines()
 
 
 def _is_ours(entry: Path, folder: Path) -> bool:

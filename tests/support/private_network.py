@@ -5,32 +5,55 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pyroute2 import IPRoute
 
-CLONE_NEWNET = 0x40000000
-HOST, PREFIX = "192.0.2.1", 24
+CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+NETWORK, HOST, PREFIX = "192.0.2.0/24", "192.0.2.1", 24
+_SEEN = ("class/net", "devices/virtual/net")
+"""Where /sys shows interfaces: those of the network that it was mounted in."""
+_C = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
 def private_network() -> Iterator[None]:
     """Put this thread into a network namespace that has no name, and back at the end. Raises OSError."""
-    library = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    namespaces = {kind: os.open(f"/proc/thread-self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for kind, name in _KINDS}
     try:
-        if library.unshare(CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "no network namespace could be made")
+        _call(_C.unshare, CLONE_NEWNS | CLONE_NEWNET)
         try:
+            _show_network()
             with IPRoute() as inside:
                 inside.link("set", index=1, state="up")
             yield
         finally:
-            if library.setns(before, CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "the way back to the host's network failed")
+            for kind, before in namespaces.items():
+                _call(_C.setns, before, kind)
     finally:
-        os.close(before)
+        for before in namespaces.values():
+            os.close(before)
+
+
+_KINDS = ((CLONE_NEWNET, "net"), (CLONE_NEWNS, "mnt"))
+
+
+def _show_network() -> None:
+    """Have /sys show the interfaces of this network, for this thread and its children."""
+    _call(_C.mount, b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    with tempfile.TemporaryDirectory() as folder:
+        _call(_C.mount, b"sysfs", folder.encode(), b"sysfs", 0, None)
+        for part in _SEEN:
+            _call(_C.mount, f"{folder}/{part}".encode(), f"/sys/{part}".encode(), None, MS_BIND, None)
+        _call(_C.umount, folder.encode())
+
+
+def _call(function: Callable[..., int], *arguments: object) -> None:
+    if function(*arguments):
+        raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())}: no network of its own for a test")
 
 
 def add_tap(name: str, address: str = HOST) -> None:

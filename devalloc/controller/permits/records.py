@@ -88,7 +88,7 @@ def read(obj: Object) -> Record | None:
     least = Resources(_cpus(cpu.get("min")), _bytes(memory.get("min")))
     most = least.most(Resources(_cpus(cpu.get("max")), _bytes(memory.get("max"))))
     runs = phase not in ("Pending", "Stopped", "Failed")
-    scaled = labels.get(LABEL_SCALING) == "true"
+    scaled = labels.get(LABEL_SCALING) == "true" or spec.get("scaling") is not None
     use = NOTHING
     if runs:
         # What QEMU was told and has not done yet may still come.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
@@ -14,6 +15,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import NotFound, Object, Store
 from devalloc_node import marks
+from devalloc_node.agent.report import Report
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
@@ -24,6 +26,10 @@ from devalloc_node.machine.view import Machine
 from devalloc_node.platform import STANDING, Platform
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
+from devalloc_node.vms.scaling import amounts_of, scaled_of, why_of
+
+if TYPE_CHECKING:
+    from devalloc_node.agent.scalers import Scalers
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
@@ -52,15 +58,30 @@ class Outcome:
 class Keeper:
     """Safe for threads that work on different machines."""
 
-    def __init__(self, store: Store, platform: Platform, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: Store,
+        platform: Platform,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        scalers: Scalers | None = None,
+    ) -> None:
+        """``scalers``: who scales machines by what their guests do; None: nobody."""
         self._store = store
         self._platform = platform
         self._backoff = Backoff(clock)
+        self._scalers = scalers
+
+    def scaling(self, key: str) -> Report | None:
+        """How far a machine is that is scaled; None for others."""
+        return None if self._scalers is None else self._scalers.report(key)
 
     def keep(self, obj: Object, claims: Claims) -> Outcome | None:
         """Do what is to be done now, and write how things stand; None when the object is no more of this node's."""
         decoded = decode(obj)
         vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
+        if vm is None or not vm.spec.running or vm.spec.scaling is None or objects.is_deleting(obj):
+            self._leave(objects.key_of(obj))
         try:
             if objects.is_deleting(obj) or objects.node_of(obj) != self._platform.node_name:
                 self._undo(obj, vm)
@@ -92,6 +113,7 @@ class Keeper:
         refs, waits = self._claims(vm, claims)
         machine = self._mine(key, uid)
         if machine is None or not machine.runs or machine.is_paused:
+            self._leave(key)
             if waits is not None:
                 return waits
             if machine is not None and (over := self._over(vm, machine)) is not None:
@@ -106,7 +128,7 @@ class Keeper:
             machine = self._platform.machine(key)
         self._platform.want(key, asked_of(spec_of(vm)))
         problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
-        problems += self._scale(vm, key, uid, self._platform.machine(key))
+        problems += self._resize(vm, key, uid, self._platform.machine(key))
         if machine.reason == "DiskFailed" and not machine.adopted:
             problems += self._go_on(machine, uid)
         if machine.reason and (machine.phase == "Unknown" or machine.reason in STANDING):
@@ -264,6 +286,35 @@ class Keeper:
                 problems.append(Outcome(error.code, error.message))
         return problems
 
+    def _resize(self, vm: VirtualMachine, key: str, uid: str, machine: Machine) -> list[Outcome]:
+        """Have it come to what its spec says, or to what its guest needs; why it is not there."""
+        if vm.spec.scaling is None:
+            return self._scale(vm, key, uid, machine)
+        if self._scalers is None:
+            why = "its spec says that it is scaled by its load, and this node does not do that (--scaling)"
+            return [
+                *self._scale(vm, key, uid, machine),
+                Outcome("ScalingOff", f"{why}; it has what cpu and memory say"),
+            ]
+        if machine.phase != "Running":
+            self._leave(key)
+            return []
+        try:
+            self._scalers.keep(scaled_of(vm, vm.spec.scaling, machine, self._scalers.settings))
+        except NodeError as error:
+            self._leave(key)
+            return [Outcome(error.code, error.message)]
+        if (report := self._scalers.report(key)) is None:
+            return []
+        self._platform.want(key, amounts_of(report.wanted))
+        why_not = why_of(report)
+        return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
+
+    def _leave(self, key: str) -> None:
+        """Scale it no more."""
+        if self._scalers is not None:
+            self._scalers.drop(key)
+
     def _scale(self, vm: VirtualMachine, key: str, uid: str, machine: Machine) -> list[Outcome]:
         """Each amount on its own; what did not work."""
         if machine.phase != "Running":
@@ -307,6 +358,9 @@ class Keeper:
         if machine is not None and not reason and machine.phase != "Running":
             reason, message = machine.reason, machine.message
         status = objects.status_of(vm, machine, plugs, reason, message)
+        if (report := self.scaling(objects.key_of(obj))) is not None:
+            status |= objects.status_of_scaling(amounts_of(report.wanted))
+            status.pop("permitted", None)  # the server of permits writes that
         if machine is None and self._platform.machines.lost(key) is not None:  # it is to be known again by what it was
             status = {**{name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}, **status}
         at_rest = outcome.at_rest and (machine is None or not machine.runs)

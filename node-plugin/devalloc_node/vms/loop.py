@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from devalloc.api.meta import RELEASE
 from devalloc.store import Expired, NotFound, Object, Store, StoreError, Unusable
@@ -26,6 +27,9 @@ from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.keeper import Claims, Keeper, Outcome
+
+if TYPE_CHECKING:
+    from devalloc_node.agent.scalers import Scalers
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +80,7 @@ class VirtualMachines:
         removed: Callable[[str], None] = lambda what: None,
         clock: Callable[[], float] = time.monotonic,
         spawn: Callable[[Callable[[], None]], None] | None = None,
+        scalers: Scalers | None = None,
     ) -> None:
         """``pulse`` beats when a machine changed. ``removed`` is told ``machine`` when one whose object is gone was
         removed, for the metrics. ``spawn`` has something done in another thread."""
@@ -85,7 +90,7 @@ class VirtualMachines:
         self._settings = settings or Settings()
         self._removed = removed
         self._clock = clock
-        self._keeper = Keeper(store, platform, clock=clock)
+        self._keeper = Keeper(store, platform, clock=clock, scalers=scalers)
         self._turns: dict[str, _Turn] = {}
         self._busy: set[str] = set()
         self._seen: set[str] = set()
@@ -141,7 +146,8 @@ class VirtualMachines:
             if node in (objects.node_of(obj), objects.holder_of(obj)) or obj["metadata"]["uid"] in here
         ]
         for obj in mine:
-            depends = _depends(obj, claims, known.get(objects.key_of(obj)))
+            key = objects.key_of(obj)
+            depends = (_depends(obj, claims, known.get(key)), self._keeper.scaling(key))
             self._begin(f"vm {obj['metadata']['uid']}", depends, partial(self._keeper.keep, obj, claims))
         for machine in self._orphans(machines, known):
             self._begin(f"vm {machine.uid}", machine, partial(self._remove, machine))

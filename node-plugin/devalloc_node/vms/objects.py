@@ -146,6 +146,11 @@ def status_of(
     return status
 
 
+def status_of_scaling(wanted: Amounts) -> dict[str, Any]:
+    """What differs in the status of a machine that is scaled by its load."""
+    return {"wanted": _amounts(wanted)}
+
+
 def _is_given(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a server of permits has given one to this run of the machine: it alone changes it."""
     permit = before.get("permitted")

@@ -1,0 +1,102 @@
+"""The machine as a scaler changes it: its memory, its CPUs, and the time that they get.
+
+A machine has whole CPUs. What is less than that is bounded by its cgroup: 1500 thousandths are two CPUs with the time
+of one and a half. So it can have less also where its guest or its QEMU keeps a CPU that is to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Executor
+
+from devalloc.api.virtualmachine import MEMORY_BLOCK
+from devalloc.scaling.resources import Resources
+from devalloc_node.deadline import Deadline
+from devalloc_node.errors import Denied, Failed, NodeError, Unknown
+from devalloc_node.machine.spec import CPU, MachineSpec, whole_cpus
+from devalloc_node.machine.view import Amounts, Machine
+from devalloc_node.platform import Platform
+
+log = logging.getLogger(__name__)
+
+CALLER = "scaling"
+STEP_SECONDS = 10.0
+"""For one amount. A guest that needs longer is asked again."""
+
+
+class MachineBody:
+    """One machine of the platform. What is asked of the platform waits in a thread of ``executor``."""
+
+    def __init__(self, platform: Platform, key: str, owner: str, executor: Executor) -> None:
+        """``owner``: the UID of the machine's object; empty for one that was made through the service."""
+        self._platform = platform
+        self._key, self._owner = key, owner
+        self._executor = executor
+
+    async def change(self, target: Resources) -> Resources:
+        """Have it come to ``target``, and read back what it has then: another amount where its guest or its QEMU
+        refused. Raises Failed, Unknown."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._change, target)
+
+    async def look(self) -> Resources:
+        """What it has, or may come to have by what it was told before. Raises NodeError."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._look)
+
+    def _change(self, target: Resources) -> Resources:
+        errors: list[NodeError] = []
+        machine = self._seen()
+        for what, amount in steps(machine.observed, target, machine.started):
+            try:
+                due = Deadline.after(STEP_SECONDS)
+                self._platform.scale(self._key, what, amount, due, owner=self._owner, caller=CALLER)
+            except NodeError as error:
+                log.warning("machine %s: %s", self._key, error)
+                errors.append(error)
+        for problem in errors:
+            if not isinstance(problem, Denied):  # what became of it only a look tells
+                raise problem
+        return self._look()
+
+    def _look(self) -> Resources:
+        machine = self._seen()
+        observed, told = _amounts(machine.observed), _amounts(machine.applied)
+        if observed is None:
+            raise Unknown("MachineUnclear", f"it cannot be seen what machine {self._key} has")
+        return observed if told is None else Resources(observed.cpu, max(observed.memory, told.memory))
+
+    def _seen(self) -> Machine:
+        machine = self._platform.machine(self._key)
+        if machine.uid != self._owner:
+            raise Denied("MachineExists", f"another machine is called {self._key} now")
+        if machine.phase != "Running":
+            raise Failed("MachineNotRunning", f"machine {self._key} is {machine.phase.lower()}: {machine.message}")
+        return machine
+
+
+def steps(has: Amounts, target: Resources, spec: MachineSpec | None) -> Iterator[tuple[str, int]]:
+    """What to ask of the platform, in order, so that a machine that has this comes to the target. CPUs leave last:
+    that is what guests and hypervisors survive worst."""
+    cpus = whole_cpus(target.cpu)
+    memory = target.memory if spec is None else whole_memory(target.memory, spec)
+    if has.memory_bytes != memory:
+        yield "memory", memory
+    if has.vcpus is not None and cpus > has.vcpus:
+        yield "vcpus", cpus
+    if has.cpu_milli != target.cpu or target.cpu % CPU:
+        yield "cpu", target.cpu
+    if has.vcpus is not None and cpus < has.vcpus:
+        yield "vcpus", cpus
+
+
+def whole_memory(amount: int, spec: MachineSpec) -> int:
+    """The most that the machine can be made to have and that is not more."""
+    least, block = spec.memory.least, spec.dimm_bytes or MEMORY_BLOCK
+    return least + max(0, amount - least) // block * block
+
+
+def _amounts(amounts: Amounts) -> Resources | None:
+    if amounts.cpu_milli is None or amounts.memory_bytes is None:
+        return None
+    return Resources(amounts.cpu_milli, amounts.memory_bytes)

@@ -1,0 +1,31 @@
+"""A machine that is scaled: which one, between which bounds, and where its guest is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.config import ScalingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A machine that is scaled."""
+
+    key: str
+    """``namespace/name``"""
+    uid: str
+    """Of its object; empty where it has none."""
+    run: str
+    """Which run of it: the next one is scaled from the start."""
+    bounds: Bounds
+    config: ScalingConfig
+    address: str
+    """Of its guest."""
+    monitor_port: int
+    metrics_port: int
+
+    @property
+    def identity(self) -> str:
+        """What cannot change while it is scaled: its run, and where its guest is."""
+        return f"{self.uid} {self.run} {self.address} {self.monitor_port} {self.metrics_port}"

@@ -1,0 +1,143 @@
+"""The agent of this node in a thread of its own, for those who know from other threads what is to be scaled.
+
+They say so again and again (``keep``, ``drop``), and what is to be begun and left follows from that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+
+from aiohttp import ClientSession
+
+from devalloc.scaling.messages.plugin import PodName
+from devalloc.scaling.state import Rules
+from devalloc_node.agent.agent import Agent, Machine
+from devalloc_node.agent.body import MachineBody
+from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.fetch import new_session
+from devalloc_node.agent.measure import HttpMetrics
+from devalloc_node.agent.monitor import MonitorConnection
+from devalloc_node.agent.permits import HttpPermits
+from devalloc_node.agent.report import Report
+from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.platform import Platform
+
+REPORT_SECONDS = 1.0
+"""How often it is looked whether there is something to tell."""
+
+
+class Scalers:
+    """``run`` in a thread; the other methods are for any thread."""
+
+    def __init__(
+        self, platform: Platform, settings: ScalingSettings, *, changed: Callable[[str], None] = lambda key: None
+    ) -> None:
+        """``changed`` is told of machines whose report is another one now."""
+        self.settings = settings
+        self._platform = platform
+        self._changed = changed
+        self._mutex = threading.Lock()
+        self._wanted: dict[str, Scaled] = {}
+        self._reports: dict[str, Report] = {}
+        self._poke: Callable[[], object] = lambda: None
+
+    def keep(self, scaled: Scaled) -> None:
+        """Scale this machine, from now on or as before."""
+        with self._mutex:
+            if self._wanted.get(scaled.key) == scaled:
+                return
+            self._wanted[scaled.key] = scaled
+        self._poke()
+
+    def drop(self, key: str) -> None:
+        """Leave the machine as it is."""
+        with self._mutex:
+            self._reports.pop(key, None)
+            if self._wanted.pop(key, None) is None:
+                return
+        self._poke()
+
+    def report(self, key: str) -> Report | None:
+        """How far it is; None while that is not known."""
+        with self._mutex:
+            return self._reports.get(key)
+
+    def run(self, stop: threading.Event) -> None:
+        """Scale until the event is set. Machines stay as they are then."""
+        asyncio.run(self._run(stop))
+
+    async def _run(self, stop: threading.Event) -> None:
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def poke() -> None:
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(news.set)
+
+        async with AsyncExitStack() as stack:
+            executor = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="scaling")
+            # What is under way ends by itself; what waits for a thread is not begun any more.
+            stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+            # Guests that keep connections open must not keep those to the server of permits from being made.
+            permits = await stack.enter_async_context(new_session())
+            guests = await stack.enter_async_context(new_session())
+            agent = Agent(Rules(self.settings.unit, self.settings.timing))
+            stack.push_async_callback(agent.close)
+            self._poke = poke
+            while not stop.is_set():
+                await self._match(agent, permits, guests, executor)
+                self._tell(agent)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REPORT_SECONDS):
+                        await news.wait()
+                news.clear()
+
+    async def _match(
+        self, agent: Agent, permits: ClientSession, guests: ClientSession, executor: ThreadPoolExecutor
+    ) -> None:
+        """Have the agent scale what is to be scaled, and nothing else."""
+        with self._mutex:
+            wanted = dict(self._wanted)
+        for key in agent.keys:
+            if key not in wanted:
+                await agent.leave(key)
+        for scaled in wanted.values():
+
+            def channels(scaler: Scaler, scaled: Scaled = scaled) -> Channels:
+                return self._channels(scaled, scaler, permits, guests, executor)
+
+            await agent.scale(Machine(scaled.key, scaled.identity, scaled.bounds, scaled.config, channels))
+
+    def _channels(
+        self,
+        scaled: Scaled,
+        scaler: Scaler,
+        permits: ClientSession,
+        guests: ClientSession,
+        executor: ThreadPoolExecutor,
+    ) -> Channels:
+        settings = self.settings
+        namespace, _, name = scaled.key.partition("/")
+        return Channels(
+            HttpPermits(permits, settings.permits, PodName(namespace, name), settings.unit, settings.token),
+            MachineBody(self._platform, scaled.key, scaled.uid, executor),
+            MonitorConnection(scaled.key, scaled.address, scaled.monitor_port, scaler),
+            HttpMetrics(guests, scaled.address, system_port=scaled.metrics_port),
+        )
+
+    def _tell(self, agent: Agent) -> None:
+        """Note what is to be told of each, and say where it is something else than before."""
+        news = []
+        for key in agent.keys:
+            report = agent.report(key)
+            with self._mutex:
+                if report is not None and key in self._wanted and self._reports.get(key) != report:
+                    self._reports[key] = report
+                    news.append(key)
+        for key in news:
+            self._changed(key)

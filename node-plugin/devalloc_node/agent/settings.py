@@ -1,0 +1,43 @@
+"""What an administrator sets about the scaling of this node's machines."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.state import Timing
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+UNIT = Resources(250, 2**30)
+CONFIG, TIMING = ScalingConfig(), Timing()
+PERMITS = "http://127.0.0.1:10299/"
+PRIVATE: tuple[Network, ...] = tuple(
+    ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSettings:
+    """All of the agent."""
+
+    permits: str = PERMITS
+    """URL of the server of permits."""
+    token: str | None = None
+    """What it wants as ``Authorization: Bearer``."""
+    unit: Resources = UNIT
+    """The compute unit: machines have whole ones, as far as their bounds allow."""
+    config: ScalingConfig = CONFIG
+    """How goals are computed where a machine says nothing else."""
+    timing: Timing = TIMING
+    guests: tuple[Network, ...] = PRIVATE
+    """Networks in which guests may be. Whoever writes a machine's object chooses its guest's address, and the plugin
+    must not be sent to anybody else."""
+    threads: int = 16
+    """Machines that are changed or looked at at the same time."""
+
+    def reaches(self, address: str) -> bool:
+        """Whether a guest may be there."""
+        at = ipaddress.ip_address(address)
+        return any(at.version == network.version and at in network for network in self.guests)

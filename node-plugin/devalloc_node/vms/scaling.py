@@ -1,0 +1,74 @@
+"""Machines that are scaled by what their guests do: what their objects say of that, and what there is to tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from devalloc.api.quantity import NANO, Quantity
+from devalloc.api.virtualmachine import MachineScaling, VirtualMachine
+from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.stuck import Reason
+from devalloc_node.agent.report import Report
+from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.errors import Denied
+from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.machine.view import Amounts, Machine
+
+
+def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, settings: ScalingSettings) -> Scaled:
+    """Raises Denied (``GuestElsewhere``) where its guest cannot be where its object says."""
+    if not settings.reaches(scaling.address):
+        networks = ", ".join(map(str, settings.guests)) or "no network"
+        raise Denied(
+            "GuestElsewhere",
+            f"scaling.address {scaling.address} is in none of the networks of this node's guests ({networks}); correct "
+            "it, or have the node's admin add the network (--guest-network)",
+        )
+    return Scaled(
+        "/".join(vm.key),
+        vm.metadata.uid or "",
+        machine.id,
+        _bounds(vm, machine.started),
+        _config(scaling, settings.config),
+        scaling.address,
+        scaling.monitor_port,
+        scaling.metrics_port,
+    )
+
+
+def amounts_of(resources: Resources) -> Amounts:
+    return Amounts(resources.cpu, None, resources.memory)
+
+
+def why_of(report: Report) -> Reason | None:
+    """Why it has not what it should have; None where it has."""
+    told = [reason for reason in (report.reason, *report.stuck) if reason is not None]
+    return Reason(told[0].code, "; ".join(dict.fromkeys(reason.message for reason in told))) if told else None
+
+
+def _bounds(vm: VirtualMachine, started: MachineSpec | None) -> Bounds:
+    """Of its object, as far as it was started with room for that."""
+    least = Resources(_cpu(vm.spec.cpu.min), _bytes(vm.spec.memory.min))
+    most = Resources(_cpu(vm.spec.cpu.max), _bytes(vm.spec.memory.max))
+    if started is not None:
+        low = Resources(started.cpus.least, started.memory.least)
+        high = Resources(started.cpus.most, started.memory.most)
+        least, most = least.most(low).least(high), most.least(high).most(low)
+    return Bounds(least, most)
+
+
+def _config(scaling: MachineScaling, config: ScalingConfig) -> ScalingConfig:
+    names = ("load_average_fraction_target", "memory_usage_fraction_target")
+    said = {name: value.nano / NANO for name in names if (value := getattr(scaling, name)) is not None}
+    return replace(config, **said)
+
+
+def _cpu(amount: Quantity) -> int:
+    return -(-amount.nano * 1000 // NANO)
+
+
+def _bytes(amount: Quantity) -> int:
+    return -(-amount.nano // NANO)

@@ -1,0 +1,36 @@
+"""A guest that runs the project's guest monitor, and what it needs for that beside its image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import websockets
+
+import devalloc
+import devalloc_node
+
+PACKAGES = "usr/lib/python3"
+ADDRESS = "192.0.2.2"
+_OF_PROJECT = {
+    Path(devalloc.__file__).parent: ("*.py", "scaling/**/*.py", "api/**/*.py"),
+    Path(devalloc_node.__file__).parent: ("*.py", "guest/**/*.py"),
+}
+
+
+def files() -> dict[str, bytes]:
+    """The monitor and what it imports, by their paths in the guest."""
+    folder = Path(websockets.__file__).parent
+    found = {f"{PACKAGES}/websockets/{path.relative_to(folder)}": path for path in folder.rglob("*.py")}
+    for folder, patterns in _OF_PROJECT.items():
+        for pattern in patterns:
+            found |= {f"{PACKAGES}/{folder.name}/{path.relative_to(folder)}": path for path in folder.glob(pattern)}
+    return {name: path.read_bytes() for name, path in found.items()}
+
+
+def start(allowed: str) -> str:
+    """The command that gives the guest its address and starts the monitor in it."""
+    return (
+        f"ip addr add {ADDRESS}/24 dev eth0; ip link set eth0 up; ip link set lo up; "
+        f"export PYTHONPATH=/{PACKAGES}; "
+        f"(python3 -m devalloc_node.guest --allow {allowed} > /tmp/monitor.log 2>&1 < /dev/null &)"
+    )
