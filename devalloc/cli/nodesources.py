@@ -126,7 +126,7 @@ def store_machines(store: Store, node: Node) -> list[Loop]:
 
         scalers = Scalers(node.platform, node.settings.scaling, changed=lambda key: node.pulse.beat())
     machines = VirtualMachines(
-        store, node.platform, node.pulse, settings=settings, removed=node.metrics.removed, scalers=scalers
+        store, node.platform, node.pulse, settings=settings, removed=node.metrics.removed, scaling=scalers
     )
     return [machines.run] if scalers is None else [machines.run, scalers.run]
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
@@ -26,10 +25,7 @@ from devalloc_node.machine.view import Machine
 from devalloc_node.platform import STANDING, Platform
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
-from devalloc_node.vms.scaling import amounts_of, scaled_of, why_of
-
-if TYPE_CHECKING:
-    from devalloc_node.agent.scalers import Scalers
+from devalloc_node.vms.scaling import Scaling, amounts_of, scaled_of, why_of
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
@@ -64,24 +60,24 @@ class Keeper:
         platform: Platform,
         *,
         clock: Callable[[], float] = time.monotonic,
-        scalers: Scalers | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
-        """``scalers``: who scales machines by what their guests do; None: nobody."""
+        """``scaling``: who scales machines by what their guests do; None: nobody."""
         self._store = store
         self._platform = platform
         self._backoff = Backoff(clock)
-        self._scalers = scalers
+        self._scaling = scaling
 
     def scaling(self, key: str) -> Report | None:
         """How far a machine is that is scaled; None for others."""
-        return None if self._scalers is None else self._scalers.report(key)
+        return None if self._scaling is None else self._scaling.report(key)
 
     def keep(self, obj: Object, claims: Claims) -> Outcome | None:
         """Do what is to be done now, and write how things stand; None when the object is no more of this node's."""
         decoded = decode(obj)
         vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
-        if vm is None or not vm.spec.running or vm.spec.scaling is None or objects.is_deleting(obj):
-            self._leave(objects.key_of(obj))
+        if vm is None or not vm.spec.running or vm.spec.scaling is None:
+            self.leave(objects.key_of(obj))
         try:
             if objects.is_deleting(obj) or objects.node_of(obj) != self._platform.node_name:
                 self._undo(obj, vm)
@@ -113,7 +109,7 @@ class Keeper:
         refs, waits = self._claims(vm, claims)
         machine = self._mine(key, uid)
         if machine is None or not machine.runs or machine.is_paused:
-            self._leave(key)
+            self.leave(key)
             if waits is not None:
                 return waits
             if machine is not None and (over := self._over(vm, machine)) is not None:
@@ -158,6 +154,7 @@ class Keeper:
     def _undo(self, obj: Object, vm: VirtualMachine | None) -> None:
         """It is deleted, or of another node now: nothing of it stays here. Where that fails it stays held."""
         key, uid = objects.key_of(obj), obj["metadata"]["uid"]
+        self.leave(key)
         try:
             if objects.holder_of(obj) == self._platform.node_name:
                 self._take_up(obj, vm)
@@ -290,30 +287,30 @@ class Keeper:
         """Have it come to what its spec says, or to what its guest needs; why it is not there."""
         if vm.spec.scaling is None:
             return self._scale(vm, key, uid, machine)
-        if self._scalers is None:
+        if self._scaling is None:
             why = "its spec says that it is scaled by its load, and this node does not do that (--scaling)"
             return [
                 *self._scale(vm, key, uid, machine),
                 Outcome("ScalingOff", f"{why}; it has what cpu and memory say"),
             ]
         if machine.phase != "Running":
-            self._leave(key)
+            self.leave(key)
             return []
         try:
-            self._scalers.keep(scaled_of(vm, vm.spec.scaling, machine, self._scalers.settings))
+            self._scaling.keep(scaled_of(vm, vm.spec.scaling, machine, self._scaling.settings))
         except NodeError as error:
-            self._leave(key)
+            self.leave(key)
             return [Outcome(error.code, error.message)]
-        if (report := self._scalers.report(key)) is None:
+        if (report := self._scaling.report(key)) is None:
             return []
         self._platform.want(key, amounts_of(report.wanted))
         why_not = why_of(report)
         return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
 
-    def _leave(self, key: str) -> None:
+    def leave(self, key: str) -> None:
         """Scale it no more."""
-        if self._scalers is not None:
-            self._scalers.drop(key)
+        if self._scaling is not None:
+            self._scaling.drop(key)
 
     def _scale(self, vm: VirtualMachine, key: str, uid: str, machine: Machine) -> list[Outcome]:
         """Each amount on its own; what did not work."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from devalloc.api.meta import RELEASE
 from devalloc.store import Expired, NotFound, Object, Store, StoreError, Unusable
@@ -27,9 +26,7 @@ from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.keeper import Claims, Keeper, Outcome
-
-if TYPE_CHECKING:
-    from devalloc_node.agent.scalers import Scalers
+from devalloc_node.vms.scaling import Scaling
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +77,7 @@ class VirtualMachines:
         removed: Callable[[str], None] = lambda what: None,
         clock: Callable[[], float] = time.monotonic,
         spawn: Callable[[Callable[[], None]], None] | None = None,
-        scalers: Scalers | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         """``pulse`` beats when a machine changed. ``removed`` is told ``machine`` when one whose object is gone was
         removed, for the metrics. ``spawn`` has something done in another thread."""
@@ -90,7 +87,7 @@ class VirtualMachines:
         self._settings = settings or Settings()
         self._removed = removed
         self._clock = clock
-        self._keeper = Keeper(store, platform, clock=clock, scalers=scalers)
+        self._keeper = Keeper(store, platform, clock=clock, scaling=scaling)
         self._turns: dict[str, _Turn] = {}
         self._busy: set[str] = set()
         self._seen: set[str] = set()
@@ -260,6 +257,7 @@ class VirtualMachines:
         except NotFound:
             pass
         log.warning("machine %s (uid %s) is removed: its VirtualMachine is gone", machine.key, machine.uid)
+        self._keeper.leave(machine.key)
         due = Deadline.after(WORK_SECONDS)
         self._platform.delete(machine.key, None, due, owner=machine.uid, force=not machine.adopted, caller="reconcile")
         self._removed("machine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtualmachine import MachineScaling, VirtualMachine
@@ -16,6 +17,22 @@ from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.errors import Denied
 from devalloc_node.machine.spec import MachineSpec
 from devalloc_node.machine.view import Amounts, Machine
+
+
+class Scaling(Protocol):
+    """Who scales machines; see `devalloc_node.agent.scalers`. Safe for threads."""
+
+    @property
+    def settings(self) -> ScalingSettings: ...
+
+    def keep(self, scaled: Scaled) -> None:
+        """Scale this machine, from now on or as before."""
+
+    def drop(self, key: str) -> None:
+        """Leave the machine as it is."""
+
+    def report(self, key: str) -> Report | None:
+        """How far it is; None while that is not known."""
 
 
 def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, settings: ScalingSettings) -> Scaled:

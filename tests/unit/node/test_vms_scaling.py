@@ -1,0 +1,252 @@
+"""Machines whose objects say that their load decides: who scales them is told, and what it tells is written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devalloc.api.virtualmachine import MEMORY_BLOCK
+from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.stuck import Reason
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.agent.body import MachineBody, steps, whole_memory
+from devalloc_node.agent.report import Report
+from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.errors import Denied, Failed
+from devalloc_node.machine.translate import spec_of
+from devalloc_node.machine.view import Amounts
+from devalloc_node.service.watching import Pulse
+from devalloc_node.vms import VirtualMachines
+from tests.support.faketree import memory_folder
+from tests.support.nodeservice import platform_of, toy_bench
+from tests.support.toymachines import ToyMachines, machine_of, vm
+
+GIB = 1 << 30
+HERE = {"address": "10.0.0.5"}
+KEY = "default/web"
+MEMORY = {"min": "512Mi", "max": "2Gi"}
+BY_METHOD = {
+    "virtio-mem": spec_of(machine_of(vm(memory=MEMORY))),
+    "dimm": spec_of(machine_of(vm(memory={**MEMORY, "method": "dimm", "slotSize": "256Mi"}))),
+}
+
+
+@dataclass
+class Told:
+    """Stands where the agent is: it notes what it is told, and tells what a test says."""
+
+    settings: ScalingSettings = field(default_factory=ScalingSettings)
+    kept: dict[str, Scaled] = field(default_factory=dict)
+    reports: dict[str, Report] = field(default_factory=dict)
+
+    def keep(self, scaled: Scaled) -> None:
+        self.kept[scaled.key] = scaled
+
+    def drop(self, key: str) -> None:
+        self.kept.pop(key, None)
+        self.reports.pop(key, None)
+
+    def report(self, key: str) -> Report | None:
+        return self.reports.get(key)
+
+
+class World:
+    """A store, machines in memory, and the loop between them, driven by hand."""
+
+    def __init__(self, folder: Path, store: SQLiteStore) -> None:
+        self.store, self.machines, self.told, self.now = store, ToyMachines(), Told(), 0.0
+        self.bench = toy_bench(folder, self.machines)
+        self.bench.start()
+        self.platform = platform_of(self.bench, self.machines)
+        self.loop = self.loop_with(self.told)
+
+    def loop_with(self, scaling: Told | None) -> VirtualMachines:
+        self.platform.node_name = "node-a"
+        return VirtualMachines(
+            self.store,
+            self.platform,
+            Pulse(),
+            clock=lambda: self.now,
+            spawn=lambda work: work(),
+            scaling=scaling,
+        )
+
+    def round(self) -> None:
+        self.now += 400.0
+        self.loop.round()
+
+    def apply(self, **spec: Any) -> None:
+        old = self.store.get("VirtualMachine", "default", "web")
+        new = vm("web", scaling=HERE, **spec)
+        self.store.replace({**new, "metadata": {**old["metadata"], **new["metadata"]}})
+
+    def status(self) -> Any:
+        return self.store.get("VirtualMachine", "default", "web")["status"]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
+        made = World(Path(name), store)
+        store.create(vm("web", scaling=HERE))
+        made.round()
+        yield made
+
+
+def report(wanted: Resources, reason: Reason | None = None) -> Report:
+    return Report(wanted, Resources(2000, GIB), Resources(2000, GIB), None, reason)
+
+
+def test_who_scales_is_told_between_which_bounds_and_where_the_guest_is(world: World) -> None:
+    scaled = world.told.kept[KEY]
+    assert scaled.bounds == Bounds(Resources(1000, GIB // 2), Resources(4000, 2 * GIB))
+    assert (scaled.address, scaled.monitor_port, scaled.metrics_port) == ("10.0.0.5", 10301, 9100)
+    assert scaled.run == world.status()["machineID"]
+
+
+def test_what_the_spec_says_of_use_does_not_count_any_more(world: World) -> None:
+    world.apply(cpu={"min": 1, "max": 4, "use": 3})
+    world.round()
+    assert "scale default/web" not in world.machines.told
+    assert world.status()["observed"]["cpus"] == "2"
+
+
+def test_its_own_targets_are_taken_in_place_of_the_nodes(world: World) -> None:
+    targets = {"loadAverageFractionTarget": "1500m", "memoryUsageFractionTarget": "0.5"}
+    old = world.store.get("VirtualMachine", "default", "web")
+    world.store.replace({**old, "spec": {**old["spec"], "scaling": {**HERE, **targets}}})
+    world.round()
+    config = world.told.kept[KEY].config
+    assert (config.load_average_fraction_target, config.memory_usage_fraction_target) == (1.5, 0.5)
+    assert config.memory_total_fraction_target == ScalingSettings().config.memory_total_fraction_target
+
+
+def test_bounds_are_those_that_it_was_started_with_room_for(world: World) -> None:
+    world.apply(cpu={"min": "500m", "max": 8}, memory={"min": "512Mi", "max": "1Gi"})
+    world.round()
+    assert world.told.kept[KEY].bounds == Bounds(Resources(1000, GIB // 2), Resources(4000, GIB))
+    assert world.status()["reason"] == "RestartNeeded"
+
+
+def test_what_it_should_have_and_why_it_has_not_stands_in_its_status(world: World) -> None:
+    world.told.reports[KEY] = report(Resources(2500, 2 * GIB), Reason("PermitShort", "the node has no room"))
+    world.round()
+    status = world.status()
+    assert (status["wanted"], status["observed"]) == (
+        {"cpus": "2500m", "memory": "2Gi"},
+        {"cpus": "2", "memory": "1Gi"},
+    )
+    assert (status["reason"], status["message"]) == ("PermitShort", "the node has no room")
+    assert "permitted" not in status, "the server of permits writes that"
+    world.told.reports[KEY] = report(Resources(2000, GIB))
+    world.round()
+    assert "reason" not in world.status()
+
+
+def test_a_new_report_is_written_at_once_though_nothing_else_changed(world: World) -> None:
+    world.now -= 399.0  # no round is due by its time
+    world.told.reports[KEY] = report(Resources(3000, GIB))
+    world.round()
+    assert world.status()["wanted"]["cpus"] == "3"
+
+
+@pytest.mark.parametrize("how", ["stopped", "ended", "not scaled", "deleted", "of another node"])
+def test_it_is_left_as_soon_as_it_is_not_to_be_scaled(world: World, how: str) -> None:
+    old = world.store.get("VirtualMachine", "default", "web")
+    match how:
+        case "stopped":
+            world.apply(running=False)
+        case "ended":
+            world.machines.end(KEY)
+            world.machines.fail.add("start")
+        case "not scaled":
+            world.store.replace({**old, "spec": {k: v for k, v in old["spec"].items() if k != "scaling"}})
+        case "deleted":
+            world.store.delete("VirtualMachine", "default", "web")
+        case _:
+            world.apply(nodeName="node-b")
+    world.round()
+    assert not world.told.kept
+
+
+def test_nobody_is_sent_to_an_address_that_no_guest_can_have(world: World) -> None:
+    world.told.settings = replace(ScalingSettings(), guests=(ip_network("192.168.7.0/24"),))
+    world.round()
+    assert not world.told.kept
+    assert world.status()["reason"] == "GuestElsewhere"
+    assert "10.0.0.5 is in none of the networks of this node's guests (192.168.7.0/24)" in world.status()["message"]
+
+
+def test_where_nobody_scales_it_has_what_its_spec_says_and_tells_why(world: World) -> None:
+    world.loop = world.loop_with(None)
+    world.apply(cpu={"min": 1, "max": 4, "use": 3})
+    world.round()
+    assert world.status()["observed"]["cpus"] == "3"
+    assert world.status()["reason"] == "ScalingOff"
+
+
+class TestBody:
+    @pytest.mark.parametrize(
+        ("has", "target", "asked"),
+        [
+            (Amounts(1000, 1, GIB), Resources(1000, GIB), []),
+            (Amounts(1000, 1, GIB), Resources(2000, 2 * GIB), [("memory", 2 * GIB), ("vcpus", 2), ("cpu", 2000)]),
+            (Amounts(1000, 1, GIB), Resources(1250, GIB), [("vcpus", 2), ("cpu", 1250)]),
+            (Amounts(2000, 2, 2 * GIB), Resources(1000, GIB), [("memory", GIB), ("cpu", 1000), ("vcpus", 1)]),
+            (Amounts(1250, 2, GIB), Resources(2000, GIB), [("cpu", 2000)]),
+            (Amounts(1500, 2, GIB), Resources(1250, GIB), [("cpu", 1250)]),
+        ],
+    )
+    def test_memory_first_and_cpus_leave_last(
+        self, has: Amounts, target: Resources, asked: list[tuple[str, int]]
+    ) -> None:
+        assert list(steps(has, target, spec_of(machine_of(vm())))) == asked
+
+    @given(st.integers(0, 4 * GIB), st.sampled_from(sorted(BY_METHOD)))
+    def test_memory_is_the_most_that_can_be_made_and_is_not_more(self, amount: int, method: str) -> None:
+        spec = BY_METHOD[method]
+        made, block = whole_memory(amount, spec), spec.dimm_bytes or MEMORY_BLOCK
+        assert (made - GIB // 2) % block == 0
+        assert made == GIB // 2 or amount - block < made <= amount
+
+    def change(self, world: World, target: Resources) -> Resources:
+        uid = world.store.get("VirtualMachine", "default", "web")["metadata"]["uid"]
+        with ThreadPoolExecutor(1) as executor:
+            return asyncio.run(MachineBody(world.platform, KEY, uid, executor).change(target))
+
+    def test_what_it_has_then_is_read_back(self, world: World) -> None:
+        assert self.change(world, Resources(3000, 2 * GIB)) == Resources(3000, 2 * GIB)
+        assert world.machines.known[KEY].observed.memory_bytes == 2 * GIB
+
+    def test_a_guest_that_refuses_is_no_failure(self, world: World) -> None:
+        world.machines.stubborn.add(KEY)
+        assert self.change(world, Resources(1000, GIB // 2)) == Resources(2000, GIB)
+
+    def test_what_could_not_be_done_is_told(self, world: World) -> None:
+        world.machines.fail.add("scale")
+        with pytest.raises(Failed, match="cannot scale"):
+            self.change(world, Resources(3000, GIB))
+
+    def test_it_never_changes_another_machine_of_the_same_name(self, world: World) -> None:
+        world.machines.known[KEY] = replace(world.machines.known[KEY], uid="another")
+        with pytest.raises(Denied):
+            self.change(world, Resources(3000, GIB))
+
+    def test_what_qemu_was_asked_for_and_has_not_got_yet_counts(self, world: World) -> None:
+        there = world.machines.known[KEY]
+        world.machines.known[KEY] = replace(there, applied=replace(there.applied, memory_bytes=2 * GIB))
+        with ThreadPoolExecutor(1) as executor:
+            body = MachineBody(world.platform, KEY, there.uid, executor)
+            assert asyncio.run(body.look()) == Resources(2000, 2 * GIB)
