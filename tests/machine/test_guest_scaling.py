@@ -91,7 +91,7 @@ def test_a_machine_follows_its_guest_up_and_down(host: Host) -> None:
             guest.until("[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 1800000 ]")
             assert status(host, "permitted")["memory"] == "2Gi"
 
-            # No load, and the memory is in use: the monitor does not agree to less.
+            # No load, and the memory is in use: all stays.
             guest.check("mkdir -p /fill && mount -t tmpfs -o size=1800m tmpfs /fill")
             guest.check("dd if=/dev/zero of=/fill/file bs=1M count=1100 2>&1")
             while float(guest.check("cat /proc/loadavg").split()[0]) > 1.2:  # asking is load too
@@ -99,7 +99,7 @@ def test_a_machine_follows_its_guest_up_and_down(host: Host) -> None:
             time.sleep(7)
             assert status(host, "observed") == {"cpus": "2", "memory": "2Gi"}
 
-            # Free again: it agrees, both go, and the permit is given back.
+            # Free again: the monitor agrees, both go, and the permit is given back.
             guest.check("rm /fill/file")
             comes_to(host, 90, cpus="1", memory="1Gi")
             guest.until("[ $(cat /sys/devices/system/cpu/online) = 0 ]")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from py_compile import PycInvalidationMode, compile
+from tempfile import TemporaryDirectory
 
 import websockets
 
 import devalloc
 import devalloc_node
+from tests.support.python_image import VERSION
 
 PACKAGES = "usr/lib/python3"
+TAG = "cpython-" + VERSION.replace(".", "")
+"""Of the guest's Python, in the names of its compiled files."""
 ADDRESS = "192.0.2.2"
 _OF_PROJECT = {
     Path(devalloc.__file__).parent: ("*.py", "scaling/**/*.py", "api/**/*.py"),
@@ -24,7 +30,19 @@ def files() -> dict[str, bytes]:
     for folder, patterns in _OF_PROJECT.items():
         for pattern in patterns:
             found |= {f"{PACKAGES}/{folder.name}/{path.relative_to(folder)}": path for path in folder.glob(pattern)}
-    return {name: path.read_bytes() for name, path in found.items()}
+    files = {name: path.read_bytes() for name, path in found.items()}
+    return files | _compiled(found) if sys.implementation.cache_tag == TAG else files
+
+
+def _compiled(sources: dict[str, Path]) -> dict[str, bytes]:
+    """What Python makes of them, which an emulated CPU takes many seconds for."""
+    made = {}
+    with TemporaryDirectory() as folder:
+        for name, source in sources.items():
+            compile(str(source), f"{folder}/pyc", name, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+            above, _, file = name.rpartition("/")
+            made[f"{above}/__pycache__/{file.removesuffix('.py')}.{TAG}.pyc"] = Path(folder, "pyc").read_bytes()
+    return made
 
 
 def start(allowed: str) -> str:
