@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
 def test_waits_for_a_child_when_it_fails():
