@@ -56,7 +56,10 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """A thread that a test has left would keep this process for ever."""
+    """A thread that a test has left would keep this process for ever; not a worker, which may wait for others here and
+    is ended by who started it."""
+    if hasattr(config, "workerinput"):
+        return
     patience = min(float(config.getini("timeout") or _PATIENCE), _PATIENCE)
     faulthandler.dump_traceback_later(patience, exit=True, file=2)
 
