@@ -46,14 +46,17 @@ class MachineBody:
 
     def _change(self, target: Resources) -> Resources:
         errors: list[NodeError] = []
-        machine = self._seen()
+        machine, is_bounded = self._seen(), True
         for what, amount in steps(machine.observed, target, machine.started):
+            if what == "vcpus" and not is_bounded:
+                amount = max(1, target.cpu // CPU)  # whole ones, and not more time than is meant
             try:
                 due = Deadline.after(STEP_SECONDS)
                 self._platform.scale(self._key, what, amount, due, owner=self._owner, caller=CALLER)
             except NodeError as error:
                 log.warning("machine %s: %s", self._key, error)
                 errors.append(error)
+                is_bounded = is_bounded and what != "cpu"
         for problem in errors:
             if not isinstance(problem, Denied):  # what became of it only a look tells
                 raise problem
@@ -76,17 +79,18 @@ class MachineBody:
 
 
 def steps(has: Amounts, target: Resources, spec: MachineSpec | None) -> Iterator[tuple[str, int]]:
-    """What to ask of the platform, in order, so that a machine that has this comes to the target. CPUs leave last:
-    that is what guests and hypervisors survive worst."""
+    """What to ask of the platform, in order, so that a machine that has this comes to the target.
+
+    The time of its CPUs is bounded before there are more of them. CPUs leave last: that is what guests and hypervisors
+    survive worst.
+    """
     cpus = whole_cpus(target.cpu)
     memory = target.memory if spec is None else whole_memory(target.memory, spec)
     if has.memory_bytes != memory:
         yield "memory", memory
-    if has.vcpus is not None and cpus > has.vcpus:
-        yield "vcpus", cpus
-    if has.cpu_milli != target.cpu or target.cpu % CPU:
+    if has.cpu_milli != target.cpu:
         yield "cpu", target.cpu
-    if has.vcpus is not None and cpus < has.vcpus:
+    if has.vcpus != cpus:
         yield "vcpus", cpus
 
 

@@ -24,6 +24,7 @@ from devalloc_node.agent.body import MachineBody, steps, whole_memory
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts
@@ -202,14 +203,14 @@ class TestBody:
         ("has", "target", "asked"),
         [
             (Amounts(1000, 1, GIB), Resources(1000, GIB), []),
-            (Amounts(1000, 1, GIB), Resources(2000, 2 * GIB), [("memory", 2 * GIB), ("vcpus", 2), ("cpu", 2000)]),
-            (Amounts(1000, 1, GIB), Resources(1250, GIB), [("vcpus", 2), ("cpu", 1250)]),
+            (Amounts(1000, 1, GIB), Resources(2000, 2 * GIB), [("memory", 2 * GIB), ("cpu", 2000), ("vcpus", 2)]),
+            (Amounts(1000, 1, GIB), Resources(1250, GIB), [("cpu", 1250), ("vcpus", 2)]),
             (Amounts(2000, 2, 2 * GIB), Resources(1000, GIB), [("memory", GIB), ("cpu", 1000), ("vcpus", 1)]),
             (Amounts(1250, 2, GIB), Resources(2000, GIB), [("cpu", 2000)]),
             (Amounts(1500, 2, GIB), Resources(1250, GIB), [("cpu", 1250)]),
         ],
     )
-    def test_memory_first_and_cpus_leave_last(
+    def test_memory_first_then_the_bound_of_its_time_and_then_its_cpus(
         self, has: Amounts, target: Resources, asked: list[tuple[str, int]]
     ) -> None:
         assert list(steps(has, target, spec_of(machine_of(vm())))) == asked
@@ -233,6 +234,20 @@ class TestBody:
     def test_a_guest_that_refuses_is_no_failure(self, world: World) -> None:
         world.machines.stubborn.add(KEY)
         assert self.change(world, Resources(1000, GIB // 2)) == Resources(2000, GIB)
+
+    def test_where_its_time_cannot_be_bounded_it_has_whole_cpus_and_not_more_than_it_may(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scale = world.machines.scale
+
+        def without_cgroup(key: str, what: str, amount: int, deadline: Deadline) -> None:
+            if what == "cpu":
+                raise Denied("CgroupShared", "it has no cgroup of its own")
+            scale(key, what, amount, deadline)
+
+        monkeypatch.setattr(world.machines, "scale", without_cgroup)
+        assert self.change(world, Resources(3250, GIB)) == Resources(3000, GIB)
+        assert self.change(world, Resources(1750, GIB)) == Resources(1000, GIB)
 
     def test_what_could_not_be_done_is_told(self, world: World) -> None:
         world.machines.fail.add("scale")
