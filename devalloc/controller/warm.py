@@ -24,7 +24,7 @@ class WarmSolver:
         self._fleet: Fleet | None = None
         self._placement = ""
         self._told: dict[_Name, Object] = {}
-        """what the fleet was told: everything but claims that hold nothing"""
+        """what the fleet was told: everything but claims that hold nothing and have a spec"""
 
     def __call__(self, documents: Iterable[Object], *, placement: str, deadline: float | None) -> dict[str, Any]:
         """The dict of ``solve_manifests`` for these documents. An error leaves nothing behind."""
@@ -71,8 +71,9 @@ def _is_claim(document: Object) -> bool:
 
 
 def _counts(document: Object) -> bool:
-    """Whether the fleet is to know of it beforehand: of claims, those that may hold something."""
-    return not _is_claim(document) or bool(allocations(document))
+    """Whether the fleet is to know of it beforehand: of claims, those that may hold something, and those without a
+    spec, which it would take for the name of one that it knows."""
+    return not _is_claim(document) or bool(allocations(document)) or "spec" not in document
 
 
 def _same(told: Object | None, document: Object) -> bool:

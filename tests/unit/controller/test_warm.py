@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devalloc.controller.warm import WarmSolver
-from devalloc_solver import AnswerRefused, Fleet
+from devalloc_solver import AnswerRefused, Fleet, solve_manifests
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 
 Object = dict[str, Any]
@@ -54,6 +54,15 @@ def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(AnswerRefused):
             warm(state, placement="pack", deadline=None)
     assert warm(state, placement="pack", deadline=None)["claims"][0]["allocated"]
+
+
+def test_a_claim_without_a_spec_is_refused_and_stops_no_other() -> None:
+    bare = {name: part for name, part in gpu_claim("bare").items() if name != "spec"}
+    warm = WarmSolver()
+    state = [gpu_pool(devices=1), gpu_class(), bare]
+    for claims in ([], [gpu_claim("a")], [gpu_claim("a"), {**bare, "spec": gpu_claim("x")["spec"]}]):
+        documents = [*state[:2], *claims] if len(claims) == 2 else [*state, *claims]
+        assert warm(documents, placement="pack", deadline=None)["claims"] == solve_manifests(documents)["claims"]
 
 
 def _refusing(self: Fleet, claims: object, deadline: float | None = None) -> dict[str, Any]:
