@@ -101,6 +101,8 @@ def node(
     client = on.connect(kubeconfig) if kubeconfig is not None or in_cluster else None
     if client is not None and not is_subdomain(name):
         raise BadInput(f"--node-name: a node of a cluster cannot be called {name!r}; say what it is called there")
+    if client is not None and options["scaling"]:
+        raise BadInput("--scaling is for the VirtualMachines of a store; a cluster has none for this plugin")
     if client is not None and host_capacity:
         raise BadInput("--host-capacity is for the VirtualMachines of a store; a cluster's kubelet has its own")
     kubelet = _kubelet(kubelet_dir, driver_name, pod_uid, apis) if client is not None else None

@@ -285,9 +285,7 @@ def node_settings(
         kubelet=kubelet,
         machines=machines,
         capacity=_capacity(sysfs_root, limits, home) if enforce_capacity else None,
-        scaling=_scaling(permits, permits_token_file, compute_unit, guest_networks)
-        if scaling and not dry_run
-        else None,
+        scaling=_scaling(permits, permits_token_file, compute_unit, guest_networks) if scaling else None,
         warm=None if warm is None or dry_run else _warm(warm, warm_most, warm_machine, door, machines),
         metrics=metrics,
         resync=resync,
@@ -313,7 +311,7 @@ def _scaling(permits: str | None, token: Path | None, unit: str, networks: Seque
     try:
         guests = tuple(ip_network(text) for text in networks)
     except ValueError as error:
-        raise BadInput(f"--guest-network: {error}") from None
+        raise BadInput(f"--guest-network must be a network such as 10.1.0.0/16: {error}") from None
     return replace(
         plain,
         permits=permits or plain.permits,

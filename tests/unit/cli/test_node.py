@@ -43,6 +43,11 @@ def arguments(folder: Path, *more: str) -> list[str]:
         (["--socket", "/tmp/" + "x" * 200], "has 205 bytes, and the kernel takes 107"),
         (["--metrics", "0.0.0.0:80"], "can be reached from elsewhere"),
         (["--resync", "0"], "--resync must be more than 0"),
+        (["--scaling", "--compute-unit", "1"], "must be CPU and memory, such as 250m,1Gi, not 1"),
+        (["--scaling", "--compute-unit", "1,1Ki"], "memory in multiples of 2Mi"),
+        (["--scaling", "--guest-network", "10.0.0.1/8"], "must be a network such as 10.1.0.0/16"),
+        (["--scaling", "--permits", "somewhere"], "must be a URL such as http://127.0.0.1:10299/"),
+        (["--scaling", "--permits-token-file", "/dev/null"], "one line of 16 characters or more"),
     ],
 )
 def test_bad_options_are_told(folder: Path, devalloc: Shell, options: list[str], message: str) -> None:
