@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from devalloc.scaling.eras import Era
+from devalloc.scaling.observed import CPUS, Observed
 
 MAX_TEXT = 1 << 20
 """Bytes of one reply."""
@@ -21,6 +22,7 @@ MAX_LINE = 4096
 MAX_LOAD = 1e6
 MAX_AMOUNT = float(1 << 62)
 """Bytes, pages or events."""
+MAX_CPUS = 4096.0
 MAX_WINDOWS = 24 * 60
 """Working sets, one a minute."""
 OVERHEAD = 100 * 2**20
@@ -42,6 +44,8 @@ class SystemMetrics:
     """Bytes, with what the kernel itself needs."""
     memory_cached: float = 0.0
     """Bytes of the page cache."""
+    guest: Observed | None = None
+    """What the guest says that it has; no goal is computed from it. None where it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ def read_system_metrics(text: bytes | str, era: Era = Era.NEWEST, prefix: str = 
         Era.NEWEST: ("load1", "load5", "memory_total_bytes", "memory_available_bytes", "memory_cached_bytes"),
     }[era]
     limits = {prefix + name: MAX_LOAD if name.startswith("load") else MAX_AMOUNT for name in wanted}
-    gauges = _single_gauges(_decoded(text), limits)
+    decoded = _decoded(text)
+    gauges = _single_gauges(decoded, limits)
     total, available = (gauges.get(f"{prefix}memory_{name}_bytes") for name in ("total", "available"))
     usage = 0.0
     if total is not None and available is not None:
@@ -75,7 +80,17 @@ def read_system_metrics(text: bytes | str, era: Era = Era.NEWEST, prefix: str = 
         load5=gauges.get(f"{prefix}load5", 0.0),
         memory_usage=usage,
         memory_cached=gauges.get(f"{prefix}memory_cached_bytes", 0.0),
+        guest=_guest(decoded, total),
     )
+
+
+def _guest(text: str, total: float | None) -> Observed | None:
+    """Only the guest monitor tells of its CPUs: an exporter that does not, or not well, is good enough for goals."""
+    try:
+        cpus: int | None = int(_single_gauges(text, {CPUS: MAX_CPUS})[CPUS])
+    except MetricsError:
+        cpus = None
+    return None if cpus is None and total is None else Observed(cpus, None if total is None else int(total))
 
 
 def read_lfc_metrics(text: bytes | str, era: Era = Era.NEWEST) -> LfcMetrics:

@@ -13,10 +13,18 @@ _MOST_APART = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a guest uses: ``cpus`` that are online, and ``memory`` in bytes, without what its kernel keeps from boot."""
+    """What a guest uses: ``cpus`` that are online, and ``memory`` in bytes, without what its kernel keeps from boot.
+    None: it does not say."""
 
-    cpus: int
-    memory: int
+    cpus: int | None
+    memory: int | None
+
+    def is_behind(self, cpus: int, memory: int) -> bool:
+        """Whether it has not brought online what its machine has. A kernel keeps a 64th of its memory for the table of
+        its pages, and some more for itself; what is within twice that is not told apart from it."""
+        kept = min(memory // 8, _MOST_APART) + memory // 32
+        few = self.cpus is not None and self.cpus < cpus
+        return few or (self.memory is not None and self.memory + kept < memory)
 
 
 def similar(one: int, other: int) -> bool:

@@ -9,6 +9,7 @@ from typing import NoReturn
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
+from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.monitor import MonitorStatus
@@ -27,6 +28,7 @@ class Around:
         self.failing: dict[str, Exception] = {}
         self.agrees = True
         self.connects = True
+        self.guest: Observed | None = None
         self.falls_short: Callable[[Resources], Resources] = lambda target: target
         self.did: list[str] = []
         self.scaler: Scaler | None = None
@@ -75,7 +77,7 @@ class Around:
 
     async def system(self) -> SystemMetrics:
         self._do("measure")
-        return SystemMetrics(self.load * UNIT.cpu / 1000)
+        return SystemMetrics(self.load * UNIT.cpu / 1000, guest=self.guest)
 
     async def lfc(self) -> LfcMetrics:
         raise AssertionError("it is not wanted")

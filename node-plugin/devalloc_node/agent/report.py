@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from devalloc.scaling.actions import Actions
+from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
 from devalloc.scaling.state import State, Way
@@ -26,6 +27,8 @@ class Report:
     """What was last read back; None: it could not be, since something may have changed it."""
     reason: Reason | None
     stuck: tuple[Reason, ...] = ()
+    guest: Observed | None = None
+    """What its guest says that it has; None: it has not said so lately."""
 
 
 def report(
@@ -34,10 +37,13 @@ def report(
     observed: Resources | None,
     errors: Mapping[str, str],
     stuck: list[Reason],
+    guest: Observed | None = None,
+    behind: Reason | None = None,
 ) -> Report:
-    """``errors``: how the last request of a channel failed (``plugin``, ``machine``, ``monitor``), if it did."""
-    reason = _reason(state, actions.desired, errors)
-    return Report(actions.desired, state.plugin.permit, state.using, observed, reason, tuple(stuck))
+    """``errors``: how the last request of a channel failed (``plugin``, ``machine``, ``monitor``), if it did.
+    ``behind``: why the guest has not what the machine has."""
+    reason = _reason(state, actions.desired, errors) or behind
+    return Report(actions.desired, state.plugin.permit, state.using, observed, reason, tuple(stuck), guest)
 
 
 def _reason(state: State, wanted: Resources, errors: Mapping[str, str]) -> Reason | None:

@@ -25,6 +25,7 @@ from devalloc.scaling.state import PermitError, Rules, State
 from devalloc.scaling.stuck import Health, Limits, Reason, stuck
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.dump import dump
+from devalloc_node.agent.guestview import GuestView
 from devalloc_node.agent.report import Report, report, shown
 from devalloc_node.errors import NodeError, Unknown
 
@@ -50,6 +51,8 @@ class Settings:
     look_timeout: int = 10_000
     patience: int = 300_000
     """How long a guest may keep more than the machine's maximum by not agreeing to less."""
+    guest_patience: int = 60_000
+    """How long a guest may take to bring online what its machine has before that is told."""
     stuck: Limits = field(default_factory=Limits)
 
 
@@ -99,6 +102,7 @@ class Scaler:
         self._wanted: Resources | None = None
         self._came_through = came_through
         self._measured_at: int | None = None
+        self._guest = GuestView(self._settings.guest_patience, self._settings.stuck.silence)
         window = self._settings.stuck.window
         self._failures = {name: RecentCount(window) for name in ("plugin", "denied", "machine")}
 
@@ -158,8 +162,10 @@ class Scaler:
         """How far it is; None as long as the machine has not been seen."""
         if self._state is None:
             return None
-        actions = next_actions(self._state, self._now())
-        return report(self._state, actions, self._seen, self._errors, self.stuck())
+        now = self._now()
+        actions = next_actions(self._state, now)
+        guest, behind = self._guest.observed(now), self._guest.behind(now)
+        return report(self._state, actions, self._seen, self._errors, self.stuck(), guest, behind)
 
     def dump(self) -> dict[str, Any]:
         """All that is known, as JSON."""
@@ -334,6 +340,7 @@ class Scaler:
         async def measure() -> None:
             metrics = await self._bounded(self._channels.metrics.system(), settings.metrics_timeout)
             self._measured_at = self._now()
+            self._guest.says(metrics.guest, self._known.using, self._now())
             self._become(lambda state: now_known.measured(state, metrics))
 
         await self._measure(settings.metrics_interval, measure)

@@ -25,7 +25,7 @@ from devalloc_node.machine.view import Machine
 from devalloc_node.platform import STANDING, Platform
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
-from devalloc_node.vms.scaling import Scaling, amounts_of, scaled_of, why_of
+from devalloc_node.vms.scaling import Scaling, amounts_of, guest_of, scaled_of, why_of
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
@@ -356,7 +356,7 @@ class Keeper:
             reason, message = machine.reason, machine.message
         status = objects.status_of(vm, machine, plugs, reason, message)
         if (report := self.scaling(objects.key_of(obj))) is not None:
-            status |= objects.status_of_scaling(amounts_of(report.wanted))
+            status |= objects.status_of_scaling(amounts_of(report.wanted), guest_of(report))
             status.pop("permitted", None)  # the server of permits writes that
         if machine is None and self._platform.machines.lost(key) is not None:  # it is to be known again by what it was
             status = {**{name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}, **status}

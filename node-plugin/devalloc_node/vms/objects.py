@@ -19,7 +19,7 @@ from devalloc_node.machine.view import Amounts, Machine, Plug
 
 KIND = "VirtualMachine"
 _ATTEMPTS = 20
-_KEPT = ("guestObserved", "conditions", "runnerPod", "nodeName", "numaNode", "allocations")
+_KEPT = ("conditions", "runnerPod", "nodeName", "numaNode", "allocations")
 """Parts of the status that others write."""
 _RESERVED = ("numaNode", "allocations")
 """What the allocator has kept for a machine; this node gives it back when nothing of the machine runs."""
@@ -146,9 +146,10 @@ def status_of(
     return status
 
 
-def status_of_scaling(wanted: Amounts) -> dict[str, Any]:
-    """What differs in the status of a machine that is scaled by its load."""
-    return {"wanted": _amounts(wanted)}
+def status_of_scaling(wanted: Amounts, guest: Amounts | None) -> dict[str, Any]:
+    """What differs in the status of a machine that is scaled by its load. ``guest``: what its guest says it has."""
+    told = {"wanted": _amounts(wanted)}
+    return told if guest is None else told | {"guestObserved": _amounts(guest)}
 
 
 def _is_given(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

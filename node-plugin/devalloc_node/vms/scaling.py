@@ -60,6 +60,11 @@ def amounts_of(resources: Resources) -> Amounts:
     return Amounts(resources.cpu, None, resources.memory)
 
 
+def guest_of(report: Report) -> Amounts | None:
+    """What its guest says that it has."""
+    return None if report.guest is None else Amounts(None, report.guest.cpus, report.guest.memory)
+
+
 def why_of(report: Report) -> Reason | None:
     """Why it has not what it should have; None where it has."""
     told = [reason for reason in (report.reason, *report.stuck) if reason is not None]

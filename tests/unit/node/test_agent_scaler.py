@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.state import Rules
 from devalloc_node.agent.agent import Agent, Machine
@@ -300,3 +301,64 @@ def test_all_that_is_known_is_told_as_json() -> None:
     assert told["a"]["report"]["wanted"] == {"cpus": 1, "memory": "4Gi"}
     assert told["a"]["report"]["reason"]["code"] == "PermitShort"
     assert told["b"] == {"state": None, "report": None, "errors": {"machine": "it broke"}}
+
+
+class TestGuestObserved:
+    """T15: what the guest's gauges say, beside what its machine has."""
+
+    def lagging(self, cpus: int = 1, memory: int = 2**30) -> Around:
+        around = Around(UNIT * 6, load=6)
+        around.guest = Observed(cpus, memory)
+        return around
+
+    def test_what_the_guest_says_is_told(self) -> None:
+        around = self.lagging(2, 6 * 2**30 - 2**27)
+        report = run(_after(around, 300.0), sockets=False)
+        assert (report.guest, report.reason) == (Observed(2, 6 * 2**30 - 2**27), None)
+
+    @pytest.mark.parametrize(("cpus", "memory"), [(1, 6 * 2**30), (2, 5 * 2**30)])
+    def test_a_guest_has_its_time_to_bring_online_what_it_got_and_then_it_is_told(self, cpus: int, memory: int) -> None:
+        assert run(_after(self.lagging(cpus, memory), 55.0), sockets=False).reason is None
+        reason = run(_after(self.lagging(cpus, memory), 75.0), sockets=False).reason
+        assert reason is not None
+        assert reason.code == "GuestBehind"
+        assert f"{cpus} CPUs and {memory >> 20}Mi of memory" in reason.message
+        assert "2 CPUs (1500m of CPU time) and 6Gi" in reason.message
+
+    def test_its_time_begins_again_when_the_machine_has_something_else(self) -> None:
+        around = self.lagging()
+
+        async def main() -> list[str | None]:
+            scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+            task = asyncio.create_task(scaler.run())
+            codes = []
+            for seconds, load in ((50, 4), (50, 4), (60, 4)):
+                await asyncio.sleep(seconds)
+                around.load = load
+                report = scaler.report()
+                assert report is not None
+                codes.append(report.reason and report.reason.code)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return codes
+
+        assert run(main(), sockets=False) == [None, None, "GuestBehind"]
+
+    def test_what_it_has_not_said_lately_is_not_told(self) -> None:
+        around = self.lagging()
+
+        async def main() -> Report | None:
+            scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+            task = asyncio.create_task(scaler.run())
+            await asyncio.sleep(80)
+            around.failing["measure"] = NO
+            await asyncio.sleep(30)
+            report = scaler.report()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return report
+
+        report = run(main(), sockets=False)
+        assert report is not None
+        assert (report.guest, report.reason) == (None, None)
+        assert [reason.code for reason in report.stuck] == ["MetricsMissing"]

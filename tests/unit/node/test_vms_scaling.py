@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from devalloc.api.virtualmachine import MEMORY_BLOCK
 from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.stuck import Reason
 from devalloc.store.sqlite import SQLiteStore
@@ -154,6 +155,27 @@ def test_what_it_should_have_and_why_it_has_not_stands_in_its_status(world: Worl
     world.told.reports[KEY] = report(Resources(2000, GIB))
     world.round()
     assert "reason" not in world.status()
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (Observed(2, 2000 * 2**20), {"cpus": "2", "memory": "2000Mi"}),
+        (Observed(None, GIB), {"memory": "1Gi"}),
+        (None, None),
+    ],
+)
+def test_what_its_guest_says_stands_beside_what_it_has(
+    world: World, says: Observed | None, told: dict[str, str] | None
+) -> None:
+    world.told.reports[KEY] = replace(report(Resources(2000, GIB)), guest=Observed(1, GIB))
+    world.round()
+    world.told.reports[KEY] = replace(report(Resources(2000, GIB)), guest=says)
+    world.round()
+    assert world.status().get("guestObserved") == told
+    world.apply(running=False)
+    world.round()
+    assert "guestObserved" not in world.status(), "of a guest that is gone nothing is told"
 
 
 def test_a_new_report_is_written_at_once_though_nothing_else_changed(world: World) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from devalloc.scaling.eras import Era
 from devalloc.scaling.metrics import (
+    MAX_CPUS,
     MAX_TEXT,
     MAX_WINDOWS,
     LfcMetrics,
@@ -16,6 +17,7 @@ from devalloc.scaling.metrics import (
     read_lfc_metrics,
     read_system_metrics,
 )
+from devalloc.scaling.observed import CPUS, Observed
 
 MIB, GIB = 2**20, 2**30
 
@@ -47,14 +49,37 @@ LFC = _gauge("lfc_hits", 10) + _gauge("lfc_misses", 4) + _gauge("lfc_writes", 2)
 
 
 def test_usage_is_what_is_not_available_and_what_the_kernel_needs() -> None:
-    assert read_system_metrics(_system()) == SystemMetrics(0.3, 0.25, GIB + 100 * MIB, 512 * MIB)
+    assert read_system_metrics(_system()) == SystemMetrics(
+        0.3, 0.25, GIB + 100 * MIB, 512 * MIB, Observed(None, 4 * GIB)
+    )
     assert read_system_metrics(_system().encode()) == read_system_metrics(_system())
+
+
+@pytest.mark.parametrize(
+    ("gauge", "cpus"),
+    [
+        ("", None),
+        (_gauge(CPUS, 3), 3),
+        (_gauge(CPUS, "2.9"), 2),
+        (_gauge(CPUS, -1), None),
+        (_gauge(CPUS, "NaN"), None),
+        (_gauge(CPUS, int(MAX_CPUS) + 1), None),
+        (_gauge(CPUS, 3) * 2, None),
+        (f"{CPUS} 3\n", None),
+    ],
+)
+def test_what_a_guest_says_of_its_cpus_never_costs_the_rest(gauge: str, cpus: int | None) -> None:
+    metrics = read_system_metrics(_system() + gauge)
+    assert metrics.guest == Observed(cpus, 4 * GIB)
+    assert metrics.load1 == 0.3
 
 
 def test_each_era_reads_what_it_knows() -> None:
     load = _gauge("host_load1", 0.3)
     memory = _gauge("host_memory_total_bytes", 4 * GIB) + _gauge("host_memory_available_bytes", 3 * GIB)
-    assert read_system_metrics(load + memory, Era.V0_31) == SystemMetrics(0.3, 0.0, GIB + 100 * MIB)
+    assert read_system_metrics(load + memory, Era.V0_31) == SystemMetrics(
+        0.3, memory_usage=GIB + 100 * MIB, guest=Observed(None, 4 * GIB)
+    )
     with pytest.raises(MetricsError, match="host_load5 is missing; host_memory_cached_bytes is missing"):
         read_system_metrics(load + memory, Era.NEWEST)
     node = _gauge("node_load1", 0.3) + _gauge("node_load5", 0.2)
