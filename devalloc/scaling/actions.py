@@ -68,8 +68,7 @@ def next_actions(state: State, now: int) -> Actions:
     machine = _machine(state, now, wanted.resources, _asking_for(state, plugin.action))
     upscale = _upscale(state, now, wanted.resources)
     downscale = _downscale(state, now, wanted.resources, upscale.action is not None)
-    told = upscale.action is not None or downscale.action is not None or state.monitor.in_flight is not None
-    waits = [plugin.wait, machine.wait, upscale.wait, downscale.wait, *_expiries(state, now, wanted, told)]
+    waits = [plugin.wait, machine.wait, upscale.wait, downscale.wait, *_expiries(state, now, wanted, downscale)]
     kept = (planned.warning for planned in (plugin, machine, upscale, downscale))
     return Actions(
         wait=min((wait for wait in waits if wait is not None), default=None),
@@ -94,10 +93,12 @@ def _desired(state: State, now: int, wish: Goal) -> Desired:
     return desired(rules.unit, bounds.min, bounds.max, state.using, wish, upscale, denied, rules.era)
 
 
-def _expiries(state: State, now: int, wanted: Desired, told: bool) -> list[int | None]:
+def _expiries(state: State, now: int, wanted: Desired, downscale: _Planned[Change]) -> list[int | None]:
+    """When a denial or a request that counts now does not any more. Who is about to ask for less is answered first."""
     timing = state.rules.timing
+    asks = downscale.action is not None or state.monitor.in_flight is not None
     return [
-        _left(now, _denied_at(state), timing.monitor_denied) if wanted.by_denial and not told else None,
+        _left(now, _denied_at(state), timing.monitor_denied) if wanted.by_denial and not asks else None,
         _left(now, _requested_at(state), timing.upscale_valid) if wanted.by_request else None,
     ]
 

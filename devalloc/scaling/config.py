@@ -264,9 +264,10 @@ def _given(content: dict[Any, Any], name: str) -> object:
 
 
 def _conflicts(config: ScalingConfig, path: str) -> list[Problem]:
-    """Fields that are valid by themselves and not together: a window must lie within the time that always counts."""
+    """Fields that are valid by themselves and not together: a window must lie within the time that always counts,
+    unless windows are not compared at all."""
     wait, window = config.lfc_min_wait_before_downscale_minutes, config.lfc_window_size_minutes
-    if wait >= window:
+    if wait >= window or config.lfc_use_largest_window:
         return []
     return [Problem(f"must be at least {_WINDOW}, which is {window}, not {wait}", _join(path, _WAIT))]
 

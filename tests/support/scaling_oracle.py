@@ -228,7 +228,7 @@ class Agent:
         self._plugin(now, wanted, actions, waits)
         self._machine(now, wanted, actions, waits)
         self._monitor(now, wanted, actions, waits)
-        idle = self.telling is None and "up" not in actions and "down" not in actions
+        idle = self.telling is None and "down" not in actions
         if denial_ends is not None and idle:
             waits.append(denial_ends - now)
         if wish_ends is not None:

@@ -119,6 +119,15 @@ def test_window_longer_than_the_wait_is_refused_where_it_comes_to_be() -> None:
     assert merge(ScalingConfig(lfc_min_wait_before_downscale_minutes=6), alone.overrides).config is not None
 
 
+def test_window_may_be_longer_than_the_wait_where_the_largest_is_used_anyway() -> None:
+    short = {**NEWEST, "lfcUseLargestWindow": True, "lfcMinWaitBeforeDownscaleMinutes": 1}
+    config = read_defaults(short).config
+    assert config is not None
+    # Whoever compares windows again needs a wait for them.
+    back = read_overrides({"lfcUseLargestWindow": False}).overrides
+    assert _paths(merge(config, back).problems) == ["lfcMinWaitBeforeDownscaleMinutes"]
+
+
 def test_unknown_fields_are_ignored_with_a_word() -> None:
     read = read_overrides({"loadAverageFraction": 0.5, "cpuStableZoneRatio": 0.5}, Era.V0_31)
     assert read.overrides == Overrides()
