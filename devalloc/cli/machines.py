@@ -82,6 +82,13 @@ def memory(wanted: Amounts, observed: Amounts) -> str:
     return _of(size(observed.memory_bytes) if observed.HasField("memory_bytes") else "", want)
 
 
+def amounts(of: Amounts) -> str:
+    """``1500m 2Gi``: CPU time (vCPUs where that is not known) and memory; "-" where neither is known."""
+    cpu = cores(of.cpu_milli) if of.HasField("cpu_milli") else str(of.vcpus) if of.HasField("vcpus") else ""
+    memory = size(of.memory_bytes) if of.HasField("memory_bytes") else ""
+    return " ".join(each for each in (cpu, memory) if each) or "-"
+
+
 def is_bounded(amounts: Amounts) -> bool:
     """Whether its vCPUs together may use less than all of their time."""
     return amounts.HasField("cpu_milli") and amounts.cpu_milli < amounts.vcpus * 1000

@@ -135,6 +135,16 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "private ones].",
         ),
         click.option(
+            "--dump-port",
+            type=click.IntRange(0, 65535),
+            default=10300,
+            show_default=True,
+            metavar="PORT",
+            envvar="DEVALLOC_DUMP_PORT",
+            help="Show what the agent of --scaling knows of its machines at this port of 127.0.0.1, as JSON; 0: "
+            "nowhere [env: DEVALLOC_DUMP_PORT].",
+        ),
+        click.option(
             "--warm",
             type=click.IntRange(0),
             metavar="NUMBER",
@@ -227,6 +237,7 @@ def node_settings(
     permits_token_file: Path | None,
     compute_unit: str,
     guest_networks: Sequence[str],
+    dump_port: int,
     warm: int | None,
     warm_most: int,
     warm_machine: str | None,
@@ -285,7 +296,9 @@ def node_settings(
         kubelet=kubelet,
         machines=machines,
         capacity=_capacity(sysfs_root, limits, home) if enforce_capacity else None,
-        scaling=_scaling(permits, permits_token_file, compute_unit, guest_networks) if scaling else None,
+        scaling=(
+            _scaling(permits, permits_token_file, compute_unit, guest_networks, dump_port or None) if scaling else None
+        ),
         warm=None if warm is None or dry_run else _warm(warm, warm_most, warm_machine, door, machines),
         metrics=metrics,
         resync=resync,
@@ -299,7 +312,9 @@ def _capacity(root: Path, limits: dict[str, Any], home: Path) -> HostCapacity:
     return discovered(root, settings(limits, home))
 
 
-def _scaling(permits: str | None, token: Path | None, unit: str, networks: Sequence[str]) -> ScalingSettings:
+def _scaling(
+    permits: str | None, token: Path | None, unit: str, networks: Sequence[str], dump_port: int | None
+) -> ScalingSettings:
     from ipaddress import ip_network
     from urllib.parse import urlsplit
 
@@ -318,6 +333,7 @@ def _scaling(permits: str | None, token: Path | None, unit: str, networks: Seque
         token=None if token is None else _token(token),
         unit=_unit(unit),
         guests=guests or plain.guests,
+        dump_port=dump_port,
     )
 
 

@@ -124,7 +124,13 @@ def store_machines(store: Store, node: Node) -> list[Loop]:
     if node.settings.scaling is not None:
         from devalloc_node.agent.scalers import Scalers
 
-        scalers = Scalers(node.platform, node.settings.scaling, changed=lambda key: node.pulse.beat())
+        scalers = Scalers(
+            node.platform,
+            node.settings.scaling,
+            changed=lambda key: node.pulse.beat(),
+            registry=node.metrics.registry,
+        )
+        node.platform.report = scalers.report
     machines = VirtualMachines(
         store, node.platform, node.pulse, settings=settings, removed=node.metrics.removed, scaling=scalers
     )

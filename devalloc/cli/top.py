@@ -15,7 +15,7 @@ from devalloc.cli.output import Cell, note
 from devalloc.cli.verb import verb
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from devalloc_node.pb.node_pb2 import Machine
 
@@ -42,6 +42,13 @@ def top(namespace: str | None, watch: bool, interval: float, output: str, socket
     devalloc top
     devalloc top --watch --interval 5s
     """
+    return measured(namespace, watch, interval, output, socket, _table)
+
+
+def measured(
+    namespace: str | None, watch: bool, interval: float, output: str, socket: Path, show: Callable[..., None]
+) -> int:
+    """Show machines with what they used in an interval, once or again and again. ``show`` prints the table."""
     from devalloc.cli.nodesocket import connected
     from devalloc_node.pb.node_pb2 import ListMachinesRequest
 
@@ -54,7 +61,7 @@ def top(namespace: str | None, watch: bool, interval: float, output: str, socket
             uses = used(before, samples(found))
             if watch and output == "table":
                 click.clear()
-            _print(found, uses, output)
+            _print(found, uses, output, show)
             if not watch:
                 return 0
 
@@ -101,10 +108,9 @@ def used(before: Mapping[int, Sample], after: Mapping[int, Sample]) -> dict[int,
     return uses
 
 
-def _print(machines: Sequence[Machine], uses: Mapping[int, Use], output: str) -> None:
-    from devalloc.cli import machines as cells
+def _print(machines: Sequence[Machine], uses: Mapping[int, Use], output: str, show: Callable[..., None]) -> None:
     from devalloc.cli.nodesocket import content
-    from devalloc.cli.output import dump_objects, table
+    from devalloc.cli.output import dump_objects
 
     if output != "table":
         dump_objects([content(machine) | _use(uses.get(machine.pid)) for machine in machines], output)
@@ -112,6 +118,13 @@ def _print(machines: Sequence[Machine], uses: Mapping[int, Use], output: str) ->
     if not machines:
         note("no machines")
         return
+    show(machines, uses)
+
+
+def _table(machines: Sequence[Machine], uses: Mapping[int, Use]) -> None:
+    from devalloc.cli import machines as cells
+    from devalloc.cli.output import table
+
     rows: list[list[Cell]] = []
     for machine in machines:
         use = uses.get(machine.pid)

@@ -13,6 +13,7 @@ from devalloc.cli.output import note
 from devalloc.cli.verb import BadInput, verb
 from devalloc.cli.vmdevices import attach, detach, plug, unplug, unprepare
 from devalloc.cli.vmpowerdown import power_down
+from devalloc.cli.vmtop import top
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -329,7 +330,7 @@ def watch(namespace: str, all_namespaces: bool, output: str, socket: Path) -> in
     return 0
 
 
-_MACHINES = (list_machines, get, create, adopt, stop, delete, scale, watch, power_down)
+_MACHINES = (list_machines, get, create, adopt, stop, delete, scale, top, watch, power_down)
 for _verb in (*_MACHINES, attach, detach, plug, unplug, unprepare):
     vm.add_command(_verb)
 

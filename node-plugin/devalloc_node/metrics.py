@@ -16,6 +16,8 @@ machine's only in what is told of each machine that runs (T29), of which a node 
 | ``devalloc_node_machine_allocated_memory_bytes`` | machine | memory, as QEMU reports it |
 | ``devalloc_node_machine_cpu_seconds_total`` | machine | CPU time that its QEMU has used |
 | ``devalloc_node_machine_resident_memory_bytes`` | machine | memory of the host that its QEMU has |
+| ``devalloc_node_machine_network_received_bytes_total`` | machine, tap | bytes that the host took from it |
+| ``devalloc_node_machine_network_sent_bytes_total`` | machine, tap | bytes that the host sent to it |
 | ``devalloc_node_reconcile_removals_total`` | what | what reconciling removed, for nobody owned it any more |
 | ``devalloc_node_machines_ended_total`` | | machines that ended and nobody had asked for it |
 | ``devalloc_node_publish_failures_total`` | | looks at the devices and publications that failed; tried again |
@@ -48,6 +50,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from devalloc_node.errors import NodeError
+from devalloc_node.machine.process import Traffic
 from devalloc_node.service.server import Identity, put_in_place, take_away
 
 log = logging.getLogger(__name__)
@@ -69,6 +72,8 @@ class Utilisation:
     memory_bytes: int | None = None
     cpu_seconds: float | None = None
     resident_bytes: int | None = None
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    """By TAP interface."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,12 @@ def _of_machines(machines: Sequence[Utilisation]) -> Iterable[Metric]:
         for each, value in zip(machines, values, strict=True):
             if value is not None:
                 family.add_metric([each.machine], value)
+        yield family
+    for name, what in (("received", "Bytes that it sent, and the host received."), ("sent", "Bytes sent to it.")):
+        family = CounterMetricFamily(f"devalloc_node_machine_network_{name}_bytes", what, labels=["machine", "tap"])
+        for each in machines:
+            for tap, traffic in each.traffic.items():
+                family.add_metric([each.machine, tap], getattr(traffic, name))
         yield family
 
 

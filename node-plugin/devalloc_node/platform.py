@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from functools import partial
 
 from devalloc.api.virtualmachine import VirtualMachine
+from devalloc_node.agent.report import Report
 from devalloc_node.audit import audit
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
@@ -52,6 +53,8 @@ class Platform:
         self._wanted: dict[str, Amounts] = {}
         """What the objects of machines that run want of them, by key."""
         self._changed = changed
+        self.report: Callable[[str], Report | None] = lambda key: None
+        """How far a machine is that is scaled by its load; whoever scales machines sets it."""
         self.without_object: frozenset[str] = frozenset()
         """UIDs of objects that are not in the store though there are machines of them: who asks may change those."""
 

@@ -10,7 +10,7 @@ from devalloc_node.claims.content import prepared_of
 from devalloc_node.journal import ClaimState, SQLiteJournal
 from devalloc_node.journal.schema import SCHEMA
 from devalloc_node.journal.sqlite import QUARANTINED
-from devalloc_node.machine.process import usage
+from devalloc_node.machine.process import traffic, usage
 from devalloc_node.machine.view import Machine
 from devalloc_node.metrics import State, Utilisation, WarmSetups
 from devalloc_node.pb import node_pb2 as pb
@@ -59,6 +59,7 @@ def _utilisation(machine: Machine) -> Utilisation:
         memory_bytes=machine.observed.memory_bytes,
         cpu_seconds=None if used is None else used.cpu_seconds,
         resident_bytes=None if used is None else used.resident_bytes,
+        traffic=traffic(machine.pid, machine.taps) if machine.pid and machine.taps else {},
     )
 
 

@@ -16,6 +16,7 @@ from devalloc.scaling.state import Rules
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.agent.track import Counted, nobody
 
 _log = logging.getLogger("devalloc.agent")
 RESTART_SECONDS = (5.0, 10.0)
@@ -45,9 +46,11 @@ class Agent:
         settings: Settings | None = None,
         rng: random.Random | None = None,
         came_through: Callable[[int], None] = lambda milliseconds: None,
+        counted: Counted = nobody,
     ) -> None:
-        """``came_through`` is told how long each decision took until a machine had what it should have."""
-        self._came_through = came_through
+        """``came_through`` is told how long each decision took until a machine had what it should have; ``counted`` of
+        each request that ended."""
+        self._came_through, self._counted = came_through, counted
         self._rules, self._settings = rules, settings or Settings()
         self._rng = rng or random.Random()
         self._changing = asyncio.Lock()
@@ -103,9 +106,10 @@ class Agent:
         scaler = self._scalers.get(key)
         return None if scaler is None else scaler.report()
 
-    def dump(self) -> dict[str, Any]:
-        """All that is known of all machines, as JSON; null of one whose scaler is about to begin anew."""
-        return {key: self._scalers[key].dump() if key in self._scalers else None for key in self.keys}
+    def dump(self, key: str) -> dict[str, Any] | None:
+        """All that is known of a machine, as JSON; None of one whose scaler is about to begin anew."""
+        scaler = self._scalers.get(key)
+        return None if scaler is None else scaler.dump()
 
     async def _keep(self, key: str) -> None:
         while True:
@@ -119,6 +123,7 @@ class Agent:
                 self._settings,
                 self._rng,
                 self._came_through,
+                self._counted,
             )
             self._scalers[key] = scaler
             try:

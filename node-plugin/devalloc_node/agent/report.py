@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from devalloc.scaling.actions import Actions
+from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
@@ -29,6 +30,8 @@ class Report:
     stuck: tuple[Reason, ...] = ()
     guest: Observed | None = None
     """What its guest says that it has; None: it has not said so lately."""
+    load: SystemMetrics | None = field(default=None, compare=False)
+    """What its guest told last. It is always another one, which is no news."""
 
 
 def report(
@@ -43,7 +46,8 @@ def report(
     """``errors``: how the last request of a channel failed (``plugin``, ``machine``, ``monitor``), if it did.
     ``behind``: why the guest has not what the machine has."""
     reason = _reason(state, actions.desired, errors) or behind
-    return Report(actions.desired, state.plugin.permit, state.using, observed, reason, tuple(stuck), guest)
+    permit = state.plugin.permit
+    return Report(actions.desired, permit, state.using, observed, reason, tuple(stuck), guest, state.system)
 
 
 def _reason(state: State, wanted: Resources, errors: Mapping[str, str]) -> Reason | None:

@@ -18,15 +18,15 @@ from devalloc.scaling import state as now_known
 from devalloc.scaling.actions import Actions, Change, PluginRequest, next_actions
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
-from devalloc.scaling.recent import RecentCount
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.revisions import Revisions
 from devalloc.scaling.state import PermitError, Rules, State
-from devalloc.scaling.stuck import Health, Limits, Reason, stuck
+from devalloc.scaling.stuck import Limits
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.dump import dump
 from devalloc_node.agent.guestview import GuestView
 from devalloc_node.agent.report import Report, report, shown
+from devalloc_node.agent.track import Counted, Request, Track, nobody
 from devalloc_node.errors import NodeError, Unknown
 
 _log = logging.getLogger("devalloc.agent.scaler")
@@ -69,9 +69,11 @@ class Scaler:
         settings: Settings | None = None,
         rng: random.Random | None = None,
         came_through: Callable[[int], None] = lambda milliseconds: None,
+        counted: Counted = nobody,
     ) -> None:
         """``machine``: what log lines call it. ``channels`` is given the scaler, for it listens to its monitor.
-        ``came_through`` is told how long it took until the machine had what it should have."""
+        ``came_through`` is told how long it took until the machine had what it should have, ``counted`` of each
+        request that ended."""
         self._machine = machine
         self._bounds, self._config = bounds, config
         self._settings = settings or Settings()
@@ -95,20 +97,16 @@ class Scaler:
         self._look_again = 0
         self._seen: Resources | None = None
         self._over_since: int | None = None
-        self._errors: dict[str, str] = {}
         self._warned: tuple[str, ...] = ()
-        self._since = 0
         self._revisions = Revisions()
         self._wanted: Resources | None = None
         self._came_through = came_through
-        self._measured_at: int | None = None
+        self._track = Track(machine, self._settings.stuck, counted)
         self._guest = GuestView(self._settings.guest_patience, self._settings.stuck.silence)
-        window = self._settings.stuck.window
-        self._failures = {name: RecentCount(window) for name in ("plugin", "denied", "machine")}
 
     async def run(self) -> None:
         """Look at the machine, and scale it until cancelled."""
-        self._since = self._now()
+        self._track.since = self._now()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._channels.guest.run())
             self._state = await self._begin()
@@ -124,11 +122,13 @@ class Scaler:
             try:
                 using = await self._bounded(self._channels.body.look(), self._settings.look_timeout)
             except NodeError as error:
-                self._errors["machine"] = error.message
+                self._track.ended("look", error)
+                self._track.ill("machine", error.message)
                 await asyncio.sleep(self._settings.look_retry / 1000)
                 continue
             self._seen = using
-            self._errors.pop("machine", None)
+            self._track.ended("look")
+            self._track.well("machine")
             self._look_again = 0 if self._connected else self._now() + self._settings.look_interval
             return State(self._rules, self._bounds, self._config, using)
 
@@ -138,7 +138,7 @@ class Scaler:
         """A new connection to the monitor stands."""
         self._connection += 1
         self._connected, self._greeted = True, False
-        self._errors.pop("monitor", None)
+        self._track.well("monitor")
         self._look_again = 0
         self._changed.set()
 
@@ -146,7 +146,7 @@ class Scaler:
         """There is none any more, or still none."""
         self._connection += 1
         self._connected = False
-        self._errors["monitor"] = why
+        self._track.ill("monitor", why)
         self._become(now_known.monitor_lost)
 
     def upscale_requested(self, more: More) -> None:
@@ -165,25 +165,12 @@ class Scaler:
         now = self._now()
         actions = next_actions(self._state, now)
         guest, behind = self._guest.observed(now), self._guest.behind(now)
-        return report(self._state, actions, self._seen, self._errors, self.stuck(), guest, behind)
+        stuck = self._track.stuck(self._channels.guest.status(), now)
+        return report(self._state, actions, self._seen, self._track.errors, stuck, guest, behind)
 
     def dump(self) -> dict[str, Any]:
         """All that is known, as JSON."""
-        return dump(self._state, self.report(), self._errors)
-
-    def stuck(self) -> list[Reason]:
-        """Why scaling does not come on, if it does not."""
-        now, monitor = self._now(), self._channels.guest.status()
-        health = Health(
-            self._since,
-            monitor.last_success,
-            self._measured_at,
-            monitor_failures=monitor.failures,
-            plugin_failures=self._failures["plugin"].count(now),
-            plugin_denials=self._failures["denied"].count(now),
-            machine_failures=self._failures["machine"].count(now),
-        )
-        return stuck(health, now, self._settings.stuck)
+        return dump(self._state, self.report(), self._track.errors)
 
     # -- one turn ----------------------------------------------------------------------------------------------------
 
@@ -261,26 +248,32 @@ class Scaler:
             permit = await self._bounded(asking, self._settings.plugin_timeout)
             self._become(lambda state: now_known.plugin_permitted(state, permit))
         except (NodeError, PermitError) as error:
-            self._fail("plugin", str(error))
+            self._track.ended("permit", error if isinstance(error, NodeError) else "failed")
+            self._track.failed("plugin", str(error), self._now())
             self._become(lambda state: now_known.plugin_failed(state, self._now()))
             return
-        self._errors.pop("plugin", None)
-        if request.target.exceeds(permit):
-            self._failures["denied"].add(self._now())
+        self._track.well("plugin")
+        short = request.target.exceeds(permit)
+        self._track.ended("permit", "short" if short else "done")
+        if short:
+            self._track.denied(self._now())
 
     async def _change(self, change: Change) -> None:
         try:
             reached = await self._channels.body.change(change.target)
         except NodeError as error:
-            self._fail("machine", error.message)
+            self._track.ended("change", error)
+            self._track.failed("machine", error.message, self._now())
             self._look_again = 0
             self._become(lambda state: now_known.machine_failed(state, self._now()))
             return
         self._seen = reached
+        self._track.ended("change", "done" if reached == change.target else "short")
         if reached == change.target:
-            self._errors.pop("machine", None)
+            self._track.well("machine")
         else:
-            self._fail("machine", f"it came to {shown(reached)}, not to {shown(change.target)}")
+            why = f"it came to {shown(reached)}, not to {shown(change.target)}"
+            self._track.failed("machine", why, self._now())
         self._become(lambda state: now_known.machine_done(state, self._now(), reached))
 
     async def _observe(self) -> None:
@@ -289,10 +282,12 @@ class Scaler:
             seen = await self._bounded(self._channels.body.look(), self._settings.look_timeout)
         except NodeError as error:
             _log.warning("%s: cannot be seen: %s", self._machine, error)
+            self._track.ended("look", error)
             if self._known.machine.doubt is not None:
-                self._errors["machine"] = error.message
+                self._track.ill("machine", error.message)
             self._look_again = self._now() + self._settings.look_retry
         else:
+            self._track.ended("look")
             if changes == self._changes:
                 self._seen = seen
                 self._become(lambda state: now_known.observed(state, seen))
@@ -313,20 +308,24 @@ class Scaler:
         try:
             await self._channels.guest.upscale(change.target)
         except NodeError as error:
-            self._errors["monitor"] = error.message
+            self._track.ended("upscale", error)
+            self._track.ill("monitor", error.message)
             self._become_if(connection, lambda state: now_known.upscale_failed(state, self._now()))
             return
-        self._errors.pop("monitor", None)
+        self._track.ended("upscale")
+        self._track.well("monitor")
         self._become_if(connection, now_known.upscale_done)
 
     async def _downscale(self, change: Change, connection: int) -> None:
         try:
             result = await self._channels.guest.downscale(change.target)
         except NodeError as error:
-            self._errors["monitor"] = error.message
+            self._track.ended("downscale", error)
+            self._track.ill("monitor", error.message)
             self._become_if(connection, lambda state: now_known.downscale_failed(state, self._now()))
             return
-        self._errors.pop("monitor", None)
+        self._track.ended("downscale", "done" if result.ok else "short")
+        self._track.well("monitor")
         if result.ok:
             self._become_if(connection, now_known.downscale_allowed)
         else:
@@ -339,11 +338,12 @@ class Scaler:
 
         async def measure() -> None:
             metrics = await self._bounded(self._channels.metrics.system(), settings.metrics_timeout)
-            self._measured_at = self._now()
+            self._track.measured_at = self._now()
+            self._track.ended("metrics")
             self._guest.says(metrics.guest, self._known.using, self._now())
             self._become(lambda state: now_known.measured(state, metrics))
 
-        await self._measure(settings.metrics_interval, measure)
+        await self._measure("metrics", settings.metrics_interval, measure)
 
     async def _measure_lfc(self) -> None:
         settings = self._settings
@@ -351,11 +351,12 @@ class Scaler:
         async def measure() -> None:
             if self._config.enable_lfc_metrics:
                 metrics = await self._bounded(self._channels.metrics.lfc(), settings.lfc_timeout)
+                self._track.ended("lfc")
                 self._become(lambda state: now_known.measured_lfc(state, metrics))
 
-        await self._measure(settings.lfc_interval, measure)
+        await self._measure("lfc", settings.lfc_interval, measure)
 
-    async def _measure(self, interval: int, measure: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _measure(self, what: Request, interval: int, measure: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Every so often, beginning at a random instant, so that machines that come together are not asked together."""
         await asyncio.sleep(self._rng.uniform(0, interval) / 1000)
         failing = False
@@ -365,6 +366,7 @@ class Scaler:
                 await measure()
                 failing = False
             except NodeError as error:
+                self._track.ended(what, error)
                 if not failing:
                     _log.warning("%s: no metrics of the guest: %s", self._machine, error)
                 failing = True
@@ -386,11 +388,6 @@ class Scaler:
         """Where the connection to the monitor ended meanwhile, its end has told the state already."""
         if connection == self._connection:
             self._become(change)
-
-    def _fail(self, channel: str, why: str) -> None:
-        _log.warning("%s: %s: %s", self._machine, channel, why)
-        self._errors[channel] = why
-        self._failures[channel].add(self._now())
 
     async def _bounded(self, request: Awaitable[_Result], milliseconds: int) -> _Result:
         try:

@@ -12,14 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 
 from aiohttp import ClientSession
+from prometheus_client import CollectorRegistry
 
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.state import Rules
 from devalloc_node.agent.agent import Agent, Machine
 from devalloc_node.agent.body import MachineBody
 from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.dumping import dumped
 from devalloc_node.agent.fetch import new_session
 from devalloc_node.agent.measure import HttpMetrics
+from devalloc_node.agent.metrics import ScalingMetrics
 from devalloc_node.agent.monitor import MonitorConnection
 from devalloc_node.agent.permits import HttpPermits
 from devalloc_node.agent.report import Report
@@ -36,9 +39,14 @@ class Scalers:
     """``run`` in a thread; the other methods are for any thread."""
 
     def __init__(
-        self, platform: Platform, settings: ScalingSettings, *, changed: Callable[[str], None] = lambda key: None
+        self,
+        platform: Platform,
+        settings: ScalingSettings,
+        *,
+        changed: Callable[[str], None] = lambda key: None,
+        registry: CollectorRegistry | None = None,
     ) -> None:
-        """``changed`` is told of machines whose report is another one now."""
+        """``changed`` is told of machines whose report is another one now. ``registry``: where the metrics go."""
         self.settings = settings
         self._platform = platform
         self._changed = changed
@@ -46,6 +54,7 @@ class Scalers:
         self._wanted: dict[str, Scaled] = {}
         self._reports: dict[str, Report] = {}
         self._poke: Callable[[], object] = lambda: None
+        self._metrics = ScalingMetrics(CollectorRegistry() if registry is None else registry, self.reports)
 
     def keep(self, scaled: Scaled) -> None:
         """Scale this machine, from now on or as before."""
@@ -68,6 +77,11 @@ class Scalers:
         with self._mutex:
             return self._reports.get(key)
 
+    def reports(self) -> list[Report]:
+        """Those of all machines."""
+        with self._mutex:
+            return list(self._reports.values())
+
     def run(self, stop: threading.Event) -> None:
         """Scale until the event is set. Machines stay as they are then."""
         asyncio.run(self._run(stop))
@@ -86,8 +100,10 @@ class Scalers:
             # Guests that keep connections open must not keep those to the server of permits from being made.
             permits = await stack.enter_async_context(new_session())
             guests = await stack.enter_async_context(new_session())
-            agent = Agent(Rules(self.settings.unit, self.settings.timing))
+            rules, metrics = Rules(self.settings.unit, self.settings.timing), self._metrics
+            agent = Agent(rules, came_through=metrics.came_through, counted=metrics.counted)
             stack.push_async_callback(agent.close)
+            await stack.enter_async_context(dumped(agent, self.settings.dump_port))
             self._poke = poke
             while not stop.is_set():
                 await self._match(agent, permits, guests, executor)
@@ -136,8 +152,10 @@ class Scalers:
         for key in agent.keys:
             report = agent.report(key)
             with self._mutex:
-                if report is not None and key in self._wanted and self._reports.get(key) != report:
-                    self._reports[key] = report
+                if report is None or key not in self._wanted:
+                    continue
+                if self._reports.get(key) != report:
                     news.append(key)
+                self._reports[key] = report
         for key in news:
             self._changed(key)

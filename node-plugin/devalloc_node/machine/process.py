@@ -119,6 +119,30 @@ def usage(pid: int, proc: Path = _PROC) -> Usage | None:
     return Usage(started, ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that the host took from an interface (``received``), and put on it (``sent``), since it was made."""
+
+    received: int
+    sent: int
+
+
+def traffic(pid: int, interfaces: Collection[str], proc: Path = _PROC) -> dict[str, Traffic]:
+    """Of the interfaces that there are in the network that a process lives in; of none where it is gone."""
+    try:
+        lines = (proc / str(pid) / "net" / "dev").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    found = {}
+    for line in lines:
+        name, colon, rest = line.strip().partition(":")
+        numbers = rest.split()
+        if colon and name in interfaces and len(numbers) >= 9:
+            with suppress(ValueError):
+                found[name] = Traffic(int(numbers[0]), int(numbers[8]))
+    return found
+
+
 def memlock(pid: int) -> int | None:
     """Bytes that a process may lock; None where there is no limit (or it has the capability that lifts it).
 

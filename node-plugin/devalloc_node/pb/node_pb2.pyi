@@ -394,7 +394,7 @@ class MachineDevice(_message.Message):
     def __init__(self, id: _Optional[str] = ..., claim: _Optional[_Union[ClaimRef, _Mapping]] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., name: _Optional[str] = ..., disk: _Optional[_Union[Disk, _Mapping]] = ..., nic: _Optional[_Union[Nic, _Mapping]] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("machine", "phase", "wanted", "permitted", "applied", "observed", "reason", "message", "devices", "pid", "machine_id", "qmp_socket", "adopted", "taps", "spec")
+    __slots__ = ("machine", "phase", "wanted", "permitted", "applied", "observed", "reason", "message", "devices", "pid", "machine_id", "qmp_socket", "adopted", "taps", "spec", "scaling")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[Machine.Phase]
@@ -428,6 +428,7 @@ class Machine(_message.Message):
     ADOPTED_FIELD_NUMBER: _ClassVar[int]
     TAPS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
     machine: MachineRef
     phase: Machine.Phase
     wanted: Amounts
@@ -443,7 +444,24 @@ class Machine(_message.Message):
     adopted: bool
     taps: _containers.RepeatedScalarFieldContainer[str]
     spec: MachineSpec
-    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., phase: _Optional[_Union[Machine.Phase, str]] = ..., wanted: _Optional[_Union[Amounts, _Mapping]] = ..., permitted: _Optional[_Union[Amounts, _Mapping]] = ..., applied: _Optional[_Union[Amounts, _Mapping]] = ..., observed: _Optional[_Union[Amounts, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[MachineDevice, _Mapping]]] = ..., pid: _Optional[int] = ..., machine_id: _Optional[str] = ..., qmp_socket: _Optional[str] = ..., adopted: _Optional[bool] = ..., taps: _Optional[_Iterable[str]] = ..., spec: _Optional[_Union[MachineSpec, _Mapping]] = ...) -> None: ...
+    scaling: Scaling
+    def __init__(self, machine: _Optional[_Union[MachineRef, _Mapping]] = ..., phase: _Optional[_Union[Machine.Phase, str]] = ..., wanted: _Optional[_Union[Amounts, _Mapping]] = ..., permitted: _Optional[_Union[Amounts, _Mapping]] = ..., applied: _Optional[_Union[Amounts, _Mapping]] = ..., observed: _Optional[_Union[Amounts, _Mapping]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[MachineDevice, _Mapping]]] = ..., pid: _Optional[int] = ..., machine_id: _Optional[str] = ..., qmp_socket: _Optional[str] = ..., adopted: _Optional[bool] = ..., taps: _Optional[_Iterable[str]] = ..., spec: _Optional[_Union[MachineSpec, _Mapping]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ...) -> None: ...
+
+class Scaling(_message.Message):
+    __slots__ = ("applied", "guest_observed", "load1", "memory_used_bytes", "reason", "message")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    GUEST_OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    LOAD1_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    applied: Amounts
+    guest_observed: Amounts
+    load1: float
+    memory_used_bytes: int
+    reason: str
+    message: str
+    def __init__(self, applied: _Optional[_Union[Amounts, _Mapping]] = ..., guest_observed: _Optional[_Union[Amounts, _Mapping]] = ..., load1: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CreateMachineRequest(_message.Message):
     __slots__ = ("machine", "spec", "claims")

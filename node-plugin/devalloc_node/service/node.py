@@ -314,12 +314,15 @@ class NodeService(node_pb2_grpc.NodeServicer):
             yield from changes(read, self._pulse, context.is_active, interval=WATCH_SECONDS)
 
     def _told(self, key: str) -> pb.Machine:
-        return replies.machine(self._platform.seen(key), self._platform.claims.plugs(key))
+        plugs, report = self._platform.claims.plugs(key), self._platform.report(key)
+        return replies.machine(self._platform.seen(key), plugs, report)
 
     def _machines(self, namespace: str) -> dict[str, pb.Machine]:
         plugs = [plug for held in self._platform.claims.held() for plug in held.plugs]
         return {
-            machine.key: replies.machine(machine, [plug for plug in plugs if plug.machine == machine.key])
+            machine.key: replies.machine(
+                machine, [plug for plug in plugs if plug.machine == machine.key], self._platform.report(machine.key)
+            )
             for machine in self._platform.all_machines()
             if namespace in ("", machine.key.partition("/")[0])
         }

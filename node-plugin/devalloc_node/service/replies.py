@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from devalloc.api.meta import UNAVAILABLE
 from devalloc.api.pool import Attribute, DevicePool
 from devalloc.api.pool import Device as PoolDevice
+from devalloc.scaling.resources import Resources
+from devalloc_node.agent.report import Report
 from devalloc_node.binding.binding import Health
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.grant import ClaimRef
@@ -126,13 +128,14 @@ def amounts(of: Amounts) -> pb.Amounts | None:
     return pb.Amounts(cpu_milli=of.cpu_milli, vcpus=of.vcpus, memory_bytes=of.memory_bytes)
 
 
-def machine(of: Machine, plugs: Iterable[Plug]) -> pb.Machine:
+def machine(of: Machine, plugs: Iterable[Plug], report: Report | None = None) -> pb.Machine:
+    """``report``: of one that is scaled by its load."""
     phase = pb.Machine.Phase.DESCRIPTOR.values_by_name.get(of.phase.upper())
     return pb.Machine(
         machine=machine_ref(of.key),
         phase=pb.Machine.UNKNOWN if phase is None else phase.number,
         wanted=amounts(of.wanted),
-        permitted=amounts(of.permitted),
+        permitted=amounts(of.permitted if report is None else _of(report.permitted)),
         applied=amounts(of.applied),
         observed=amounts(of.observed),
         reason=of.reason,
@@ -144,7 +147,25 @@ def machine(of: Machine, plugs: Iterable[Plug]) -> pb.Machine:
         adopted=of.adopted,
         taps=of.taps,
         spec=None if of.started is None else spec(of.started),
+        scaling=None if report is None else _scaling(report),
     )
+
+
+def _scaling(of: Report) -> pb.Scaling:
+    guest, load = of.guest, of.load
+    why = [each for each in (of.reason, *of.stuck) if each is not None]
+    return pb.Scaling(
+        applied=amounts(_of(of.applied)),
+        guest_observed=None if guest is None else pb.Amounts(vcpus=guest.cpus, memory_bytes=guest.memory),
+        load1=None if load is None else load.load1,
+        memory_used_bytes=None if load is None else round(load.memory_usage),
+        reason=why[0].code if why else "",
+        message=_cut("; ".join(dict.fromkeys(each.message for each in why))),
+    )
+
+
+def _of(resources: Resources | None) -> Amounts:
+    return Amounts() if resources is None else Amounts(resources.cpu, None, resources.memory)
 
 
 def spec(of: MachineSpec) -> pb.MachineSpec:

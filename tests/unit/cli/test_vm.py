@@ -18,7 +18,12 @@ from devalloc.cli.machinespecs import request_of
 from devalloc.cli.nodesocket import connected
 from devalloc.cli.top import sample, used
 from devalloc.cli.verb import Failed
-from devalloc_node.machine.view import UNKNOWN
+from devalloc.scaling.metrics import SystemMetrics
+from devalloc.scaling.observed import Observed
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.stuck import Reason
+from devalloc_node.agent.report import Report
+from devalloc_node.machine.view import UNKNOWN, Amounts
 from devalloc_node.pb import node_pb2 as pb
 from devalloc_node.service import fields
 from tests.support.nodeservice import Served, served
@@ -362,6 +367,35 @@ class TestTop:
         found = sample(7, tmp_path)
         assert found is not None
         assert (found.cpu_seconds, found.started, found.rss_bytes) == (4.0, 777, 256 * os.sysconf("SC_PAGE_SIZE"))
+
+    def test_of_machines_that_are_scaled_all_amounts_are_shown(
+        self, devalloc: Shell, devalloc_vm: Vm, plugin: Served
+    ) -> None:
+        devalloc_vm.create()
+        devalloc_vm.create("plain")
+        gib = 1 << 30
+        report = Report(
+            Resources(3000, 3 * gib), Resources(2500, 2 * gib), Resources(2250, 2 * gib), None,
+            Reason("PermitShort", "the node has no room"), (Reason("MetricsMissing", "quiet"),),
+            guest=Observed(2, 2000 << 20), load=SystemMetrics(2.5, 2.0, 1.5 * gib),
+        )  # fmt: skip
+        plugin.platform.report = lambda key: report if key == "default/web" else None
+        plugin.platform.want("default/web", Amounts(3000, None, 3 * gib))
+        header, plain, web = devalloc("vm", "top", "--interval", "10ms", "--socket", plugin.socket).out.splitlines()
+        starts = {name: header.index(name) for name in header.split()}
+        ends = dict(zip(starts, [*list(starts.values())[1:], None], strict=True))
+        row = {name: web[at : ends[name]].strip() for name, at in starts.items()}
+        assert row == {
+            "NAME": "default/web", "PHASE": "Running", "WANTED": "3 3Gi", "PERMITTED": "2500m 2Gi",
+            "APPLIED": "2250m 2Gi", "OBSERVED": "2 1Gi", "GUEST": "2 2.0Gi", "LOAD": "2.50", "CPU": "-",
+            "USED": "1.5Gi", "RSS": "-", "REASON": "PermitShort",
+        }  # fmt: skip
+        assert plain[starts["GUEST"] : ends["LOAD"]].split() == ["-", "-"]
+        (_, item) = devalloc("vm", "top", "--interval", "10ms", "-o", "json", "--socket", plugin.socket).json["items"]
+        assert item["scaling"]["reason"] == "PermitShort"
+        assert item["scaling"]["message"] == "the node has no room; quiet"
+        elsewhere = devalloc("vm", "top", "-n", "other", "--interval", "1ms", "--socket", plugin.socket)
+        assert elsewhere.err == "no machines\n"
 
     def test_another_process_of_the_same_number_is_not_counted(self) -> None:
         mine = sample(os.getpid())

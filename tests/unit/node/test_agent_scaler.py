@@ -292,7 +292,7 @@ def test_all_that_is_known_is_told_as_json() -> None:
         for name, each in (("a", around), ("b", unseen)):
             await agent.scale(Machine(name, "run-1", BOUNDS, CONFIG, each.channels))
         await asyncio.sleep(30)
-        text = json.dumps(agent.dump(), allow_nan=False)
+        text = json.dumps({key: agent.dump(key) for key in agent.keys}, allow_nan=False)
         await agent.close()
         return text
 

@@ -16,6 +16,7 @@ import pytest
 from devalloc_node import tally
 from devalloc_node.errors import Denied
 from devalloc_node.journal import open_journal
+from devalloc_node.machine.process import Traffic, traffic
 from devalloc_node.machine.view import Amounts, Machine
 from devalloc_node.metrics import Metrics, State, Utilisation, served
 from devalloc_node.service import server
@@ -63,6 +64,25 @@ def test_each_machine_is_told_with_its_process_what_it_was_given_and_what_it_use
     assert told(metrics, "machine_cpu_seconds_total", **of) == 12.25
     assert told(metrics, "machine_resident_memory_bytes", **of) == 1 << 29
     assert told(metrics, "machine_allocated_cpus", machine="default/hung") is None, "nobody knows"
+
+
+def test_what_goes_through_its_tap_interfaces_is_counted_as_its_own_network_has_it(tmp_path: Path) -> None:
+    (tmp_path / "7" / "net").mkdir(parents=True)
+    (tmp_path / "7" / "net" / "dev").write_text(
+        "Inter-|   Receive                            |  Transmit\n"
+        " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs\n"
+        "    lo:   11       1 0 0 0 0 0 0  11 1 0 0 0 0 0 0\n"
+        "  tap0: 1000       9 0 0 0 0 0 0  70 2 0 0 0 0 0 0\n"
+        " tap00:    1       1 0 0 0 0 0 0   1 1 0 0 0 0 0 0\n"
+        " broken: ?\n"
+    )
+    found = traffic(7, ["tap0", "tap1", "broken"], tmp_path)
+    assert found == {"tap0": Traffic(1000, 70)}
+    assert traffic(8, ["tap0"], tmp_path) == {}
+    metrics = Metrics(lambda: State(utilisation=[Utilisation("default/web", 7, ("tap0",), traffic=found)]))
+    of = {"machine": "default/web", "tap": "tap0"}
+    assert told(metrics, "machine_network_received_bytes_total", **of) == 1000
+    assert told(metrics, "machine_network_sent_bytes_total", **of) == 70
 
 
 def test_what_a_machine_uses_is_read_off_its_process(tmp_path: Path) -> None:

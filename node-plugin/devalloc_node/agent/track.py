@@ -1,0 +1,75 @@
+"""How the requests of one machine's scaler ended: what failed last, how often lately, and whether scaling is stuck."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from devalloc.scaling.recent import RecentCount
+from devalloc.scaling.stuck import Health, Limits, Reason, stuck
+from devalloc_node.agent.monitor import MonitorStatus
+from devalloc_node.errors import Denied, Failed, NodeError
+
+_log = logging.getLogger("devalloc.agent.scaler")
+Channel = Literal["plugin", "machine", "monitor"]
+Request = Literal["permit", "change", "look", "upscale", "downscale", "metrics", "lfc"]
+Result = Literal["done", "short", "denied", "failed", "unknown"]
+"""``short``: less was permitted, or reached, than was asked for, or the guest refused."""
+Counted = Callable[[Request, Result], None]
+
+
+def nobody(request: Request, result: Result) -> None:
+    """Where nobody counts."""
+
+
+class Track:
+    """Of one machine. Instants in milliseconds."""
+
+    def __init__(self, machine: str, limits: Limits, counted: Counted = nobody) -> None:
+        """``machine``: what log lines call it. ``counted`` is told of each request that ended."""
+        self._machine, self._limits, self._counted = machine, limits, counted
+        self.since = 0
+        """When the scaler began."""
+        self.measured_at: int | None = None
+        self.errors: dict[str, str] = {}
+        """How the last request of a channel failed, where it did."""
+        self._failures = {name: RecentCount(limits.window) for name in ("plugin", "machine", "denied")}
+
+    def ended(self, request: Request, result: Result | NodeError = "done") -> None:
+        """A request ended so, or with this error."""
+        if isinstance(result, NodeError):
+            result = "denied" if isinstance(result, Denied) else "failed" if isinstance(result, Failed) else "unknown"
+        self._counted(request, result)
+
+    def well(self, channel: Channel) -> None:
+        """The last request of the channel did not fail."""
+        self.errors.pop(channel, None)
+
+    def ill(self, channel: Channel, why: str) -> None:
+        """It did."""
+        self.errors[channel] = why
+
+    def failed(self, channel: Literal["plugin", "machine"], why: str, now: int) -> None:
+        """The same, and it counts."""
+        if self.errors.get(channel) != why:
+            _log.warning("%s: %s: %s", self._machine, channel, why)
+        self.ill(channel, why)
+        self._failures[channel].add(now)
+
+    def denied(self, now: int) -> None:
+        """Less was permitted than was asked for."""
+        self._failures["denied"].add(now)
+
+    def stuck(self, monitor: MonitorStatus, now: int) -> list[Reason]:
+        """Why scaling does not come on, if it does not."""
+        health = Health(
+            self.since,
+            monitor.last_success,
+            self.measured_at,
+            monitor_failures=monitor.failures,
+            plugin_failures=self._failures["plugin"].count(now),
+            plugin_denials=self._failures["denied"].count(now),
+            machine_failures=self._failures["machine"].count(now),
+        )
+        return stuck(health, now, self._limits)
