@@ -139,7 +139,7 @@ def test_nobody_is_given_a_machine_that_has_died_waiting(open_image: Image) -> N
         before = there_is()
         pool = opened(open_image)
         pool.fill(2)
-        (oldest, _) = pool._idle
+        (oldest, _) = pool._shelf.idle
         os.kill(pool._builder.process_of(oldest) or 0, signal.SIGKILL)
         while pool._builder.lives(oldest):
             time.sleep(0.01)
@@ -147,6 +147,31 @@ def test_nobody_is_given_a_machine_that_has_died_waiting(open_image: Image) -> N
         assert setup.id != oldest.id
         assert told(setup, "query-status")["status"] == "prelaunch"
         pool.give_back(setup.id, soon())
+        pool.close(soon())
+        assert there_is() == before
+
+    in_a_bed_that_had_one(open_image, body)
+
+
+def test_machines_that_wait_no_more_by_the_next_plugins_config_are_ended_too(open_image: Image) -> None:
+    def body() -> None:
+        before = there_is()
+        child = os.fork()
+        if not child:
+            try:
+                pool = opened(open_image)
+                pool.fill(2)
+                pool.take("a")
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert len(there_is()[2]) == 2
+        pool = warm_bed.opened(prefix=PREFIX)
+        assert pool.status().idle == 0
+        (taken,) = pool.status().taken
+        assert told(taken.setup, "query-status")["status"] == "prelaunch"
+        assert len(there_is()[2]) == 1
+        pool.give_back(taken.setup.id, soon())
         pool.close(soon())
         assert there_is() == before
 

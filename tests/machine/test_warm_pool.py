@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -221,6 +223,56 @@ def test_two_plugins_never_have_the_same_pool() -> None:
         assert forked(second) is None
         pool.close(soon())
         opened().close(soon())
+
+    in_a_bed(body)
+
+
+def test_a_record_that_does_not_fit_on_the_disk_is_not_written_in_part() -> None:
+    def body() -> None:
+        pool = opened()
+        pool.fill(4)
+        libc = ctypes.CDLL(None, use_errno=True)
+        kept = {path.name: path.read_bytes() for path in (RUN / "records").iterdir()}
+        assert libc.mount(b"none", str(RUN / "records").encode(), b"tmpfs", 0, b"size=40k") == 0
+        for name, text in kept.items():
+            (RUN / "records" / name).write_bytes(text)
+        page = os.sysconf("SC_PAGESIZE")
+        room = os.statvfs(RUN / "records").f_bfree - 1  # and the text of the record takes two
+        (RUN / "records" / ".full").write_bytes(b"x" * page * room)
+        with pytest.raises(Failed, match="No space left on device") as failed:
+            pool.take("\N{PILE OF POO}" * 400, "\N{PILE OF POO}" * 10)
+        assert failed.value.code == "RecordsUnavailable"
+        assert {path.name: path.read_bytes() for path in (RUN / "records").glob("w*")} == kept
+        assert [taken.owner for taken in [pool.take("short"), *pool.status().taken]] == ["short"] * 2
+        pool.close(soon())
+
+    in_a_bed(body)
+
+
+def test_where_it_cannot_be_seen_who_lives_in_a_setup_somebody_does() -> None:
+    def body() -> None:
+        pool = opened()
+        lived_in, tapped, free = (pool.take(owner).setup for owner in "abc")
+        lodger = subprocess.Popen(["nsenter", f"--net={lived_in.namespace}", "sleep", "60"])
+        while Path(f"/proc/{lodger.pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.001)
+        descriptor = network._inside(tapped.namespace, lambda: opened_tap(tapped.tap))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for spare in range(4):  # descriptors that can be had: for /proc, and then not for what stands in it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor + 1 + spare, limits[1]))
+            for setup in (lived_in, tapped):
+                with pytest.raises(NodeError) as refused:
+                    pool.give_back(setup.id, warm_bed.Deadline.after(0))
+                assert refused.value.code in ("ProcessesUnseen", "SetupInUse", "RecordsUnavailable")
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert {taken.setup.id for taken in pool.status().taken} == {lived_in.id, tapped.id, free.id}
+        assert tapped.tap in inside(tapped, "ip", "-br", "link")
+        os.close(descriptor)
+        lodger.kill()
+        lodger.wait()
+        for setup in (lived_in, tapped, free):
+            pool.give_back(setup.id, soon())
+        assert pool.close(soon()).total == 0
 
     in_a_bed(body)
 

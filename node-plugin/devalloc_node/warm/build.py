@@ -12,7 +12,7 @@ from devalloc_node.audit import audit
 from devalloc_node.errors import Failed, NodeError
 from devalloc_node.warm.identifiers import new_identifier
 from devalloc_node.warm.network import NotOurs
-from devalloc_node.warm.parts import Part, parts_of
+from devalloc_node.warm.parts import Part, known_parts, parts_of
 from devalloc_node.warm.paused import MachinePart, free_user
 from devalloc_node.warm.records import Record, Records
 from devalloc_node.warm.setup import Setup, WarmConfig
@@ -24,13 +24,14 @@ class Builder:
     """Makes setups and removes them. Safe for threads, of which one at a time has a setup in hand."""
 
     def __init__(self, config: WarmConfig, records: Records, boot: str, parts: Sequence[Part] | None = None) -> None:
-        """``parts``: what a setup is made of, in this order; None for what ``config`` asks for."""
+        """``parts``: what a setup is made of, in this order; None for what ``config`` asks for. What an earlier plugin
+        has made by another config is known all the same."""
         self._config = config
         self._records = records
         self._boot = boot
         self._parts = parts_of(config) if parts is None else tuple(parts)
-        self._by_name: Mapping[str, Part] = {part.name: part for part in self._parts}
-        self._machine = next((part for part in self._parts if isinstance(part, MachinePart)), None)
+        self._by_name: Mapping[str, Part] = {part.name: part for part in (*known_parts(config), *self._parts)}
+        self._machine = MachinePart(config.paused)
         self._mutex = threading.Lock()
         self._users: dict[str, int] = {}
         """Of the setups that there are, by id."""
@@ -105,7 +106,7 @@ class Builder:
 
     def setup_of(self, record: Record) -> Setup:
         setup = replace(self._config.setup(record.id), inode=record.inode, user=record.user)
-        return setup if self._machine is None or "machine" not in record.parts else self._machine.known(setup)
+        return self._machine.known(setup) if self._machine.name in record.parts else setup
 
     def lives(self, record: Record) -> bool:
         """Whether all of it is there, as far as can be told in microseconds."""
@@ -115,13 +116,13 @@ class Builder:
     def process_of(self, record: Record) -> int | None:
         """The process of the machine that waits in it, or has been used since; None where there is none."""
         with suppress(OSError):
-            if self._machine is not None and (found := self._machine.process(self.setup_of(record))) is not None:
+            if self._machine.name in record.parts and (found := self._machine.process(self.setup_of(record))):
                 return found.pid
         return None
 
     def is_unused(self, record: Record) -> bool:
         """Whether the machine in it is as it was made. QEMU is asked."""
-        return self._machine is not None and self._machine.is_unused(self.setup_of(record))
+        return self._machine.name in record.parts and self._machine.is_unused(self.setup_of(record))
 
     def is_whole(self, record: Record) -> bool:
         """Whether one that an earlier run of the plugin made is there as it was made."""

@@ -119,4 +119,9 @@ def parts_of(config: WarmConfig) -> tuple[Part, ...]:
     if config.machine is None:
         return FolderPart(), NamespacePart(), TapPart()
     check_template(config.machine)
-    return FolderPart(), NamespacePart(), TapPart(), MachinePart(config.machine, config.paused)
+    return known_parts(config)
+
+
+def known_parts(config: WarmConfig) -> tuple[Part, ...]:
+    """All that a setup may have by any config, in this order."""
+    return FolderPart(), NamespacePart(), TapPart(), MachinePart(config.paused, config.machine)

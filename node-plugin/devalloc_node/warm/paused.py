@@ -45,13 +45,16 @@ def check_template(machine: VirtualMachine) -> None:
 class MachinePart:
     """As any machine's QEMU it has a session of its own and outlives the plugin, until its setup is removed."""
 
-    template: VirtualMachine
     config: MachineConfig
     """With folders for state and sockets that no other machines have."""
+    template: VirtualMachine | None = None
+    """What is started; None: nothing is, and what there is is removed."""
     name: str = "machine"
 
     def make(self, setup: Setup) -> Setup:
-        spec = self._spec(setup)
+        if self.template is None:
+            raise ValueError("no machine is to wait in warm setups")
+        spec = _spec(self.template, setup)
         due = Deadline.after(self.config.start_seconds)
         if self.process(setup) is not None:
             raise FileExistsError(errno.EEXIST, "a machine of that name runs already", spec.key)
@@ -120,11 +123,6 @@ class MachinePart:
         """The setup with where its machine is asked."""
         return replace(setup, qmp=self.config.folder(machine_id(_key(setup))) / "qmp")
 
-    def _spec(self, setup: Setup) -> MachineSpec:
-        spec = spec_of(self.template)
-        nic = Nic(interface=setup.tap, mac=setup.mac)
-        return replace(spec, namespace=_NAMESPACE, name=setup.id, uid="", nics=(nic, *spec.nics))
-
     @contextmanager
     def _monitor(self, setup: Setup) -> Iterator[Monitor]:
         """QEMU talks to one at a time: the line is given back at once."""
@@ -139,6 +137,12 @@ class MachinePart:
             yield line
         finally:
             line.close()
+
+
+def _spec(template: VirtualMachine, setup: Setup) -> MachineSpec:
+    spec = spec_of(template)
+    nic = Nic(interface=setup.tap, mac=setup.mac)
+    return replace(spec, namespace=_NAMESPACE, name=setup.id, uid="", nics=(nic, *spec.nics))
 
 
 def _key(setup: Setup) -> str:

@@ -37,16 +37,26 @@ class _Group:
         return mine, self.load, -1 if self.node is None else self.node
 
 
-def pin(host: Cpus, loads: Mapping[int, int], vcpus: int, *, most: int | None = None, one_node: bool = False) -> Pin:
+def pin(
+    host: Cpus,
+    loads: Mapping[int, int],
+    vcpus: int,
+    *,
+    most: int | None = None,
+    one_node: bool = False,
+    only: int | None = None,
+) -> Pin:
     """The least loaded CPUs, on one NUMA node if any has enough of them, else on as few as will do.
 
     ``loads``: how many vCPUs each CPU has already. ``most``: how many it may have; None for any number. ``one_node``:
-    several nodes will not do. No two vCPUs of a machine share a CPU. Raises Denied ``CpusTooFew`` where the host, or a
-    node of it, could never hold the machine, and TryAgain where it cannot now.
+    several nodes will not do; ``only``: that node, and no other. No two vCPUs of a machine share a CPU. Raises Denied
+    ``CpusTooFew`` where the host, or a node of it, could never hold the machine, and TryAgain where it cannot now.
     """
     nodes = {node.id: node.cpus for node in host.nodes if node.cpus}
     apart = host.usable - frozenset[int]().union(*nodes.values())
     whole: list[tuple[int | None, frozenset[int]]] = [*nodes.items(), *([(None, apart)] if apart else [])]
+    if only is not None:
+        whole, one_node = [(only, nodes.get(only, frozenset()))], True
     _check(vcpus, whole, one_node=one_node)
     groups = [group for node, cpus in whole if (group := _group(node, cpus, loads, most)).cpus]
     if alone := [group for group in groups if len(group.cpus) >= vcpus]:
@@ -69,7 +79,7 @@ def pin(host: Cpus, loads: Mapping[int, int], vcpus: int, *, most: int | None = 
 def _group(node: int | None, cpus: frozenset[int], loads: Mapping[int, int], most: int | None) -> _Group:
     free = (cpu for cpu in cpus if most is None or loads.get(cpu, 0) < most)
     ordered = tuple(sorted(free, key=lambda cpu: (loads.get(cpu, 0), cpu)))
-    return _Group(node, ordered, Fraction(sum(loads.get(cpu, 0) for cpu in cpus), len(cpus)))
+    return _Group(node, ordered, Fraction(sum(loads.get(cpu, 0) for cpu in cpus), len(cpus) or 1))
 
 
 def _check(vcpus: int, whole: Sequence[tuple[int | None, frozenset[int]]], *, one_node: bool) -> None:
@@ -77,6 +87,6 @@ def _check(vcpus: int, whole: Sequence[tuple[int | None, frozenset[int]]], *, on
         raise Denied("CpusTooFew", f"a machine is pinned by its vCPUs, and {vcpus} are none")
     sizes = [len(cpus) for _, cpus in whole]
     if vcpus > (max(sizes, default=0) if one_node else sum(sizes)):
-        has = "; ".join(f"node {node}: {written(cpus)}" for node, cpus in whole) or "none"
+        has = "; ".join(f"node {node}: {written(cpus) or 'none'}" for node, cpus in whole) or "none"
         where = "on one NUMA node" if one_node else "on this host"
         raise Denied("CpusTooFew", f"{vcpus} vCPUs cannot have a CPU each {where}; machines may use {has}")

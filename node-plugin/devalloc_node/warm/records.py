@@ -72,13 +72,12 @@ class Records:
         beside = self._folder / f".{record.id}.new"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(beside, flags, 0o600)
-            try:
-                os.write(descriptor, _text(record))
-            finally:
-                os.close(descriptor)
+            with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
+                file.write(_text(record))  # all of it: where space runs out a part of it would be written
             os.rename(beside, place)
         except OSError as error:
+            with suppress(OSError):  # which takes space
+                os.unlink(beside)
             raise _unavailable(place, error) from error
 
     def drop(self, name: str) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from devalloc.inventory.capacity.cpus import Cpus
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.warm.errors import NotTaken, TryAgain
 from devalloc_node.warm.pool import Pool
@@ -203,24 +202,57 @@ def test_without_sight_of_all_processes_there_is_no_pool(tmp_path: Path, toy: To
 
 
 def test_a_pool_that_could_not_be_opened_can_be_tried_again(tmp_path: Path, toy: Toy) -> None:
-    reads = iter([OSError(errno.EIO, "Input/output error"), None])
-
-    def cpus() -> Cpus:
-        if (error := next(reads)) is not None:
-            raise error
-        return host({0: "0"})
-
-    pool = Pool(WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns"), BOOT, parts=[toy], cpus=cpus)
-    with pytest.raises(OSError, match="Input/output error"):
+    pool = Pool(WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns"), BOOT, parts=[toy])
+    (tmp_path / "run" / "lock").mkdir(parents=True)
+    with pytest.raises(Failed, match="cannot lock"):
         pool.open()
+    (tmp_path / "run" / "lock").rmdir()
+    records = tmp_path / "run" / "records"
+
+    def unreadable() -> str | None:  # from when the lock is had
+        records.rename(tmp_path / "elsewhere")
+        return None
+
+    make_folder = pool._records.make_folder
+    pool._records.make_folder = lambda: [make_folder(), unreadable()]  # type: ignore[assignment, method-assign]
+    with pytest.raises(Failed, match="records of warm setups cannot be kept"):
+        pool.open()
+    pool._records.make_folder = make_folder  # type: ignore[method-assign]
     pool.open()
     pool.take("a")
     pool.close(soon())
 
 
+def test_cpus_that_went_away_meanwhile_are_not_chosen(tmp_path: Path, toy: Toy) -> None:
+    there = [host({0: "0-1"}), host({0: "0-1"}, usable="1"), host({0: "0-1"})]
+    config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
+    pool = Pool(config, BOOT, parts=[toy], cpus=lambda: there.pop(0))
+    pool.open()
+    chosen = [taken.pin.cpus for name in "abc" if (taken := pool.take(name, vcpus=1)).pin is not None]
+    assert chosen == [(0,), (1,), (0,)]
+    pool.close(soon())
+
+
+def test_where_no_thread_can_be_had_nothing_counts_as_being_made(
+    tmp_path: Path, toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, toy, most=4) as pool:
+        with monkeypatch.context() as short:
+
+            def none(self: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            short.setattr(threading.Thread, "start", none)
+            with pytest.raises(RuntimeError):
+                pool.fill(4)
+        assert pool.status().making == 0
+        pool.fill(4)
+        assert pool.status().idle == 4
+
+
 def test_owners_are_texts_of_a_line(tmp_path: Path, toy: Toy) -> None:
     with opened(tmp_path, toy) as pool:
-        for owner, request in (("", ""), ("a\nb", ""), ("a" * 254, ""), ("a", "\x1b[2J")):
+        for owner, request in (("", ""), ("a\nb", ""), ("a" * 401, ""), ("a", "\x1b[2J")):
             with pytest.raises(Denied) as refused:
                 pool.take(owner, request)
             assert refused.value.code == "OwnerInvalid"
