@@ -44,6 +44,10 @@ def show(claim: Answer, *, only_would: bool = False, machine: bool = False) -> N
         click.echo(f"{name} {verdict}{where}: {devices_text(claim['allocations'], limit=None)}")
         if only_would:
             click.echo("\nWhat to do: wait a moment; if nothing happens, see that `devalloc up` is running.")
+        if claim["reason"]:  # a machine whose spec asks for more by now
+            click.echo()
+            heading(f"It is to have more, and does not get it: {claim['reason']}")
+            click.echo(claim["message"])
     else:
         heading(f"{name} is not {allocated}: {claim['reason']}")
         click.echo(claim["message"])
@@ -54,7 +58,7 @@ def show(claim: Answer, *, only_would: bool = False, machine: bool = False) -> N
         heading(f"Request {funnel['request']}{_alternative(funnel['request'])}")
         table(["DEVICES", "", "SUCH AS"], list(_funnel_rows(funnel)))
     blockers_table(claim.get("blockers", []))
-    if not claim["allocated"] and claim["reason"] in ADVICE:
+    if claim["reason"] in ADVICE:
         click.echo(f"\nWhat to do: {ADVICE[claim['reason']]}")
 
 

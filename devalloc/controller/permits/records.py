@@ -13,7 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.hostpool import CPU, MEMORY
 from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
+from devalloc.api.reservation import amount_of, reserved
 from devalloc.api.virtualmachine import MEMORY_BLOCK
 from devalloc.scaling.permits.ledger import NOTHING, Key
 from devalloc.scaling.resources import Resources
@@ -94,8 +96,12 @@ def read(obj: Object) -> Record | None:
         # What QEMU was told and has not done yet may still come.
         for told in (_map(status.get("observed")), _map(status.get("applied"))):
             use = use.most(Resources(_cpus(told.get("cpus"), most.cpu), _bytes(told.get("memory"), most.memory)))
+    begins = Resources(_cpus(cpu.get("use")), _bytes(memory.get("use")))
+    ceiling = spec.get("reserveMax") is True
+    if placed and (kept := _kept(obj)) is not None:  # what its spec asks for beyond that is not its own yet
+        least, begins, ceiling = least.least(kept), begins.least(kept), ceiling and kept == kept.most(most)
     if not scaled or not runs:  # what it has, or will be started with: placing keeps as much for it
-        use = use.most(Resources(_cpus(cpu.get("use")), _bytes(memory.get("use"))))
+        use = use.most(begins)
     pod = _text(status.get("runnerPod"))
     conditions = status.get("conditions")
     told_of = {c.get("type"): c for c in conditions if isinstance(c, dict)} if isinstance(conditions, list) else {}
@@ -111,7 +117,7 @@ def read(obj: Object) -> Record | None:
         scaled=scaled,
         movable=labels.get(LABEL_MIGRATION) == "true",
         must_move=labels.get(LABEL_ALWAYS_MIGRATE) == "true",
-        reserve_max=spec.get("reserveMax") is True,
+        reserve_max=ceiling,
         billed_to=_text(annotations.get(ANNOTATION_BILLING)),
         overcommit=_overcommit(annotations.get(OVERCOMMIT)),
         runner_pod=_pod(pod, key_of(obj)[0]) if pod else None,
@@ -182,6 +188,13 @@ def _permit(status: Mapping[str, Any], most: Resources) -> Resources | None:
     if not permit.get("givenBy") or permit.get("machineID", "") not in ("", status.get("machineID", "")):
         return None
     return Resources(_cpus(permit.get("cpus"), most.cpu), _bytes(permit.get("memory"), most.memory))
+
+
+def _kept(obj: Object) -> Resources | None:
+    """What its node keeps for a machine; None where that cannot be read in full."""
+    entries = reserved(obj)
+    cpu, memory = amount_of(entries, CPU) // (NANO // 1000), amount_of(entries, MEMORY) // NANO
+    return Resources(cpu, memory) if cpu and memory and len(entries) == len(obj["status"]["allocations"]) else None
 
 
 def _condition(entry: object) -> Condition | None:

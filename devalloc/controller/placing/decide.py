@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from devalloc.api.reservation import FITS
 from devalloc.controller.claims import ClaimKey
 from devalloc.controller.decision import Unit
 from devalloc.controller.placing import machines
-from devalloc.controller.placing.documents import SINGLE_NUMA, Placing
+from devalloc.controller.placing.documents import Placing
 from devalloc.store import Change, Key, Object
 
 PLACED = "Placed"
@@ -51,6 +52,17 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
         done += _told(placing.objects[key], reason, message, now)
     for key, entries in placing.running.items():
         done.append(Unit((_taken_up(placing.objects[key], entries, placing.pools, now),), granted=False))
+    for growth in placing.growing.values():
+        one = answers[growth.part]
+        if one["allocated"]:
+            entries = growth.grown(one["allocations"])
+            done.append(Unit((_taken_up(growth.machine, entries, placing.pools, now),), granted=False))
+        else:
+            message = f"{one['message']}; what is kept for it stays as it is"
+            done += _told(growth.machine, one["reason"], named(message, placing), now, FITS)
+    for key, entries in placing.fitted.items():
+        change = _taken_up(placing.objects[key], entries, placing.pools, now)
+        done.append(Unit((change,), granted=False, released=True))
     done += [Unit((_freed(placing.objects[key]),), granted=False, released=True) for key in placing.freed]
     return [*left.values(), *done]
 
@@ -69,19 +81,19 @@ def _kept(machine: Object, node: str, entries: Sequence[Any], pools: Mapping[str
     """``entries`` of a node are kept for the machine."""
     status = {name: value for name, value in machines.status_of(machine).items() if name not in _OF_RESERVATION}
     status |= {"phase": status.get("phase", "Pending"), "nodeName": node, "allocations": [*entries]}
-    if machines.spec_of(machine).get("numaPolicy") == SINGLE_NUMA:
+    if machines.spec_of(machine).get("numaPolicy") == machines.SINGLE_NUMA:
         compute = [entry for entry in entries if entry.get("allocations")]
         status |= {} if (numa := machines.numa_of(compute, pools)) is None else {"numaNode": numa}
     if machines.holder_of(machine) is None:  # nobody else has said anything: it is ours to take back
         status = {name: value for name, value in status.items() if name not in ("reason", "message")}
-    status["conditions"] = _conditions(machine, "True", "Placed", f"on node {node}", now)
+    status["conditions"] = _conditions(machine, PLACED, "True", "Placed", f"on node {node}", now)
     return _change(machine, status)
 
 
-def _told(machine: Object, reason: str, message: str, now: str) -> list[Unit]:
-    """Why it is not placed; nothing where it says so already."""
+def _told(machine: Object, reason: str, message: str, now: str, condition: str = PLACED) -> list[Unit]:
+    """Why it is not placed, or not with more; nothing where it says so already."""
     before = machines.status_of(machine)
-    status = {**before, "conditions": _conditions(machine, "False", reason, message[:4096], now)}
+    status = {**before, "conditions": _conditions(machine, condition, "False", reason, message[:4096], now)}
     if machines.holder_of(machine) is None:  # else its node says how it is
         status |= {"phase": "Pending", "reason": reason, "message": message[:4096]}
     return [] if status == before else [Unit((_change(machine, status),), granted=False)]
@@ -92,13 +104,14 @@ def _freed(machine: Object) -> Change:
     return _change(machine, {name: value for name, value in status.items() if name not in ("nodeName", "conditions")})
 
 
-def _conditions(machine: Object, value: str, reason: str, message: str, now: str) -> list[Any]:
+def _conditions(machine: Object, name: str, value: str, reason: str, message: str, now: str) -> list[Any]:
+    """With this one. Where it is placed it fits, unless that is what is said."""
     listed = machines.status_of(machine).get("conditions")
     known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    others = [one for one in known if one.get("type") != PLACED]
-    before: Mapping[str, Any] = next((one for one in known if one.get("type") == PLACED), {})
+    others = [one for one in known if one.get("type") not in (name, FITS)]
+    before: Mapping[str, Any] = next((one for one in known if one.get("type") == name), {})
     since = before.get("lastTransitionTime", now) if before.get("status") == value else now
-    told = {"type": PLACED, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
+    told = {"type": name, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
     return [*others, told]
 
 

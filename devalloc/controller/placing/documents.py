@@ -12,6 +12,7 @@ from typing import Any
 
 from devalloc.api import hostpool, meta
 from devalloc.api.decode import decode
+from devalloc.api.reservation import lacking, reserved, wants
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.controller.claims import (
     ClaimKey,
@@ -24,13 +25,13 @@ from devalloc.controller.claims import (
     is_prepared,
     wants_release,
 )
-from devalloc.controller.placing import machines
+from devalloc.controller.placing import growth, machines
+from devalloc.controller.placing.joined import Joined
 from devalloc.controller.placing.machines import MachineKey
 from devalloc.store import Object
 
 Group = tuple[str, str]
 """Namespace, and the label of a group in the solver's input."""
-SINGLE_NUMA = "single-numa-node"
 _CLASS: Object = {
     "apiVersion": meta.DEVMGMT,
     "kind": "DeviceClass",
@@ -38,6 +39,7 @@ _CLASS: Object = {
     "spec": {"driver": hostpool.DRIVER},
 }
 _FUNCTION = "device.function == '{}'"
+_ON_NUMA = " && device.numa == {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,10 @@ class Placing:
     """Machines that are not asked for, with reason and message."""
     running: Mapping[MachineKey, list[Any]] = field(default_factory=dict)
     """Machines that run without anything being kept for them, and what is to be."""
+    growing: Mapping[MachineKey, growth.Growth] = field(default_factory=dict)
+    """Placed machines that are to have more."""
+    fitted: Mapping[MachineKey, list[Any]] = field(default_factory=dict)
+    """Placed machines that want less, or have what they want already, and what is to be kept for them."""
     freed: frozenset[MachineKey] = frozenset()
     """Machines that nobody has begun, and that are not to run any more."""
     members: Mapping[Group, frozenset[ClaimKey]] = field(default_factory=dict)
@@ -91,6 +97,7 @@ class _Reader:
         self.documents = documents
         self.found = found
         self.hosts = {node: pool for pool in pools if (node := hostpool.node_of_host_pool(pool)) is not None}
+        self.pools = {pool["metadata"]["name"]: pool for pool in self.hosts.values()}
         self.claims = {claim_key(doc): doc for doc in claims_among(documents)}
         self.owners: dict[ClaimKey, MachineKey] = {}
         self.extra: list[Object] = []
@@ -101,6 +108,8 @@ class _Reader:
         self.freed: set[MachineKey] = set()
         self.asking: dict[MachineKey, tuple[Object, VirtualMachine]] = {}
         self.placed: dict[MachineKey, tuple[Object, list[Any]]] = {}
+        self.growing: dict[MachineKey, growth.Growth] = {}
+        self.fitted: dict[MachineKey, list[Any]] = {}
         self.agree: set[MachineKey] = set()
         """machines that are to be on one NUMA node with their devices"""
         self.blocked: dict[Group, tuple[str, str]] = {}
@@ -128,7 +137,7 @@ class _Reader:
                 self.unowned |= {claim for claim in self._claims_of(doc) if claim not in self.owners}
             else:
                 self._own(key, doc)
-                if machine.spec.numa_policy == SINGLE_NUMA:
+                if machine.spec.numa_policy == machines.SINGLE_NUMA:
                     self.agree.add(key)
         return self._written()
 
@@ -138,14 +147,19 @@ class _Reader:
         """What a placed machine counts for, on a node that still says what it has."""
         key, holder = machines.machine_key(doc), machines.holder_of(doc)
         spec, status = machines.spec_of(doc), machines.status_of(doc)
-        if not machines.reservation(doc) or status["nodeName"] not in self.hosts:
+        if not reserved(doc) or status["nodeName"] not in self.hosts:
             return []
         if holder is None and not machines.is_deleting(doc):
-            if spec.get("running") is False:
+            if spec.get("running") is False or self._has_outgrown(doc):
                 self.freed.add(key)
             if spec.get("nodeName") not in (None, status["nodeName"]):
                 return []  # it was sent elsewhere before its node began anything
         return machines.counted(doc)
+
+    def _has_outgrown(self, doc: Object) -> bool:
+        """Whether it was placed with less than what it is to be started with by now: then it is placed anew."""
+        machine = decode(doc).object
+        return isinstance(machine, VirtualMachine) and bool(lacking(machine.spec, reserved(doc)))
 
     def _sort(self, key: MachineKey, doc: Object, taken: dict[tuple[str, str, str], int]) -> None:
         """What becomes of a machine that nothing is kept for."""
@@ -203,7 +217,7 @@ class _Reader:
             if claim in self.claims:
                 self.owners.setdefault(claim, key)
         policy = machines.spec_of(doc).get("numaPolicy")
-        if policy == SINGLE_NUMA:
+        if policy == machines.SINGLE_NUMA:
             self.agree.add(key)
 
     # -- the input ---------------------------------------------------------------------------------------------------
@@ -223,6 +237,7 @@ class _Reader:
         wishes = {}
         for key, (doc, entries) in self.placed.items():
             self._hold(key, doc, entries, labels.get(("machine", *key)))
+            self._resize(key, doc, entries)
         for key, (doc, machine) in self.asking.items():
             label = labels.get(("machine", *key))
             if label is not None and (key[0], label) in self.blocked:
@@ -239,10 +254,12 @@ class _Reader:
             wishes=wishes,
             waiting=self.waiting,
             running=self.running,
+            growing=self.growing,
+            fitted=self.fitted,
             freed=frozenset(self.freed),
             members={group: frozenset(claims) for group, claims in members.items()},
             names=self.names,
-            pools={pool["metadata"]["name"]: pool for pool in self.hosts.values()},
+            pools=self.pools,
             objects={machines.machine_key(doc): doc for doc in self.found},
         )
 
@@ -251,7 +268,7 @@ class _Reader:
 
         A group that claims name themselves takes in their machine, and with it its other claims.
         """
-        joined = _Joined()
+        joined = Joined()
         for claim, owner in self.owners.items():
             joined.join(("machine", *owner), ("claim", *claim))
         for claim, doc in self.claims.items():
@@ -293,25 +310,45 @@ class _Reader:
             self._add(key, "io", doc, [{}], notes, others)
 
     def _ask(self, key: MachineKey, doc: Object, machine: VirtualMachine, label: str | None) -> Wish:
-        wants = machines.wants(machine)
-        compute = _detail(hostpool.FUNCTION_COMPUTE, {name: wants[name] for name in hostpool.COMPUTE})
+        compute, *io = _details(wants(machine.spec))
         if key in self.agree:
             compute["limits"] = {"count": "1"}
         if (start := machine.spec.start) is not None and start.numa_node is not None:
-            compute["constraints"] += f" && device.numa == {start.numa_node}"
-        others = {name: amount for name, amount in wants.items() if name not in hostpool.COMPUTE}
-        io = [_detail(hostpool.FUNCTION_IO, others)] if others else []
+            compute["constraints"] += _ON_NUMA.format(start.numa_node)
         notes = {} if label is None else {meta.GROUP: label}
         if (node := self._pin(doc, machine)) is not None:
             notes[meta.NODE] = node
-        if (priority := doc["metadata"].get("annotations", {}).get(meta.PRIORITY)) is not None:
-            notes[meta.PRIORITY] = priority
+        notes |= _priority(doc)
         if label is None or key not in self.agree:
             parts = [self._add(key, "", doc, [compute, *io], notes)]
         else:
             parts = [self._add(key, "", doc, [compute], notes | {meta.GROUP_MATCH: "numa"})]
             parts += [self._add(key, "io", doc, io, notes)] if io else []
         return Wish(doc, tuple(parts), None if label is None else (key[0], label))
+
+    def _resize(self, key: MachineKey, doc: Object, entries: Sequence[Any]) -> None:
+        """What is to become of what is kept for a placed machine, where its spec says something else by now."""
+        machine = decode(doc).object
+        node = machines.status_of(doc).get("nodeName")
+        if (
+            not isinstance(machine, VirtualMachine)
+            or not machine.spec.running
+            or key in self.running
+            or key in self.freed
+        ):
+            return
+        if machines.is_deleting(doc) or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
+            return
+        if short := lacking(machine.spec, entries):
+            details = _details(short)
+            if (numa := growth.numa_of(doc, entries, self.pools)) is not None:
+                for detail in details:
+                    if hostpool.FUNCTION_COMPUTE in detail["constraints"]:
+                        detail["constraints"] += _ON_NUMA.format(numa)
+            part = self._add(key, "more", doc, details, {meta.NODE: str(node)} | _priority(doc))
+            self.growing[key] = growth.Growth(doc, machine.spec, part, entries)
+        elif (kept := growth.settled(doc, machine.spec, entries)) is not None:
+            self.fitted[key] = kept
 
     def _pin(self, doc: Object, machine: VirtualMachine) -> str | None:
         """The node it must be on: its own, or that of a claim that another machine brought there."""
@@ -345,21 +382,17 @@ class _Reader:
         return key[0], name
 
 
-class _Joined:
-    """Sets that grow together."""
+def _details(amounts: Mapping[str, Any]) -> list[Object]:
+    """What is asked for of NUMA nodes, and of the node as a whole."""
+    compute = {name: amounts[name] for name in hostpool.COMPUTE if name in amounts}
+    others = {name: amount for name, amount in amounts.items() if name not in compute}
+    found = [_detail(hostpool.FUNCTION_COMPUTE, compute)] if compute else []
+    return [*found, _detail(hostpool.FUNCTION_IO, others)] if others else found
 
-    def __init__(self) -> None:
-        self._of: dict[tuple[str, str, str], set[tuple[str, str, str]]] = {}
 
-    def join(self, one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
-        mine, theirs = self._of.setdefault(one, {one}), self._of.setdefault(other, {other})
-        if mine is not theirs:
-            mine |= theirs
-            for member in theirs:
-                self._of[member] = mine
-
-    def sets(self) -> list[list[tuple[str, str, str]]]:
-        return sorted(sorted(members) for members in {id(found): found for found in self._of.values()}.values())
+def _priority(doc: Object) -> dict[str, str]:
+    priority = doc["metadata"].get("annotations", {}).get(meta.PRIORITY)
+    return {} if priority is None else {meta.PRIORITY: priority}
 
 
 def _detail(function: str, amounts: Mapping[str, Any]) -> Object:

@@ -6,15 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from devalloc.api import hostpool, meta
-from devalloc.api.claim import DeviceAllocation
-from devalloc.api.quantity import Quantity, QuantityError
+from devalloc.api.quantity import Quantity
+from devalloc.api.reservation import amount_of, nano_of, reserved, wants
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.store import Object
 
 KIND = "VirtualMachine"
+SINGLE_NUMA = "single-numa-node"
 MachineKey = tuple[str, str]
 """Namespace and name, the namespace never empty."""
 Taken = Mapping[tuple[str, str, str], int]
@@ -58,16 +57,6 @@ def holder_of(machine: Object) -> str | None:
     return noted or spec_of(machine).get("nodeName") or status_of(machine).get("nodeName") or ""
 
 
-def reservation(machine: Object) -> list[Any]:
-    """The entries of what its node keeps for it; empty for a machine that is not placed, or stopped. What cannot be
-    read keeps nothing: neither a node nor the allocator wrote it."""
-    status = status_of(machine)
-    found, node = status.get("allocations"), status.get("nodeName")
-    if not isinstance(found, list) or not isinstance(node, str) or not node:
-        return []
-    return [entry for entry in found if _is_readable(entry)]
-
-
 def claim_names(machine: Object) -> list[str]:
     """What its spec says, also where the rest of it makes no sense."""
     names = spec_of(machine).get("claims")
@@ -101,40 +90,21 @@ def has_ended(machine: VirtualMachine) -> bool:
     return status.phase == "Stopped" and status.reason not in _NOT_ENDED
 
 
-def wants(machine: VirtualMachine) -> dict[str, Quantity]:
-    """What its node is to keep for it, by resource: what it starts with, or its whole ceiling (T25)."""
-    spec = machine.spec
-    asked = {
-        hostpool.CPU: spec.cpu.max if spec.reserve_max else spec.cpu.wanted,
-        hostpool.MEMORY: spec.memory.max if spec.reserve_max else spec.memory.wanted,
-        hostpool.NETWORK: spec.network,
-        hostpool.DISK_IO: spec.disk_io,
-        hostpool.DISK: spec.disk,
-    }
-    return {name: amount for name, amount in asked.items() if amount is not None}
-
-
 def counted(machine: Object) -> list[Any]:
     """The entries that a placed machine counts for: what is kept for it, or what it is permitted or was seen to have
     where that is more (T25)."""
-    entries = [{**entry, "allocations": [*entry.get("allocations", ())]} for entry in reservation(machine)]
+    entries = [{**entry, "allocations": [*entry.get("allocations", ())]} for entry in reserved(machine)]
     told = [found for name in _TOLD if isinstance(found := status_of(machine).get(name), dict)]
     for resource, name in _AMOUNTS.items():
-        more = max((_nano(amounts.get(name)) for amounts in told), default=0) - amount_of(entries, resource)
+        more = max((nano_of(amounts.get(name)) for amounts in told), default=0) - amount_of(entries, resource)
         for entry in entries if more > 0 else ():
             amounts = entry["allocations"]
             place = next((i for i, amount in enumerate(amounts) if amount.get("name") == resource), None)
             if place is not None:
-                total = Quantity(_nano(amounts[place].get("allocation")) + more)
+                total = Quantity(nano_of(amounts[place].get("allocation")) + more)
                 amounts[place] = {"name": resource, "allocation": str(total)}
                 break
     return entries
-
-
-def amount_of(entries: Iterable[Any], resource: str) -> int:
-    """Nano units of a resource over all entries."""
-    amounts = (amount for entry in entries for amount in entry.get("allocations", ()))
-    return sum(_nano(amount.get("allocation")) for amount in amounts if amount.get("name") == resource)
 
 
 def taken_by(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
@@ -142,7 +112,7 @@ def taken_by(entries: Iterable[Any]) -> dict[tuple[str, str, str], int]:
     found: dict[tuple[str, str, str], int] = defaultdict(int)
     for entry in entries:
         for amount in entry.get("allocations", ()):
-            found[entry["devicePoolName"], entry["deviceName"], amount["name"]] += _nano(amount["allocation"])
+            found[entry["devicePoolName"], entry["deviceName"], amount["name"]] += nano_of(amount["allocation"])
     return found
 
 
@@ -153,9 +123,9 @@ def entries_of_running(machine: VirtualMachine, pool: Object, taken: Taken) -> l
     """
     name, devices = pool["metadata"]["name"], pool["spec"].get("devices", [])
     given: dict[str, dict[str, int]] = defaultdict(dict)
-    for resource, amount in wants(machine).items():
+    for resource, amount in wants(machine.spec).items():
         rooms = {
-            device["name"]: _nano(one.get("capacity")) - taken.get((name, device["name"], resource), 0)
+            device["name"]: nano_of(one.get("capacity")) - taken.get((name, device["name"], resource), 0)
             for device in devices
             for one in device.get("resources", ())
             if one.get("name") == resource
@@ -188,19 +158,3 @@ def numa_of(entries: Sequence[Any], pools: Mapping[str, Object]) -> int | None:
             if device.get("name") == entry["deviceName"]:
                 found |= {one["intValue"] for one in device.get("attributes", ()) if one.get("name") == "numa"}
     return found.pop() if len(found) == 1 else None
-
-
-def _is_readable(entry: object) -> bool:
-    try:
-        DeviceAllocation.model_validate(entry, by_alias=True, by_name=False)
-    except ValidationError:
-        return False
-    return True
-
-
-def _nano(text: object) -> int:
-    """0 for what is no amount: somebody else wrote there."""
-    try:
-        return Quantity.parse(text).nano
-    except QuantityError:
-        return 0

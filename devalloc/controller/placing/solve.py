@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from devalloc.api.reservation import reserved
 from devalloc.controller.placing import machines
 from devalloc.controller.placing.decide import named
 from devalloc.controller.placing.documents import Placing, with_machines
+from devalloc.controller.placing.growth import Growth
 from devalloc.store import Object
 
 Answer = dict[str, Any]
@@ -40,11 +42,22 @@ def _with_machines_named(answer: Answer, placing: Placing) -> Answer:
             found.append(_merged(key, [claims[part] for part in wish.parts], placing))
         elif (why := placing.waiting.get(key)) is not None:
             found.append(_entry(key, False, None, (), *why))
-        elif key in placing.running or machines.reservation(machine):
-            entries = placing.running.get(key) or machines.reservation(machine)
+        elif (more := placing.growing.get(key)) is not None:
+            found.append(_grown(key, more, claims[more.part], placing))
+        elif key in placing.running or reserved(machine):
+            entries = placing.running.get(key) or reserved(machine)
             found.append(_entry(key, True, machines.status_of(machine).get("nodeName"), entries, None, None))
     problems = [{**one, "message": named(one["message"], placing)} for one in answer["problems"]]
     return {**answer, "claims": own, "machines": found, "problems": problems}
+
+
+def _grown(key: tuple[str, str], growth: Growth, more: Answer, placing: Placing) -> Answer:
+    """Of a machine that is placed and is to have more; the reason is why it does not get it."""
+    node = machines.status_of(growth.machine).get("nodeName")
+    if more["allocated"]:
+        return _entry(key, True, node, growth.grown(more["allocations"]), None, None)
+    told = _entry(key, True, node, reserved(growth.machine), more["reason"], named(more["message"], placing))
+    return {**told, **_details(more)}
 
 
 def _merged(key: tuple[str, str], parts: Sequence[Answer], placing: Placing) -> Answer:
@@ -52,8 +65,12 @@ def _merged(key: tuple[str, str], parts: Sequence[Answer], placing: Placing) -> 
     if refused is None:
         entries = [entry for part in parts for entry in part["allocations"]]
         return _entry(key, True, parts[0]["node"], entries, None, None)
-    rest = {name: value for name, value in refused.items() if name in ("warnings", "funnel", "blockers")}
-    return {**_entry(key, False, None, (), refused["reason"], named(refused["message"], placing)), **rest}
+    told = _entry(key, False, None, (), refused["reason"], named(refused["message"], placing))
+    return {**told, **_details(refused)}
+
+
+def _details(refused: Answer) -> Answer:
+    return {name: value for name, value in refused.items() if name in ("warnings", "funnel", "blockers")}
 
 
 def _entry(

@@ -21,7 +21,7 @@ from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import ClaimRef
 from devalloc_node.machine.amounts import asked_of
 from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import Machine
+from devalloc_node.machine.view import Amounts, Machine
 from devalloc_node.platform import STANDING, Platform
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
@@ -32,6 +32,8 @@ WORK_SECONDS = 30.0
 """For one change; powering down has its own time beside it."""
 SCALE_SECONDS = 10.0
 """For one amount: a guest that boots, or does not want to, is asked again later."""
+_AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
+"""What is scaled, in order, and what it is called among amounts."""
 _RUN = ("machineID", "pid")
 """Parts of the status that tell which run of a machine there is."""
 
@@ -82,7 +84,7 @@ class Keeper:
             if objects.is_deleting(obj) or objects.node_of(obj) != self._platform.node_name:
                 self._undo(obj, vm)
                 return None
-            if vm is not None and vm.spec.running and objects.holder_of(obj) is None and self._is_unplaced(obj):
+            if vm is not None and vm.spec.running and objects.holder_of(obj) is None and self._is_unplaced(obj, vm):
                 return Outcome("NotPlaced", objects.why_not_admitted(obj))  # its status is the allocator's until then
             held = objects.hold(self._store, obj, self._platform.node_name)
             if held is None:
@@ -116,7 +118,7 @@ class Keeper:
                 return over
             if (early := self._too_early(key, machine)) is not None:
                 return early
-            if self._is_unplaced(held):
+            if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
                 return Outcome("NotPlaced", objects.why_not_admitted(held))
             due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
             self._platform.create(vm, refs, due, caller=CALLER)
@@ -124,7 +126,7 @@ class Keeper:
             machine = self._platform.machine(key)
         self._platform.want(key, asked_of(spec_of(vm)))
         problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
-        problems += self._resize(vm, key, uid, self._platform.machine(key))
+        problems += self._resize(vm, held, self._platform.machine(key))
         if machine.reason == "DiskFailed" and not machine.adopted:
             problems += self._go_on(machine, uid)
         if machine.reason and (machine.phase == "Unknown" or machine.reason in STANDING):
@@ -242,17 +244,25 @@ class Keeper:
             return None
         return Outcome(machine.reason, machine.message, at_rest=True)
 
-    def _is_unplaced(self, obj: Object) -> bool:
+    def _is_unplaced(self, obj: Object, vm: VirtualMachine) -> bool:
         """Whether it is to wait until this node keeps something for it. A node that does not say what it has for
         machines admits whatever it is told to run."""
         node = self._platform.node_name
-        if objects.is_admitted(obj, node):
+        if objects.is_admitted(obj, node, vm.spec):
             return False
         try:
             pool = self._store.get("DevicePool", None, host_pool_name(node))
         except NotFound:
             return False
         return node_of_host_pool(pool) == node
+
+    def _is_announced(self, held: Object, vm: VirtualMachine) -> bool:
+        """Whether what it is about to have counts from now on, where this node keeps something for it: what is not
+        needed of that is given to others as soon as its object says less."""
+        node = self._platform.node_name
+        if not objects.kept_on(held, node):
+            return True
+        return objects.announce(self._store, held, node, vm.spec, asked_of(spec_of(vm)))
 
     def _too_early(self, key: str, machine: Machine | None) -> Outcome | None:
         """Where it ends again and again."""
@@ -283,16 +293,14 @@ class Keeper:
                 problems.append(Outcome(error.code, error.message))
         return problems
 
-    def _resize(self, vm: VirtualMachine, key: str, uid: str, machine: Machine) -> list[Outcome]:
+    def _resize(self, vm: VirtualMachine, held: Object, machine: Machine) -> list[Outcome]:
         """Have it come to what its spec says, or to what its guest needs; why it is not there."""
+        key = machine.key
         if vm.spec.scaling is None:
-            return self._scale(vm, key, uid, machine)
+            return self._scale(vm, held, machine)
         if self._scaling is None:
             why = "its spec says that it is scaled by its load, and this node does not do that (--scaling)"
-            return [
-                *self._scale(vm, key, uid, machine),
-                Outcome("ScalingOff", f"{why}; it has what cpu and memory say"),
-            ]
+            return [*self._scale(vm, held, machine), Outcome("ScalingOff", f"{why}; it has what cpu and memory say")]
         if machine.phase != "Running":
             self.leave(key)
             return []
@@ -312,21 +320,27 @@ class Keeper:
         if self._scaling is not None:
             self._scaling.drop(key)
 
-    def _scale(self, vm: VirtualMachine, key: str, uid: str, machine: Machine) -> list[Outcome]:
-        """Each amount on its own; what did not work."""
+    def _scale(self, vm: VirtualMachine, held: Object, machine: Machine) -> list[Outcome]:
+        """Each amount on its own; what did not work. It gets no more than what its node keeps for it."""
         if machine.phase != "Running":
             return []
+        key, uid = machine.key, machine.uid
         problems = []
-        asked = asked_of(spec_of(vm))
-        for what, name in (("vcpus", "vcpus"), ("cpu", "cpu_milli"), ("memory", "memory_bytes")):
+        asked, is_kept = asked_of(spec_of(vm)), True
+        if any(_is_more(asked, machine.observed, name) for name in _AMOUNTS.values()):
+            is_kept = not self._is_unplaced(held, vm) and self._is_announced(held, vm)
+        for what, name in _AMOUNTS.items():
             wanted = getattr(asked, name)
             # As it is now: with the number of vCPUs changes what they may use together.
-            have = getattr(self._platform.machine(key).observed, name)
-            if have is not None and have != wanted:
-                try:
-                    self._platform.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
-                except NodeError as error:
-                    problems.append(Outcome(error.code, error.message))
+            observed = self._platform.machine(key).observed
+            if getattr(observed, name) in (None, wanted) or (not is_kept and _is_more(asked, observed, name)):
+                continue
+            try:
+                self._platform.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
+            except NodeError as error:
+                problems.append(Outcome(error.code, error.message))
+        if not is_kept:
+            problems.append(Outcome("NoRoomToGrow", f"it goes on with what it has: {objects.why_not_admitted(held)}"))
         return problems
 
     def _go_on(self, machine: Machine, uid: str) -> list[Outcome]:
@@ -371,6 +385,11 @@ def _with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
         return vm
     spec = vm.spec.model_copy(update={"start": start.model_copy(update={"numa_node": numa})})
     return vm.model_copy(update={"spec": spec})
+
+
+def _is_more(asked: Amounts, observed: Amounts, name: str) -> bool:
+    has = getattr(observed, name)
+    return has is not None and getattr(asked, name) > has
 
 
 def _pending(vm: VirtualMachine, machine: Machine) -> list[Outcome]:

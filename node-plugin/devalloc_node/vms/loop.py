@@ -284,5 +284,6 @@ def _depends(obj: Object, claims: Claims, machine: Machine | None) -> Hashable:
         None if machine is None else (machine.phase, run and machine.reason, run, machine.observed, machine.is_paused)
     )
     status = obj.get("status") or {}
-    placed = (status.get("nodeName"), status.get("numaNode"), bool(status.get("allocations")))
+    kept = status.get("allocations")
+    placed = (status.get("nodeName"), status.get("numaNode"), repr(kept), kept and objects.why_not_admitted(obj))
     return (metadata["generation"], tuple(versions), seen, placed)

@@ -7,12 +7,14 @@ and one that moves to another node is begun there only after it ended here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api import meta
+from devalloc.api.hostpool import CPU, MEMORY
 from devalloc.api.quantity import NANO, Format, Quantity
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.reservation import FITS, amount_of, lacking, nano_of, reserved
+from devalloc.api.virtualmachine import VirtualMachine, VirtualMachineSpec
 from devalloc.store import Conflict, NotFound, Object, Store, StoreError
 from devalloc_node.errors import Failed
 from devalloc_node.machine.view import Amounts, Machine, Plug
@@ -43,19 +45,41 @@ def node_of(obj: Object) -> str | None:
     return None
 
 
-def is_admitted(obj: Object, node_name: str) -> bool:
+def kept_on(obj: Object, node_name: str) -> list[Any]:
+    """The entries of what this node keeps for it; empty where it keeps nothing."""
+    return reserved(obj) if (obj.get("status") or {}).get("nodeName") == node_name else []
+
+
+def is_admitted(obj: Object, node_name: str, spec: VirtualMachineSpec) -> bool:
     """Whether this node keeps for it what it needs."""
-    status = obj.get("status") or {}
-    return bool(status.get("allocations")) and status.get("nodeName") == node_name
+    kept = kept_on(obj, node_name)
+    return bool(kept) and not lacking(spec, kept)
 
 
 def why_not_admitted(obj: Object) -> str:
     """What the allocator says of it."""
     conditions = (obj.get("status") or {}).get("conditions")
     for one in conditions if isinstance(conditions, list) else ():
-        if one.get("type") == "Placed" and one.get("status") == "False" and one.get("message"):
-            return str(one["message"])
+        if isinstance(one, dict) and one.get("type") in ("Placed", FITS) and one.get("status") == "False":
+            return str(one.get("message"))
     return "nobody has placed it yet: is `devalloc up` running on this store?"
+
+
+def announce(store: Store, obj: Object, node_name: str, spec: VirtualMachineSpec, amounts: Amounts) -> bool:
+    """Say what the machine is about to be told to have, so that it counts from now on; raises Failed.
+
+    False where nothing was said, because this node does not keep as much for it any more as the spec asks for.
+    """
+    admitted = False
+
+    def told(now: Object) -> Object | None:
+        nonlocal admitted
+        admitted = is_admitted(now, node_name, spec)
+        before = now.get("status") or {}
+        status = {**before, "applied": _most(before.get("applied"), _amounts(amounts))}
+        return {**now, "status": status} if admitted and status != before else now
+
+    return _written(store, obj, told, store.replace_status) is not None and admitted
 
 
 def holder_of(obj: Object) -> str | None:
@@ -120,6 +144,8 @@ def tell(store: Store, obj: Object, status: Mapping[str, Any], *, at_rest: bool 
         after = {**status, **{name: before[name] for name in kept}}
         if _is_given(before, status):
             after["permitted"] = before["permitted"]
+        elif "permitted" in after and "allocations" in after:
+            after["permitted"] = _kept_of(after["permitted"], reserved(now))
         return now if after == before else {**now, "status": after}
 
     _written(store, obj, told, store.replace_status)
@@ -173,6 +199,18 @@ def _amounts(of: Amounts) -> dict[str, str]:
     if of.memory_bytes is not None:
         told["memory"] = str(Quantity(of.memory_bytes * NANO, Format.BINARY_SI))
     return told
+
+
+def _most(before: object, amounts: Mapping[str, str]) -> dict[str, str]:
+    """The larger of each."""
+    told = before if isinstance(before, dict) else {}
+    return {name: max(text, str(told.get(name, text)), key=nano_of) for name, text in amounts.items()}
+
+
+def _kept_of(amounts: Mapping[str, str], entries: Sequence[Any]) -> dict[str, str]:
+    """As much of the amounts as is kept for it."""
+    kept = {"cpus": Quantity(amount_of(entries, CPU)), "memory": Quantity(amount_of(entries, MEMORY), Format.BINARY_SI)}
+    return {name: min(text, str(kept[name]), key=nano_of) for name, text in amounts.items()}
 
 
 def _device(plug: Plug) -> dict[str, str]:

@@ -182,6 +182,114 @@ class TestHowMuch:
         assert placed(store) == {"new": "a"}
 
 
+class TestOtherAmounts:
+    """What the spec of a placed machine says changes."""
+
+    def start(self, store: Store, *more: Object, cpus: int = 4, **spec: Any) -> None:
+        """``web`` runs on node a with 1 CPU and 1 GiB."""
+        fill(store, host("a", cpus=cpus, memory=8, numa=2), machine("web", "1", "1Gi", **spec))
+        rounds(store)
+        hold(store, "web", "a", phase="Running", applied={"cpus": "1", "memory": "1Gi"})
+        fill(store, *more)
+        rounds(store)
+
+    def conditions(self, store: Store) -> dict[str, str]:
+        return {one["type"]: one["status"] for one in status(store, "web")["conditions"]}
+
+    @pytest.mark.parametrize(
+        ("spec", "expect"),
+        [
+            ({"cpu": {"min": "1", "max": "8", "use": "2"}}, {"cpu": "2", "memory": "1Gi"}),
+            ({"cpu": {"min": "1500m", "max": "8"}}, {"cpu": "1500m", "memory": "1Gi"}),
+            ({"memory": {"min": "3Gi", "max": "8Gi"}}, {"cpu": "1", "memory": "3Gi"}),
+            ({"nics": [{"bandwidth": "1M"}], "disk": "3Gi"}, {"cpu": "1", "memory": "1Gi"}),
+            (
+                {"cpu": {"min": "1", "max": "2"}, "memory": {"min": "1Gi", "max": "4Gi"}, "reserveMax": True},
+                {"cpu": "2", "memory": "4Gi"},
+            ),
+        ],
+    )
+    def test_what_it_asks_for_beyond_that_is_kept_too(
+        self, store: SQLiteStore, spec: Object, expect: dict[str, str]
+    ) -> None:
+        self.start(store, numaPolicy="single-numa-node")
+        edit(store, "web", **spec)
+        rounds(store)
+        io = {"io": {"network": "1M", "disk": "3Gi"}} if "disk" in spec else {}
+        assert kept(store, "web") == {"numa0": expect} | io
+        assert self.conditions(store) == {"Placed": "True"}
+
+    def test_where_there_is_no_room_all_stays_as_it_was_and_it_is_told_why(self, store: SQLiteStore) -> None:
+        self.start(store, machine("other", "2", "1Gi"))
+        edit(store, "web", cpu={"min": "1", "max": "8", "use": "3"}, memory={"min": "2Gi", "max": "8Gi"})
+        rounds(store)
+        assert kept(store, "web") == {"numa0": {"cpu": "1", "memory": "1Gi"}}
+        assert self.conditions(store) == {"Placed": "True", "Fits": "False"}
+        told = next(one for one in status(store, "web")["conditions"] if one["type"] == "Fits")
+        assert told["reason"] == "DevicesInUse"
+        assert "cpu" in told["message"]
+        assert "machine default/" in told["message"]
+        assert told["message"].endswith("what is kept for it stays as it is")
+        assert status(store, "web")["phase"] == "Running"
+        store.create(machine("small", "1", "1Gi"))
+        rounds(store)
+        assert set(placed(store)) == {"web", "other", "small"}, "what it does not get is there for others"
+        for name in ("other", "small"):
+            store.delete("VirtualMachine", "default", name)
+        rounds(store)
+        assert sum(int(amounts["cpu"]) for amounts in kept(store, "web").values()) == 3
+        assert self.conditions(store) == {"Placed": "True"}
+
+    def test_who_takes_it_back_is_told_nothing_any_more(self, store: SQLiteStore) -> None:
+        self.start(store)
+        edit(store, "web", cpu={"min": "1", "max": "8", "use": "8"})
+        rounds(store)
+        assert self.conditions(store) == {"Placed": "True", "Fits": "False"}
+        edit(store, "web", cpu={"min": "1", "max": "8"})
+        rounds(store)
+        assert self.conditions(store) == {"Placed": "True"}
+
+    def test_more_comes_from_the_numa_node_that_it_is_on_where_that_is_asked_for(self, store: SQLiteStore) -> None:
+        self.start(store, numaPolicy="single-numa-node")
+        edit(store, "web", cpu={"min": "1", "max": "8", "use": "3"})
+        rounds(store)
+        assert self.conditions(store)["Fits"] == "False", "numa0 has 2 CPUs"
+        edit(store, "web", numaPolicy="none")
+        rounds(store)
+        assert self.conditions(store) == {"Placed": "True"}
+
+    def test_what_it_wants_no_more_is_free_once_its_node_does_not_tell_it_to_have_it(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=4, numa=1), machine("web", "4", "1Gi"), machine("next", "2", "1Gi"))
+        rounds(store)
+        hold(store, "web", "a", phase="Starting")
+        edit(store, "web", cpu={"min": "2", "max": "8"})
+        rounds(store)
+        assert kept(store, "web")["numa0"]["cpu"] == "4", "its node may begin it as it was told before"
+        hold(store, "web", "a", phase="Running", applied={"cpus": "4", "memory": "1Gi"})
+        rounds(store)
+        assert kept(store, "web")["numa0"]["cpu"] == "2"
+        assert placed(store) == {"web": "a"}, "it has 4"
+        hold(store, "web", "a", phase="Running", applied={"cpus": "2", "memory": "1Gi"})
+        rounds(store)
+        assert placed(store) == {"web": "a", "next": "a"}
+
+    def test_what_it_is_permitted_already_needs_no_more_room(self, store: SQLiteStore) -> None:
+        self.start(store, machine("other", "1", "1Gi"))
+        hold(store, "web", "a", permitted={"cpus": "3", "memory": "1Gi"})
+        edit(store, "web", cpu={"min": "3", "max": "8"})
+        rounds(store)
+        assert sum(int(amounts["cpu"]) for amounts in kept(store, "web").values()) == 3
+        assert self.conditions(store) == {"Placed": "True"}
+
+    def test_a_round_that_changes_nothing_writes_nothing(self, store: SQLiteStore) -> None:
+        self.start(store)
+        edit(store, "web", cpu={"min": "1", "max": "8", "use": "8"})
+        rounds(store, 3)
+        before = store.list().resource_version
+        rounds(store, 2)
+        assert store.list().resource_version == before
+
+
 class TestGivenBack:
     def test_the_room_of_a_machine_that_is_deleted_is_free(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=1, numa=1), machine("x"), machine("y"))

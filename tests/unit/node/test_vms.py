@@ -950,6 +950,122 @@ class TestPlaced:
         world.round()
         assert world.status()["allocations"] == before
 
+    def use(self, cpus: str, memory: str = "1Gi") -> Object:
+        return vm(
+            "web", cpu={"min": "1", "max": "4", "use": cpus}, memory={"min": "512Mi", "max": "2Gi", "use": memory}
+        )
+
+    def test_more_is_given_to_it_once_it_is_kept_for_it_and_not_before(self, world: World) -> None:
+        world.store.create(host(NODE, cpus=3, numa=1))
+        world.apply(self.use("2"))
+        self.allocate(world)
+        world.round()
+        world.apply(self.use("4", "512Mi"))
+        for _ in range(2):
+            world.round()
+            observed = world.machines.known["default/web"].observed
+            assert (observed.vcpus, observed.memory_bytes) == (2, 512 << 20), "what there is room for is done"
+            assert (world.status()["phase"], world.status()["reason"]) == ("Running", "NoRoomToGrow")
+            assert world.status()["permitted"] == {"cpus": "2", "memory": "512Mi"}
+            self.allocate(world)
+        assert "cpu" in world.status()["message"]
+        pool = world.store.get("DevicePool", None, f"{NODE}-host")
+        world.store.replace({**host(NODE, cpus=4, numa=1), "metadata": pool["metadata"]})
+        self.allocate(world)
+        world.round()
+        assert world.machines.known["default/web"].observed.vcpus == 4
+        assert "reason" not in world.status()
+        world.apply(self.use("1", "512Mi"))
+        world.round()
+        self.allocate(world)
+        assert [one["allocations"][0]["allocation"] for one in world.status()["allocations"]] == ["1"]
+
+    def test_it_counts_for_more_before_it_gets_it(self, world: World) -> None:
+        """Lowered again while it is being raised: what its node was about to give it is nobody else's."""
+        world.store.create(host(NODE, cpus=4, numa=1))
+        world.apply(self.use("1"))
+        self.allocate(world)
+        world.round()
+        world.apply(self.use("3"))
+        self.allocate(world)
+        scale = world.machines.scale
+
+        def lowered(key: str, what: str, amount: int, deadline: Deadline) -> None:
+            if amount == 3:
+                world.apply(self.use("1"))
+                other = vm("other", cpu={"min": "2", "max": "4"})
+                world.apply(other)
+                self.allocate(world)
+                assert world.status("other")["reason"] in ("DevicesInUse", "LostToCompetition", "InsufficientCapacity")
+                assert not world.status("other").get("allocations")
+            scale(key, what, amount, deadline)
+
+        world.machines.scale = lowered  # type: ignore[method-assign]
+        world.round()
+        world.machines.scale = scale  # type: ignore[method-assign]
+        assert world.machines.known["default/web"].observed.vcpus == 3
+        self.allocate(world)
+        assert not world.status("other").get("allocations")
+        world.round()
+        self.allocate(world)
+        assert world.machines.known["default/web"].observed.vcpus == 1
+        assert world.status("other").get("allocations")
+
+    def test_it_is_not_started_with_more_than_what_is_kept_for_it(self, world: World) -> None:
+        world.store.create(host(NODE, cpus=3, numa=1))
+        world.apply(self.use("1"))
+        self.allocate(world)
+        world.apply(self.use("4"))
+        world.round()
+        assert world.machines.known == {}, "it was placed with 1 CPU"
+        for _ in range(2):
+            self.allocate(world)
+            world.round()
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InsufficientCapacity")
+        assert not world.status().get("allocations")
+        world.apply(self.use("3"))
+        self.allocate(world)
+        world.round()
+        assert world.machines.known["default/web"].observed.vcpus == 3
+
+    def test_one_that_nobody_began_is_placed_anew_where_there_is_room_for_what_it_asks_for_now(
+        self, world: World
+    ) -> None:
+        world.store.create(host("node-b", cpus=2, numa=1))
+        world.apply(self.free(cpu={"min": "1", "max": "4"}))
+        self.allocate(world)
+        world.store.create(host(NODE, cpus=4, numa=1))
+        world.apply(self.free(cpu={"min": "4", "max": "4"}))
+        for _ in range(2):
+            self.allocate(world)
+        world.round()
+        assert (world.status()["phase"], world.status()["nodeName"]) == ("Running", NODE)
+
+    def test_one_that_runs_and_was_raised_is_not_started_again_with_more(self, world: World) -> None:
+        world.store.create(host(NODE, cpus=2, numa=1))
+        world.apply(self.use("1"))
+        self.allocate(world)
+        world.round()
+        world.apply(self.use("4"))
+        self.allocate(world)
+        world.round()
+        world.machines.end("default/web")
+        world.round(times=2)
+        assert (world.status()["phase"], world.status()["reason"]) == ("Stopped", "NotPlaced")
+        assert "cpu" in world.status()["message"]
+
+    def test_a_claim_that_comes_while_it_runs_and_finds_nothing_leaves_it_as_it_is(self, world: World) -> None:
+        world.store.create(host(NODE))
+        world.apply(vm("web"))
+        self.allocate(world)
+        world.round()
+        world.claim("gpu")
+        world.apply(vm("web", "gpu"))
+        self.allocate(world)
+        world.round()
+        assert (world.status()["phase"], world.status()["reason"]) == ("Running", "ClaimNotAllocated")
+        assert world.machines.told.count("start default/web") == 1
+
     def test_its_memory_comes_from_the_numa_node_that_was_chosen(self, world: World) -> None:
         world.store.create(host(NODE))
         world.apply(self.free(numaPolicy="single-numa-node"))

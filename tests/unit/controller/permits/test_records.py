@@ -56,6 +56,30 @@ def test_which_permit_counts(permitted: Any, counts: Resources | None) -> None:
     assert found.permit == counts
 
 
+def test_what_its_node_does_not_keep_for_it_yet_is_not_its_own() -> None:
+    def kept(cpus: str, memory: str) -> dict[str, Any]:
+        given = [{"name": "cpu", "allocation": cpus}, {"name": "memory", "allocation": memory}]
+        entry = {"devicePoolName": "node-a-host", "deviceName": "numa0", "allocations": given}
+        return {"nodeName": "node-a", "allocations": [entry]}
+
+    def least(**status: Any) -> Resources:
+        obj = machine("a", reserveMax=True)
+        obj["spec"] |= {"cpu": {"min": "2", "max": "8"}, "memory": {"min": "4Gi", "max": "16Gi"}}
+        found = read(stored(obj, **RUNS, **status))
+        assert found is not None
+        assert found.reserve_max is (found.least != amounts(1000, 4))
+        return found.least
+
+    assert least(**kept("1", "4Gi")) == amounts(1000, 4)
+    assert least(**kept("8", "16Gi")) == amounts(2000, 4)
+    assert least() == amounts(2000, 4), "nobody keeps anything: its node admits what it is told"
+    for damaged in ({"cpus": "x"}, {"nodeName": "node-a", "allocations": [{"devicePoolName": 1}]}):
+        assert least(**damaged) == amounts(2000, 4)
+    broken = kept("1", "4Gi")
+    broken["allocations"].append({"devicePoolName": "node-a-host"})
+    assert least(**broken) == amounts(2000, 4)
+
+
 def test_machines_that_are_not_to_run_and_do_not_take_nothing() -> None:
     assert read(stored(machine("a", running=False), phase="Stopped")) is None
     assert read(stored(machine("a", running=False))) is None
