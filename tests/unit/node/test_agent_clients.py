@@ -11,6 +11,7 @@ from aiohttp import web
 
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.metrics import MAX_TEXT, SystemMetrics
+from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
 from devalloc_node.agent.fetch import new_session
 from devalloc_node.agent.measure import HttpMetrics
@@ -138,7 +139,9 @@ def test_nobody_there_is_a_failure_and_an_answer_cut_off_is_unknown() -> None:
 
 
 def test_metrics_of_a_guest_are_read() -> None:
-    assert run(_measured(_says(200, METRICS.encode()))) == SystemMetrics(0.3, 0.2, GIB + 100 * 2**20, GIB)
+    assert run(_measured(_says(200, METRICS.encode()))) == SystemMetrics(
+        0.3, 0.2, GIB + 100 * 2**20, GIB, Observed(None, 4 * GIB)
+    )
 
 
 @pytest.mark.parametrize(
