@@ -64,6 +64,7 @@ test-unit: setup ## seconds: properties, fakes
 	$(call tier,unit,-n $(UNIT_JOBS) --dist worksteal)
 
 test-conformance: setup ## cases with known answers, examples, oracles
+	@$(BIN)/python -m tests.support.upstream > /dev/null || true  # says how far it is, which workers cannot
 	$(call tier,conformance,-n $(JOBS) --dist worksteal)
 
 test-machine: setup ## real QEMU and kernel (skips where there is none)
@@ -71,6 +72,7 @@ test-machine: setup ## real QEMU and kernel (skips where there is none)
 	$(call tier,machine,-n $(MACHINE_JOBS))
 
 test-cluster: setup ## a real Kubernetes control plane (skips where there is none)
+	@$(BIN)/python -m tests.support.kube_build > /dev/null || true  # no test's time is measured by what is built once
 	$(call tier,cluster)
 
 images: setup ## test machines, built from Debian packages into the user's cache; tests do it when they need to

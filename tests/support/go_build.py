@@ -6,8 +6,10 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,9 +35,23 @@ def cache_folder() -> Path:
 def locked(folder: Path) -> Iterator[None]:
     """The folder, made if need be, with nobody else building into it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+    with (folder / ".lock").open("w") as lock, untimed():
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def untimed() -> Iterator[None]:
+    """A build, and waiting for one, takes as long as it takes: the time of the test that is the first to need it stands
+    still (pytest-timeout's, which is the process's only alarm)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    left, again = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left, again)
 
 
 def toolchain(progress: Progress) -> str:

@@ -137,5 +137,10 @@ def _version_flags() -> str:
 
 
 if __name__ == "__main__":
-    for built in (binaries, node_binaries, runtime_binaries):
-        print(built(lambda line: print(line, file=sys.stderr)))
+    from tests.support.kube_node import why_not
+
+    try:
+        for built in (binaries,) if why_not() else (binaries, node_binaries, runtime_binaries):
+            print(built(lambda line: print(line, file=sys.stderr)))
+    except Unavailable as reason:
+        sys.exit(f"no Kubernetes: {reason}")
