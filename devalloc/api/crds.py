@@ -157,6 +157,26 @@ RULES: dict[str, tuple[Rule, ...]] = {
             ".max",
         ),
     ),
+    "MachineScaling": (
+        *(
+            Rule(
+                f"!has(self.{name}) || {_amount(name)}.compareTo(quantity('{most}')) < 0",
+                f"{name} must be less than {most}",
+                f".{name}",
+            )
+            for name, most in (
+                ("loadAverageFractionTarget", 2),
+                ("memoryUsageFractionTarget", 1),
+                ("memoryTotalFractionTarget", 1),
+            )
+        ),
+        Rule(
+            "!has(self.lfcWindowSizeMinutes) || !has(self.lfcMinWaitBeforeDownscaleMinutes) || "
+            "self.lfcMinWaitBeforeDownscaleMinutes >= self.lfcWindowSizeMinutes",
+            "lfcMinWaitBeforeDownscaleMinutes must be at least lfcWindowSizeMinutes",
+            ".lfcMinWaitBeforeDownscaleMinutes",
+        ),
+    ),
     "MachineStart": (
         Rule(f"has(self.kernel) || !{_empty('disks')}", "a kernel is required where there are no disks"),
         Rule("has(self.kernel) || !has(self.initrd)", "initrd goes with a kernel", ".initrd"),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Callable
 from functools import reduce
 from operator import add
 from typing import Annotated, Literal
@@ -27,6 +25,7 @@ from devalloc.api.fields import (
     shown,
     unique_by,
 )
+from devalloc.api.machinescaling import MachineScaling
 from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta
 from devalloc.api.quantity import NANO, Quantity
 
@@ -217,48 +216,6 @@ class MemoryBounds(ApiModel):
 
 def _is_multiple(amount: Quantity, of: int) -> bool:
     return amount.nano % (of * NANO) == 0
-
-
-def _guest_address(value: object) -> object:
-    try:
-        if not isinstance(value, str) or "%" in value:
-            raise ValueError
-        address = ipaddress.ip_address(value)
-    except ValueError:
-        raise ValueError(f"must be an IPv4 or IPv6 address, not {shown(value)}") from None
-    if address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local:
-        raise ValueError(f"must be an address that only a guest can have, and {address} is none")
-    return str(address)
-
-
-GuestAddress = Annotated[str, BeforeValidator(_guest_address), WithJsonSchema({"type": "string", "maxLength": 45})]
-Port = Annotated[int, Field(ge=1, le=65535)]
-
-
-def _target(most: int) -> Callable[[Quantity], Quantity]:
-    def check(amount: Quantity) -> Quantity:
-        if not 0 < amount.nano < most * NANO:
-            raise ValueError(f"must be more than 0 and less than {most}, and is {amount}")
-        return amount
-
-    return check
-
-
-class MachineScaling(ApiModel):
-    """CPUs and memory follow what the guest does, between min and max, as far as there is a permit for it. The guest
-    runs ``devalloc guest-monitor``, or another monitor and exporter that speak the same protocols."""
-
-    address: GuestAddress
-    """Where the node reaches the guest."""
-    monitor_port: Port = 10301
-    """Of the guest's monitor: it is asked before memory goes, and asks for more."""
-    metrics_port: Port = 9100
-    """Of the guest's gauges: load and memory."""
-    load_average_fraction_target: Annotated[Positive, AfterValidator(_target(2))] | None = None
-    """The part of its CPUs that its load average should come to, below 2, such as 900m. The node's where nothing is
-    said, as for the others."""
-    memory_usage_fraction_target: Annotated[Positive, AfterValidator(_target(1))] | None = None
-    """The part of its memory that what it uses should come to, below 1."""
 
 
 class MachineDisk(ApiModel):

@@ -38,10 +38,12 @@ def read(files: Sequence[str], namespace: str | None = None, *, expressions: boo
     """Read and decode manifests, and show every problem on stderr.
 
     With a namespace, objects of namespaced kinds that name none get that one. With ``expressions``, an object with an
-    expression that does not compile is not good either (the solver finds those by itself).
+    expression that does not compile is not good either (the solver finds those by itself), nor one with an annotation
+    that nobody could scale a machine by.
     """
     from devalloc.api.decode import decode
     from devalloc.api.manifests import load
+    from devalloc.cli.annotations import wrong_annotations
     from devalloc.cli.expressions import wrong_expressions
 
     with working("reading manifests"):
@@ -54,9 +56,9 @@ def read(files: Sequence[str], namespace: str | None = None, *, expressions: boo
             if decoded.object is None:
                 continue
             valid = replace(document, content=decoded.object.to_manifest())
-            wrong = list(wrong_expressions(valid)) if expressions else []
+            wrong = [*wrong_expressions(valid), *wrong_annotations(valid)] if expressions else []
             problems += wrong
-            if not wrong:
+            if not any(problem.is_error for problem in wrong):
                 good.append(valid)
     show(problems)
     return Documents(documents, good, problems)

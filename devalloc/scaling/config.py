@@ -19,6 +19,8 @@ from devalloc.api.quantity import type_name
 from devalloc.scaling.eras import Era
 
 ANNOTATION = "autoscaling.neon.tech/config"
+ANNOTATION_PATH = f"metadata.annotations[{ANNOTATION}]"
+"""Where a manifest has it."""
 MAX_ANNOTATION = 16 * 1024
 """Characters of the annotation; more is refused unread."""
 MAX_MINUTES = 24 * 60
@@ -126,9 +128,14 @@ def merge(defaults: ScalingConfig, overrides: Overrides | None, path: str = "") 
     """The configuration of one machine: what is set replaces the default. Problems: what clashes only now."""
     if overrides is None:
         return ReadDefaults(defaults, [])
-    config = replace(defaults, **{name: value for name, value in asdict(overrides).items() if value is not None})
+    config = overridden(defaults, overrides)
     problems = _conflicts(config, path)
     return ReadDefaults(None if problems else config, problems)
+
+
+def overridden(defaults: ScalingConfig, overrides: Overrides) -> ScalingConfig:
+    """The same, where what clashes is of no interest yet."""
+    return replace(defaults, **{name: value for name, value in asdict(overrides).items() if value is not None})
 
 
 def defaults_to_json(config: ScalingConfig, era: Era = Era.NEWEST) -> dict[str, Any]:

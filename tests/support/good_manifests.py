@@ -172,6 +172,31 @@ status:
 ---
 apiVersion: devalloc.io/v1alpha1
 kind: VirtualMachine
+metadata: {namespace: team-a, name: scaled}
+spec:
+  nodeName: node-a
+  cpu: {min: 1, max: 4}
+  memory: {min: 1Gi, max: 8Gi}
+  start: {kernel: /var/lib/machines/vmlinuz}
+  scaling:
+    address: 10.0.0.5
+    protocol: informant
+    monitorPort: 10302
+    metricsPort: 9101
+    loadAverageFractionTarget: "1.5"
+    memoryUsageFractionTarget: 500m
+    memoryTotalFractionTarget: 800m
+    enableLFCMetrics: true
+    lfcMetricsPort: 9500
+    lfcToMemoryRatio: 500m
+    lfcWindowSizeMinutes: 2
+    lfcMinWaitBeforeDownscaleMinutes: 3
+    lfcUseLargestWindow: true
+    cpuStableZoneRatio: 100m
+    cpuMixedZoneRatio: "0"
+---
+apiVersion: devalloc.io/v1alpha1
+kind: VirtualMachine
 metadata: {namespace: team-a, name: adopted}
 spec:
   nodeName: node-a

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import aiohttp
 
 from devalloc.scaling.eras import Era
@@ -25,31 +27,37 @@ class HttpMetrics:
         session: aiohttp.ClientSession,
         host: str,
         *,
-        system_port: int = 9100,
+        system_port: int | Callable[[], int] = 9100,
         lfc_port: int = 9499,
         era: Era = Era.NEWEST,
         prefix: str = "host_",
     ) -> None:
-        """``host``: the address of its guest, never a name."""
-        place = f"[{host}]" if ":" in host else host
+        """``host``: the address of its guest, never a name. ``system_port``: asked each time where it may change."""
+        self._place = f"[{host}]" if ":" in host else host
         self._session, self._era, self._prefix = session, era, prefix
-        self._system, self._lfc = (f"http://{place}:{port}/metrics" for port in (system_port, lfc_port))
+        self._system_port: Callable[[], int] = (lambda: system_port) if isinstance(system_port, int) else system_port
+        self._lfc_port = lfc_port
 
     async def system(self) -> SystemMetrics:
         """Load and memory. Raises Failed (``MetricsUnavailable``)."""
-        text = await self._text(self._system)
+        url = self._url(self._system_port())
+        text = await self._text(url)
         try:
             return read_system_metrics(text, self._era, self._prefix)
         except MetricsError as error:
-            raise Failed("MetricsUnavailable", f"{self._system}: {error}") from None
+            raise Failed("MetricsUnavailable", f"{url}: {error}") from None
 
     async def lfc(self) -> LfcMetrics:
         """The cache's. Raises Failed (``MetricsUnavailable``)."""
-        text = await self._text(self._lfc)
+        url = self._url(self._lfc_port)
+        text = await self._text(url)
         try:
             return read_lfc_metrics(text, self._era)
         except MetricsError as error:
-            raise Failed("MetricsUnavailable", f"{self._lfc}: {error}") from None
+            raise Failed("MetricsUnavailable", f"{url}: {error}") from None
+
+    def _url(self, port: int) -> str:
+        return f"http://{self._place}:{port}/metrics"
 
     async def _text(self, url: str) -> bytes:
         try:

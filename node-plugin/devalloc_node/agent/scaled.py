@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
@@ -24,8 +25,12 @@ class Scaled:
     """Of its guest."""
     monitor_port: int
     metrics_port: int
+    lfc_port: int = 9499
+    protocol: Literal["monitor", "informant"] = "monitor"
+    """What is spoken at the monitor's port."""
 
     @property
     def identity(self) -> str:
         """What cannot change while it is scaled: its run, and where its guest is."""
-        return f"{self.uid} {self.run} {self.address} {self.monitor_port} {self.metrics_port}"
+        ports = f"{self.monitor_port} {self.metrics_port} {self.lfc_port}"
+        return f"{self.uid} {self.run} {self.address} {self.protocol} {ports}"

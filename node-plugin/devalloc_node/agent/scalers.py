@@ -11,24 +11,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 
-from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
 
-from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.state import Rules
 from devalloc_node.agent.agent import Agent, Machine
-from devalloc_node.agent.body import MachineBody
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.dumping import dumped
 from devalloc_node.agent.fetch import new_session
-from devalloc_node.agent.measure import HttpMetrics
 from devalloc_node.agent.metrics import ScalingMetrics
-from devalloc_node.agent.monitor import MonitorConnection
-from devalloc_node.agent.permits import HttpPermits
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.agent.wiring import Wiring
 from devalloc_node.platform import Platform
 
 REPORT_SECONDS = 1.0
@@ -97,25 +92,23 @@ class Scalers:
             executor = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="scaling")
             # What is under way ends by itself; what waits for a thread is not begun any more.
             stack.callback(executor.shutdown, wait=False, cancel_futures=True)
-            # Guests that keep connections open must not keep those to the server of permits from being made.
             permits = await stack.enter_async_context(new_session())
             guests = await stack.enter_async_context(new_session())
+            wiring = Wiring(self._platform, self.settings, permits, guests, executor)
             rules, metrics = Rules(self.settings.unit, self.settings.timing), self._metrics
             agent = Agent(rules, came_through=metrics.came_through, counted=metrics.counted)
             stack.push_async_callback(agent.close)
             await stack.enter_async_context(dumped(agent, self.settings.dump_port))
             self._poke = poke
             while not stop.is_set():
-                await self._match(agent, permits, guests, executor)
+                await self._match(agent, wiring)
                 self._tell(agent)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(REPORT_SECONDS):
                         await news.wait()
                 news.clear()
 
-    async def _match(
-        self, agent: Agent, permits: ClientSession, guests: ClientSession, executor: ThreadPoolExecutor
-    ) -> None:
+    async def _match(self, agent: Agent, wiring: Wiring) -> None:
         """Have the agent scale what is to be scaled, and nothing else."""
         with self._mutex:
             wanted = dict(self._wanted)
@@ -125,26 +118,9 @@ class Scalers:
         for scaled in wanted.values():
 
             def channels(scaler: Scaler, scaled: Scaled = scaled) -> Channels:
-                return self._channels(scaled, scaler, permits, guests, executor)
+                return wiring.channels(scaled, scaler)
 
             await agent.scale(Machine(scaled.key, scaled.identity, scaled.bounds, scaled.config, channels))
-
-    def _channels(
-        self,
-        scaled: Scaled,
-        scaler: Scaler,
-        permits: ClientSession,
-        guests: ClientSession,
-        executor: ThreadPoolExecutor,
-    ) -> Channels:
-        settings = self.settings
-        namespace, _, name = scaled.key.partition("/")
-        return Channels(
-            HttpPermits(permits, settings.permits, PodName(namespace, name), settings.unit, settings.token),
-            MachineBody(self._platform, scaled.key, scaled.uid, executor),
-            MonitorConnection(scaled.key, scaled.address, scaled.monitor_port, scaler),
-            HttpMetrics(guests, scaled.address, system_port=scaled.metrics_port),
-        )
 
     def _tell(self, agent: Agent) -> None:
         """Note what is to be told of each, and say where it is something else than before."""

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import fields
+from typing import Any, Protocol
 
+from devalloc.api.machinescaling import MachineScaling
+from devalloc.api.problems import Problem
 from devalloc.api.quantity import NANO, Quantity
-from devalloc.api.virtualmachine import MachineScaling, VirtualMachine
+from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.scaling.bounds import Bounds
-from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.config import (
+    ANNOTATION,
+    ANNOTATION_PATH,
+    Overrides,
+    ScalingConfig,
+    merge,
+    overridden,
+    read_annotation,
+)
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.stuck import Reason
 from devalloc_node.agent.report import Report
@@ -36,7 +46,8 @@ class Scaling(Protocol):
 
 
 def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, settings: ScalingSettings) -> Scaled:
-    """Raises Denied (``GuestElsewhere``) where its guest cannot be where its object says."""
+    """Raises Denied: its guest cannot be where its object says (``GuestElsewhere``), or nobody could compute a goal as
+    it says (``ScalingConfigInvalid``)."""
     if not settings.reaches(scaling.address):
         networks = ", ".join(map(str, settings.guests)) or "no network"
         raise Denied(
@@ -49,10 +60,12 @@ def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, set
         vm.metadata.uid or "",
         machine.id,
         _bounds(vm, machine.started),
-        _config(scaling, settings.config),
+        _config(vm, scaling, settings.config),
         scaling.address,
         scaling.monitor_port,
         scaling.metrics_port,
+        scaling.lfc_metrics_port,
+        scaling.protocol,
     )
 
 
@@ -82,10 +95,25 @@ def _bounds(vm: VirtualMachine, started: MachineSpec | None) -> Bounds:
     return Bounds(least, most)
 
 
-def _config(scaling: MachineScaling, config: ScalingConfig) -> ScalingConfig:
-    names = ("load_average_fraction_target", "memory_usage_fraction_target")
-    said = {name: value.nano / NANO for name in names if (value := getattr(scaling, name)) is not None}
-    return replace(config, **said)
+def _config(vm: VirtualMachine, scaling: MachineScaling, config: ScalingConfig) -> ScalingConfig:
+    """The node's, with what the machine's annotation says otherwise, and then with what its spec says."""
+    problems: list[Problem] = []
+    if (text := vm.metadata.annotations.get(ANNOTATION)) is not None:
+        read = read_annotation(text, path=ANNOTATION_PATH)
+        problems += read.problems
+        config = config if read.overrides is None else overridden(config, read.overrides)
+    merged = merge(config, _overrides(scaling), "spec.scaling")
+    problems += merged.problems
+    wrong = [f"{problem.path} {problem.message}" for problem in problems if problem.is_error]
+    if merged.config is None or wrong:
+        raise Denied("ScalingConfigInvalid", f"no goal can be computed as its object says: {'; '.join(wrong)}")
+    return merged.config
+
+
+def _overrides(scaling: MachineScaling) -> Overrides:
+    said: dict[str, Any] = {each.name: getattr(scaling, each.name) for each in fields(Overrides)}
+    said |= {name: value.nano / NANO for name, value in said.items() if isinstance(value, Quantity)}
+    return Overrides(**said)
 
 
 def _cpu(amount: Quantity) -> int:

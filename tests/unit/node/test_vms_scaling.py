@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from devalloc.api.virtualmachine import MEMORY_BLOCK
 from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.config import ANNOTATION
 from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.stuck import Reason
@@ -133,6 +135,65 @@ def test_its_own_targets_are_taken_in_place_of_the_nodes(world: World) -> None:
     config = world.told.kept[KEY].config
     assert (config.load_average_fraction_target, config.memory_usage_fraction_target) == (1.5, 0.5)
     assert config.memory_total_fraction_target == ScalingSettings().config.memory_total_fraction_target
+
+
+def rescaled(world: World, annotation: str | None = None, **scaling: Any) -> None:
+    old = world.store.get("VirtualMachine", "default", "web")
+    annotations = {**old["metadata"].get("annotations", {})} | ({} if annotation is None else {ANNOTATION: annotation})
+    metadata = {**old["metadata"], "annotations": annotations}
+    world.store.replace({**old, "metadata": metadata, "spec": {**old["spec"], "scaling": {**HERE, **scaling}}})
+    world.round()
+
+
+def test_all_parameters_of_goals_are_its_own_by_its_spec_or_its_annotation(world: World) -> None:
+    annotation = '{"loadAverageFractionTarget": 1.25, "enableLFCMetrics": true, "cpuStableZoneRatio": 0.5}'
+    rescaled(world, annotation, loadAverageFractionTarget="1500m", lfcWindowSizeMinutes=4, lfcUseLargestWindow=True)
+    assert world.told.kept[KEY].config == replace(
+        ScalingSettings().config,
+        load_average_fraction_target=1.5,  # the spec counts where both say something
+        enable_lfc_metrics=True,
+        cpu_stable_zone_ratio=0.5,
+        lfc_window_size_minutes=4,
+        lfc_use_largest_window=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("annotation", "scaling", "words"),
+    [
+        ("{", {}, r"metadata.annotations\[autoscaling.neon.tech/config\] is no JSON"),
+        (
+            '{"loadAverageFractionTarget": -1, "enableLFCMetrics": 1}',
+            {},
+            "loadAverageFractionTarget must be a number above 0 and below 2, not -1; .*enableLFCMetrics must be true",
+        ),
+        (
+            '{"lfcMinWaitBeforeDownscaleMinutes": 3}',
+            {"lfcWindowSizeMinutes": 4},
+            "spec.scaling.lfcMinWaitBeforeDownscaleMinutes must be at least lfcWindowSizeMinutes, which is 4, not 3",
+        ),
+        (None, {"lfcWindowSizeMinutes": 6}, "at least lfcWindowSizeMinutes, which is 6, not 5"),
+    ],
+)
+def test_a_machine_that_nobody_could_compute_a_goal_for_stays_as_it_is_and_says_why(
+    world: World, annotation: str | None, scaling: dict[str, Any], words: str
+) -> None:
+    rescaled(world, annotation, **scaling)
+    assert not world.told.kept
+    assert world.status()["reason"] == "ScalingConfigInvalid"
+    assert re.search(words, world.status()["message"]), world.status()["message"]
+    rescaled(world, "{}")
+    assert KEY in world.told.kept
+    assert "reason" not in world.status()
+
+
+def test_what_the_guest_speaks_and_where_is_told_and_another_way_begins_anew(world: World) -> None:
+    before = world.told.kept[KEY]
+    assert (before.protocol, before.lfc_port) == ("monitor", 9499)
+    rescaled(world, protocol="informant", monitorPort=10302, lfcMetricsPort=9500)
+    after = world.told.kept[KEY]
+    assert (after.protocol, after.monitor_port, after.lfc_port) == ("informant", 10302, 9500)
+    assert after.identity != before.identity
 
 
 def test_bounds_are_those_that_it_was_started_with_room_for(world: World) -> None:

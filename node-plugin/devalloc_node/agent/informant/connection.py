@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
@@ -59,13 +60,13 @@ class InformantConnection:
         host: str,
         port: int,
         listener: Listener,
-        serve_host: str,
+        serve_host: str | None = None,
         timers: Timers | None = None,
         limits: Limits = LIMITS,
         versions: VersionRange[InformantVersion] = INFORMANT_VERSIONS,
     ) -> None:
         """``machine``: what log lines call it. ``host``: the address that its guest has, never a name.
-        ``serve_host``: our address that the guest reaches, and nobody else should."""
+        ``serve_host``: our address that the guest reaches, and nobody else should; None: the one on the way to it."""
         self._machine = machine
         self._host, self._port = host, port
         self._listener = listener
@@ -95,7 +96,8 @@ class InformantConnection:
             except NodeError as error:
                 life.end(error.message, Again.LATER)
             except OSError as error:
-                life.end(f"no port at {self._serve_host} for it: {error}", Again.LATER)
+                where = self._serve_host or f"an address that {self._host} reaches"
+                life.end(f"no port at {where} for it: {error}", Again.LATER)
             except asyncio.CancelledError:
                 life.end("the agent does not watch it any more", Again.LATER)
                 raise
@@ -137,7 +139,7 @@ class InformantConnection:
     # One life
 
     async def _live(self, life: Life, server: Server) -> None:
-        address, port = await server.listen(self._serve_host)
+        address, port = await server.listen(self._serve_host or way_to(self._host))
         at = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._desc = wire.AgentDesc(life.agent_id, at, self._versions)
         body = await self._ask(life, wire.REGISTER, wire.encode_agent(self._desc), self._timers.register)
@@ -278,6 +280,14 @@ class InformantConnection:
 
     def _sentence(self, why: str) -> str:
         return f"the informant in the guest ({self._host} port {self._port}): {why}"
+
+
+def way_to(host: str) -> str:
+    """Our address on the way to another one, by the host's routes; nothing is sent. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as door:
+        door.connect((host, 9))
+        return str(door.getsockname()[0])
 
 
 def _now() -> int:

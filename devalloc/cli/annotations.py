@@ -1,0 +1,28 @@
+"""Annotations of peers that a manifest may have, and that are read only when they count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from devalloc.api.manifests import Document
+    from devalloc.api.problems import Problem
+
+
+def wrong_annotations(document: Document) -> Iterator[Problem]:
+    """What is wrong with how a machine is to be scaled, and what of it is ignored."""
+    from devalloc.api.problems import Problem
+    from devalloc.scaling.config import ANNOTATION, ANNOTATION_PATH, read_annotation
+
+    content, metadata = document.content, document.content["metadata"]
+    text = (metadata.get("annotations") or {}).get(ANNOTATION)
+    if content["kind"] != "VirtualMachine" or text is None:
+        return
+    here = document.place(Problem("", ANNOTATION_PATH, content["kind"], metadata.get("namespace"), metadata["name"]))
+    if not content["spec"].get("scaling"):
+        yield replace(here, message="is ignored: the machine has no spec.scaling", severity="warning")
+    for problem in read_annotation(text, path=ANNOTATION_PATH).problems:
+        yield replace(here, message=problem.message, path=problem.path, severity=problem.severity)

@@ -1,0 +1,51 @@
+"""What a scaler of this node speaks with, made from what is said of its machine."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from aiohttp import ClientSession
+
+from devalloc.scaling.messages.plugin import PodName
+from devalloc_node.agent.body import MachineBody
+from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.informant.connection import InformantConnection
+from devalloc_node.agent.measure import HttpMetrics
+from devalloc_node.agent.monitor import MonitorConnection
+from devalloc_node.agent.permits import HttpPermits
+from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.platform import Platform
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """The same for all machines. Guests that keep connections open must not keep those to the server of permits from
+    being made, so each have a session of their own."""
+
+    platform: Platform
+    settings: ScalingSettings
+    permits: ClientSession
+    guests: ClientSession
+    executor: Executor
+    """Where the platform is waited for."""
+
+    def channels(self, scaled: Scaled, scaler: Scaler) -> Channels:
+        """Those of one machine."""
+        settings, address = self.settings, scaled.address
+        namespace, _, name = scaled.key.partition("/")
+        permits = HttpPermits(self.permits, settings.permits, PodName(namespace, name), settings.unit, settings.token)
+        body = MachineBody(self.platform, scaled.key, scaled.uid, self.executor)
+        if scaled.protocol == "monitor":
+            monitor = MonitorConnection(scaled.key, address, scaled.monitor_port, scaler)
+            metrics = HttpMetrics(self.guests, address, system_port=scaled.metrics_port, lfc_port=scaled.lfc_port)
+            return Channels(permits, body, monitor, metrics)
+        informant = InformantConnection(scaled.key, address, scaled.monitor_port, scaler)
+
+        def metrics_port() -> int:
+            return scaled.metrics_port if informant.chosen is None else informant.chosen.metrics_port
+
+        metrics = HttpMetrics(self.guests, address, system_port=metrics_port, lfc_port=scaled.lfc_port)
+        return Channels(permits, body, informant, metrics)

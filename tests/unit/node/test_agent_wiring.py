@@ -1,0 +1,99 @@
+"""What a scaler of this node speaks with, as its machine's object says: a monitor, or an informant."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import cast
+
+import pytest
+from aiohttp import web
+
+from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.state import Rules
+from devalloc.scaling.versions import INFORMANT_VERSIONS
+from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.fetch import new_session
+from devalloc_node.agent.informant.connection import InformantConnection, way_to
+from devalloc_node.agent.monitor import MonitorConnection
+from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.agent.wiring import Wiring
+from devalloc_node.guest.informant import Informant
+from devalloc_node.platform import Platform
+from tests.support.scaling_world import UNIT
+from tests.support.virtual_time import run
+from tests.unit.node.test_agent_clients import METRICS, answering
+from tests.unit.node.test_informant import Guest, until
+
+HOST = "127.0.0.1"
+
+
+def scaled(**changed: object) -> Scaled:
+    made = Scaled("ns/vm", "uid", "run-1", Bounds(UNIT, UNIT * 4), ScalingConfig(), HOST, 1, 2)
+    for name, value in changed.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+async def wired(what: Scaled) -> Channels:
+    """The channels of a machine; nothing is asked of its platform."""
+    async with new_session() as session:
+        with ThreadPoolExecutor(1) as executor:
+            wiring = Wiring(cast(Platform, None), ScalingSettings(), session, session, executor)
+            made: list[Channels] = []
+
+            def channels(scaler: Scaler) -> Channels:
+                made.append(wiring.channels(what, scaler))
+                return made[0]
+
+            Scaler("vm", Rules(UNIT), what.bounds, what.config, channels, None, Random(1))
+            return made[0]
+
+
+@pytest.mark.parametrize(("protocol", "kind"), [("monitor", MonitorConnection), ("informant", InformantConnection)])
+def test_it_speaks_what_the_guest_speaks(protocol: str, kind: type) -> None:
+    assert isinstance(run(wired(scaled(protocol=protocol))).guest, kind)
+
+
+def test_the_address_that_an_informant_is_told_is_the_one_on_the_way_to_it() -> None:
+    assert way_to("127.0.0.7") == HOST
+    with pytest.raises(OSError, match=r".*"):
+        way_to("no address")
+
+
+def test_an_informant_is_registered_with_and_its_gauges_asked_for_where_it_says() -> None:
+    """With no address said where informants call back."""
+
+    async def gauges(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=METRICS)
+
+    async def scenario() -> None:
+        async with answering(gauges) as gauges_port, new_session() as session:
+            informant = Informant(Guest(), gauges_port, versions=INFORMANT_VERSIONS)
+            _, port = await informant.listen(HOST, 0)
+            served = asyncio.create_task(informant.run())
+            with ThreadPoolExecutor(1) as executor:
+                wiring = Wiring(cast(Platform, None), ScalingSettings(), session, session, executor)
+                what = scaled(protocol="informant", monitor_port=port, metrics_port=1)
+                made: list[Channels] = []
+
+                def channels(scaler: Scaler) -> Channels:
+                    made.append(wiring.channels(what, scaler))
+                    return made[0]
+
+                Scaler("vm", Rules(UNIT), what.bounds, what.config, channels, None, Random(1))
+                (speaks,) = made
+                kept = asyncio.create_task(speaks.guest.run())
+                await until(lambda: speaks.guest.status().connected)
+                assert (await speaks.metrics.system()).load1 == 0.3
+                assert (await speaks.guest.downscale(UNIT)).ok
+                for task in (kept, served):
+                    task.cancel()
+                await asyncio.gather(kept, served, return_exceptions=True)
+            await informant.close()
+
+    run(scenario())
