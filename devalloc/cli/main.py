@@ -70,6 +70,7 @@ class Devalloc(click.Group):
         module = cmd_name.replace("-", "_")
         command = getattr(importlib.import_module(f"devalloc.cli.{module}"), module)
         assert isinstance(command, click.Command)
+        _add_variables(command, f"DEVALLOC_{module.upper()}")
         return command
 
     def resolve_command(
@@ -88,6 +89,20 @@ class Devalloc(click.Group):
         for title, verbs in VERBS.items():
             with formatter.section(title):
                 formatter.write_dl(list(verbs.items()))
+
+
+def _add_variables(command: click.Command, prefix: str) -> None:
+    """Every option can be set by the variable that its long name gives, whatever its parameter is called in Python and
+    whichever variable it has besides."""
+    for option in command.params:
+        if isinstance(option, click.Option):
+            name = next((name for name in option.opts if name.startswith("--")), "")
+            variable = f"{prefix}_{name[2:].replace('-', '_').upper()}"
+            others = [option.envvar] if isinstance(option.envvar, str) else [*(option.envvar or ())]
+            option.envvar = [*(other for other in others if other != variable), variable]
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            _add_variables(below, f"{prefix}_{name.replace('-', '_').upper()}")
 
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -119,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    _open_what_is_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what cannot be written is escaped: in JSON, as JSON has it
     try:
@@ -134,3 +150,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code if isinstance(code, int) else 0
+
+
+def _open_what_is_closed() -> None:
+    """Without this the store, or a socket, could be the next file to be opened and so be what others print to."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  lives as long as the process

@@ -130,3 +130,13 @@ def test_watch_tells_what_is_and_what_changes(plugin: Served) -> None:
         assert any("Gone" in line for line in iter(process.stdout.readline, ""))
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_with_its_output_closed_nothing_is_written_into_the_store_instead(devalloc: Shell, closed: str) -> None:
+    devalloc("apply", "-f", "-", stdin=text(claim()))
+    command = f'"{sys.executable}" -m devalloc.cli get claims {closed}'
+    done = subprocess.run(["sh", "-c", command], env={**os.environ, "DEVALLOC_STORE": str(devalloc.store)})
+
+    assert done.returncode == 0
+    assert "train" in devalloc("get", "claims").out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 import pytest
 from click.shell_completion import ShellComplete
@@ -32,6 +34,31 @@ def test_every_verb_explains_itself_and_its_options(name: str) -> None:
         assert one.help
         silent = [p.name for p in one.params if isinstance(p, click.Option) and not p.help]
         assert silent == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_option_is_set_by_the_variable_of_its_long_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = cli.get_command(click.Context(cli), name)
+
+    for context in _contexts(command, f"DEVALLOC_{name.replace('-', '_').upper()}"):
+        for option in context.command.params:
+            if isinstance(option, click.Option):
+                long = next(word for word in option.opts if word.startswith("--"))
+                variable = f"{context.info_name}_{long[2:].replace('-', '_').upper()}"
+                for other in option.envvar or ():
+                    monkeypatch.delenv(other, raising=False)
+                with monkeypatch.context() as only:
+                    only.setenv(variable, "so")
+                    assert option.resolve_envvar_value(context) == "so", variable
+
+
+def _contexts(command: click.Command | None, prefix: str) -> Iterator[click.Context]:
+    """Of a command and of those below it, each with the prefix of its variables as its name."""
+    assert command is not None
+    yield click.Context(command, info_name=prefix)
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from _contexts(below, f"{prefix}_{name.replace('-', '_').upper()}")
 
 
 def test_version(devalloc: Shell) -> None:
