@@ -36,6 +36,7 @@ def _empty(name: str) -> str:
     return f"(!has(self.{name}) || size(self.{name}) == 0)"
 
 
+_WARM = "self.nics.filter(nic, has(nic.backend) && nic.backend == 'warm').size()"
 _DETAIL_FIELDS = ("deviceType", "deviceClass", "constraints", "requests", "limits", "matchAttributes", "configs")
 _NAMES = "self.{field}.all(name, size(name) > 0 && size(name) <= 253)"
 
@@ -192,6 +193,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("has(self.start) != has(self.adopt)", "a machine is either started or adopted: exactly one of both"),
         Rule("!has(self.adopt) || has(self.nodeName)", "nodeName is required with adopt", ".nodeName"),
         Rule(f"!has(self.adopt) || {_empty('nics')}", "nics go with start only", ".nics"),
+        Rule(f"!has(self.nics) || {_WARM} <= 1", "a machine lives in one warm setup", ".nics"),
+        Rule(
+            f"!has(self.start) || !has(self.start.pinned) || !self.start.pinned || (has(self.nics) && {_WARM} == 1)",
+            "start.pinned goes with a network card with backend warm only",
+        ),
         Rule("!has(self.adopt) || !has(self.pciSlots)", "pciSlots goes with start only", ".pciSlots"),
         Rule(
             "!has(self.pciSlots) || !has(self.claims) || size(self.claims) <= self.pciSlots",

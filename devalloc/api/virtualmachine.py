@@ -242,6 +242,9 @@ class MachineStart(ApiModel):
     """Gives the guest an IOMMU, so that it can pass devices on to machines of its own."""
     numa_node: Annotated[int, Field(ge=0, lt=MAX_NUMA_NODES)] | None = None
     """The host's NUMA node that its memory comes from; any where nothing is said."""
+    pinned: bool = False
+    """Its CPUs run on CPUs of the host that are chosen for it when it starts, as many as it can have, and on no others.
+    Takes a network card with backend warm, whose setup names them."""
     disks: Annotated[list[MachineDisk], Field(max_length=16), AfterValidator(unique_by("path"))] = Field(
         default_factory=list
     )
@@ -271,8 +274,9 @@ class MachineNic(ApiModel):
     """An emulated network card, beside the devices of claims."""
 
     model: Literal["virtio", "e1000e"] = "virtio"
-    backend: Literal["user", "tap"] = "user"
-    """``user``: through the host's own sockets, nothing reaches the guest from outside. ``tap``: an interface."""
+    backend: Literal["user", "tap", "warm"] = "user"
+    """``user``: through the host's own sockets, nothing reaches the guest from outside. ``tap``: an interface.
+    ``warm``: the TAP interface of one of the node's warm setups, in whose network namespace the machine lives."""
     interface: InterfaceName | None = None
     """The tap interface, which exists already."""
     bandwidth: PositiveAmount | None = None
@@ -348,6 +352,10 @@ class VirtualMachineSpec(ApiModel):
                 faults.append((("nodeName",), "is required with adopt: where does it run?"))
             if self.pci_slots is not None:
                 faults.append((("pciSlots",), "goes with start only; an adopted machine has its own"))
+        warm = [i for i, nic in enumerate(self.nics) if nic.backend == "warm"]
+        faults += [(("nics", i, "backend"), "is warm, and a machine lives in one warm setup") for i in warm[1:]]
+        if self.adopt is None and self.start is not None and self.start.pinned and not warm:
+            faults.append((("start", "pinned"), "goes with a network card with backend warm only"))
         if self.pci_slots is not None and self.pci_slots < len(self.claims):
             faults.append((("pciSlots",), f"must be at least one for each of the {len(self.claims)} claims"))
         refuse(faults, RELATED)

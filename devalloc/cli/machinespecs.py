@@ -55,6 +55,7 @@ def _start(start: MachineStart) -> pb.Start:
         append=start.append,
         iommu=start.iommu,
         numa_node=start.numa_node,
+        pinned=start.pinned,
         disks=[
             pb.Disk(path=disk.path, format=disk.format, read_only=disk.read_only, device=disk.device)
             for disk in start.disks

@@ -70,8 +70,8 @@ def run(node: Node, publishing: Publishing | None = None, say: Say = log.info, *
         stack.enter_context(serving(node, say))
         restarts = Restarts(node.platform, node.pulse, node.machines.to_restart)
         own: list[Loop] = [node.health.run, node.telling.run, partial(house.keep, node.machines), restarts.run]
-        if node.warm is not None:
-            own.append(Keeper(node.warm).keep)
+        if (pool := node.warm) is not None and (homes := node.homes) is not None:
+            own.append(Keeper(pool, sweep=lambda: homes.sweep(node.machines.lives_in)).keep)
         node.reconciler.look()
         loops = [*own, *publishing.loops, *beside]
         threads = [threading.Thread(target=guarded, args=(loop,), daemon=True) for loop in loops]

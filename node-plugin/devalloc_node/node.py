@@ -40,6 +40,7 @@ from devalloc_node.settings import NodeSettings
 from devalloc_node.step import ATTACHMENT, Step
 from devalloc_node.survey import Survey
 from devalloc_node.telling import Telling
+from devalloc_node.warm.homes import WarmHomes
 from devalloc_node.warm.pool import Pool
 
 Message = Literal["stop", "rescan"]
@@ -68,12 +69,19 @@ class Node:
         self.source = source
         self.pulse = Pulse()
         self.bindings = Bindings(host, settings.bindings)
+        self.warm = (
+            None
+            if settings.warm is None
+            else Pool(settings.warm, self.boot_id(), blind=lambda: blind_spot(self.host.tree()))
+        )
+        self.homes = None if self.warm is None else WarmHomes(self.warm)
         self.machines = Machines(
             settings.machines,
             journal,
             changed=lambda key: self.pulse.beat(),
             ended=lambda: self.metrics.ended(),
             host=settings.capacity,
+            homes=self.homes,
         )
         attachments = AttachmentKind(self.machines, host)
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)
@@ -106,11 +114,6 @@ class Node:
             held, self.machines, node_name=settings.node_name, kind=source.kind, changed=self.claims_changed
         )
         self.survey = Survey(settings, self._known, self.pulse.beat)
-        self.warm = (
-            None
-            if settings.warm is None
-            else Pool(settings.warm, self.boot_id(), blind=lambda: blind_spot(self.host.tree()))
-        )
         self.telling = Telling(source.tell, self.claims.prepared, self.health)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self.messages: SimpleQueue[Message] = SimpleQueue()

@@ -129,6 +129,8 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("VirtualMachine", "spec.start.disks.0.format", None, "format: Required"),
     ("VirtualMachine", "spec.adopt", {"qmpSocket": "/run/a.qmp"}, "exactly one of both"),
     ("VirtualMachine", "spec.nics.0.interface", None, "interface is required with backend tap"),
+    ("VirtualMachine", "spec.nics.1.backend", "warm", "a machine lives in one warm setup"),
+    ("VirtualMachine", "spec.nics.2.backend", "user", "backend warm only"),
     ("VirtualMachine", "spec.claims.1", "train", "a claim can be named once"),
     ("VirtualMachine", "spec.pciSlots", 1, "at least one for each claim"),
 ]

@@ -140,9 +140,11 @@ spec:
     disks:
     - {path: /var/lib/machines/trainer.qcow2, format: qcow2}
     - {path: /var/lib/machines/data.raw, format: raw, readOnly: true, device: nvme}
+    pinned: true
   nics:
   - {model: e1000e, backend: tap, interface: tap0, mac: "02:00:00:12:34:57", bandwidth: 125M}
   - {model: virtio, backend: user}
+  - {backend: warm, mac: "02:00:00:12:34:58"}
   claims: [train, held]
   pciSlots: 6
   running: true

@@ -16,6 +16,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import adopt, amounts, lifefile, plain
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.home import Homes, NoHomes
 from devalloc_node.machine.lines import Lines
 from devalloc_node.machine.lock import MachineLocks
 from devalloc_node.machine.looks import LOOK_SECONDS, Look, Looks, view
@@ -38,8 +39,11 @@ class Kept:
         *,
         changed: Callable[[str], None] = lambda key: None,
         connect: Connect = QmpMonitor,
+        homes: Homes | None = None,
     ) -> None:
-        """``changed`` is told the key of a machine that ended or was changed, from any thread."""
+        """``changed`` is told the key of a machine that ended or was changed, from any thread. ``homes``: who gives
+        machines a place of their own; None: nobody."""
+        self.homes = homes or NoHomes()
         self.config = config
         self.records = records
         self._changed = changed
@@ -126,6 +130,15 @@ class Kept:
         if process is None:
             raise Denied("MachineNotRunning", f"machine {key} does not run; start it first", retryable=True)
         return record, process
+
+    def lives_in(self, key: str, run: str) -> bool:
+        """Whether a home that was given to one run of a machine is its still: it lives, or is being started. Also where
+        that cannot be told."""
+        try:
+            record = self.find(key)
+        except NodeError:
+            return True
+        return record is not None and record.run == run and record.state not in ("stopped", "failed")
 
     def lost(self, key: str) -> Process | None:
         """The process of a machine that lives and has no record; None where there is none. Raises NodeError."""

@@ -22,6 +22,7 @@ from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine import cgroup, lifefile, logs, paths, room, spawn
 from devalloc_node.machine.command import Start, command, disk_fd, tap_fd
 from devalloc_node.machine.config import MAX_SOCKET_PATH, MachineConfig
+from devalloc_node.machine.home import HOST, Home
 from devalloc_node.machine.monitor import Monitor
 from devalloc_node.machine.process import Process, alive, kill, wait
 from devalloc_node.machine.spec import MachineSpec
@@ -56,9 +57,9 @@ def memlock_needed(spec: MachineSpec, config: MachineConfig) -> int:
     return spec.memory.most * times + config.memlock_slack
 
 
-def check(spec: MachineSpec, config: MachineConfig, given: Launch, namespace: Path | None = None) -> None:
+def check(spec: MachineSpec, config: MachineConfig, given: Launch) -> None:
     """Whether it can be started, before anything of it is. Raises Denied."""
-    _, files, _ = _resolved(spec, config, given, namespace)
+    _, files, _ = _resolved(spec, config, given)
     if _is_taken(folder := config.folder(spec.id)):
         raise Denied(
             "MachineRuns",
@@ -76,15 +77,13 @@ def check(spec: MachineSpec, config: MachineConfig, given: Launch, namespace: Pa
     room.check(spec, given.accel)
 
 
-def launch(spec: MachineSpec, config: MachineConfig, given: Launch, namespace: Path | None = None) -> None:
+def launch(spec: MachineSpec, config: MachineConfig, given: Launch, home: Home = HOST) -> None:
     """Start QEMU, paused. It is up when its monitor greets (``await_monitor``).
-
-    ``namespace``: the file of a network namespace that it lives in and that has its TAP interfaces; None: the host's.
 
     Raises Denied for what the spec may not name or the host has not; ``MachineRuns`` where it runs already. Raises
     Failed (``MachineDidNotStart``).
     """
-    words, files, taps = _resolved(spec, config, given, namespace)
+    words, files, taps = _resolved(spec, config, given)
     folder = _folder(spec, config, given)
     groups: list[str] = []
     if not uses_systemd(config):
@@ -101,7 +100,9 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch, namespace: P
         "cgroups": groups,
         "files": files,
         "taps": taps,
-        "namespace": None if namespace is None else str(namespace),
+        "namespace": None if home.namespace is None else str(home.namespace),
+        "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
+        "cpus": home.cpus,
     }
     file = config.plan(spec.id)
     with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
@@ -246,9 +247,9 @@ def _is_taken(folder: Path) -> bool:
 
 
 def _resolved(
-    spec: MachineSpec, config: MachineConfig, given: Launch, namespace: Path | None
+    spec: MachineSpec, config: MachineConfig, given: Launch
 ) -> tuple[list[str], dict[int, tuple[str, bool]], dict[int, str]]:
-    """The command line, and the files and TAP interfaces that QEMU inherits, by descriptor."""
+    """The command line, and the files and TAP interfaces of the host that QEMU inherits, by descriptor."""
     binary = shutil.which(config.binary)
     if binary is None:
         raise Denied("QemuMissing", f"there is no {config.binary} on this host; install QEMU", retryable=True)
@@ -267,9 +268,8 @@ def _resolved(
     files = {disk_fd(n): (str(path), not spec.disks[n].read_only) for n, path in enumerate(disks)}
     taps = {}
     for number, nic in enumerate(spec.nics):
-        if nic.interface is not None:
-            # One in another namespace cannot be seen from here: opening it tells.
-            taps[tap_fd(number)] = paths.tap(nic.interface) if namespace is None else nic.interface
+        if nic.interface is not None and not nic.warm:  # one in another namespace cannot be seen from here
+            taps[tap_fd(number)] = paths.tap(nic.interface)
     return command(spec, start), files, taps
 
 

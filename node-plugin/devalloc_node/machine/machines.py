@@ -14,6 +14,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import accel, adopt, amounts, launch, lifefile, logs, lost, paths, plain, users
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.home import HOST, Homes
 from devalloc_node.machine.hostroom import HostRoom
 from devalloc_node.machine.kept import Kept
 from devalloc_node.machine.looks import SLEEPING
@@ -42,10 +43,11 @@ class Machines(Kept):
         ended: Callable[[], None] = lambda: None,
         connect: Connect = QmpMonitor,
         host: HostCapacity | None = None,
+        homes: Homes | None = None,
     ) -> None:
         """As ``Kept``; ``ended`` is called for each machine that ended though nobody asked for it. ``host``: what all
         machines may have of it; None: nobody counts."""
-        super().__init__(config, records, changed=changed, connect=connect)
+        super().__init__(config, records, changed=changed, connect=connect, homes=homes)
         self._room = None if host is None else HostRoom(host, records)
         self._connect = connect
         self._settling = Settling(self, ended)
@@ -97,7 +99,8 @@ class Machines(Kept):
                     record = replace(record, run=given.uuid, user=given.uid)
                     self.put(record)
                 began = True
-                launch.launch(spec, self.config, given)
+                home = self.homes.give(spec, given.uuid) if spec.wants_home else HOST
+                launch.launch(spec, self.config, given, home)
                 self._come_up(record, deadline)
             except (NodeError, OSError) as raised:
                 error = raised if isinstance(raised, NodeError) else _refused_by_host(spec.key, raised)

@@ -101,6 +101,8 @@ class Settling:
         self.leave(record.spec.key)
         if record.spec.adopt is None:
             launch.clean(record.spec.id, self._kept.config)
+        if record.spec.wants_home:
+            self._kept.homes.take_back(record.spec.key)
 
     def _settle(self, key: str, seconds: float = LOOK_SECONDS) -> None:
         """Note that a machine ended, or watch it."""

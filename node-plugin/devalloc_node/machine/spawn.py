@@ -94,6 +94,7 @@ def _prepare(plan: Plan, life: int) -> None:
     for procs in plan["cgroups"]:
         with open(procs, "w", encoding="ascii") as file:
             file.write(str(os.getpid()))
+    _pin(plan.get("cpus"))
     _limit(resource.RLIMIT_MEMLOCK, plan["memlock"])
     _limit(resource.RLIMIT_NOFILE, 65536)
     _limit(resource.RLIMIT_CORE, 0)
@@ -104,9 +105,11 @@ def _prepare(plan: Plan, life: int) -> None:
     os.chdir(plan["folder"])
     for number, (path, writable) in plan["files"].items():
         _as(opened(path, writable), int(number))
+    for number, interface in plan["taps"].items():
+        _as(opened_tap(interface), int(number))
     if plan.get("namespace"):
         _enter(plan["namespace"])
-    for number, interface in plan["taps"].items():
+    for number, interface in plan.get("inside", {}).items():
         _as(opened_tap(interface), int(number))
     log = os.open("qemu.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if plan["uid"] is not None:
@@ -118,6 +121,17 @@ def _prepare(plan: Plan, life: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.set_inheritable(life, True)
+
+
+def _pin(cpus: list[int] | None) -> None:
+    """Run on these and on no others, with all threads that are begun from here on. Raises OSError."""
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot run on CPUs {cpus}, none of which can be had now") from None
+        if (had := os.sched_getaffinity(0)) != set(cpus):  # the kernel leaves out those that went away
+            raise OSError(f"cannot run on CPUs {sorted(set(cpus) - had)}, which went away meanwhile")
 
 
 def _enter(namespace: str) -> None:

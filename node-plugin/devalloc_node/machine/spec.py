@@ -54,6 +54,8 @@ class Nic:
     interface: str | None = None
     """A TAP interface of the host that exists; None: through QEMU's own sockets."""
     mac: str | None = None
+    warm: bool = False
+    """The interface is in the home that its machine is given (``home``), and not of the host."""
 
     @property
     def host(self) -> str:
@@ -101,6 +103,8 @@ class MachineSpec:
     """An IOMMU in the guest, so that it can pass devices on to machines of its own."""
     numa_node: int | None = None
     """The host's NUMA node that its memory comes from."""
+    pinned: bool = False
+    """Its CPUs run on those of the host that its home names."""
     running: bool = True
     restart: Literal["Always", "Never"] = "Always"
     powerdown_seconds: float = 30.0
@@ -115,6 +119,11 @@ class MachineSpec:
     def owner(self) -> str:
         """What no machine of any node shares with it, in all of its runs."""
         return self.uid or f"{self.node}/{self.key}"
+
+    @property
+    def wants_home(self) -> bool:
+        """Whether it is to live in a place of its own of the host's."""
+        return any(nic.warm for nic in self.nics)
 
     @property
     def id(self) -> str:

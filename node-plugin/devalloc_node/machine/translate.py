@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.api.virtualmachine import MachineNic, VirtualMachine
+from devalloc_node.machine.home import TAP
 from devalloc_node.machine.spec import Bounds, Disk, MachineSpec, Nic
 
 
@@ -23,16 +24,22 @@ def spec_of(machine: VirtualMachine) -> MachineSpec:
         append=start.append if start else "",
         disks=tuple(Disk(d.path, d.format, d.read_only, d.device) for d in start.disks) if start else (),
         adopt=spec.adopt.qmp_socket if spec.adopt else None,
-        nics=tuple(Nic(n.model, n.interface, str(n.mac) if n.mac else None) for n in spec.nics),
+        nics=tuple(map(_nic, spec.nics)),
         claims=tuple(spec.claims),
         pci_slots=spec.slots,
         iommu=start.iommu if start else False,
         numa_node=start.numa_node if start else None,
+        pinned=start.pinned if start else False,
         running=spec.running,
         restart=spec.restart_policy,
         powerdown_seconds=float(spec.powerdown_seconds),
         node=machine.node or "",
     )
+
+
+def _nic(nic: MachineNic) -> Nic:
+    is_warm = nic.backend == "warm"
+    return Nic(nic.model, TAP if is_warm else nic.interface, str(nic.mac) if nic.mac else None, is_warm)
 
 
 def _thousandths(nano: int) -> int:

@@ -107,6 +107,8 @@ def started(request: pb.CreateMachineRequest, node: str) -> VirtualMachine:
     }
     if spec.start.HasField("numa_node"):
         content["start"]["numaNode"] = spec.start.numa_node
+    if spec.start.pinned:
+        content["start"]["pinned"] = True
     for name, field in (("pciSlots", "pci_slots"), ("powerdownSeconds", "powerdown_seconds")):
         if spec.HasField(field):
             content[name] = getattr(spec, field)
@@ -146,6 +148,8 @@ def plain_device(request: pb.PlugDeviceRequest) -> PlainDevice:
     if which == "disk":
         where, content["start"] = "spec.start.disks[0]", {"disks": [_disk(request.disk)]}
     else:
+        if request.nic.backend == "warm":
+            raise BadField("nic.backend", "is warm: only a machine that is started lives in a warm setup")
         where, content["start"] = "spec.nics[0]", {"kernel": "/none"}
         content["nics"] = [_nic(request.nic)]
     try:

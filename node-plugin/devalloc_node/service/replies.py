@@ -177,6 +177,7 @@ def spec(of: MachineSpec) -> pb.MachineSpec:
         disks=map(_disk, of.disks),
         iommu=of.iommu,
         numa_node=of.numa_node,
+        pinned=of.pinned,
     )
     cpu, memory = of.cpus, of.memory
     return pb.MachineSpec(
@@ -202,6 +203,8 @@ def _disk(disk: Disk) -> pb.Disk:
 
 
 def _nic(nic: Nic) -> pb.Nic:
+    if nic.warm:
+        return pb.Nic(model=nic.model, backend="warm", mac=nic.mac)
     backend = "user" if nic.interface is None else "tap"
     return pb.Nic(model=nic.model, backend=backend, interface=nic.interface, mac=nic.mac)
 

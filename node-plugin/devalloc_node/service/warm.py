@@ -12,6 +12,7 @@ from devalloc_node.pb import warm_pb2_grpc
 from devalloc_node.service import calls
 from devalloc_node.service.fields import BadField
 from devalloc_node.service.server import Service
+from devalloc_node.warm.homes import OWNER
 from devalloc_node.warm.pool import Pool
 from devalloc_node.warm.view import Taken
 
@@ -36,6 +37,8 @@ class WarmService(warm_pb2_grpc.WarmPoolServicer):
         def work(due: Deadline, caller: str) -> pb.TakeSetupReply:
             if request.vcpus > MOST_VCPUS:
                 raise BadField("vcpus", f"must be at most {MOST_VCPUS}")
+            if request.owner.startswith(OWNER):
+                raise BadField("owner", f"must not begin with {OWNER}: machines of this node are called so")
             taken = self._served().take(
                 request.owner, request.request, vcpus=request.vcpus, one_node=request.one_numa_node
             )

@@ -97,6 +97,18 @@ class Builder:
         with self._mutex:
             self._users.pop(setup.id, None)
 
+    def without_machine(self, record: Record) -> Record:
+        """End the machine that waits in it, if one does; the record then. Raises Failed."""
+        if self._machine.name not in record.parts:
+            return record
+        try:
+            self._machine.remove(self.setup_of(record))
+        except OSError as error:
+            raise Failed("SetupNotRemoved", f"the machine of setup {record.id} cannot be ended: {error}") from error
+        record = record.without_part(self._machine.name)
+        self._records.put(record)
+        return record
+
     def _user(self, name: str) -> int | None:
         if self._config.users is None:
             return None

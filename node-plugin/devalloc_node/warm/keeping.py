@@ -24,8 +24,12 @@ _PAUSES = (1.0, 60.0)
 class Keeper:
     """Of one pool, in one thread: ``keep``."""
 
-    def __init__(self, pool: Pool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, pool: Pool, clock: Callable[[], float] = time.monotonic, sweep: Callable[[], None] = lambda: None
+    ) -> None:
+        """``sweep``: takes back what machines that have ended still have."""
         self._pool = pool
+        self._sweep = sweep
         self._clock = clock
         self._empty_since: dict[str, float] = {}
         """The setups in which nobody lived when it was last looked, and since when."""
@@ -33,7 +37,7 @@ class Keeper:
     def keep(self, stop: threading.Event) -> None:
         """Until ``stop``."""
         look = self._pool.config.look_seconds
-        pause, looked = 0.0, self._clock()
+        pause, looked = 0.0, float("-inf")
         while not stop.is_set():
             try:
                 self._pool.refill()
@@ -45,6 +49,7 @@ class Keeper:
             if self._clock() - looked >= look:
                 looked = self._clock()
                 try:
+                    self._sweep()
                     self._pool.look()
                     self.take_back_forgotten()
                 except Exception:

@@ -15,6 +15,7 @@ from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import accel, cgroup, launch, lifefile
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.home import Home
 from devalloc_node.machine.lost import PAUSED
 from devalloc_node.machine.monitor import Monitor, Peer, QmpMonitor
 from devalloc_node.machine.process import Process, kill, wait
@@ -35,6 +36,7 @@ def check_template(machine: VirtualMachine) -> None:
         (bool(spec.claims), "it has claims, whose devices only one machine can have; they are plugged in later"),
         (spec.adopt is not None, "it runs already (adopt)"),
         (any(not disk.read_only for disk in spec.disks), "it has a disk that is not read-only, and others have it too"),
+        (spec.wants_home, "it has a card with backend warm; that of its setup is added"),
         (any(nic.interface for nic in spec.nics), "it has a TAP interface of the host; that of its setup is added"),
     ):
         if wrong:
@@ -60,8 +62,8 @@ class MachinePart:
             raise FileExistsError(errno.EEXIST, "a machine of that name runs already", spec.key)
         given = launch.Launch(str(uuid.uuid4()), setup.user, accel.chosen(self.config))
         try:
-            launch.check(spec, self.config, given, setup.namespace)
-            launch.launch(spec, self.config, given, setup.namespace)
+            launch.check(spec, self.config, given)
+            launch.launch(spec, self.config, given, Home(setup.namespace))
             with self._monitor(setup) as monitor:
                 launch.await_monitor(spec, self.config, monitor, due)
         except NodeError as error:
@@ -141,7 +143,7 @@ class MachinePart:
 
 def _spec(template: VirtualMachine, setup: Setup) -> MachineSpec:
     spec = spec_of(template)
-    nic = Nic(interface=setup.tap, mac=setup.mac)
+    nic = Nic(interface=setup.tap, mac=setup.mac, warm=True)
     return replace(spec, namespace=_NAMESPACE, name=setup.id, uid="", nics=(nic, *spec.nics))
 
 

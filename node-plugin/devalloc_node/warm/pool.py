@@ -24,7 +24,7 @@ from devalloc_node.lockfile import holder_of, take
 from devalloc_node.names import shown
 from devalloc_node.warm.build import Builder
 from devalloc_node.warm.clearing import Clearing
-from devalloc_node.warm.errors import NotTaken, TryAgain
+from devalloc_node.warm.errors import TryAgain
 from devalloc_node.warm.filling import Filling
 from devalloc_node.warm.parts import Part
 from devalloc_node.warm.pinning import Pin, pin
@@ -236,25 +236,13 @@ class Pool:
         """
         shelf = self._shelf
         with shelf.call():
-            with shelf.mutex:
-                record = shelf.taken.get(setup)
-                if record is None:
-                    raise NotTaken(setup)
-                if setup in shelf.coming_back:
-                    raise Denied(
-                        "SetupBusy", f"setup {setup} is being given back by somebody else just now", retryable=True
-                    )
-                shelf.coming_back.add(setup)
-            try:
+            with shelf.changing(setup) as record:
                 self._await_quiet(record, deadline)
                 record = replace(record, state="removing")
                 self._records.put(record)  # from here on nobody has it, whatever becomes of the plugin
                 with shelf.mutex:
                     del shelf.taken[setup]
                     shelf.discard(record)
-            finally:
-                with shelf.mutex:
-                    shelf.coming_back.discard(setup)
             self._clearing.remove(record, {})
         self._wake.set()
 
@@ -269,6 +257,14 @@ class Pool:
                     retryable=True,
                 )
             time.sleep(min(_POLL_SECONDS, deadline.seconds))
+
+    def end_waiting(self, setup: str) -> None:
+        """End the machine that waits in a setup that is taken, as its owner brings one of his own. May be done again.
+        Raises NotTaken, Failed ``SetupNotRemoved``."""
+        with self._shelf.call(), self._shelf.changing(setup) as record:
+            record = self._builder.without_machine(record)
+            with self._shelf.mutex:
+                self._shelf.taken[setup] = record
 
     # What goes on behind it.
 

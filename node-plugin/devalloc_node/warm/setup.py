@@ -8,12 +8,11 @@ from pathlib import Path
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.machine.config import MachineConfig
+from devalloc_node.machine.home import TAP
 from devalloc_node.warm.identifiers import MOST, check_identifier
 
 Inode = tuple[int, int]
 """Of a file, whatever its name: device and number. It tells namespaces apart."""
-TAP = "tap0"
-"""What the TAP interface is called. It is the only one in its namespace, so that each setup has one of this name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from devalloc_node.warm.errors import TryAgain
+from devalloc_node.errors import Denied
+from devalloc_node.warm.errors import NotTaken, TryAgain
 from devalloc_node.warm.records import Record
 from devalloc_node.warm.setup import WarmConfig
 
@@ -26,8 +27,8 @@ class Shelf:
         self.taken: dict[str, Record] = {}
         self.asked: set[tuple[str, str]] = set()
         """Owners and requests that are being answered."""
-        self.coming_back: set[str] = set()
-        """Those of the taken ones that somebody gives back just now."""
+        self._changing: set[str] = set()
+        """Those of the taken ones that somebody gives back, or changes, just now."""
         self.making = 0
         self.removing: dict[str, Record] = {}
         self.in_hand: set[str] = set()
@@ -57,6 +58,23 @@ class Shelf:
             with self.mutex:
                 self._calls -= 1
                 self.mutex.notify_all()
+
+    @contextmanager
+    def changing(self, setup: str) -> Iterator[Record]:
+        """Inside, one of the taken ones is nobody else's to change. Raises NotTaken, Denied ``SetupBusy``."""
+        with self.mutex:
+            record = self.taken.get(setup)
+            if record is None:
+                raise NotTaken(setup)
+            if setup in self._changing:
+                why = f"setup {setup} is being given back, or changed, by somebody else just now"
+                raise Denied("SetupBusy", why, retryable=True)
+            self._changing.add(setup)
+        try:
+            yield record
+        finally:
+            with self.mutex:
+                self._changing.discard(setup)
 
     @property
     def is_quiet(self) -> bool:

@@ -1,0 +1,99 @@
+"""Warm setups as homes of machines of the node: each run has one, and nobody keeps what he has left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.errors import Denied
+from devalloc_node.machine.home import HOST, NoHomes
+from devalloc_node.machine.spec import CPU, Bounds, MachineSpec, Nic
+from devalloc_node.warm.errors import TryAgain
+from devalloc_node.warm.homes import WarmHomes
+from devalloc_node.warm.pool import Pool
+from tests.support.toysetups import Toy, opened, soon
+
+WEB = MachineSpec(
+    "default", "web", "uid", Bounds(CPU, 2 * CPU, CPU), Bounds(1 << 30, 1 << 30, 1 << 30), nics=(Nic(warm=True),)
+)
+OTHER = replace(WEB, name="other")
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+def owners(pool: Pool) -> list[tuple[str, str]]:
+    return [(taken.owner, taken.request) for taken in pool.taken()]
+
+
+def test_a_run_has_one_home_however_often_it_asks_and_its_next_run_another(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        homes = WarmHomes(pool)
+        home = homes.give(WEB, "run-1")
+        assert home == homes.give(WEB, "run-1") != HOST
+        assert homes.give(WEB, "run-2") != home
+        assert owners(pool) == [("machine/default/web", "run-2")], "what a start that was cut off left is given back"
+        homes.give(OTHER, "run-2")
+        homes.take_back("default/web")
+        homes.take_back("default/web")
+        assert owners(pool) == [("machine/default/other", "run-2")]
+        assert len(toy.there) == 1
+
+
+def test_cpus_are_those_of_its_bound_and_of_its_numa_node_and_free_when_it_has_ended(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy, vcpus_per_cpu=1) as pool:
+        homes = WarmHomes(pool)
+        assert homes.give(WEB, "run").cpus == ()
+        pinned = replace(OTHER, pinned=True, numa_node=1)
+        assert homes.give(pinned, "run").cpus == (2, 3)
+        with pytest.raises(TryAgain, match="2 vCPUs want as many CPUs"):
+            homes.give(replace(pinned, name="third"), "run")
+        with pytest.raises(Denied, match="machines may use node 7: none") as never:
+            homes.give(replace(pinned, name="third", numa_node=7), "run")
+        assert never.value.code == "CpusTooFew"
+        homes.take_back(OTHER.key)
+        assert homes.give(replace(pinned, name="third"), "run").cpus == (2, 3)
+
+
+def test_what_machines_of_an_earlier_plugin_have_left_is_swept_and_nothing_of_others(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        homes = WarmHomes(pool)
+        homes.give(WEB, "run")
+        homes.give(OTHER, "run")
+        pool.take("web-7", "run")
+    homes.take_back(WEB.key)  # while no pool is open, as when the next plugin starts
+    with opened(tmp_path, toy) as pool:
+        asked = []
+
+        def lives_in(key: str, run: str) -> bool:
+            asked.append((key, run))
+            return key == OTHER.key
+
+        WarmHomes(pool).sweep(lives_in)
+        assert sorted(asked) == [("default/other", "run"), ("default/web", "run")]
+        assert owners(pool) == [("machine/default/other", "run"), ("web-7", "run")]
+
+
+def test_names_of_machines_may_be_as_long_as_names_can_be(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        WarmHomes(pool).give(replace(WEB, namespace="n" * 63, name="m" * 253), "f" * 36)
+        assert len(pool.taken()) == 1
+
+
+def test_a_node_without_setups_says_so() -> None:
+    with pytest.raises(Denied, match="machine default/web is to live in a warm setup") as refused:
+        NoHomes().give(WEB, "run")
+    assert (refused.value.code, refused.value.retryable) == ("PoolMissing", False)
+
+
+def test_nobody_gives_back_what_its_owner_changes_just_then(tmp_path: Path, toy: Toy) -> None:
+    with opened(tmp_path, toy) as pool:
+        name = pool.take("a").setup.id
+        with pool._shelf.changing(name), pytest.raises(Denied) as refused:
+            pool.give_back(name, soon())
+        assert (refused.value.code, refused.value.retryable) == ("SetupBusy", True)
+        pool.give_back(name, soon())
