@@ -64,10 +64,10 @@ class MachineBody:
 
     def _look(self) -> Resources:
         machine = self._seen()
-        observed, told = _amounts(machine.observed), _amounts(machine.applied)
-        if observed is None:
+        cpu, memory = machine.observed.cpu_milli, machine.observed.memory_bytes
+        if cpu is None or memory is None:
             raise Unknown("MachineUnclear", f"it cannot be seen what machine {self._key} has")
-        return observed if told is None else Resources(observed.cpu, max(observed.memory, told.memory))
+        return Resources(cpu, max(memory, machine.applied.memory_bytes or 0))
 
     def _seen(self) -> Machine:
         machine = self._platform.machine(self._key)
@@ -98,9 +98,3 @@ def whole_memory(amount: int, spec: MachineSpec) -> int:
     """The most that the machine can be made to have and that is not more."""
     least, block = spec.memory.least, spec.dimm_bytes or MEMORY_BLOCK
     return least + max(0, amount - least) // block * block
-
-
-def _amounts(amounts: Amounts) -> Resources | None:
-    if amounts.cpu_milli is None or amounts.memory_bytes is None:
-        return None
-    return Resources(amounts.cpu_milli, amounts.memory_bytes)

@@ -66,6 +66,15 @@ def observe(
     return Amounts(milli, vcpus, memory.observe(monitor, deadline).total)
 
 
+def under_way(record: MachineRecord, monitor: Monitor, seen: Amounts, deadline: Deadline) -> int | None:
+    """Bytes of memory that QEMU was told to have, by its own word, where that is not settled: a plugin that ended in
+    the middle of a change could not note what it told, and the guest goes on with it. None: as it is noted."""
+    asked, told = record.asked.memory_bytes, record.applied.memory_bytes
+    if asked is None or asked == told == seen.memory_bytes:
+        return None
+    return memory.told(monitor, deadline)
+
+
 def asked(record: MachineRecord, monitor: Monitor, what: str, amount: int, deadline: Deadline) -> MachineRecord:
     """What is to be noted before ``apply``: what is asked, and what that does to its QEMU.
 

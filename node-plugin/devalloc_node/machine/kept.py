@@ -179,11 +179,12 @@ class Kept:
         """Write its record down."""
         self.records.put(MACHINES, record.spec.key, content_of(record))
 
-    def _observed(self, record: MachineRecord) -> tuple[Amounts, tuple[PlainDevice, ...], str]:
+    def _observed(self, record: MachineRecord) -> tuple[Amounts, tuple[PlainDevice, ...], str, int | None]:
         with self.line(record) as monitor:
             due = Deadline.after(LOOK_SECONDS)
             seen = amounts.observe(record, self.config, monitor, self.process_of(record), due)
-            return seen, plain.plugged(monitor, due), str(monitor.execute("query-status", deadline=due)["status"])
+            status = str(monitor.execute("query-status", deadline=due)["status"])
+            return seen, plain.plugged(monitor, due), status, amounts.under_way(record, monitor, seen, due)
 
 
 @contextmanager

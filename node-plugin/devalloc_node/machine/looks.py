@@ -40,14 +40,19 @@ class Look:
     plain: tuple[PlainDevice, ...] = ()
     status: str = "running"
     """QEMU's word for what its CPUs do."""
+    told_memory: int | None = None
+    """Bytes that QEMU was told to have, where its word counts more than what is noted."""
     problem: NodeError | None = None
 
 
 class Looks:
     """The last look at each machine. Safe for threads."""
 
-    def __init__(self, observe: Callable[[MachineRecord], tuple[Amounts, tuple[PlainDevice, ...], str]]) -> None:
-        """``observe`` asks QEMU what it has, what was plugged into it, and its status. Raises NodeError."""
+    def __init__(
+        self, observe: Callable[[MachineRecord], tuple[Amounts, tuple[PlainDevice, ...], str, int | None]]
+    ) -> None:
+        """``observe`` asks QEMU what it has, what was plugged into it, its status, and what memory it was told to have
+        (None: as noted). Raises NodeError."""
         self._observe = observe
         self._mutex = threading.Lock()
         self._last: dict[str, Look] = {}
@@ -159,7 +164,7 @@ def view(record: MachineRecord, process: Process | None, look: Look, config: Mac
         uid=spec.uid,
         phase=phase,
         wanted=amounts.wanted(record) if process else _wanted_next(record),
-        applied=record.applied,
+        applied=record.applied if look.told_memory is None else replace(record.applied, memory_bytes=look.told_memory),
         observed=look.observed,
         reason=reason,
         message=message,

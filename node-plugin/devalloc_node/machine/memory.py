@@ -71,6 +71,13 @@ def virtio_mem(monitor: Monitor, deadline: Deadline) -> VirtioMem | None:
     return None
 
 
+def told(monitor: Monitor, deadline: Deadline) -> int | None:
+    """How many bytes there will be when the guest has done all that QEMU asks of it; None where it is asked for
+    nothing."""
+    device = virtio_mem(monitor, deadline)
+    return None if device is None else observe(monitor, deadline).base + device.beside + device.requested
+
+
 def scale(
     monitor: Monitor,
     machine: str,

@@ -25,7 +25,7 @@ from devalloc_node.machine.view import Amounts, Machine
 from devalloc_node.platform import STANDING, Platform
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
-from devalloc_node.vms.scaling import Scaling, amounts_of, guest_of, scaled_of, why_of
+from devalloc_node.vms.scaling import Scaling, amounts_of, as_permitted, guest_of, scaled_of, why_of
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
@@ -120,8 +120,9 @@ class Keeper:
                 return early
             if self._is_unplaced(held, vm) or not self._is_announced(held, vm):
                 return Outcome("NotPlaced", objects.why_not_admitted(held))
-            due = Deadline.after(WORK_SECONDS + spec_of(vm).locking_seconds)
-            self._platform.create(vm, refs, due, caller=CALLER)
+            begins = vm if self._scaling is None else as_permitted(vm, held)
+            due = Deadline.after(WORK_SECONDS + spec_of(begins).locking_seconds)
+            self._platform.create(begins, refs, due, caller=CALLER)
             self._backoff.begun(key)
             machine = self._platform.machine(key)
         self._platform.want(key, asked_of(spec_of(vm)))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from devalloc.api.machinescaling import MachineScaling
 from devalloc.api.problems import Problem
-from devalloc.api.quantity import NANO, Quantity
+from devalloc.api.quantity import NANO, Format, Quantity, QuantityError
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import (
@@ -21,11 +21,14 @@ from devalloc.scaling.config import (
 )
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.stuck import Reason
+from devalloc.store import Object
+from devalloc_node.agent.body import whole_memory
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.errors import Denied
 from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine
 
 
@@ -67,6 +70,27 @@ def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, set
         scaling.lfc_metrics_port,
         scaling.protocol,
     )
+
+
+def as_permitted(vm: VirtualMachine, held: Object) -> VirtualMachine:
+    """With no more to begin with than its last run was permitted: the rest may be others' by now. Its load asks for it
+    anew. ``held``: its object as it is now."""
+    permit = (held.get("status") or {}).get("permitted")
+    if vm.spec.scaling is None or not isinstance(permit, dict) or not permit.get("givenBy"):
+        return vm
+    spec = spec_of(vm)
+    try:
+        cpu, memory = Quantity.parse(permit["cpus"]), Quantity.parse(permit["memory"])
+    except (KeyError, QuantityError, TypeError):
+        return vm
+    if vm.spec.cpu.wanted > cpu:
+        bounds = vm.spec.cpu.model_copy(update={"use": max(cpu, vm.spec.cpu.min)})
+        vm = vm.model_copy(update={"spec": vm.spec.model_copy(update={"cpu": bounds})})
+    if vm.spec.memory.wanted > memory:
+        whole = Quantity(whole_memory(memory.nano // NANO, spec) * NANO, Format.BINARY_SI)
+        amounts = vm.spec.memory.model_copy(update={"use": whole})
+        vm = vm.model_copy(update={"spec": vm.spec.model_copy(update={"memory": amounts})})
+    return vm
 
 
 def amounts_of(resources: Resources) -> Amounts:

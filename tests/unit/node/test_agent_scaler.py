@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from devalloc.scaling.bounds import Bounds
+from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.state import Rules
@@ -281,6 +282,39 @@ def test_a_machine_never_has_two_scalers() -> None:
         assert [len(around.did) for around in arounds] == after
 
     run(main(), sockets=False)
+
+
+class Asked(Around):
+    """Notes the totals that are asked for."""
+
+    def __init__(self, has: Resources, load: float) -> None:
+        super().__init__(has, load)
+        self.asked: list[Resources] = []
+
+    async def ask(self, last: Resources | None, target: Resources, metrics: SystemMetrics | None) -> Resources:
+        self.asked.append(target)
+        return await super().ask(last, target, metrics)
+
+
+@pytest.mark.parametrize("has", [2, 4, 6])
+def test_an_agent_that_begins_with_a_machine_that_runs_asks_for_what_it_has_and_takes_nothing(has: int) -> None:
+    """Whatever went on when the last agent ended. Its guest's load is not known, nor does its monitor listen yet."""
+    around = Asked(UNIT * has, load=1)
+    around.connects = False
+    around.failing["measure"] = NO
+    report = run(_after(around, 60.0), sockets=False)
+    assert set(around.asked) == {UNIT * has}
+    assert report.applied == report.permitted == around.has == UNIT * has
+    assert not [what for what in around.did if what.startswith("change")]
+
+
+def test_it_takes_only_what_its_guest_agrees_to_also_when_no_load_is_told_at_once() -> None:
+    around = Asked(UNIT * 6, load=1)
+    around.agrees = False
+    report = run(_after(around, 60.0), sockets=False)
+    assert "downscale" in around.did
+    assert report.applied == around.has == UNIT * 6
+    assert set(around.asked) == {UNIT * 6}
 
 
 def test_all_that_is_known_is_told_as_json() -> None:

@@ -422,6 +422,38 @@ def test_of_what_a_guest_refuses_is_told_how_far_it_went(machines: Machines, qem
     assert (seen.applied.memory_bytes, seen.applied.vcpus) == (768 * MIB, 3)
 
 
+def test_what_a_guest_was_told_to_take_counts_though_the_plugin_ended_before_it_could_be_noted(
+    machines: Machines, qemu: FakeQemu, config: MachineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what it is about to take would be given back, and permitted to somebody else."""
+    machines.adopt(adopting(qemu.path), soon())
+    qemu.stuck_at = 256 * MIB
+
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("devalloc_node.machine.memory._stuck", killed)
+        with pytest.raises(KeyboardInterrupt):
+            machines.scale(KEY, "memory", 1 << 30, soon(0.1))
+    assert (qemu.requested, qemu.size) == (512 * MIB, 256 * MIB)
+    with contextlib.closing(Machines(config, machines.records)) as after:
+        after.recover()
+        seen = after.get(KEY)
+        assert seen is not None
+        assert (seen.observed.memory_bytes, seen.applied.memory_bytes) == (768 * MIB, 1 << 30)
+        qemu.stuck_at = None
+        after.scale(KEY, "memory", 1 << 30, soon())
+        seen = after.get(KEY)
+        assert seen is not None
+        assert seen.observed.memory_bytes == seen.applied.memory_bytes == 1 << 30
+        asked = len(qemu.said)
+        monkeypatch.setattr(qemu, "_do_query_memory_devices", killed)  # what is settled is not asked for again
+        again = after.get(KEY)
+        assert again is not None
+        assert (again.reason, len(qemu.said)) == ("", asked)
+
+
 def test_a_record_that_cannot_be_read_hides_no_other_machine(machines: Machines, qemu: FakeQemu) -> None:
     machines.adopt(adopting(qemu.path), soon())
     machines.records.put(MACHINES, "default/bad", {"manifest": {"kind": "Nonsense"}, "state": "running", "run": ""})

@@ -196,6 +196,42 @@ def test_what_the_guest_speaks_and_where_is_told_and_another_way_begins_anew(wor
     assert after.identity != before.identity
 
 
+class TestStartedAgain:
+    """A machine that ended and is brought back: what others got meanwhile is theirs."""
+
+    def again(self, world: World, permitted: dict[str, str]) -> tuple[str, str]:
+        """Its machine ends, with this permit in its status; what the next run begins with."""
+        old = world.store.get("VirtualMachine", "default", "web")
+        world.store.replace_status({**old, "status": {**old["status"], "permitted": permitted}})
+        world.machines.end(KEY)
+        world.round()
+        seen = world.status()["observed"]
+        assert world.status()["machineID"] != old["status"]["machineID"]
+        return seen["cpus"], seen["memory"]
+
+    def test_it_begins_with_no_more_than_it_was_permitted(self, world: World) -> None:
+        permit = {"cpus": "1250m", "memory": "768Mi", "givenBy": "server"}
+        assert self.again(world, permit) == ("1250m", "768Mi")
+        assert world.told.kept[KEY].bounds == Bounds(Resources(1000, GIB // 2), Resources(4000, 2 * GIB))
+
+    def test_and_with_no_more_than_its_spec_says_and_no_less_than_its_least(self, world: World) -> None:
+        assert self.again(world, {"cpus": "4", "memory": "2Gi", "givenBy": "server"}) == ("2", "1Gi")
+        assert self.again(world, {"cpus": "10m", "memory": "2Mi", "givenBy": "server"}) == ("1", "512Mi")
+
+    def test_in_whole_blocks(self, world: World) -> None:
+        assert self.again(world, {"cpus": "2", "memory": "769Mi", "givenBy": "server"})[1] == "768Mi"
+
+    @pytest.mark.parametrize(
+        "permitted",
+        [
+            {"cpus": "1", "memory": "512Mi"},  # no server has given it
+            {"givenBy": "server"},
+        ],
+    )
+    def test_what_is_no_permit_changes_nothing(self, world: World, permitted: dict[str, str]) -> None:
+        assert self.again(world, permitted) == ("2", "1Gi")
+
+
 def test_bounds_are_those_that_it_was_started_with_room_for(world: World) -> None:
     world.apply(cpu={"min": "500m", "max": 8}, memory={"min": "512Mi", "max": "1Gi"})
     world.round()
