@@ -354,7 +354,7 @@ class VirtualMachineSpec(ApiModel):
                 faults.append((("pciSlots",), "goes with start only; an adopted machine has its own"))
         warm = [i for i, nic in enumerate(self.nics) if nic.backend == "warm"]
         faults += [(("nics", i, "backend"), "is warm, and a machine lives in one warm setup") for i in warm[1:]]
-        if self.adopt is None and self.start is not None and self.start.pinned and not warm:
+        if self.start is not None and self.start.pinned and not warm:
             faults.append((("start", "pinned"), "goes with a network card with backend warm only"))
         if self.pci_slots is not None and self.pci_slots < len(self.claims):
             faults.append((("pciSlots",), f"must be at least one for each of the {len(self.claims)} claims"))

@@ -177,7 +177,8 @@ def test_a_broken_rule_is_one_error_at_its_place(kind: str, where: str, value: A
 
 
 def test_a_machine_that_is_adopted_has_nothing_of_one_that_is_started() -> None:
-    machine = changed(good("VirtualMachine"), "spec.adopt", {"qmpSocket": "/run/machines/a.qmp"})
+    started = changed(good("VirtualMachine"), "spec.start.pinned", None)
+    machine = changed(started, "spec.adopt", {"qmpSocket": "/run/machines/a.qmp"})
     assert {problem.path: problem.message for problem in decode(machine).problems} == {
         "spec.adopt": "must not stand next to start; the machine is either started or adopted",
         "spec.nics": "go with start only; an adopted machine has those it was started with",
