@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from devalloc.cli.nodesocket import socket_option, timeout_option
-from devalloc.cli.options import output_option
+from devalloc.cli.options import namespace_option, output_option
 from devalloc.cli.output import note
-from devalloc.cli.verb import verb
+from devalloc.cli.verb import BadInput, verb
 
 
 @click.group("warm")
@@ -123,5 +123,48 @@ def give_back(setup: str, socket: Path, timeout: float) -> int:
     return said(setup, "returned", reply.result)
 
 
-for _verb in (list_setups, take, give_back):
+@verb("replica")
+@click.option("-f", "--file", required=True, metavar="FILE", help="A function's deployment, as YAML or JSON.")
+@click.option("--replicas", type=click.IntRange(0), help="How many, within the bounds that its labels say.")
+@click.option("--requests", type=click.IntRange(0), help="As many as serve so many requests at the same time.")
+@click.option("--node", default="", metavar="NODE", help="The node that is to run them.")
+@namespace_option
+@output_option("json", "yaml", default="yaml")
+def replica(file: str, replicas: int | None, requests: int | None, node: str, namespace: str, output: str) -> int:
+    """Print the VirtualMachines that are the replicas of a function, each in a warm setup, for `devalloc apply`.
+
+    FILE has `service`, `image`, `labels` and `envVars`, as OpenFaaS has them. How many there are is the least that the
+    labels say, unless --replicas or --requests says more.
+
+    \b
+    devalloc warm replica -f resize.yaml --requests 23 | devalloc apply -f -
+    """
+    from devalloc.cli.functions import read_function
+    from devalloc.cli.output import dump_objects
+    from devalloc_node.errors import Denied
+    from devalloc_node.warm.replicas import number_of, replicas_of
+    from devalloc_node.warm.requests import replica_request
+
+    if replicas is not None and requests is not None:
+        raise BadInput("say --replicas or --requests, not both")
+    function = read_function(file)
+    try:
+        request = replica_request(function.labels, function.environment, function.image)
+        number = number_of(request, replicas=replicas, requests=requests)
+        found = replicas_of(request, function.name, number, namespace=namespace, node=node)
+    except Denied as error:
+        raise BadInput(f"{file}: {error.message}") from None
+    served = number * request.environments
+    for text in (*function.notes, *found.notes):
+        note(f"note: {text}")
+    if requests is not None and requests > served:
+        note(f"note: {number} replicas of {request.environments} execution environments serve {served} requests at the "
+             f"same time; {requests - served} of {requests} wait")  # fmt: skip
+    if not found.manifests:
+        note("note: no replicas are wanted; say --replicas or --requests")
+    dump_objects(found.manifests, output)
+    return 0
+
+
+for _verb in (list_setups, take, give_back, replica):
     warm.add_command(_verb)
