@@ -91,6 +91,8 @@ class Scaler:
         self._greeted = False
         """Whether the state knows of the connection: a monitor that is new may be in a machine that is new, which is
         looked at first."""
+        self._introduced = False
+        """Whether the monitor was told what the machine has: it may have grown while the monitor was not there."""
         self._changes = 0
         """Changes of the machine that were begun: a look that began before one tells nothing."""
         self._looking = False
@@ -178,6 +180,7 @@ class Scaler:
         """Begin all that is to be done now; milliseconds until to look again, None: when something happens."""
         now = self._now()
         waits = [self._insist(now), self._look(tasks, now)]
+        self._introduce(tasks)
         actions = next_actions(self._known, now)
         self._warn(actions)
         self._number(actions.desired, now)
@@ -301,8 +304,16 @@ class Scaler:
     def _greet(self) -> None:
         """The machine has been seen since the connection to its monitor stands."""
         if self._connected and not self._greeted:
-            self._greeted = True
+            self._greeted, self._introduced = True, self._rules.as_peers
             self._become(now_known.monitor_connected)
+
+    def _introduce(self, tasks: asyncio.TaskGroup) -> None:
+        """Tell a monitor that is new here what it is taken to count on."""
+        approved = self._known.monitor.approved
+        if not self._introduced and approved is not None:
+            self._introduced = True
+            self._state = now_known.upscale_started(self._known, approved)
+            tasks.create_task(self._upscale(Change(approved, approved), self._connection))
 
     async def _upscale(self, change: Change, connection: int) -> None:
         try:

@@ -308,6 +308,37 @@ def test_an_agent_that_begins_with_a_machine_that_runs_asks_for_what_it_has_and_
     assert not [what for what in around.did if what.startswith("change")]
 
 
+def test_a_monitor_that_comes_is_told_what_its_machine_has() -> None:
+    """It may have grown while the monitor was not there; and one who knows it already is told nothing new."""
+
+    class Telling(Around):
+        def __init__(self) -> None:
+            super().__init__(load=1)
+            self.connects = False
+            self.told: list[Resources] = []
+
+        async def upscale(self, granted: Resources) -> None:
+            self.told.append(granted)
+
+    around = Telling()
+
+    async def course() -> None:
+        task = asyncio.create_task(_after(around, 100.0))
+        await asyncio.sleep(1)
+        around.load = 3
+        await asyncio.sleep(30)
+        assert (around.has, around.told) == (UNIT * 3, []), "nobody is there who could be told"
+        assert around.scaler is not None
+        for again in (1, 2):
+            around.scaler.monitor_connected()
+            await asyncio.sleep(20)
+            assert around.told == [UNIT * 3] * again
+            around.scaler.monitor_disconnected("lost")
+        await task
+
+    run(course(), sockets=False)
+
+
 def test_it_takes_only_what_its_guest_agrees_to_also_when_no_load_is_told_at_once() -> None:
     around = Asked(UNIT * 6, load=1)
     around.agrees = False
