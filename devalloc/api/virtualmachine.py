@@ -387,6 +387,9 @@ class MachinePermit(MachineAmounts):
     """The server that gave the permit; empty where nobody limits the machine but its own bounds."""
     machine_id: Annotated[Text, Field(alias="machineID")] = ""
     """The run of the machine that it was given to; any where that was not known."""
+    kept: MachineAmounts | None = None
+    """What it was told before, where that is more and its agent has not said yet that it knows the permit; the machine
+    counts for that as well."""
 
 
 class MachineDevice(ApiModel):

@@ -154,6 +154,7 @@ def store_permits(store: Store, node: Node, limits: dict[str, Any], *, alone: bo
         store,
         hosts,
         Settings(token=None if scaling is None else scaling.token),
+        node=node.settings.node_name,
         alone=alone,
         on_ready=lambda at: say("permits are given at http://{}:{}/".format(*at.requests)),
     )

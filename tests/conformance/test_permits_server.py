@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import shutil
@@ -13,12 +14,14 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from devalloc.controller.permits import Host, Settings
+from devalloc.controller.permits.http import _Guard
 from devalloc.controller.permits.settings import server_tls
 from devalloc.scaling.eras import Era
 from devalloc.scaling.permits.ledger import Key
@@ -170,6 +173,154 @@ def test_a_store_that_fails_is_told_and_nothing_is_granted(path: Path) -> None:
         assert bench.state()["counted"] == {"cpu": 1, "memory": "1Gi"}
 
 
+class Gated(SQLiteStore):
+    """Writes nothing while it is shut, and remembers what was permitted, in its order."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.open, self.waiting = threading.Event(), threading.Event()
+        self.open.set()
+        self.permitted: list[tuple[str, str]] = []
+        self.broken = False
+
+    def commit(self, changes: Any, fence: Fence | None = None) -> Any:
+        self.waiting.set()
+        assert self.open.wait(60)
+        if self.broken:
+            raise Unavailable("no space left")
+        done = super().commit(changes, fence)
+        self.permitted += [
+            (change.key.name, change.status["permitted"]["cpus"])
+            for change in changes
+            if change.status and "permitted" in change.status
+        ]
+        return done
+
+    def shut(self, bench: Bench, name: str) -> socket.socket:
+        """From here on requests wait for a write, that of this machine's permit."""
+        self.open.clear()
+        self.waiting.clear()
+        holding = sent(bench, name, "500m", 7)
+        assert self.waiting.wait(30)
+        return holding
+
+
+def sent(bench: Bench, name: str, cpu: Any, version: int) -> socket.socket:
+    """A request that nobody has waited for yet."""
+    client = bench.client(version)
+    body = json.dumps(client.message(name, cpu, "2Gi" if version > 5 else 1024)).encode()
+    connection = socket.create_connection(bench.addresses.requests, timeout=30)
+    connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    return connection
+
+
+def heard(connection: socket.socket) -> Any:
+    """The answer to such a request."""
+    data = b""
+    while not data.rpartition(b"\r\n\r\n")[2].endswith(b"}"):
+        part = connection.recv(4096)
+        assert part, data
+        data += part
+    connection.close()
+    return json.loads(data.rpartition(b"\r\n\r\n")[2])["permit"]
+
+
+def asked_in_all(bench: Bench) -> int:
+    """Requests that the server has taken in and not answered."""
+    return int(json.loads(bench.get("/")[2])["waiting"])
+
+
+def test_what_is_asked_by_one_who_has_gone_is_not_decided(path: Path) -> None:
+    """He may have asked for something else since, by another way."""
+    create(path, machine("a"), machine("b"))
+    with closing(Gated(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:
+        client.ask("a", 1, "1Gi")
+        client.ask("b", 8, "8Gi")
+        first = store.shut(bench, "a")
+        sent(bench, "b", 1, 7).close()
+        until(lambda: asked_in_all(bench) == 1)
+        store.open.set()
+        assert heard(first)["vCPUs"] == "500m"
+        assert client.ask("a", 5, "2Gi")["permit"]["vCPUs"] == 2, "b has 8"
+        assert (permit_of(bench.store, "b") or {})["cpus"] == "8"
+
+
+def test_each_of_several_requests_for_one_machine_is_told_what_was_written(path: Path) -> None:
+    create(path, machine("a"), machine("b"))
+    with closing(Gated(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:
+        client.ask("a", 1, "1Gi")
+        client.ask("b", 1, "1Gi")
+        first = store.shut(bench, "a")
+        others = []
+        for number, cpu in enumerate((8, 3, 6, 1)):  # in the end as it was
+            others.append(sent(bench, "b", cpu, 2))
+            until(lambda count=number: asked_in_all(bench) == count + 1)
+        store.open.set()
+        heard(first)
+        assert [heard(each)["vCPUs"] for each in others] == [8, 3, 6, 1]
+        written = [cpus for name, cpus in store.permitted if name == "b"]
+        assert written == ["1", "8", "3", "6", "1"]
+
+
+def test_what_is_to_be_written_unasked_is_tried_until_it_is(path: Path) -> None:
+    crowd(path)
+    settings = replace(ANY_PORT, era=Era.NEWEST, resync=0.2)
+    with closing(Gated(path)) as store, serving(path, TEN, settings, store=store) as bench:
+        fill(bench)
+        until(lambda: condition(bench, "free", "ShouldMigrate") == ("True", "NodePressure"))
+        store.broken = True
+        obj = bench.store.get("VirtualMachine", "default", "bound")
+        bench.store.replace({**obj, "metadata": {**obj["metadata"], "labels": {}}})
+        until(lambda: b'commits_total{result="failed"}' in bench.get("/metrics")[2])
+        assert permit_of(bench.store, "bound") is not None
+        store.broken = False
+        until(lambda: permit_of(bench.store, "bound") is None)
+
+
+def test_a_permit_of_a_machine_that_asks_no_more_goes_though_nobody_saw_that(path: Path) -> None:
+    create(path, machine("a"))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        client.ask("a", 8, "8Gi")
+    with closing(SQLiteStore(path)) as store:
+        obj = store.get("VirtualMachine", "default", "a")
+        store.replace({**obj, "metadata": {**obj["metadata"], "labels": {}}})
+    with serving(path, TEN) as bench:
+        until(lambda: permit_of(bench.store, "a") is None)
+        until(lambda: bench.state()["counted"]["cpu"] == "250m")
+
+
+def test_a_damaged_machine_harms_no_other(path: Path) -> None:
+    create(path, machine("a"), machine("b"))
+    settings = replace(ANY_PORT, resync=0.05)
+    damage = [
+        {"type": [], "status": "True"},
+        {"type": "Migrating", "status": "True", "lastTransitionTime": "0001-01-01T00:00:00+14:00"},
+    ]
+    with serving(path, TEN, settings, migrator=Moves()) as bench, closing(bench.client()) as client:
+        client.ask("a", 1, "1Gi")
+        tell(bench.store, "b", conditions=damage)
+        until(lambda: condition(bench, "b", "Migrating") == ("False", "TimedOut"))
+        assert client.ask("a", 2, "2Gi")["permit"]["vCPUs"] == 2
+    with serving(path, TEN, settings) as bench, closing(bench.client()) as client:
+        assert client.ask("a", 1, "1Gi")["permit"]["vCPUs"] == 1
+
+
+def test_a_server_that_stumbles_begins_anew(path: Path) -> None:
+    create(path, machine("a"))
+
+    class Stumbling(SQLiteStore):
+        stumbles = 2
+
+        def list(self, *of: Any) -> Any:
+            if Stumbling.stumbles:
+                Stumbling.stumbles -= 1
+                raise RuntimeError("a bug of ours")
+            return super().list(*of)
+
+    with closing(Stumbling(path)) as store, serving(path, TEN, store=store) as bench, closing(bench.client()) as client:
+        assert client.ask("a", 1, "1Gi")["permit"]["vCPUs"] == 1
+
+
 # -- several servers -------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +354,29 @@ def test_a_server_that_was_replaced_writes_nothing(path: Path) -> None:
         status, _, _ = client.post(json.dumps(client.message("a", 8, "8Gi")).encode())
         assert status == 503
         assert (permit_of(bench.store, "a") or {})["cpus"] == "1"
+
+
+def test_servers_of_two_nodes_answer_each_for_its_own_machines(path: Path) -> None:
+    create(path, machine("a", node="node-a"), machine("b", node="node-b"))
+    hosts = {name: (lambda name=name: {name: Host(amounts(4000, 4))}) for name in ("node-a", "node-b")}
+    with (
+        serving(path, hosts["node-a"], node="node-a", alone=False) as one,
+        serving(path, hosts["node-b"], node="node-b", alone=False) as other,
+        closing(one.client()) as first,
+        closing(other.client()) as second,
+    ):
+        assert first.ask("a", 8, "8Gi")["permit"] == {"vCPUs": 4, "mem": "4Gi"}
+        assert second.ask("b", 8, "8Gi")["permit"] == {"vCPUs": 4, "mem": "4Gi"}
+        assert first.post(json.dumps(first.message("b", 1, "1Gi")).encode())[0] == 404
+        assert sorted(json.loads(one.get("/")[2])["nodes"]) == ["node-a"]
+        ready = threading.Event()
+        for_all = threading.Thread(target=_serve_once, args=(path, ready, {"alone": False}))
+        for_all.start()
+        assert not ready.wait(1.5), "one for all nodes would know nothing of what these grant"
+        assert first.ask("a", 4, "4Gi")["permit"] == {"vCPUs": 4, "mem": "4Gi"}
+        first.ask("a", 3, "3Gi")
+    assert ready.wait(30), "both have gone"
+    for_all.join()
 
 
 # -- migration -------------------------------------------------------------------------------------------------------
@@ -242,7 +416,7 @@ def fill(bench: Bench) -> Any:
 
 def condition(bench: Bench, name: str, kind: str) -> tuple[str, str] | None:
     found = bench.store.get("VirtualMachine", "default", name)["status"].get("conditions", [])
-    return next(((c["status"], c["reason"]) for c in found if c["type"] == kind), None)
+    return next(((c["status"], c.get("reason", "")) for c in found if c["type"] == kind), None)
 
 
 def test_who_should_leave_is_told_where_nobody_migrates(path: Path) -> None:
@@ -296,6 +470,24 @@ def test_a_migration_that_cannot_begin_is_500_and_what_was_granted_stays(path: P
         until(lambda: condition(bench, "free", "Migrating") == ("False", "MigratorFailed"))
 
 
+@pytest.mark.parametrize(("reason", "is_told"), [("NodePressure", True), ("Planned", False)])
+def test_a_migration_that_a_server_wrote_down_and_did_not_begin_is_begun_by_the_next(
+    path: Path, reason: str, is_told: bool
+) -> None:
+    create(path, machine("a"))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with closing(SQLiteStore(path)) as store:
+        told = {"type": "Migrating", "status": "True", "reason": reason, "lastTransitionTime": now}
+        tell(store, "a", conditions=[told])
+    moves = Moves()
+    with serving(path, TEN, replace(ANY_PORT, resync=0.05), migrator=moves) as bench:
+        if is_told:
+            until(lambda: moves.calls)
+        time.sleep(0.3)
+        assert moves.calls == [("begin", ("default", "a"))] * is_told, "and once only"
+        assert condition(bench, "a", "Migrating") == ("True", reason)
+
+
 def test_newest_form_moves_the_oldest(path: Path) -> None:
     crowd(path)
     moves = Moves()
@@ -317,6 +509,11 @@ def test_a_token_is_needed_where_there_is_one(path: Path) -> None:
             for given in (None, "Bearer 0123456789abcdeF", "Basic 0123456789abcdef", "Bearer 0123456789abcdef")
         ] == [401, 401, 401, 200]
         assert bench.get("/")[0] == 401
+        for bytes_ in (b"\xff\xfe", b"\xc3\xbc", b""):  # a text that is none
+            asked = b"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + bytes_ + b"\r\nContent-Length: 0\r\n\r\n"
+            with closing(socket.create_connection(bench.addresses.requests, timeout=30)) as connection:
+                connection.sendall(asked)
+                assert connection.recv(100).split()[1] == b"401"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with")
@@ -338,6 +535,18 @@ def test_with_tls_only_known_certificates_are_answered(path: Path) -> None:
                         _asked(connection, body)
                 else:
                     assert _asked(connection, body) == status
+        for _ in range(3):
+            with closing(socket.create_connection(bench.addresses.requests, timeout=30)) as connection:
+                connection.sendall(b"POST / HTTP/1.1\r\n\r\n")
+                with suppress(ConnectionResetError):
+                    connection.recv(100)
+        until(lambda: not _connections())
+
+
+def _connections() -> list[object]:
+    """All that is kept of connections in this process."""
+    gc.collect()
+    return [found for found in gc.get_objects() if isinstance(found, _Guard)]
 
 
 def _asked(connection: http.client.HTTPConnection, body: bytes) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from devalloc.controller.permits.book import Book, Draft
+from devalloc.controller.permits.book import Book
+from devalloc.controller.permits.draft import Draft
 from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.records import bytes_text, cpus_text
 from devalloc.controller.permits.settings import Settings

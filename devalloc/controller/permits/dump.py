@@ -8,7 +8,7 @@ from devalloc.controller.permits.book import Book
 from devalloc.scaling.permits.ledger import Machine, Node
 from devalloc.scaling.permits.pressure import first_to_leave, is_too_full
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
+from devalloc.scaling.scalars import MAX_BYTES, MAX_CPU, bytes_to_json, cpu_to_json
 
 
 def dump(book: Book) -> dict[str, Any]:
@@ -55,4 +55,5 @@ def _machine(machine: Machine) -> dict[str, Any]:
 
 
 def _amounts(of: Resources) -> dict[str, Any]:
-    return {"cpu": cpu_to_json(of.cpu), "memory": bytes_to_json(of.memory)}
+    # A sum of what strangers ask for need not fit.
+    return {"cpu": cpu_to_json(min(of.cpu, MAX_CPU)), "memory": bytes_to_json(min(of.memory, MAX_BYTES))}

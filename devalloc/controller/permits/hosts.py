@@ -53,11 +53,15 @@ def _published(store: Store) -> Mapping[str, Host]:
 def _sum(pool: Mapping[str, Any], resource: str, unit: int) -> int:
     """Of all devices of the pool; what cannot be read is none, so that nothing is granted of it."""
     total = 0
-    for device in pool["spec"].get("devices", ()):
-        for entry in device.get("resources", ()):
+    for device in _maps(pool["spec"].get("devices")):
+        for entry in _maps(device.get("resources")):
             if entry.get("name") == resource:
                 try:
                     total += max(0, Quantity.parse(entry.get("capacity")).nano) // unit
                 except QuantityError:
                     continue
     return total
+
+
+def _maps(value: object) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

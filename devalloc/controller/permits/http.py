@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import resource
+import select
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.protocol")
 _quiet.setLevel(logging.CRITICAL)  # aiohttp tells of each malformed request with a traceback
 
+JSON = "application/json"
 PLAIN = "text/plain; charset=utf-8"
 LINGERING = 1.0
 """Seconds for which a body that nobody wants is read on, so that whoever sends it gets to read the answer."""
@@ -104,9 +107,12 @@ class Door:
 
     def _guard(self) -> asyncio.Protocol:
         inner = self._http()
-        guard = _Guard(self, cast("asyncio.Protocol", inner))
-        self._guards[inner] = guard
-        return guard
+        return _Guard(self, cast("asyncio.Protocol", inner))
+
+    def admit(self, guard: _Guard) -> None:
+        """It is open. A connection whose TLS handshake fails never is."""
+        self.open[guard] = None
+        self._guards[guard.inner] = guard
 
     def forget(self, guard: _Guard) -> None:
         """It is closed."""
@@ -115,7 +121,7 @@ class Door:
 
     def make_room(self) -> bool:
         """Whether one more may come in: where there are too many, the one that has been idle for longest goes."""
-        if len(self.open) < self.bounds.connections:
+        if len(self.open) < min(self.bounds.connections, _share_of_descriptors()):
             return True
         idle = next((guard for guard in self.open if not guard.busy), None)
         self.refused("too many")
@@ -154,7 +160,8 @@ class Door:
         if self._token is None:
             return True
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
+        sent = given.strip().encode("utf-8", "surrogateescape")  # whatever bytes they were
+        return scheme.lower() == "bearer" and hmac.compare_digest(sent, self._token)
 
 
 async def read_some(request: web.BaseRequest, most: int, seconds: float) -> bytes:
@@ -168,6 +175,25 @@ async def read_some(request: web.BaseRequest, most: int, seconds: float) -> byte
             parts.append(part)
             size += len(part)
     return b"".join(parts)
+
+
+def has_hung_up(request: web.BaseRequest) -> bool:
+    """Whether whoever asked has closed the connection, and so hears no answer."""
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        return True
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return False
+    poll = select.poll()  # the end of what was sent may be there and not read yet
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _share_of_descriptors() -> int:
+    """How many connections leave enough to the rest of the process, which has machines to keep."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 2**31 if soft == resource.RLIM_INFINITY else soft // 4
 
 
 class _Guard(asyncio.Protocol):
@@ -189,7 +215,7 @@ class _Guard(asyncio.Protocol):
             self._transport.abort()
             return
         self._admitted = True
-        self._door.open[self] = None
+        self._door.admit(self)
         self.inner.connection_made(transport)
         self._await_request()
 

@@ -1,14 +1,17 @@
-"""One server at a time answers, and what one that was replaced would still write is refused by the store.
+"""One server at a time answers for a node, and what one that was replaced would still write is refused by the store.
 
-The lease is an object of the store, such as Kubernetes' leader election keeps. Whether its holder still lives is told
-by whether it is renewed, on the clock of who looks: clocks of hosts need not agree. The holder's commits are fenced
-with the lease: what it would still write after another took it, the store refuses.
+A lease is an object of the store, such as Kubernetes' leader election keeps. Whether its holder still lives is told by
+whether it is renewed, on the clock of who looks: clocks of hosts need not agree. The holder's commits are fenced with
+all leases: what it would still write after another took one, the store refuses.
+
+A server answers for all nodes, or for one. Servers of several nodes work beside each other; one for all and one for a
+node are *rivals*, and whoever sees that a rival holds its lease does not answer.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -17,12 +20,15 @@ from devalloc.store import AlreadyExists, Conflict, NotFound, Object, Store
 
 KIND = "Lease"
 NAME = "devalloc-permits"
+"""Of the lease for all nodes; that for one has the node's name behind it."""
 NAMESPACE = "default"
 SECONDS = 15.0
+LONGEST = 3600.0
+"""Seconds for which a lease that nobody renews is believed at most, whatever it says."""
 
 
 class Lost(Exception):
-    """Another server has the lease."""
+    """Another server answers."""
 
 
 class Lease:
@@ -33,20 +39,23 @@ class Lease:
         store: Store,
         holder: str,
         *,
+        node: str | None = None,
         seconds: float = SECONDS,
         alone: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
-        """``holder``: a name that no other process has, not even the next one here. ``seconds``: how long it is good
-        without being renewed. ``alone``: this process holds a lock by which it knows that no other lives, so it need
-        not wait until the lease of the one before has run out."""
+        """``holder``: a name that no other process has, not even the next one here. ``node``: for which it is; None:
+        for all. ``seconds``: how long it is good without being renewed. ``alone``: this process holds a lock by which
+        it knows that no other lives, so it need not wait until the lease of the one before has run out. ``clock``: one
+        that also goes while the host is suspended."""
         self.holder = holder
         self.seconds = seconds
+        self.name = NAME if node is None else f"{NAME}-{node}"
         self._store = store
         self._alone = alone
         self._clock = clock
-        self._seen: tuple[str, float] | None = None
-        """The resourceVersion of somebody else's lease, and since when it has been that."""
+        self._seen: dict[str, tuple[str, float]] = {}
+        """The resourceVersions of others' leases by name, and since when they have been that."""
         self._version: str | None = None
         """Of our own."""
         self._until = 0.0
@@ -59,56 +68,84 @@ class Lease:
     def take(self) -> bool:
         """Have it, if it is free, has run out or is ours. Raises StoreError."""
         began = self._clock()
-        try:
-            found = self._store.get(KIND, NAMESPACE, NAME)
-        except NotFound:
-            with suppress(AlreadyExists):
-                return self._took(self._store.create(self._object({}, 0)), began)
+        leases = {obj["metadata"]["name"]: obj for obj in self._store.list(KIND, NAMESPACE).objects}
+        # All are looked at, so that the time of each runs.
+        are_free = {
+            name: self._is_free(obj, began) for name, obj in leases.items() if name == self.name or self._is_rival(name)
+        }
+        if not all(are_free.values()):
             return False
-        spec = found.get("spec") or {}
-        version = found["metadata"]["resourceVersion"]
-        free = not spec.get("holderIdentity") or self._alone or spec["holderIdentity"] == self.holder
-        if not free:
-            if self._seen is None or self._seen[0] != version:
-                self._seen = (version, began)
-            seconds = spec.get("leaseDurationSeconds")
-            least = float(seconds) if isinstance(seconds, (int, float)) else self.seconds
-            if began - self._seen[1] <= max(least, self.seconds):
-                return False
-        transitions = spec.get("leaseTransitions")
-        new = self._object(found["metadata"], (transitions if isinstance(transitions, int) else 0) + 1)
-        with suppress(Conflict, NotFound):
-            return self._took(self._store.replace(new), began)
+        with suppress(AlreadyExists, Conflict, NotFound):
+            for name in are_free:
+                if name != self.name and _holder(leases[name]):
+                    self._store.replace(_without_holder(leases[name]))  # it has run out
+            if (found := leases.get(self.name)) is None:
+                return self._took(self._store.create(self._object({}, 0)), began)
+            transitions = _spec(found).get("leaseTransitions")
+            count = transitions if isinstance(transitions, int) else 0
+            return self._took(self._store.replace(self._object(found["metadata"], count + 1)), began)
         return False
 
     def renew(self) -> None:
         """Keep it. Raises Lost, StoreError."""
         began = self._clock()
         found = self._ours()
-        spec = found.get("spec") or {}
+        transitions = _spec(found).get("leaseTransitions", 0)
         try:
-            self._took(self._store.replace(self._object(found["metadata"], spec.get("leaseTransitions", 0))), began)
+            self._took(self._store.replace(self._object(found["metadata"], transitions)), began)
         except (Conflict, NotFound):
             raise self._lost() from None
 
-    def check(self, found: Object | None) -> None:
-        """That this is still ours, as somebody else read it; None: there is none. Raises Lost."""
-        if found is None or (found.get("spec") or {}).get("holderIdentity") != self.holder:
+    def is_meant(self, obj: Object) -> bool:
+        """Whether a Lease is this one or that of a rival."""
+        metadata = obj["metadata"]
+        name = metadata["name"]
+        return metadata.get("namespace", NAMESPACE) == NAMESPACE and (name == self.name or self._is_rival(name))
+
+    def check(self, leases: Iterable[Object]) -> None:
+        """That of all leases there are this one is still ours, and none a rival's. Raises Lost."""
+        meant = {obj["metadata"]["name"]: obj for obj in leases if self.is_meant(obj)}
+        own = meant.pop(self.name, None)
+        if own is None or _holder(own) != self.holder:
             raise self._lost()
+        for obj in meant.values():
+            self.check_one(obj, gone=False)
+
+    def check_one(self, obj: Object, gone: bool) -> None:
+        """What became of one that is meant. Raises Lost; where a rival has its own, this one is to be given away."""
+        holder = "" if gone else _holder(obj)
+        if obj["metadata"]["name"] == self.name:
+            if holder != self.holder:
+                raise self._lost()
+        elif holder:
+            whose = "all nodes" if obj["metadata"]["name"] == NAME else "single nodes"
+            raise Lost(f"a server of permits for {whose} holds the lease {NAMESPACE}/{obj['metadata']['name']}")
 
     def give(self) -> None:
         """Let another server have it at once. Raises StoreError."""
         if self._version is None:
             return
         with suppress(Lost, Conflict, NotFound):
-            found = self._ours()
-            spec = {k: v for k, v in (found.get("spec") or {}).items() if k != "holderIdentity"}
-            self._store.replace({**found, "spec": spec})
+            self._store.replace(_without_holder(self._ours()))
         self._version = None
+
+    def _is_rival(self, name: str) -> bool:
+        return name.startswith(f"{NAME}-") if self.name == NAME else name == NAME
+
+    def _is_free(self, obj: Object, now: float) -> bool:
+        """Whether nobody holds it, nobody else at least, or not any more."""
+        name, version = obj["metadata"]["name"], obj["metadata"]["resourceVersion"]
+        if _holder(obj) in ("", self.holder) or self._alone:
+            return True
+        if self._seen.get(name, ("", 0.0))[0] != version:
+            self._seen[name] = (version, now)
+        seconds = _spec(obj).get("leaseDurationSeconds")
+        told = float(seconds) if isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST else LONGEST
+        return now - self._seen[name][1] > max(told, self.seconds)
 
     def _ours(self) -> Object:
         try:
-            found = self._store.get(KIND, NAMESPACE, NAME)
+            found = self._store.get(KIND, NAMESPACE, self.name)
         except NotFound:
             raise self._lost() from None
         if found["metadata"]["resourceVersion"] != self._version:
@@ -117,19 +154,19 @@ class Lease:
 
     def _lost(self) -> Lost:
         self._version = None
-        return Lost(f"another server of permits has taken the lease {NAMESPACE}/{NAME}")
+        return Lost(f"another server of permits has taken the lease {NAMESPACE}/{self.name}")
 
     def _took(self, written: Object, began: float) -> bool:
         self._version = written["metadata"]["resourceVersion"]
         self._until = began + self.seconds
-        self._seen = None
+        self._seen = {}
         return True
 
     def _object(self, metadata: dict[str, Any], transitions: int) -> Object:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": KIND,
-            "metadata": {**metadata, "name": NAME, "namespace": NAMESPACE},
+            "metadata": {**metadata, "name": self.name, "namespace": NAMESPACE},
             "spec": {
                 "holderIdentity": self.holder,
                 "leaseDurationSeconds": max(1, round(self.seconds)),
@@ -139,7 +176,15 @@ class Lease:
         }
 
 
-def is_the_lease(obj: Object) -> bool:
-    """Whether this is the one of the servers of permits."""
-    metadata = obj["metadata"]
-    return (metadata.get("namespace", NAMESPACE), metadata["name"]) == (NAMESPACE, NAME)
+def _spec(lease: Object) -> dict[str, Any]:
+    spec = lease.get("spec")
+    return spec if isinstance(spec, dict) else {}
+
+
+def _holder(lease: Object) -> str:
+    holder = _spec(lease).get("holderIdentity")
+    return holder if isinstance(holder, str) else ""
+
+
+def _without_holder(lease: Object) -> Object:
+    return {**lease, "spec": {name: value for name, value in _spec(lease).items() if name != "holderIdentity"}}

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from devalloc.controller.permits.book import Book, Granted
+from devalloc.controller.permits.book import Book
+from devalloc.controller.permits.draft import Granted
 from devalloc.scaling.permits.pressure import is_too_full
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -1,10 +1,28 @@
-"""Who moves machines to other nodes, if anybody does."""
+"""Who moves machines to other nodes, if anybody does, and minding that it comes to an end."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Protocol, TypeVar
 
+from devalloc.api.meta import parse_time
+from devalloc.controller.permits.book import Book, leaving_by_age
+from devalloc.controller.permits.draft import PRESSURE, Granted, Told
+from devalloc.controller.permits.http import JSON, Response
+from devalloc.controller.permits.metrics import Metrics
+from devalloc.controller.permits.records import MIGRATING, SHOULD_MIGRATE, Condition
 from devalloc.scaling.permits.ledger import Key
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Tell = Callable[[Key, Mapping[str, Told]], None]
+"""Has conditions written on a machine."""
 
 
 class Migrator(Protocol):
@@ -15,3 +33,110 @@ class Migrator(Protocol):
 
     def withdraw(self, key: Key) -> None:
         """Have it stay after all; fine where nothing moves it."""
+
+
+class Migrations:
+    """All migrations of one server. Use from one event loop."""
+
+    def __init__(self, book: Book, tell: Tell, metrics: Metrics, migrator: Migrator | None, seconds: float) -> None:
+        """``seconds``: how long one may take."""
+        self._book = book
+        self._write = tell
+        self._metrics = metrics
+        self._migrator = migrator
+        self._seconds = seconds
+        self._since: dict[Key, float] = {}
+        """Of those on their way: when that was seen first here. The clock by which objects are written may be set."""
+        self._begun: set[Key] = set()
+        """What the migrator was told here. What another server wrote down, it may not have come to tell."""
+
+    async def answered(self, granted: Granted) -> Response:
+        """What to tell, once the migrator was told where one is to begin. What was granted stays so in any case."""
+        if not granted.begins_migration or self._migrator is None:
+            return Response(200, granted.body, JSON)
+        begun = await self._begin(granted.key, granted.node)
+        if begun is None:
+            return Response(500, b"the migration could not be begun")
+        return Response(200, granted.body if begun else granted.without_migration, JSON)
+
+    async def run(self, interval: float) -> None:
+        """Look at them now and then."""
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                await self.look()
+            except Exception:
+                log.exception("the migrations cannot be looked at")
+
+    async def look(self) -> None:
+        """Withdraw what takes too long, and begin what another server was to; in the newest form, what has to be."""
+        now = time.monotonic()
+        moving = {
+            key: record.migrating
+            for key, record in self._book.records.items()
+            if record.migrating is not None and record.migrating.is_true
+        }
+        self._since = {key: self._since.get(key, now) for key in moving}
+        self._begun &= moving.keys()
+        for key, condition in moving.items():
+            if self._is_late(key, condition, now):
+                await self._withdraw(key)
+            elif condition.reason == PRESSURE and key not in self._begun and self._migrator is not None:
+                await self._begin_here(key)
+        for key in leaving_by_age(self._book):
+            record = self._book.records.get(key)
+            if record is None:  # it has gone while another one was begun
+                continue
+            why = f"node {record.node} has too little room"
+            if self._migrator is not None:
+                self._write(key, {MIGRATING: (True, PRESSURE, why)})
+                await self._begin_here(key)
+            elif record.should_migrate is None or not record.should_migrate.is_true:
+                self._metrics.wanting.inc()
+                self._write(key, {SHOULD_MIGRATE: (True, PRESSURE, why)})
+
+    def _is_late(self, key: Key, condition: Condition, now: float) -> bool:
+        latest = datetime.now(UTC) - timedelta(seconds=self._seconds)
+        return now - self._since[key] >= self._seconds or _is_before(condition.since, latest)
+
+    async def _begin_here(self, key: Key) -> None:
+        record = self._book.records.get(key)
+        if record is not None:
+            await self._begin(key, record.node)
+
+    async def _begin(self, key: Key, node: str) -> bool | None:
+        """Whether it begins now; None where it could not be begun, which is written down."""
+        assert self._migrator is not None
+        self._begun.add(key)
+        try:
+            begun = await _in_thread(partial(self._migrator.begin, key, node))
+        except Exception as error:
+            log.exception("the migration of %s/%s could not be begun", *key)
+            self._metrics.migrations.labels("failed").inc()
+            self._write(key, {MIGRATING: (False, "MigratorFailed", f"it could not be begun: {error}"[:1000])})
+            return None
+        self._metrics.migrations.labels("begun" if begun else "exists").inc()
+        return begun
+
+    async def _withdraw(self, key: Key) -> None:
+        log.warning("the migration of %s/%s took too long; it is withdrawn", *key)
+        if self._migrator is not None:
+            try:
+                await _in_thread(partial(self._migrator.withdraw, key))
+            except Exception:
+                log.exception("the migration of %s/%s could not be withdrawn; it is tried again", *key)
+                self._metrics.migrations.labels("failed").inc()
+                return
+        self._metrics.migrations.labels("withdrawn").inc()
+        self._write(key, {MIGRATING: (False, "TimedOut", "it took too long and was withdrawn")})
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _is_before(since: str, latest: datetime) -> bool:
+    try:
+        return parse_time(since).astimezone(UTC) < latest
+    except (ValueError, OverflowError):
+        return True  # nobody knows how long it takes

@@ -25,12 +25,18 @@ from devalloc.store import Key as ObjectKey
 
 KIND = "VirtualMachine"
 OVERCOMMIT = "vm.neon.tech/overcommit"
-"""An annotation: JSON with ``cpu`` and ``memory``, times 1."""
+"""An annotation: JSON with ``cpu`` and ``memory``, times 1 where one is missing."""
+USAGE = "vm.neon.tech/usage"
+"""An annotation: JSON with ``cpu`` and ``memory``, what the machine has, as those tell who run it by other means."""
+_LONGEST = 1024
+"""Characters of an annotation that is read."""
 
 MIGRATING = "Migrating"
 SHOULD_MIGRATE = "ShouldMigrate"
 _MOST = 2**62
 """No amount is larger."""
+_UNREAD = Resources(2**63, 2**63)
+"""Another amount than any that is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class Condition:
     """What a condition of a machine says."""
 
     is_true: bool
+    reason: str
     since: str
     """RFC 3339; empty where that is not known."""
 
@@ -51,10 +58,12 @@ class Record:
     least: Resources
     most: Resources
     use: Resources
-    """What was read back of it, or it was told to take where that is more; what its spec says where it is not scaled.
-    """
+    """What was read back of it, or it was told to take where that is more, or ``vm.neon.tech/usage`` says; what its
+    spec says where it is not scaled."""
     permit: Resources | None
     """What is written down that it may have in this run."""
+    kept: Resources
+    """What it was told before and may go by still, where that is more: nobody has heard that it knows its permit."""
     slot: int
     """Bytes in which its memory changes."""
     runs: bool
@@ -70,6 +79,8 @@ class Record:
     migrating: Condition | None
     should_migrate: Condition | None
     machine_id: str
+    told: Resources | None = None
+    """What it may have in this run where that was written down, and was taken off."""
 
 
 def key_of(obj: Object) -> Key:
@@ -84,7 +95,9 @@ def read(obj: Object) -> Record | None:
     placed = _text(status.get("nodeName")) if status.get("allocations") else ""  # admitted there, and not begun yet
     node = _text(annotations.get(meta.PREPARED_ON)) or placed or _text(spec.get("nodeName"))
     phase = status.get("phase", "Pending")
-    if not node or (spec.get("running") is False and phase in ("Pending", "Stopped", "Failed")):
+    # One that is started and waits with stopped CPUs is Pending, and has what it has.
+    has = phase not in ("Stopped", "Failed") and (phase != "Pending" or bool(_map(status.get("observed"))))
+    if not node or (spec.get("running") is False and not has):
         return None
     cpu, memory = _map(spec.get("cpu")), _map(spec.get("memory"))
     least = Resources(_cpus(cpu.get("min")), _bytes(memory.get("min")))
@@ -92,19 +105,22 @@ def read(obj: Object) -> Record | None:
     runs = phase not in ("Pending", "Stopped", "Failed")
     scaled = labels.get(LABEL_SCALING) == "true" or spec.get("scaling") is not None
     use = NOTHING
-    if runs:
+    if has:
         # What QEMU was told and has not done yet may still come.
         for told in (_map(status.get("observed")), _map(status.get("applied"))):
             use = use.most(Resources(_cpus(told.get("cpus"), most.cpu), _bytes(told.get("memory"), most.memory)))
+        use = use.most(_usage(annotations.get(USAGE), most))
     begins = Resources(_cpus(cpu.get("use")), _bytes(memory.get("use")))
     ceiling = spec.get("reserveMax") is True
-    if placed and (kept := _kept(obj)) is not None:  # what its spec asks for beyond that is not its own yet
+    if placed and (kept := _reserved_for(obj)) is not None:  # what its spec asks for beyond that is not its own yet
         least, begins, ceiling = least.least(kept), begins.least(kept), ceiling and kept == kept.most(most)
     if not scaled or not runs:  # what it has, or will be started with: placing keeps as much for it
         use = use.most(begins)
     pod = _text(status.get("runnerPod"))
     conditions = status.get("conditions")
-    told_of = {c.get("type"): c for c in conditions if isinstance(c, dict)} if isinstance(conditions, list) else {}
+    told_of = (
+        {_text(c.get("type")): c for c in conditions if isinstance(c, dict)} if isinstance(conditions, list) else {}
+    )
     return Record(
         key=key_of(obj),
         node=node,
@@ -112,13 +128,14 @@ def read(obj: Object) -> Record | None:
         most=most,
         use=use,
         permit=_permit(status, most),
+        kept=_kept(status, most),
         slot=_bytes(memory.get("slotSize")) or MEMORY_BLOCK,
         runs=runs,
         scaled=scaled,
         movable=labels.get(LABEL_MIGRATION) == "true",
         must_move=labels.get(LABEL_ALWAYS_MIGRATE) == "true",
         reserve_max=ceiling,
-        billed_to=_text(annotations.get(ANNOTATION_BILLING)),
+        billed_to=_text(annotations.get(ANNOTATION_BILLING))[:_LONGEST],
         overcommit=_overcommit(annotations.get(OVERCOMMIT)),
         runner_pod=_pod(pod, key_of(obj)[0]) if pod else None,
         created=_text(metadata.get("creationTimestamp")),
@@ -135,7 +152,13 @@ def has_devices(obj: Object) -> bool:
 
 
 def change(
-    obj: Object, *, permit: Resources | None, given_by: str, conditions: Mapping[str, tuple[bool, str, str]], now: str
+    obj: Object,
+    *,
+    permit: Resources | None,
+    kept: Resources = NOTHING,
+    given_by: str,
+    conditions: Mapping[str, tuple[bool, str, str]],
+    now: str,
 ) -> Change:
     """What to write on an object. ``permit``: None takes the record of one away.
 
@@ -145,12 +168,13 @@ def change(
     if permit is None:
         if _map(status.get("permitted")).get("givenBy"):
             del status["permitted"]
-    elif permit != _permit(status, permit):
+    elif (permit, kept) != (_permit(status, _UNREAD), _kept(status, _UNREAD)):
         status["permitted"] = {
             "cpus": cpus_text(permit.cpu),
             "memory": bytes_text(permit.memory),
             "givenBy": given_by,
             **({"machineID": status["machineID"]} if _text(status.get("machineID")) else {}),
+            **({} if kept == NOTHING else {"kept": {"cpus": cpus_text(kept.cpu), "memory": bytes_text(kept.memory)}}),
         }
     if conditions:
         status["conditions"] = _merged(status.get("conditions"), conditions, now)
@@ -169,7 +193,7 @@ def bytes_text(count: int) -> str:
 
 def _merged(found: object, told: Mapping[str, tuple[bool, str, str]], now: str) -> list[Any]:
     entries: Iterable[Any] = found if isinstance(found, list) else []
-    kept = [entry for entry in entries if not (isinstance(entry, dict) and entry.get("type") in told)]
+    kept = [entry for entry in entries if not (isinstance(entry, dict) and _text(entry.get("type")) in told)]
     new = [
         {
             "type": name,
@@ -190,28 +214,53 @@ def _permit(status: Mapping[str, Any], most: Resources) -> Resources | None:
     return Resources(_cpus(permit.get("cpus"), most.cpu), _bytes(permit.get("memory"), most.memory))
 
 
-def _kept(obj: Object) -> Resources | None:
+def _reserved_for(obj: Object) -> Resources | None:
     """What its node keeps for a machine; None where that cannot be read in full."""
     entries = reserved(obj)
     cpu, memory = amount_of(entries, CPU) // (NANO // 1000), amount_of(entries, MEMORY) // NANO
     return Resources(cpu, memory) if cpu and memory and len(entries) == len(obj["status"]["allocations"]) else None
 
 
+def _kept(status: Mapping[str, Any], most: Resources) -> Resources:
+    if _permit(status, most) is None:
+        return NOTHING
+    kept = _map(_map(status.get("permitted")).get("kept"))
+    return Resources(_cpus(kept.get("cpus"), most.cpu), _bytes(kept.get("memory"), most.memory))
+
+
 def _condition(entry: object) -> Condition | None:
     if not isinstance(entry, dict):
         return None
-    return Condition(entry.get("status") == "True", _text(entry.get("lastTransitionTime")))
+    return Condition(entry.get("status") == "True", _text(entry.get("reason")), _text(entry.get("lastTransitionTime")))
 
 
 def _overcommit(text: object) -> Resources | None:
-    if not isinstance(text, str) or len(text) > 1024:
+    """What is missing is 1. None where nothing is said, or not all of it can be read."""
+    content = _annotated(text)
+    if content is None:
+        return None
+    factors = [
+        1000 if content.get(name) is None else _amount(content[name], NANO // 1000, 0) for name in ("cpu", "memory")
+    ]
+    return Resources(*factors) if min(factors) >= 1 else None
+
+
+def _usage(text: object, most: Resources) -> Resources:
+    content = _annotated(text)
+    if content is None:
+        return NOTHING if text is None else most
+    return Resources(_cpus(content.get("cpu"), most.cpu), _bytes(content.get("memory"), most.memory))
+
+
+def _annotated(text: object) -> dict[str, Any] | None:
+    """The JSON object that an annotation has; None where it has none that can be read."""
+    if not isinstance(text, str) or len(text) > _LONGEST:
         return None
     try:
         content = json.loads(text)
-        cpu, memory = (Quantity.parse(content[name]).nano // 10**6 for name in ("cpu", "memory"))
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
-    return Resources(cpu, memory) if cpu >= 1 and memory >= 1 else None
+    return content if isinstance(content, dict) else None
 
 
 def _pod(text: str, namespace: str) -> Key:

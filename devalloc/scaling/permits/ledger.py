@@ -34,6 +34,8 @@ class Machine:
     """What it was told last that it may have; None before it asked for the first time."""
     use: Resources = NOTHING
     """What was read back of it."""
+    kept: Resources = NOTHING
+    """What it was told it may have before its permit, and may go by still; nothing where it knows its permit."""
     buffer: Resources = NOTHING
     """The part of ``reserved`` that is there in case it was permitted that much before anybody here knew of it."""
     pressure: Resources = NOTHING
@@ -60,7 +62,7 @@ class Machine:
     @property
     def floor(self) -> Resources:
         """What it counts for at least, whatever it is permitted."""
-        floor = self.least.most(self.use)
+        floor = self.least.most(self.use).most(self.kept)
         return floor.most(self.most) if self.reserve_max else floor
 
     @property

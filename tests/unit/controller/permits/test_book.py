@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devalloc.controller.permits.book import Book, Draft, Granted, leaving_by_age
+from devalloc.controller.permits.book import Book, leaving_by_age
+from devalloc.controller.permits.draft import Draft, Granted
+from devalloc.controller.permits.dump import dump
 from devalloc.controller.permits.hosts import Host
 from devalloc.controller.permits.settings import Settings
 from devalloc.scaling.eras import Era
@@ -263,3 +265,143 @@ def test_marks_of_settings_count() -> None:
     world.book.settings = replace(world.settings, cpu_watermark=0.5)
     world.book.limit(world.hosts)
     assert world.book.nodes["node-a"].watermark == Resources(5000, 18 * GIB)
+
+
+def test_a_deletion_that_is_told_late_does_not_take_the_machine_that_was_made_since() -> None:
+    world = World()
+    world.runs("a")
+    world.ask("a", 4, "4Gi")
+    world.book.drop(("default", "a"), "1")
+    assert world.reserved() == {"a": amounts(4000, 4)}
+    world.book.drop(("default", "a"), "99999")
+    assert world.reserved() == {}
+
+
+@pytest.mark.parametrize("goes", ["first", "second"])
+def test_a_pod_that_goes_to_another_node_leaves_nothing_behind(goes: str) -> None:
+    world = World()
+    pod = {("default", "pod"): amounts(4000, 1)}
+    there = [Host(LIMIT, pod), Host(LIMIT)] if goes == "first" else [Host(LIMIT), Host(LIMIT, pod)]
+    world.book.limit(dict(zip(("node-a", "node-b"), there, strict=True)))
+    world.book.limit(dict(zip(("node-a", "node-b"), reversed(there), strict=True)))
+    counted = [world.book.nodes[name].counted for name in ("node-a", "node-b")]
+    assert sorted(counted, key=lambda r: r.cpu) == [NOTHING, amounts(4000, 1)]
+
+
+def test_a_pod_keeps_its_machine_when_another_one_lets_go_of_it() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.runs(name)
+        world.write(world.objects[name], runnerPod="pod")
+    world.book.drop(("default", "a"))
+    assert permit(world.ask("pod", 1, "1Gi")) == amounts(1000, 1)
+
+
+@pytest.mark.parametrize("created", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "yesterday", ""])
+def test_a_machine_of_any_age_is_known(created: str) -> None:
+    world = World()
+    obj = machine("a")
+    obj["metadata"]["creationTimestamp"] = created
+    world.write(obj, phase="Running")
+    assert permit(world.ask("a", 1, "1Gi")) == amounts(1000, 1)
+
+
+def test_the_state_can_be_shown_whatever_is_asked_for() -> None:
+    world = World()
+    for name in NAMES:
+        world.runs(name)
+        world.ask(name, "4294967295m", "18446744073709551615")
+    shown = dump(world.book)["nodes"]["node-a"]
+    assert shown["pressure"] == {"cpu": "4294967295m", "memory": "18446744073709551615"}
+
+
+# -- requests that were late on their way ----------------------------------------------------------------------------
+
+
+def told(cpu: int, gib: int) -> dict[str, Any]:
+    """As an agent says it."""
+    return {"vCPUs": cpu, "mem": f"{gib}Gi"}
+
+
+def room_beside(world: World, name: str = "b") -> Resources:
+    """What another machine gets of all there is."""
+    anew = World()
+    anew.objects, anew.hosts = dict(world.objects), world.hosts
+    anew.book = world.anew()
+    return permit(anew.ask(name, 10, "20Gi"))
+
+
+@pytest.mark.parametrize("version", [7, 6, 5, 4])
+def test_one_that_names_an_older_permit_makes_no_room_until_its_agent_knows_the_new_one(version: int) -> None:
+    world = World()
+    memory: Any = (lambda gib: f"{gib}Gi") if version >= 6 else int
+    last: Any = lambda cpu, gib: {"vCPUs": cpu, "mem": memory(gib)}  # noqa: E731
+    for name in ("a", "b"):
+        world.runs(name, slot=GIB)
+        world.ask(name, 1, memory(1), version=version)
+    assert permit(world.ask("a", 8, memory(16), last=last(1, 1), version=version)) == amounts(8000, 16)
+    late = world.ask("a", 2, memory(2), last=last(1, 1), version=version)  # sent before that, and it is heard by nobody
+    assert permit(late) == amounts(2000, 2)
+    assert room_beside(world) == amounts(2000, 4), "a may take 8 CPUs, also where the server was killed since"
+    assert permit(world.ask("a", 8, memory(16), last=last(8, 16), version=version)) == amounts(8000, 16), "it still can"
+    assert permit(world.ask("a", 2, memory(2), last=last(8, 16), version=version)) == amounts(2000, 2)
+    assert room_beside(world) == amounts(8000, 18), "who knows what it has and wants less makes room at once"
+
+
+def test_a_reply_that_was_lost_keeps_room_until_the_next_request() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.runs(name)
+        world.ask(name, 1, "1Gi")
+    world.ask("a", 8, "16Gi", last=told(1, 1))  # the reply is lost
+    assert permit(world.ask("a", 3, "3Gi", last=told(1, 1))) == amounts(3000, 3)
+    assert room_beside(world) == amounts(2000, 4)
+    world.ask("a", 3, "3Gi", last=told(3, 3))
+    assert room_beside(world) == amounts(7000, 17)
+    assert "kept" not in world.objects["a"]["status"]["permitted"]
+
+
+def test_what_is_kept_is_no_more_than_was_told_and_ends_with_the_run() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.runs(name)
+        world.ask(name, 4, "4Gi")
+    forged = told(9, 19)
+    for _ in range(3):
+        assert permit(world.ask("a", 1, "1Gi", last=forged)) == amounts(1000, 1)
+    assert world.reserved()["a"] == amounts(4000, 4)
+    assert permit(world.ask("a", 10, "20Gi", last=forged)) == amounts(6000, 16)
+    assert permit(world.ask("a", 1, "1Gi", last=None)) == amounts(1000, 1), "an agent that begins knows of nothing"
+    assert world.reserved()["a"] == amounts(1000, 1)
+    world.ask("a", 6, "6Gi")
+    world.ask("a", 1, "1Gi", last=forged)
+    world.write(world.objects["a"], machineID="2", observed={"cpus": "1", "memory": "1Gi"})
+    assert world.reserved()["a"] == amounts(1000, 1)
+
+
+def test_a_permit_that_somebody_takes_off_is_written_again() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.runs(name)
+        world.ask(name, 4, "4Gi")
+    world.write(world.objects["a"], permitted=None)
+    assert world.reserved()["a"] == amounts(4000, 4)
+    assert permit(world.ask("b", 10, "20Gi")) == amounts(6000, 16)
+    assert permit(world.ask("a", 4, "4Gi", last=told(4, 4))) == amounts(4000, 4)
+    assert world.objects["a"]["status"]["permitted"]["cpus"] == "4"
+    world.write(world.objects["a"], permitted=None, machineID="2")
+    assert world.reserved()["a"] == amounts(250, 1), "another run"
+
+
+def test_a_server_of_one_node_knows_its_machines_only() -> None:
+    world = World()
+    world.book = Book(world.settings, node="node-a")
+    world.book.begin(world.hosts)
+    world.runs("a")
+    world.runs("b", node="node-b")
+    assert sorted(world.book.nodes) == ["node-a"]
+    assert world.ask("b", 1, "1Gi") == 404
+    obj = world.objects["a"]
+    world.write({**obj, "spec": {**obj["spec"], "nodeName": "node-b"}})
+    assert world.ask("a", 1, "1Gi") == 404
+    assert world.book.nodes["node-a"].counted == NOTHING

@@ -31,3 +31,16 @@ def test_the_limit_of_a_node_is_that_of_its_pool() -> None:
         store.replace(pool)
         found: Any = hosts()["node-a"]
         assert found.limit == Resources(1500, 0)
+
+
+def test_a_pool_that_is_damaged_has_nothing_and_harms_no_other() -> None:
+    capacity = discover_capacity()
+    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
+        store.create(host_pool(capacity, "good").to_manifest())
+        for number, devices in enumerate([None, "x", [1], [{"resources": 5}], [{"resources": ["x", {"name": "cpu"}]}]]):
+            pool = host_pool(capacity, f"bad-{number}").to_manifest()
+            pool["spec"]["devices"] = devices
+            store.create(pool)
+        hosts = published(store)()
+        assert hosts["good"].limit != Resources(0, 0)
+        assert {hosts[f"bad-{number}"].limit for number in range(5)} == {Resources(0, 0)}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from devalloc.controller.permits.lease import Lease, Lost
+from devalloc.store import Listing, Object
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.faketree import memory_folder
 
@@ -60,23 +62,95 @@ def test_who_knows_that_it_is_alone_does_not_wait(store: SQLiteStore) -> None:
     assert dead.take()
     assert new.take()
     with pytest.raises(Lost):
-        dead.check(store.get("Lease", "default", "devalloc-permits"))
-    new.check(store.get("Lease", "default", "devalloc-permits"))
+        dead.check([store.get("Lease", "default", "devalloc-permits")])
+    new.check([store.get("Lease", "default", "devalloc-permits")])
     with pytest.raises(Lost):
-        new.check(None)
+        new.check([])
 
 
 def test_of_two_that_take_it_at_once_one_has_it(store: SQLiteStore) -> None:
     both = [Lease(store, name, alone=True) for name in ("a", "b")]
-    read = store.get
+    read = store.list
 
-    def raced(kind: str, namespace: str | None, name: str) -> dict[str, object]:
-        found = read(kind, namespace, name)
-        store.get = read  # type: ignore[method-assign]
+    def raced(*of: Any) -> Listing:
+        found = read(*of)
+        store.list = read  # type: ignore[method-assign]
         assert both[1].take()
         return found
 
     assert both[1].take()
-    store.get = raced  # type: ignore[method-assign]
+    store.list = raced  # type: ignore[method-assign]
     assert not both[0].take()
     both[1].renew()
+
+
+def leases(store: SQLiteStore) -> list[Object]:
+    return store.list("Lease").objects
+
+
+def test_servers_of_several_nodes_do_not_keep_each_other_out(store: SQLiteStore) -> None:
+    first, second, again = (Lease(store, name, node=node) for name, node in (("1", "a"), ("2", "b"), ("3", "a")))
+    assert first.take()
+    assert second.take()
+    assert not again.take()
+    for lease in (first, second):
+        lease.renew()
+        lease.check(leases(store))
+        assert not any(lease.is_meant(obj) for obj in leases(store) if obj["metadata"]["name"] != lease.name)
+
+
+@pytest.mark.parametrize(("has", "wants"), [(None, "a"), ("a", None)])
+def test_a_server_of_all_nodes_and_one_of_a_node_are_never_both_there(
+    store: SQLiteStore, has: str | None, wants: str | None
+) -> None:
+    clock = Clock()
+    first = Lease(store, "first", node=has, seconds=10, clock=clock)
+    second = Lease(store, "second", node=wants, seconds=10, clock=clock)
+    assert first.take()
+    assert not second.take()
+    clock.now = 9
+    first.renew()
+    clock.now = 11
+    assert not second.take()
+    clock.now = 21.1
+    assert second.take(), "the first one was not renewed"
+    with pytest.raises(Lost):
+        first.check(leases(store))
+    second.check(leases(store))
+    second.give()
+    assert first.take()
+
+
+def test_a_server_of_all_nodes_and_one_of_a_node_that_begin_at_once_both_give_way(store: SQLiteStore) -> None:
+    """Each had looked before the other one wrote."""
+    every, single = Lease(store, "every"), Lease(store, "single", node="a")
+    read, nothing = store.list, store.list("Lease")
+    assert every.take()
+    store.list = lambda *of: nothing  # type: ignore[method-assign]
+    assert single.take()
+    store.list = read  # type: ignore[method-assign]
+    for lease in (every, single):
+        with pytest.raises(Lost, match="a server of permits for"):
+            lease.check(leases(store))
+    for obj in leases(store):
+        if obj["metadata"]["name"] != every.name:
+            with pytest.raises(Lost):
+                every.check_one(obj, gone=False)
+            every.check_one(obj, gone=True)
+    every.give()
+    single.check(leases(store))
+
+
+@pytest.mark.parametrize(
+    "spec", [None, [], {"holderIdentity": 5}, {"holderIdentity": "x", "leaseDurationSeconds": 10**12}]
+)
+def test_a_damaged_lease_is_taken_in_the_end(store: SQLiteStore, spec: Any) -> None:
+    clock = Clock()
+    metadata = {"name": "devalloc-permits", "namespace": "default"}
+    store.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
+    found = store.get("Lease", "default", "devalloc-permits")
+    store.replace({**found, "spec": spec})
+    lease = Lease(store, "new", clock=clock)
+    lease.take()
+    clock.now = 3601
+    assert lease.take()

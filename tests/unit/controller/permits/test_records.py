@@ -156,3 +156,89 @@ def test_devices_keep_a_machine_where_it_is() -> None:
     assert not has_devices(machine("a"))
     assert has_devices(machine("a", claims=["gpu"]))
     assert has_devices({**machine("a"), "status": {"devices": [{"claim": "gpu"}]}})
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ('{"cpu":"2500m"}', Resources(2500, 1000)),
+        ('{"memory":"1500m","cpu":null}', Resources(1000, 1500)),
+        ("{}", Resources(1000, 1000)),
+        ('{"cpu":"0","memory":"1"}', None),
+        ('{"cpu":-1}', None),
+        ('{"cpu":NaN}', None),
+        ('{"cpu":[1]}', None),
+        ('{"cpu":1e99}', None),
+        ("[]", None),
+        ("[" * 1000, None),
+        ('"2"' + " " * 2000, None),
+    ],
+)
+def test_overcommit_is_once_where_it_is_not_said(text: str, counts: Resources | None) -> None:
+    found = read(stored(machine("a", annotations={"vm.neon.tech/overcommit": text})))
+    assert found is not None
+    assert found.overcommit == counts
+
+
+@pytest.mark.parametrize(
+    ("text", "cpu", "memory"),
+    [
+        ('{"cpu":"3","memory":"1Gi"}', 3000, 2 * GIB),  # what is more of either
+        ('{"memory":"4Gi"}', 500, 4 * GIB),
+        ('{"cpu":"nonsense","memory":"4Gi"}', 8000, 4 * GIB),
+        ("nonsense", 8000, 16 * GIB),  # it has something, and nobody can tell what
+    ],
+)
+def test_what_others_say_that_a_machine_uses_counts(text: str, cpu: int, memory: int) -> None:
+    obj = stored(machine("a", annotations={"vm.neon.tech/usage": text}), **RUNS)
+    found, stopped = read(obj), read({**obj, "status": {"phase": "Stopped"}})
+    assert found is not None
+    assert stopped is not None
+    assert (found.use, stopped.use) == (Resources(cpu, memory), Resources(0, 0))
+
+
+def test_one_that_is_started_and_waits_has_what_it_has() -> None:
+    """Its CPUs stand still until its devices are there, and it is told as Pending so long."""
+    waits = {**RUNS, "phase": "Pending"}
+    for running in (True, False):
+        found = read(stored(machine("a", running=running), **waits))
+        assert found is not None
+        assert found.use == amounts(500, 2)
+
+
+@pytest.mark.parametrize("kind", [[], {}, None, 7])
+def test_a_condition_of_a_type_that_is_none_harms_nobody(kind: Any) -> None:
+    obj = stored(machine("a"), **RUNS, conditions=[{"type": kind, "status": "True"}])
+    assert read(obj) is not None
+    told = change(
+        obj, permit=None, given_by="s", conditions={"Migrating": (True, "A", "b")}, now="2026-02-02T00:00:00Z"
+    )
+    assert told.status is not None
+    assert [c["type"] for c in told.status["conditions"]] == [kind, "Migrating"]
+
+
+def test_what_is_kept_beside_a_permit_goes_with_it() -> None:
+    obj = stored(machine("a"), **RUNS)
+    common: dict[str, Any] = {"given_by": "s", "conditions": {}, "now": "2026-02-02T00:00:00Z"}
+    status = change(obj, permit=amounts(1000, 1), kept=amounts(4000, 2), **common).status
+    assert status is not None
+    kept = read({**obj, "status": status})
+    assert kept is not None
+    assert (kept.permit, kept.kept) == (amounts(1000, 1), amounts(4000, 2))
+    another_run = read({**obj, "status": {**status, "machineID": "run-3"}})
+    assert another_run is not None
+    assert (another_run.permit, another_run.kept) == (None, Resources(0, 0))
+    damaged = read({**obj, "status": {**status, "permitted": {**status["permitted"], "kept": {"cpus": "??"}}}})
+    assert damaged is not None
+    assert damaged.kept == Resources(8000, 0)
+    known = change({**obj, "status": status}, permit=amounts(1000, 1), **common).status
+    assert known is not None
+    assert "kept" not in known["permitted"]
+
+
+def test_a_permit_that_cannot_be_read_is_written_anew() -> None:
+    status = {**RUNS, "permitted": {"cpus": "??", "memory": "1Gi", "givenBy": "s"}}
+    obj = stored(machine("a"), **status)
+    told = change(obj, permit=amounts(1000, 1), given_by="s", conditions={}, now="2026-02-02T00:00:00Z").status
+    assert told is not None
+    assert told["permitted"]["cpus"] == "1"

@@ -1,0 +1,354 @@
+"""The one task that decides: what is asked and what has to be written, one after the other, on what the store has.
+
+It takes what has come in since the last write, and writes it all at once: the more is asked, the more go with one
+write. What changes nothing is not written. What is to be written unasked stays due until it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import TypeVar
+
+from devalloc.controller.permits.book import Book
+from devalloc.controller.permits.draft import Draft, Granted, Told
+from devalloc.controller.permits.hosts import Host
+from devalloc.controller.permits.http import Response
+from devalloc.controller.permits.lease import KIND as LEASE
+from devalloc.controller.permits.lease import Lease, Lost
+from devalloc.controller.permits.metrics import Metrics
+from devalloc.controller.permits.records import KIND, key_of
+from devalloc.scaling.messages.plugin import Refused, Request
+from devalloc.scaling.permits.ledger import Key
+from devalloc.store import (
+    Change,
+    Conflict,
+    Event,
+    EventType,
+    Expired,
+    Fence,
+    FenceBroken,
+    NotFound,
+    Object,
+    Store,
+    StoreError,
+)
+
+log = logging.getLogger(__name__)
+
+KINDS = frozenset({KIND, LEASE})
+"""What decisions are made on."""
+ATTEMPTS = 10
+"""How often a decision is made anew because an object changed meanwhile."""
+AT_ONCE = 512
+"""Requests that are decided and written together."""
+MOST_WAITING = 8192
+"""Requests and news that may wait. A store that stands still must not fill the memory with what is asked meanwhile."""
+RETRY_SECONDS = 1.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    request: Request
+    has_gone: Callable[[], bool]
+    answer: asyncio.Future[Response | Granted]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the store or the hosts told."""
+
+    events: Sequence[Event] = ()
+    gap: bool = False
+    """Something was missed: all is to be read again."""
+    hosts: Mapping[str, Host] | None = None
+
+
+@dataclass(slots=True)
+class _Due:
+    """What is to be written of a machine unasked."""
+
+    conditions: dict[str, Told] = field(default_factory=dict)
+    retract: bool = False
+
+
+class _Wake:
+    """Something is due."""
+
+
+class Decider:
+    """Use from one event loop, and make another one for the next."""
+
+    def __init__(self, store: Store, book: Book, lease: Lease, metrics: Metrics, writer: ThreadPoolExecutor) -> None:
+        """``writer``: one thread, so that what is written is written in order."""
+        self.book = book
+        self.seen = "0"
+        """The resourceVersion up to which all changes are known. Only a listing tells: a watch shows several changes to
+        one object as the last of them, after those that others had meanwhile."""
+        self._store = store
+        self._lease = lease
+        self._metrics = metrics
+        self._writer = writer
+        self._queue: asyncio.Queue[_Asked | Seen | _Wake] = asyncio.Queue()
+        self._due: dict[Key, _Due] = {}
+        self._listed = 0
+        """The resourceVersion of the last listing: news that are older are none."""
+        self._stale = False
+        """Whether the store may have what the book has not: a write ended and nobody knows how."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests and news that nobody has begun with."""
+        return self._queue.qsize()
+
+    async def load(self, hosts: Mapping[str, Host]) -> None:
+        """Begin with these hosts and all objects. Raises StoreError, Lost."""
+        self.book.begin(hosts)
+        await self._reload(starting=True)
+        for key, record in self.book.records.items():
+            if record.permit is not None and not record.scaled:  # nobody knows any more whether that was to be written
+                self._due[key] = _Due(retract=True)
+
+    def see(self, seen: Seen) -> None:
+        """Take note, before anything that is asked later is decided."""
+        self._queue.put_nowait(seen)
+
+    def tell(self, key: Key, conditions: Mapping[str, Told]) -> None:
+        """Write conditions on a machine soon; tried again until it is done, or the machine is gone."""
+        self._due.setdefault(key, _Due()).conditions.update(conditions)
+        self._queue.put_nowait(_Wake())
+
+    async def ask(self, request: Request, has_gone: Callable[[], bool]) -> Response | Granted:
+        """What is answered, after it is written. ``has_gone``: whether nobody is there any more to hear it."""
+        if self._queue.qsize() >= MOST_WAITING:
+            return Response(503, b"too many are waiting; ask again")
+        answer: asyncio.Future[Response | Granted] = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait(_Asked(request, has_gone, answer))
+        return await answer
+
+    def turn_away(self) -> None:
+        """Nobody is left waiting for an answer that does not come."""
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if isinstance(item, _Asked):
+                _answer_all([item], Response(503, b"this server does not answer any more; ask again"))
+
+    async def run(self) -> None:
+        """Decide for ever. Raises Lost."""
+        while True:
+            items = await self._next()
+            asked = [item for item in items if isinstance(item, _Asked)]
+            try:
+                for item in items:
+                    if isinstance(item, Seen):
+                        self._see(item)
+                if asked or self._due:
+                    await self._decide(asked)
+            except Lost:
+                _answer_all(asked, Response(503, b"another server answers now; ask again"))
+                raise
+            except StoreError as error:
+                # Nobody knows whether it was written. All is read again before anything else is decided.
+                log.warning("permits cannot be written: %s", error)
+                self._stale = True
+                self._metrics.commits.labels("failed").inc()
+                _answer_all(asked, Response(503, b"permits cannot be written now; ask again"))
+            except Exception:
+                log.exception("requests could not be decided; going on with what the store has")
+                self._stale = True
+                _answer_all(asked, Response(500, b"internal error"))
+
+    async def _next(self) -> list[_Asked | Seen | _Wake]:
+        """What there is to do; nothing where what is due is to be tried again."""
+        items: list[_Asked | Seen | _Wake] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_SECONDS if self._due else None):
+                items.append(await self._queue.get())
+        while len(items) < AT_ONCE and not self._queue.empty():
+            items.append(self._queue.get_nowait())
+        return items
+
+    def _see(self, seen: Seen) -> None:
+        """Raises Lost."""
+        if seen.hosts is not None:
+            self.book.limit(seen.hosts)
+        self._stale |= seen.gap
+        for event in seen.events:
+            if int(event.resource_version) <= self._listed:
+                continue
+            obj, gone = event.object, event.type is EventType.DELETED
+            if obj["kind"] != LEASE:
+                self._see_machine(obj, gone)
+            elif self._lease.is_meant(obj):
+                self._lease.check_one(obj, gone)
+
+    def _see_machine(self, obj: Object, gone: bool) -> None:
+        if gone:
+            self.book.drop(key_of(obj), obj["metadata"]["resourceVersion"])
+        else:
+            self._put(obj)
+
+    def _put(self, obj: Object, *, starting: bool = False) -> None:
+        key = key_of(obj)
+        before = self.book.records.get(key)
+        self.book.put(obj, starting=starting)
+        after = self.book.records.get(key)
+        if before is not None and before.scaled and after is not None and not after.scaled:
+            self._due.setdefault(key, _Due()).retract = True
+
+    async def _decide(self, asked: Sequence[_Asked]) -> None:
+        """Answer all of them, each after what it asks for is written. Raises StoreError, Lost."""
+        waiting = list(asked)
+        while True:
+            some, waiting = self._one_each(waiting)
+            due, self._due = self._due, {}
+            written = False
+            try:
+                written = await self._decide_some(some, due)
+            finally:
+                if not written:
+                    for key, one in due.items():
+                        newer = self._due.setdefault(key, _Due())
+                        newer.conditions = {**one.conditions, **newer.conditions}
+                        newer.retract |= one.retract
+            if not waiting:
+                return
+
+    def _one_each(self, asked: Iterable[_Asked]) -> tuple[list[_Asked], list[_Asked]]:
+        """The first request for each machine, and all others: what is told to each has to be written by itself."""
+        first: list[_Asked] = []
+        others: list[_Asked] = []
+        known: set[Key] = set()
+        for item in asked:
+            try:
+                key = self.book.find((item.request.pod.namespace, item.request.pod.name)).key
+            except Refused:
+                first.append(item)
+                continue
+            (others if key in known else first).append(item)
+            known.add(key)
+        return first, others
+
+    async def _decide_some(self, asked: Sequence[_Asked], due: Mapping[Key, _Due]) -> bool:
+        """Whether what is due is written: someone may write the objects again and again. Raises StoreError, Lost."""
+        for _ in range(ATTEMPTS):
+            if self._stale:
+                await self._reload()
+            if not self._lease.is_valid:
+                raise Lost("the lease ran out")
+            draft = Draft(self.book, self._lease.holder, _now())
+            for key, one in due.items():
+                draft.tell(key, one.conditions)
+                if one.retract:
+                    draft.retract(key)
+            told = [(item, self._decided(draft, item.request)) for item in asked if not _is_over(item)]
+            changes = draft.changes()
+            if not changes:
+                draft.adopt([])
+                self._tell(told)
+                return True
+            self._tell([(item, answer) for item, answer in told if not _is_written(draft, answer)])
+            try:
+                stored = await self._in_writer(partial(self._commit, changes))
+            except (FenceBroken, Expired):
+                # A machine came, went, was placed or seen to have something else, or the lease was written.
+                self._metrics.commits.labels("fenced").inc()
+                await self._reload()
+            except Conflict as conflict:
+                self._metrics.commits.labels("conflict").inc()
+                await self._reread([(key.namespace or "default", key.name) for key in conflict.conflicts])
+            else:
+                self._metrics.commits.labels("done").inc()
+                draft.adopt(stored)
+                # The fence held: up to here there is nothing that anybody else wrote.
+                self.seen = str(max(int(self.seen), *(int(obj["metadata"]["resourceVersion"]) for obj in stored)))
+                self._tell(told)
+                return True
+        _answer_all(asked, Response(503, b"the VirtualMachine keeps changing; ask again"))
+        return False
+
+    def _commit(self, changes: Sequence[Change]) -> Sequence[Object]:
+        began = time.perf_counter()
+        try:
+            return self._store.commit(changes, Fence(self.seen, specs=KINDS, statuses=KINDS))
+        finally:
+            self._metrics.committing.observe(time.perf_counter() - began)
+
+    def _decided(self, draft: Draft, request: Request) -> Response | Granted:
+        try:
+            return draft.answer(request)
+        except Refused as refused:
+            log.debug("refused: %s", refused)
+            return Response(refused.status, refused.text.encode("utf-8", "replace"))
+        except Exception:
+            log.exception("a request of %s could not be decided", request.pod)
+            return Response(500, b"internal error")
+
+    def _tell(self, told: Iterable[tuple[_Asked, Response | Granted]]) -> None:
+        for item, answer in told:
+            if item.answer.done():  # told before, or whoever asked has gone
+                continue
+            if isinstance(answer, Granted):
+                self._metrics.granted(answer)
+                self._metrics.wanting.inc(answer.wants_migration)
+            item.answer.set_result(answer)
+
+    async def _reload(self, *, starting: bool = False) -> None:
+        """All objects as they are at one moment, from which on a fence holds. Raises StoreError, Lost."""
+        listing = await self._in_writer(partial(self._store.list, KINDS))
+        self._lease.check([obj for obj in listing.objects if obj["kind"] == LEASE])
+        there = set()
+        for obj in listing.objects:
+            if obj["kind"] == KIND:
+                self._put(obj, starting=starting)
+                there.add(key_of(obj))
+        for key in self.book.objects.keys() - there:
+            self.book.drop(key)
+        self.seen = listing.resource_version
+        self._listed = int(listing.resource_version)
+        self._stale = False
+
+    async def _reread(self, keys: Iterable[Key]) -> None:
+        """The objects that somebody else changed, as they are now."""
+        for namespace, name in keys:
+            try:
+                obj = await self._in_writer(partial(self._store.get, KIND, namespace, name))
+            except NotFound:
+                self.book.drop((namespace, name))
+            else:
+                self._put(obj)
+
+    async def _in_writer(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, work)
+
+
+def _is_over(item: _Asked) -> bool:
+    """Whether nobody waits for the answer any more. What such a request asks for may be long ago: a newer one may have
+    come by another way, so it is not decided."""
+    if item.answer.done() or not item.has_gone():
+        return item.answer.cancelled()
+    item.answer.set_result(Response(503, b"you have gone"))
+    return True
+
+
+def _is_written(draft: Draft, answer: Response | Granted) -> bool:
+    """Whether an answer tells of something that is not in the store yet."""
+    return isinstance(answer, Granted) and draft.writes(answer.key)
+
+
+def _answer_all(asked: Iterable[_Asked], response: Response) -> None:
+    for item in asked:
+        if not item.answer.done():
+            item.answer.set_result(response)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
