@@ -15,11 +15,12 @@ LOOK_AHEAD = 0.5
 """Minutes by which the latest growth is drawn on."""
 
 
-def estimate(series: Sequence[float], offset: int, window: int) -> float:
-    """The working set: the last value before growth speeds up, or the last of all.
+def estimate(series: Sequence[float], offset: int, window: int, factor: float = INCREASE_FACTOR) -> float:
+    """The working set, in the unit of the series: the last value before growth speeds up, or the last of all.
 
     ``series[t]`` is what was touched in the last t+1 minutes. Values before ``offset`` always belong to the working
-    set. Growth is compared between two windows of ``window`` values that share one.
+    set. Growth is compared between two windows of ``window`` values that share one. Raises ValueError for a series or
+    an offset that is too short for that.
     """
     if window < 2 or offset < window - 1 or len(series) < offset + window:
         raise ValueError(f"{len(series)} values are too few for windows of {window} from {offset} on")
@@ -27,7 +28,7 @@ def estimate(series: Sequence[float], offset: int, window: int) -> float:
     for t in range(offset, len(series) - step):
         before = max(0.0, series[t] - series[t - step])
         after = max(0.0, series[t + step] - series[t])
-        if after > INCREASE_FACTOR * before:
+        if after > factor * before:
             return series[t]
     return series[-1]
 
@@ -40,10 +41,10 @@ def belonging(series: Sequence[float], offset: int, estimated: float) -> Sequenc
     return series[:end]
 
 
-def projected(series: Sequence[float]) -> float:
-    """The most that will have been touched in ``LOOK_AHEAD`` minutes, if a growth seen goes on. 0 for none."""
+def projected(series: Sequence[float], ahead: float = LOOK_AHEAD) -> float:
+    """The most that will have been touched in ``ahead`` minutes, if a growth seen goes on. 0 for an empty series."""
     highest = series[0] if series else 0.0
     for earlier, later in pairwise(series):
         reached = max(earlier, later)
-        highest = max(highest, reached + LOOK_AHEAD * (reached - earlier))
+        highest = max(highest, reached + ahead * (reached - earlier))
     return highest

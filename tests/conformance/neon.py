@@ -1,8 +1,9 @@
 """Judge devalloc by tables of the scaling protocols: ``python -m tests.conformance.neon FILE...``.
 
 The files hold facts about the agents, schedulers and monitors in use that devalloc speaks with (JSON or YAML; forms in
-``tests/support/tables``, recognised by content). Each failure is printed, and at the end how many cases hold; the exit
-status is 1 when one does not, or when a file is of no known form.
+``tests/support/tables``, recognised by content). Each failure is printed with its file, case and path, and at the end
+how many cases hold; the exit status is 1 when one does not. A file that cannot be read, a table of no known form and a
+section that nothing judges are a case each that does not hold.
 """
 
 from __future__ import annotations
@@ -15,19 +16,35 @@ from typing import Any
 
 import yaml
 
-from tests.support.tables import agents, encodings, goals, guest, servers, timelines, traces
-from tests.support.tables.forms import Failure, Form, Verdict
+from tests.support.tables import (
+    agents,
+    encodings,
+    goals,
+    guest,
+    machines,
+    permits,
+    servers,
+    timelines,
+    traces,
+    workingsets,
+)
+from tests.support.tables.forms import Failure, Form, Verdict, explained
 
 FORMS: list[Form] = [
     *agents.FORMS,
     *encodings.FORMS,
     *goals.FORMS,
+    *workingsets.FORMS,
     *guest.FORMS,
+    *machines.FORMS,
+    *permits.FORMS,
     *servers.FORMS,
     *traces.FORMS,
     *timelines.FORMS,
 ]
 """Every form that is known. To add one: FORMS of a module of ``tests/support/tables``, and its line here."""
+NO_FACTS = {"provenance", "source", "form"}
+"""Sections that say where a table is from."""
 NOT_OURS = {"node_labels_update_changed"}
 """Sections about what devalloc has no counterpart of: it compares whole objects, not the labels of nodes."""
 MAX_SHOWN = 400
@@ -35,26 +52,42 @@ MAX_SHOWN = 400
 
 
 def judge(content: Any) -> Iterator[Verdict]:
-    """The verdicts on one table. A table of no known form is a failure, for nothing of it was judged."""
-    known = [form for form in FORMS if isinstance(content, dict) and form.fits(content)]
+    """The verdicts on one table: an object, or just the list of its cases. Nothing that it holds raises."""
+    table = {str(name): value for name, value in content.items()} if isinstance(content, dict) else {"cases": content}
+    known = forms_of(table)
     for form in known:
-        yield from form.judge(content)
-    if known and all(form.sections is not None for form in known):
-        for name in content:
-            if not any(form.sections is not None and form.sections(name) for form in known) and _is_fact(name):
-                yield Verdict(name, [Failure("a section of a known form", "a section that nothing judges")])
+        verdict = None
+        try:
+            for verdict in form.judge(table):
+                yield verdict
+        except Exception as error:
+            verdict = Verdict(form.name, [Failure("a table that can be read", explained(error))])
+            yield verdict
+        if verdict is None:
+            yield Verdict(form.name, [Failure("at least one case", "none")])
     if not known:
         names = ", ".join(form.name for form in FORMS)
         yield Verdict("table", [Failure(f"one of the known forms: {names}", "a table of no known form")])
+    elif all(form.sections is not None for form in known):
+        for name in table:
+            if not any(form.sections is not None and form.sections(name) for form in known) and _is_fact(name):
+                yield Verdict(name, [Failure("a section of a known form", "a section that nothing judges")])
+
+
+def forms_of(table: dict[str, Any]) -> list[Form]:
+    """The forms that a table has. Sections of several may stand side by side; all else has one."""
+    return [form for form in FORMS if form.fits(table)]
 
 
 def _is_fact(section: str) -> bool:
-    return section != "provenance" and not section.startswith("note") and section not in NOT_OURS
+    return (
+        section not in ("provenance", "source", "form") and not section.startswith("note") and section not in NOT_OURS
+    )
 
 
 def read(path: Path) -> Any:
     """A table from a file: YAML where it is called so, else JSON."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     return yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
 
 
@@ -62,8 +95,8 @@ def judge_file(path: Path) -> Iterator[Verdict]:
     """The verdicts on the table in a file."""
     try:
         content = read(path)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        yield Verdict("table", [Failure("a table that can be read", str(error))])
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        yield Verdict("table", [Failure("a table that can be read", f"{type(error).__name__}: {error}")])
         return
     yield from judge(content)
 
@@ -72,14 +105,21 @@ def shown(verdict: Verdict, source: str) -> str:
     """The failures of a case, for people."""
     lines = []
     for failure in verdict.failures:
-        lines.append(f"{source}: {verdict.name}" + (f": {failure.step}" if failure.step else ""))
+        lines.append(
+            f"{_clipped(source)}: {_clipped(verdict.name)}" + (f": {_clipped(failure.step)}" if failure.step else "")
+        )
         lines.append(f"  expected {_clipped(failure.expected)}")
         lines.append(f"  got      {_clipped(failure.got)}")
     return "\n".join(lines)
 
 
 def _clipped(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    """On one line, in characters that any terminal takes."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    except (TypeError, ValueError, RecursionError):  # names that are no texts; a table that contains itself
+        text = repr(value)
+    text = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conformance.neon import FORMS, judge_file, main, read, shown
+from tests.conformance.neon import forms_of, judge, judge_file, main, read, shown
 from tests.support.shared import SHARED
 
 OWN = Path(__file__).parent / "cases" / "scaling"
 SHARED_TABLES = sorted((SHARED / "neon").glob("*.json"))
 TABLES = [
     # What stands beside them for other tests has a form of its own.
-    *(path for path in sorted(OWN.glob("*.yaml")) if any(form.fits(read(path)) for form in FORMS)),
+    *(path for path in sorted(OWN.glob("*.yaml")) if forms_of(read(path))),
     *SHARED_TABLES,
 ]
 
@@ -54,6 +56,12 @@ def _changed(**expected: object) -> dict[str, Any]:
         ([{"cases": [GOAL, {"input": {}}]}], "1/2 cases", 1),
         ([{"cases": [GOAL]}, {"cases": [{"what": 1}]}], "1/2 cases", 1),
         ([{"cases": [GOAL]}, []], "1/2 cases", 1),
+        ([[GOAL]], "1/1 cases", 0),
+        ([{"cases": [3, GOAL, None]}], "1/3 cases", 1),
+        ([{"cases": [{**GOAL, "name": 7}, {**GOAL, "input": None}]}], "1/2 cases", 1),
+        ([{"revision_source": []}], "0/1 cases", 1),
+        ([{"milli_cpu_to_json": [[1, "1m"], 3]}], "1/2 cases", 1),
+        (["text"], "0/1 cases", 1),
         ([{"cpu_range_parse": [["0-1", [0, 1]]], "something": []}], "1/2 cases", 1),
         ([{"cpu_range_parse": [["0-1", [0, 2]]]}], "0/1 cases", 1),
     ],
@@ -74,11 +82,62 @@ def test_runner_counts_what_holds_and_prints_what_does_not(
         assert any("expected" in line for line in before)
 
 
+def test_runner_tells_file_case_and_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = _changed(goalCU=2, mem=0.5)
+    wrong["name"] = "half a pair \ud800"
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"cases": [wrong, {**GOAL, "input": {"computeUnit": {}}}]}))
+    assert main([str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.pop(-2).startswith("  got      there is no 'mem_gib' (values.py:")
+    assert lines == [
+        f"{path}: half a pair \\ud800: goalCU",
+        "  expected 2",
+        "  got      1",
+        f"{path}: half a pair \\ud800: mem",
+        "  expected 0.5",
+        "  got      0.0",
+        f"{path}: one",
+        '  expected {"goalCU": 1, "hasAllMetrics": true, "cpu": 1.0, "mem": 0.0, "lfc": null}',
+        "0/2 cases",
+    ]
+
+
+@pytest.mark.parametrize("junk", [None, "", -1, 1.5, True, 10**30, [[]], {"name": None}, float("nan")])
+def test_runner_survives_anything_at_any_place_of_a_table(junk: Any) -> None:
+    for path in TABLES:
+        rng, table = random.Random(path.name), _cached(path)
+        for _ in range(4):
+            changed = list(judge(_with(rng, table, junk)))
+            assert changed, path.name
+            "".join(shown(verdict, path.name) for verdict in changed).encode()
+
+
+@cache
+def _cached(path: Path) -> Any:
+    return read(path)
+
+
+def _with(rng: random.Random, table: Any, junk: Any) -> Any:
+    """The table with junk somewhere in it, the rest of long lists left out."""
+    if not isinstance(table, (dict, list)) or not table or rng.random() < 0.1:
+        return junk
+    if isinstance(table, list):
+        chosen = rng.randrange(len(table))
+        return [_with(rng, table[chosen], junk) if number == chosen else one for number, one in enumerate(table[:8])]
+    chosen = rng.choice(list(table))
+    return {name: _with(rng, value, junk) if name == chosen else value for name, value in table.items()}
+
+
 def test_runner_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.json").write_text("{")
-    assert main([str(tmp_path / "broken.json"), str(tmp_path / "none.json")]) == 1
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe{}")
+    (tmp_path / "broken.yaml").write_text("a: [1")
+    (tmp_path / "endless.yaml").write_text("cases: &cases [*cases]")
+    names = ["broken.json", "deep.json", "binary.json", "broken.yaml", "endless.yaml", "none.json", "."]
+    assert main([str(tmp_path / name) for name in names]) == 1
     out = capsys.readouterr().out
-    assert out.endswith("0/2 cases\n")
-    assert "broken.json" in out
-    assert "none.json" in out
+    assert out.endswith("0/7 cases\n")
+    assert all(str(tmp_path / name) in out for name in names)
     assert main([]) == 2

@@ -8,8 +8,15 @@ from typing import Any
 
 from devalloc.scaling.messages.plugin import PodName
 from devalloc.scaling.scalars import ScalarError, bytes_from_json, bytes_to_json, cpu_from_json, cpu_to_json
-from devalloc.scaling.versions import InformantVersion, MonitorVersion, PluginVersion, Version
-from tests.support.tables.forms import Form, Verdict, verdict
+from devalloc.scaling.versions import (
+    InformantVersion,
+    MonitorVersion,
+    PluginVersion,
+    RunnerVersion,
+    Version,
+    VersionRange,
+)
+from tests.support.tables.forms import Form, Verdict, section, verdict
 
 ERROR = "error"
 _AMOUNTS: dict[str, Callable[[Any], Any]] = {
@@ -22,7 +29,9 @@ _VERSIONS: dict[str, type[Version]] = {
     "plugin_version_strings": PluginVersion,
     "informant_version_strings": InformantVersion,
     "monitor_version_strings": MonitorVersion,
+    "runner_version_strings": RunnerVersion,
 }
+_HAVE: dict[str, type[Version]] = {"plugin_versions_that": PluginVersion, "informant_versions_that": InformantVersion}
 _REJECTED = "rejected_as_quantity"
 
 
@@ -33,7 +42,8 @@ def _encodings(content: dict[str, Any]) -> Iterator[Verdict]:
             yield _amount(f"{key} {json.dumps(given)}", convert, given, ERROR if "quirk" in marks else expected)
     for text in content.get(_REJECTED, ()):
         for key in ("json_to_milli_cpu", "json_to_bytes"):
-            yield _amount(f"{_REJECTED} {text} in {key}", _AMOUNTS[key], json.loads(text), ERROR)
+            read = lambda text, key=key: _AMOUNTS[key](json.loads(text))  # noqa: E731
+            yield _amount(f"{_REJECTED} {text} in {key}", read, text, ERROR)
     for key, kind in _VERSIONS.items():
         for number, name in content.get(key, {}).items():
             yield verdict(f"{key} {number}", name, lambda kind=kind, number=number: str(kind(number)))
@@ -47,6 +57,30 @@ def _amount(name: str, convert: Callable[[Any], Any], given: Any, expected: Any)
             return ERROR
 
     return verdict(name, expected, judge)
+
+
+def _have(content: dict[str, Any]) -> Iterator[Verdict]:
+    """Which of the versions that there are have what."""
+    for key, kind in _HAVE.items():
+        for name, numbers in content.get(key, {}).items():
+            known = range(1, len(kind.names) + 1)
+            having = lambda name=name, kind=kind, known=known: [n for n in known if getattr(kind(n), name)]  # noqa: E731
+            yield verdict(f"{key} {name}", numbers, having)
+
+
+def _ranges(content: dict[str, Any]) -> Iterator[Verdict]:
+    for one, other, expected in content["latest_shared_version"]:
+        shared = lambda one=one, other=other: _range(one).latest_shared(_range(other))  # noqa: E731
+        yield verdict(f"latest_shared_version {one} {other}", expected, shared)
+
+
+def _range_texts(content: dict[str, Any]) -> Iterator[Verdict]:
+    for ends, expected in content["version_range_strings"]:
+        yield verdict(f"version_range_strings {ends}", expected, lambda ends=ends: str(_range(ends)))
+
+
+def _range(ends: list[int]) -> VersionRange[PluginVersion]:
+    return VersionRange(*map(PluginVersion, ends))
 
 
 def _pod_names(content: dict[str, Any]) -> Iterator[Verdict]:
@@ -63,9 +97,12 @@ FORMS = [
         sections=lambda name: name in (*_AMOUNTS, *_VERSIONS, _REJECTED),
     ),
     Form(
-        "names of pods",
-        lambda content: "namespaced_name_format" in content,
-        _pod_names,
-        sections=lambda name: name == "namespaced_name_format",
+        "what versions have",
+        lambda content: any(key in content for key in _HAVE),
+        _have,
+        sections=lambda name: name in _HAVE,
     ),
+    section("latest versions that are shared", "latest_shared_version", _ranges),
+    section("ranges of versions", "version_range_strings", _range_texts),
+    section("names of pods", "namespaced_name_format", _pod_names),
 ]

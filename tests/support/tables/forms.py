@@ -6,7 +6,18 @@ import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+
+class _Nothing:
+    """What stands where there is no value."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOTHING = _Nothing()
 
 
 @dataclass(frozen=True)
@@ -16,6 +27,7 @@ class Failure:
     expected: Any
     got: Any
     step: str = ""
+    """Which step of the case, and the path of the value in it."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +49,35 @@ class Form:
     """Where a table may have sections of several forms: which of its names are of this one. None: all is."""
 
 
+def section(name: str, key: str, judge: Callable[[dict[str, Any]], Iterable[Verdict]]) -> Form:
+    """A form that is one section of a table, and may stand beside others."""
+    return Form(name, lambda content: key in content, judge, sections=lambda other: other == key)
+
+
 def verdict(name: str, expected: Any, judge: Callable[[], Any], *, step: str = "") -> Verdict:
     """One case of one question. A judge that breaks has not answered."""
     try:
         got = judge()
-    except Exception:
-        got = traceback.format_exc(limit=-3).strip()
-        return Verdict(name, [Failure(expected, got, step)])
-    return Verdict(name, [] if alike(expected, got) else [Failure(expected, got, step)])
+    except Exception as error:
+        return Verdict(name, [Failure(expected, explained(error), step)])
+    return Verdict(name, differences(expected, got, step))
 
 
-def alike(expected: Any, got: Any) -> bool:
-    """Equal, with floats to 1e-9 relative."""
+def differences(expected: Any, got: Any, where: str = "") -> list[Failure]:
+    """Each value that is not as expected, with its path. Floats are equal to 1e-9 relative."""
     if isinstance(expected, dict) and isinstance(got, dict):
-        return expected.keys() == got.keys() and all(alike(value, got[key]) for key, value in expected.items())
-    if isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
-        return len(expected) == len(got) and all(alike(*pair) for pair in zip(expected, got, strict=True))
+        found = []
+        for name in [*expected, *(name for name in got if name not in expected)]:
+            path = f"{where}.{name}" if where else str(name)
+            found += differences(expected.get(name, NOTHING), got.get(name, NOTHING), path)
+        return found
+    if isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)) and len(expected) == len(got):
+        pairs = enumerate(zip(expected, got, strict=True))
+        return [one for number, pair in pairs for one in differences(*pair, f"{where}[{number}]")]
+    return [] if _same(expected, got) else [Failure(expected, got, where)]
+
+
+def _same(expected: Any, got: Any) -> bool:
     if isinstance(expected, bool) or isinstance(got, bool):
         return expected is got
     if isinstance(expected, float) or isinstance(got, float):
@@ -62,9 +87,9 @@ def alike(expected: Any, got: Any) -> bool:
 
 
 def has_cases(content: dict[str, Any], *paths: str) -> bool:
-    """Whether the first case (or every one) has something at each of these paths, such as ``input.computeUnit``."""
+    """Whether any case has something at each of these paths, such as ``input.computeUnit``."""
     cases = content.get("cases")
-    return isinstance(cases, list) and bool(cases) and all(_has(cases[0], path) for path in paths)
+    return isinstance(cases, list) and any(all(_has(case, path) for path in paths) for case in cases)
 
 
 def _has(case: Any, path: str) -> bool:
@@ -75,11 +100,27 @@ def _has(case: Any, path: str) -> bool:
     return True
 
 
-def each(cases: list[dict[str, Any]], judge: Callable[[dict[str, Any]], Verdict]) -> Iterator[Verdict]:
-    """Judge every case; one that cannot even be read is a failure of that case."""
-    for number, case in enumerate(cases):
-        name = str(case.get("name", f"case {number + 1}")) if isinstance(case, dict) else f"case {number + 1}"
+def each(
+    cases: list[dict[str, Any]], judge: Callable[[dict[str, Any]], Verdict], kind: str = "case"
+) -> Iterator[Verdict]:
+    """Judge every case; one that cannot even be read is a failure of that case. Who has no name is called by number."""
+    if not isinstance(cases, list):
+        yield Verdict(kind, [Failure("a list", cases)])
+        return
+    for number, case in enumerate(cases, 1):
+        name = f"{kind} {number}"
+        if not isinstance(case, dict):
+            yield Verdict(name, [Failure("an object", case)])
+            continue
+        name = str(case.get("name", name))
         try:
-            yield judge(case)
-        except Exception:
-            yield Verdict(name, [Failure("a case that can be read", traceback.format_exc(limit=-3).strip())])
+            yield judge({**case, "name": name})
+        except Exception as error:
+            yield Verdict(name, [Failure("a case that can be read", explained(error))])
+
+
+def explained(error: Exception) -> str:
+    """An error of whoever judged, and where it was."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    missing = f"there is no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+    return f"{missing} ({Path(place.filename).name}:{place.lineno})"

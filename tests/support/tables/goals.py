@@ -23,15 +23,16 @@ def _goal(case: dict[str, Any]) -> Verdict:
     buckets = None if given.get("lfc") is None else given["lfc"]["workingSetSizeBuckets"]
 
     def judge() -> dict[str, Any]:
-        unit = resources(given["computeUnit"])
-        got = goal(unit, config(given["config"]), system(given.get("system")), lfc(buckets))
-        return {
+        unit, era = resources(given["computeUnit"]), Era.parse(given.get("era", "newest"))
+        got = goal(unit, config(given["config"]), system(given.get("system")), lfc(buckets), era)
+        parts = {
             "goalCU": got.units,
             "hasAllMetrics": got.complete,
             "cpu": got.cpu,
             "mem": got.memory,
             "lfc": got.lfc,
         }
+        return {name: parts[name] for name in case["expected"]}
 
     return verdict(case["name"], case["expected"], judge)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from devalloc.scaling.recent import RecentCount
 from devalloc_node.guest import cpus
 from tests.support.faketree import memory_folder
 from tests.support.guest_tree import GuestTree
-from tests.support.tables.forms import Failure, Form, Verdict, verdict
+from tests.support.tables.forms import Failure, Form, Verdict, section, verdict
 
 _COUNTER = re.compile(r"recent_counter_window_(\d+)s")
 _STEP = re.compile(r"(?:(?P<adds>inc(?:,inc)*) at )?(?:read )?t0(?:\+(?P<seconds>\d+))?")
@@ -26,6 +26,8 @@ def _lists(content: dict[str, Any]) -> Iterator[Verdict]:
 def _scaler(content: dict[str, Any]) -> Iterator[Verdict]:
     for case in content["cpu_scaler"]:
         count = case["cpus"]
+        if count not in range(1, 1025):
+            raise ValueError(f"cpus must be 1 to 1024, not {count!r}")
         asked = case.get("set") or [*range(2, count + 1), *range(count - 1, 0, -1)]  # up and down, one at a time
         expected = case.get("active", asked)
         yield verdict(f"cpu_scaler {count} CPUs", expected, lambda case=case, asked=asked: _active(case, asked))
@@ -73,18 +75,14 @@ def _similarity(content: dict[str, Any]) -> Iterator[Verdict]:
         yield verdict(f"monitor_memory_similarity {one} {other}", [expected, expected], both)
 
 
-def _section(name: str, key: str, judge: Callable[[dict[str, Any]], Iterator[Verdict]]) -> Form:
-    return Form(name, lambda content: key in content, judge, sections=lambda section: section == key)
-
-
 FORMS = [
-    _section("lists of CPUs", "cpu_range_parse", _lists),
-    _section("CPUs brought on- and offline", "cpu_scaler", _scaler),
+    section("lists of CPUs", "cpu_range_parse", _lists),
+    section("CPUs brought on- and offline", "cpu_scaler", _scaler),
     Form(
         "counts over a window",
         lambda content: any(_COUNTER.fullmatch(key) for key in content),
         _counters,
         sections=lambda section: _COUNTER.fullmatch(section) is not None,
     ),
-    _section("amounts of memory that count as equal", "monitor_memory_similarity", _similarity),
+    section("amounts of memory that count as equal", "monitor_memory_similarity", _similarity),
 ]

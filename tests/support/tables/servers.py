@@ -5,33 +5,62 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 from devalloc.controller.permits.settings import PORT, Settings
+from devalloc.scaling.eras import Era
 from devalloc.scaling.permits.scoring import Curve, spread
+from devalloc.scaling.resources import Resources
 from devalloc.scaling.revisions import Revisions
-from tests.support.tables.forms import Failure, Form, Verdict, verdict
+from devalloc.scaling.scalars import bytes_from_json, cpu_from_json
+from tests.support.tables.forms import Failure, Form, Verdict, section, verdict
 
-_MARKS = {"cpu": "cpu_watermark", "memory": "memory_watermark"}
+_NODE = Resources(10_000, 10 * 2**30)
+"""A node that the settings are tried on."""
+
+
+def era_of(content: dict[str, Any]) -> Era:
+    """Each era has the settings of nodes elsewhere."""
+    if "nodeDefaults" in content:
+        return Era.V0_12
+    return Era.V0_31 if "nodeConfig" in content else Era.NEWEST
 
 
 def _server(content: dict[str, Any]) -> Iterator[Verdict]:
-    """The settings that devalloc has as well; its limits by watermark are what a node of 1,000 of each gets."""
-    node, shipped, curve = content["nodeConfig"], Settings(), Curve()
-    for name, attribute in _MARKS.items():
-        if (mark := node.get(name, {}).get("watermark")) is not None:
-            ours = getattr(shipped, attribute)
-            yield verdict(f"watermark of {name}", mark, lambda ours=ours: 0.9 if ours is None else ours)
+    """The settings that devalloc has as well; its limits by watermark are what a node gets."""
+    era = era_of(content)
+    node = content.get("nodeDefaults") or content.get("nodeConfig") or {}
+    scoring = content.get("scoring", node)
+    parts = {name: node.get(name) or {"watermark": content.get("watermark")} for name in ("cpu", "memory")}
+    system = Resources(cpu_from_json(parts["cpu"].get("system")), bytes_from_json(parts["memory"].get("system")))
+    shipped, curve = Settings(era=era, system=system), Curve()
+    total, mark = shipped.limits(_NODE)
+    for name, part in parts.items():
+        left = getattr(_NODE, name) - getattr(system, name)
+        yield verdict(f"total of {name}", left, lambda name=name: getattr(total, name))
+        if part.get("watermark") is not None:
+            expected = int(Fraction(str(part["watermark"])) * left)
+            yield verdict(f"watermark of {name}", expected, lambda name=name: getattr(mark, name))
+    if "computeUnit" in node:
+        unit, slot = node["computeUnit"], bytes_from_json(content["memBlockSize"])
+        given = [cpu_from_json(unit["vCPUs"]), bytes_from_json(unit["mem"]) * slot]
+        yield verdict("computeUnit", given, lambda: [shipped.unit.cpu, shipped.unit.memory])
     pairs = {"minUsageScore": curve.empty, "maxUsageScore": curve.full, "scorePeak": curve.peak}
     for name, value in pairs.items():
-        if name in node:
-            yield verdict(name, float(node[name]), lambda value=value: float(value))
+        if name in scoring:
+            yield verdict(name, float(scoring[name]), lambda value=value: float(value))
     if "startupEventHandlingTimeoutSeconds" in content:
         theirs = float(content["startupEventHandlingTimeoutSeconds"])
         yield verdict("startupEventHandlingTimeoutSeconds", theirs, lambda: shipped.startup_seconds)
     if "dumpState" in content:
         yield verdict("port of the state", content["dumpState"]["port"], lambda: shipped.dump_port)
     yield verdict("port", PORT, lambda: shipped.port)
+
+
+def _is_server(content: dict[str, Any]) -> bool:
+    newest = "watermark" in content and isinstance(content.get("scoring"), dict)
+    return newest or any(isinstance(content.get(name), dict) for name in ("nodeConfig", "nodeDefaults"))
 
 
 def _spread(content: dict[str, Any]) -> Iterator[Verdict]:
@@ -103,17 +132,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 FORMS = [
-    Form("settings of servers of permits", lambda content: isinstance(content.get("nodeConfig"), dict), _server),
-    Form(
-        "spread scores",
-        lambda content: "normalize_score_random" in content,
-        _spread,
-        sections=lambda name: name == "normalize_score_random",
-    ),
-    Form(
-        "numbered decisions",
-        lambda content: "revision_source" in content,
-        _revisions,
-        sections=lambda name: name == "revision_source",
-    ),
+    Form("settings of servers of permits", _is_server, _server),
+    section("spread scores", "normalize_score_random", _spread),
+    section("numbered decisions", "revision_source", _revisions),
 ]

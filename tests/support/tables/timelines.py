@@ -23,7 +23,7 @@ from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.state import Rules, State, Timing
-from tests.support.tables.forms import Failure, Form, Verdict, alike, each
+from tests.support.tables.forms import Failure, Form, Verdict, differences, each
 from tests.support.tables.values import config
 
 OWN = Path(__file__).parents[2] / "conformance" / "cases" / "scaling" / "timelines.yaml"
@@ -60,8 +60,7 @@ def _run(case: dict[str, Any], steps: list[_Step]) -> Verdict:
             continue
         expected = _expected(step.expected)
         got = _told(next_actions(state, step.now), expected)
-        if not alike(expected, got):
-            failures.append(Failure(expected, got, where))
+        failures += differences(expected, got, where)
     return Verdict(case["name"], failures)
 
 

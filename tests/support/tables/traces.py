@@ -10,7 +10,7 @@ from devalloc.scaling.actions import Actions, Change, next_actions
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.resources import More
 from devalloc.scaling.state import Rules, State, Timing
-from tests.support.tables.forms import Failure, Form, Verdict, alike, each, has_cases
+from tests.support.tables.forms import Failure, Form, Verdict, differences, each, explained, has_cases
 from tests.support.tables.values import config, lfc, resources, system, told
 
 Event = dict[str, Any]
@@ -31,12 +31,11 @@ def _trace(case: dict[str, Any]) -> Verdict:
             got = actions_told(next_actions(state, now))
         except Exception as error:
             # Whatever comes after it would only be noise.
-            failures.append(Failure(step["actions"], f"{type(error).__name__}: {error}", where))
+            failures.append(Failure(step["actions"], explained(error), where))
             break
         if refused is not bool(step.get("refused", False)):
             failures.append(Failure(step.get("refused", False), refused, f"{where}: the permit was refused"))
-        if not alike(step["actions"], got):
-            failures.append(Failure(step["actions"], got, where))
+        failures += differences(step["actions"], got, where)
     return Verdict(case["name"], failures)
 
 
@@ -60,6 +59,8 @@ def begin(content: dict[str, Any]) -> State:
 def after(state: State, now: int, event: Event) -> tuple[State, bool]:
     """The state after an event, and whether the event was a permit that cannot be."""
     if event["type"] != "pluginPermit":
+        if event["type"] not in _EVENTS:
+            raise ValueError(f"no such event: {event['type']!r}")
         return _EVENTS[event["type"]](state, now, event), False
     try:
         return agent.plugin_permitted(state, resources(event["permit"])), False

@@ -13,8 +13,15 @@ GIB = 2**30
 
 def resources(content: dict[str, Any]) -> Resources:
     """Amounts of CPU in thousandths and of memory in bytes or GiB."""
-    memory = content["mem_bytes"] if "mem_bytes" in content else content["mem_gib"] * GIB
-    return Resources(content["vCPU_milli"], int(memory))
+    memory = number(content["mem_bytes"]) if "mem_bytes" in content else number(content["mem_gib"]) * GIB
+    return Resources(int(number(content["vCPU_milli"])), int(memory))
+
+
+def number(value: object) -> float:
+    """A number of a table, which may hold anything. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"must be a number, not {value!r}")
+    return value
 
 
 def told(amounts: Resources | None, *, gib: bool = False) -> dict[str, Any] | None:
@@ -27,7 +34,7 @@ def told(amounts: Resources | None, *, gib: bool = False) -> dict[str, Any] | No
 
 
 def config(content: dict[str, Any], **more: Any) -> ScalingConfig:
-    """A scaling configuration that must be read without a problem; what a table leaves out is as it is shipped."""
+    """A scaling configuration that must be readable; what a table leaves out is as it is shipped."""
     shipped = {
         "loadAverageFractionTarget": 0.9,
         "memoryUsageFractionTarget": 0.75,
@@ -40,7 +47,7 @@ def config(content: dict[str, Any], **more: Any) -> ScalingConfig:
         "cpuMixedZoneRatio": 0,
     }
     read = read_defaults({**shipped, **content, **more})
-    if read.config is None or read.problems:
+    if read.config is None:
         raise ValueError("; ".join(str(problem) for problem in read.problems))
     return read.config
 

@@ -1,0 +1,55 @@
+"""Working sets: where growth speeds up, and what they will soon have grown to.
+
+A case is a ``series``, what is ``expected``, and either how to estimate (offset, window, factor) or how far to project.
+Tables name these numbers and nest them in several ways, so each is found by a word of its path; what a case does not
+say its table does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from devalloc.scaling.workingset import INCREASE_FACTOR, LOOK_AHEAD, estimate, projected
+from tests.support.tables.forms import Form, Verdict, each, verdict
+from tests.support.tables.values import number
+from tests.support.tables.words import Words
+
+
+def _working_sets(content: dict[str, Any]) -> Iterator[Verdict]:
+    for name, value in content.items():
+        if _is_section(value):
+            yield from _judged(value, Words({}), name)
+        elif isinstance(value, dict):
+            shared = Words({key: inner for key, inner in value.items() if not isinstance(inner, list)})
+            for key, inner in value.items():
+                if _is_section(inner):
+                    yield from _judged(inner, shared, f"{name}.{key}")
+
+
+def _judged(cases: list[Any], shared: Words, section: str) -> Iterator[Verdict]:
+    def one(case: dict[str, Any]) -> Verdict:
+        words = Words({key: value for key, value in case.items() if key not in ("name", "series")}, shared)
+        series, expected = [float(number(value)) for value in case["series"]], float(words.number("expect"))
+        if words.has("window"):
+            offset, window = int(words.number("offset")), int(words.number("window"))
+            factor = words.number("factor", otherwise=INCREASE_FACTOR)
+            return verdict(case["name"], expected, lambda: float(estimate(series, offset, window, factor)))
+        if not words.has("len") and "project" not in section:
+            raise ValueError("a window, or the length of a projection, must be given")
+        ahead = words.number("len", otherwise=LOOK_AHEAD)
+        return verdict(case["name"], expected, lambda: float(projected(series, ahead)))
+
+    yield from each(cases, one, section)
+
+
+def _is_section(cases: Any) -> bool:
+    return isinstance(cases, list) and any(isinstance(case, dict) and "series" in case for case in cases)
+
+
+def _fits(content: dict[str, Any]) -> bool:
+    inner = [value for part in content.values() if isinstance(part, dict) for value in part.values()]
+    return any(map(_is_section, [*content.values(), *inner]))
+
+
+FORMS = [Form("working sets", _fits, _working_sets)]
