@@ -44,6 +44,8 @@ from devalloc_node.warm.homes import WarmHomes
 from devalloc_node.warm.pool import Pool
 
 Message = Literal["stop", "rescan"]
+ADMIT_SECONDS = 10.0
+"""How long a machine that is to wait may take to have its turn among those that are started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,12 @@ class Node:
         self.warm = (
             None
             if settings.warm is None
-            else Pool(settings.warm, self.boot_id(), blind=lambda: blind_spot(self.host.tree()))
+            else Pool(
+                settings.warm,
+                self.boot_id(),
+                blind=lambda: blind_spot(self.host.tree()),
+                admit=lambda machine, spec: self.machines.admitted(machine, spec, Deadline.after(ADMIT_SECONDS)),
+            )
         )
         self.homes = None if self.warm is None else WarmHomes(self.warm)
         self.machines = Machines(
@@ -82,6 +89,7 @@ class Node:
             ended=lambda: self.metrics.ended(),
             host=settings.capacity,
             homes=self.homes,
+            beside=tuple if self.warm is None else self.warm.uses,
         )
         attachments = AttachmentKind(self.machines, host)
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)

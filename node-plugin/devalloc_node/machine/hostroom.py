@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from devalloc.api.virtualmachine import VirtualMachine
@@ -24,15 +24,19 @@ class HostRoom:
     """Asked under the lock that starts take turns by, across processes, so that who is admitted is recorded before the
     next one is looked at."""
 
-    def __init__(self, host: HostCapacity, records: Records) -> None:
+    def __init__(
+        self, host: HostCapacity, records: Records, beside: Callable[[], Iterable[MachineUse]] = tuple
+    ) -> None:
+        """``beside``: what runs here and is none of the machines that are kept."""
         self._records = records
+        self._beside = beside
         self._admission = Admission(host, self._uses)
 
     def check(self, machine: VirtualMachine, spec: MachineSpec) -> None:
         """Whether there is room for a machine as it is to be started by ``spec``, and for what it reserves.
 
         Raises Denied (``HostFull``), which may pass; Failed where the records cannot be read."""
-        request = Request(*_most(floor_of(machine), asked_of(spec)))
+        request = Request(*takes(machine, spec))
         try:
             self._admission.validate(request, spec.key)
         except Insufficient as error:
@@ -49,6 +53,12 @@ class HostRoom:
                 record = record_of(key, content)
                 if record.state in _TAKES:
                     yield _use(key, record)
+        yield from self._beside()
+
+
+def takes(machine: VirtualMachine, spec: MachineSpec) -> tuple[int, int]:
+    """Thousandths of a CPU and bytes that a machine takes that is started by ``spec``."""
+    return _most(floor_of(machine), asked_of(spec))
 
 
 def _use(key: str, record: MachineRecord) -> MachineUse:

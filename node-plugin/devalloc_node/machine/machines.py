@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.inventory.capacity import HostCapacity
+from devalloc.inventory.capacity.machines import MachineUse
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import accel, adopt, amounts, launch, lifefile, logs, lost, paths, plain, users
@@ -22,7 +23,7 @@ from devalloc_node.machine.monitor import Connect, QmpMonitor
 from devalloc_node.machine.process import Process, holds
 from devalloc_node.machine.records import MACHINES, MachineRecord, Records
 from devalloc_node.machine.settling import Settling
-from devalloc_node.machine.spec import PlainDevice
+from devalloc_node.machine.spec import MachineSpec, PlainDevice
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import UNKNOWN, Machine
 
@@ -44,11 +45,12 @@ class Machines(Kept):
         connect: Connect = QmpMonitor,
         host: HostCapacity | None = None,
         homes: Homes | None = None,
+        beside: Callable[[], Iterable[MachineUse]] = tuple,
     ) -> None:
         """As ``Kept``; ``ended`` is called for each machine that ended though nobody asked for it. ``host``: what all
-        machines may have of it; None: nobody counts."""
+        machines may have of it, those ``beside`` these, too; None: nobody counts."""
         super().__init__(config, records, changed=changed, connect=connect, homes=homes)
-        self._room = None if host is None else HostRoom(host, records)
+        self._room = None if host is None else HostRoom(host, records, beside)
         self._connect = connect
         self._settling = Settling(self, ended)
 
@@ -107,6 +109,15 @@ class Machines(Kept):
                 if began and error.code != "MachineRuns":
                     self._take_back(record, error)
                 raise error from None
+
+    @contextmanager
+    def admitted(self, machine: VirtualMachine, spec: MachineSpec, deadline: Deadline) -> Iterator[None]:
+        """Inside, there is room for a machine that is none of these, and nobody else is admitted: write it down there
+        for ``beside``. Raises Denied (``HostFull``), Failed."""
+        with self._locks.held(users.LOCK, deadline):
+            if self._room is not None:
+                self._room.check(machine, spec)
+            yield
 
     def all_lost(self) -> Sequence[Machine]:
         """Those that are ``lost``, with their process and what can be done, as far as it is known what they are."""

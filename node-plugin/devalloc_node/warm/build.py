@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
+from devalloc.api.virtualmachine import VirtualMachine
+from devalloc.inventory.capacity.machines import MachineUse
 from devalloc_node.audit import audit
-from devalloc_node.errors import Failed, NodeError
+from devalloc_node.errors import Denied, Failed, NodeError
+from devalloc_node.machine.hostroom import takes
+from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.warm.errors import TryAgain
 from devalloc_node.warm.identifiers import new_identifier
 from devalloc_node.warm.network import NotOurs
 from devalloc_node.warm.parts import Part, known_parts, parts_of
-from devalloc_node.warm.paused import MachinePart, free_user
+from devalloc_node.warm.paused import MachinePart, free_user, waiting
 from devalloc_node.warm.records import Record, Records
 from devalloc_node.warm.setup import Setup, WarmConfig
 
 log = logging.getLogger(__name__)
 
+Admit = Callable[[VirtualMachine, MachineSpec], AbstractContextManager[None]]
+"""Inside, the host has room for a machine, which is written down there. Raises Denied (``HostFull``)."""
+
 
 class Builder:
     """Makes setups and removes them. Safe for threads, of which one at a time has a setup in hand."""
 
-    def __init__(self, config: WarmConfig, records: Records, boot: str, parts: Sequence[Part] | None = None) -> None:
+    def __init__(
+        self,
+        config: WarmConfig,
+        records: Records,
+        boot: str,
+        parts: Sequence[Part] | None = None,
+        admit: Admit = lambda machine, spec: nullcontext(),
+    ) -> None:
         """``parts``: what a setup is made of, in this order; None for what ``config`` asks for. What an earlier plugin
         has made by another config is known all the same."""
         self._config = config
+        self._admit = admit
         self._records = records
         self._boot = boot
         self._parts = parts_of(config) if parts is None else tuple(parts)
@@ -48,6 +64,7 @@ class Builder:
         setup = replace(setup, user=self._user(setup.id))
         record = Record(setup.id, "making", self._boot, user=setup.user)
         try:
+            record = self._admitted(setup, record)
             for part in self._parts:
                 record = replace(record.with_part(part.name), inode=setup.inode)
                 self._records.put(record)
@@ -63,6 +80,28 @@ class Builder:
             why = error if isinstance(error, NodeError) else _failed(setup, record, error)
             raise self._taken_back(replace(record, state="removing", inode=setup.inode), why) from error
         return setup, record
+
+    def _admitted(self, setup: Setup, record: Record) -> Record:
+        """The record with what its machine takes of the host, written down where the host has room for that. Raises
+        TryAgain, Failed."""
+        if (machine := self._config.machine) is None:
+            return record
+        spec = waiting(machine, setup)
+        cpu_milli, memory_bytes = takes(machine, spec)
+        record = replace(record, cpu_milli=cpu_milli, memory_bytes=memory_bytes)
+        try:
+            with self._admit(machine, spec):
+                self._records.put(record)
+        except Denied as error:
+            raise TryAgain("room", error.message) if error.code == "HostFull" else error from None
+        return record
+
+    def uses(self) -> Iterator[MachineUse]:
+        """What machines in setups take of the host, by the records: also in those of another plugin on this folder.
+        Raises Failed (``RecordsUnavailable``)."""
+        for record in self._records.all()[0] if self._records.are_kept else ():
+            if record.memory_bytes and record.boot == self._boot:
+                yield MachineUse(record.id, record.id, "Running", record.cpu_milli, record.memory_bytes)
 
     def _taken_back(self, record: Record, why: NodeError) -> NodeError:
         try:
@@ -105,7 +144,7 @@ class Builder:
             self._machine.remove(self.setup_of(record))
         except OSError as error:
             raise Failed("SetupNotRemoved", f"the machine of setup {record.id} cannot be ended: {error}") from error
-        record = record.without_part(self._machine.name)
+        record = replace(record.without_part(self._machine.name), cpu_milli=0, memory_bytes=0)
         self._records.put(record)
         return record
 

@@ -56,7 +56,7 @@ class MachinePart:
     def make(self, setup: Setup) -> Setup:
         if self.template is None:
             raise ValueError("no machine is to wait in warm setups")
-        spec = _spec(self.template, setup)
+        spec = waiting(self.template, setup)
         due = Deadline.after(self.config.start_seconds)
         if self.process(setup) is not None:
             raise FileExistsError(errno.EEXIST, "a machine of that name runs already", spec.key)
@@ -141,7 +141,8 @@ class MachinePart:
             line.close()
 
 
-def _spec(template: VirtualMachine, setup: Setup) -> MachineSpec:
+def waiting(template: VirtualMachine, setup: Setup) -> MachineSpec:
+    """What is started in a setup."""
     spec = spec_of(template)
     nic = Nic(interface=setup.tap, mac=setup.mac, warm=True)
     return replace(spec, namespace=_NAMESPACE, name=setup.id, uid="", nics=(nic, *spec.nics))

@@ -11,18 +11,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from devalloc.inventory.capacity.cpus import Cpus, read_cpus
+from devalloc.inventory.capacity.machines import MachineUse
 from devalloc.inventory.sysfs import Tree
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.lockfile import holder_of, take
 from devalloc_node.names import shown
-from devalloc_node.warm.build import Builder
+from devalloc_node.warm.build import Admit, Builder
 from devalloc_node.warm.clearing import Clearing
 from devalloc_node.warm.errors import TryAgain
 from devalloc_node.warm.filling import Filling
@@ -51,13 +52,14 @@ class Pool:
         parts: Sequence[Part] | None = None,
         cpus: Callable[[], Cpus] = lambda: read_cpus(Tree(Path("/"))),
         blind: Callable[[], str | None] = lambda: None,
+        admit: Admit = lambda machine, spec: nullcontext(),
     ) -> None:
         """``boot``: the kernel's boot id. ``parts``: what setups are made of, None for what the config asks for.
-        ``cpus``: those of the host, asked for when some are chosen. ``blind``: why processes of the host cannot be
-        seen."""
+        ``cpus``: those of the host, asked for when some are chosen. ``blind``: why its processes cannot be seen.
+        ``admit``: asked for each machine that is to wait."""
         self.config = config
         self._records = Records(config.run / "records")
-        self._builder = Builder(config, self._records, boot, parts)
+        self._builder = Builder(config, self._records, boot, parts, admit)
         self._shelf = Shelf(config)
         self._clearing = Clearing(self._shelf, self._builder, config.workers)
         self._filling = Filling(config, self._shelf, self._builder, self._clearing)
@@ -91,6 +93,7 @@ class Pool:
         found, unreadable = self._records.all()
         for name in unreadable:
             log.error("the record of warm setup %s cannot be read; remove by hand what has that name, then it", name)
+        self._records.tidy()
         self._builder.recall(found)
         whole = [record for record in found if record.state == "idle" and self._builder.is_whole(record)]
         lived_in = self._clearing.occupants(whole)
@@ -325,6 +328,11 @@ class Pool:
             taken = list(self._shelf.taken.values())
         lived_in = self._clearing.occupants(taken)
         return [self._told(record) for record in taken if record.id not in lived_in]
+
+    def uses(self) -> Iterator[MachineUse]:
+        """What the machines in setups take of the host, those that somebody has taken, too. Also of a pool that another
+        plugin has. Raises Failed (``RecordsUnavailable``)."""
+        return self._builder.uses()
 
     def _told(self, record: Record) -> Taken:
         where = Pin(record.cpus, record.nodes) if record.cpus else None

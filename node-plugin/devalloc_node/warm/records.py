@@ -45,6 +45,9 @@ class Record:
     """Of the host, that its owner's vCPUs are pinned to."""
     nodes: tuple[int, ...] = ()
     """The NUMA nodes of these."""
+    cpu_milli: int = 0
+    """Thousandths of a CPU that the machine in it takes of the host; 0 where there is none, as for the next."""
+    memory_bytes: int = 0
 
     def with_part(self, name: str) -> Record:
         return replace(self, parts=(*self.parts, name))
@@ -89,23 +92,32 @@ class Records:
 
     def all(self) -> tuple[Sequence[Record], Sequence[str]]:
         """All that can be read, by id, and the ids of those that cannot. Raises Failed ``RecordsUnavailable``."""
+        found, bad = [], []
+        for name in self._names():
+            record = self._read(name)
+            if record is None:
+                bad.append(name)
+            else:
+                found.append(record)
+        return found, bad
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether there is a folder of them."""
+        return self._folder.is_dir()
+
+    def tidy(self) -> None:
+        """Remove what writers that were killed have left, when nobody writes; the records themselves are whole."""
+        for path in self._folder.glob(".*"):
+            with suppress(OSError):
+                path.unlink()
+
+    def _names(self) -> list[str]:
         try:
             names = sorted(os.listdir(self._folder))
         except OSError as error:
             raise _unavailable(self._folder, error) from error
-        found, bad = [], []
-        for name in names:
-            of = name.removesuffix(_SUFFIX)
-            if name.startswith("."):  # what a writer that was killed left; the record itself is whole
-                with suppress(OSError):
-                    (self._folder / name).unlink()
-            elif name.endswith(_SUFFIX) and is_identifier(of):
-                record = self._read(of)
-                if record is None:
-                    bad.append(of)
-                else:
-                    found.append(record)
-        return found, bad
+        return [of for name in names if name.endswith(_SUFFIX) and is_identifier(of := name.removesuffix(_SUFFIX))]
 
     def _read(self, name: str) -> Record | None:
         try:
@@ -129,6 +141,8 @@ def _text(record: Record) -> bytes:
         "sinceMs": record.since_ms,
         "cpus": record.cpus,
         "nodes": record.nodes,
+        "cpuMilli": record.cpu_milli,
+        "memoryBytes": record.memory_bytes,
     }
     return json.dumps(content, separators=(",", ":")).encode()
 
@@ -150,6 +164,8 @@ def _record(name: str, content: Any) -> Record:
         int(content["sinceMs"]),
         tuple(map(int, content.get("cpus", ()))),
         tuple(map(int, content.get("nodes", ()))),
+        int(content.get("cpuMilli", 0)),
+        int(content.get("memoryBytes", 0)),
     )
 
 
