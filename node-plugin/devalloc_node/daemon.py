@@ -7,6 +7,7 @@ start undoes it before anybody is served.
 from __future__ import annotations
 
 import logging
+import resource
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 Loop = Callable[[threading.Event], None]
 """Runs in a thread of its own until the event is set."""
+FILES = 65536
+"""Open files that are enough for all machines of a host."""
 LOOP_SECONDS = 2.0
 """How long a stop waits for all loops. What they leave unfinished is in the journal, or was not begun."""
 
@@ -47,6 +50,7 @@ def run(node: Node, publishing: Publishing | None = None, say: Say = log.info, *
     Raises Denied and Failed where a socket cannot be served or the audit log not written, and what ended a loop.
     """
     publishing = publishing or Publishing()
+    _open_many_files()
     node.survey.rescan = publishing.rescan
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -85,6 +89,14 @@ def run(node: Node, publishing: Publishing | None = None, say: Say = log.info, *
             thread.join(until.seconds)
     if failures:
         raise failures[-1]
+
+
+def _open_many_files() -> None:
+    """As many as there may be: each machine takes some, and what is usual is too little for hundreds of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _reconcile(node: Node, say: Say) -> None:

@@ -227,7 +227,12 @@ class WebSocket(asyncio.Protocol):
             self._peer.closed(why)
 
 
-def _clause(text: str) -> str:
-    """At most 120 bytes, as a close frame holds, of one line."""
+def one_line(text: str, most: int) -> str:
+    """At most so many bytes of it, on one line, and nothing that a terminal or a log would obey."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line.encode("utf-8", "replace")[:120].decode("utf-8", "ignore")
+    return line.encode("utf-8", "replace")[:most].decode("utf-8", "ignore")
+
+
+def _clause(text: str) -> str:
+    """What a close frame holds of it."""
+    return one_line(text, 120)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,10 +52,10 @@ class Agent:
         self._came_through, self._counted = came_through, counted
         self._rules, self._settings = rules, settings or Settings()
         self._rng = rng or random.Random()
-        self._changing = asyncio.Lock()
-        """So that one machine never has two scalers, however many ask at the same time."""
         self._machines: dict[str, Machine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, set[asyncio.Task[None]]] = {}
+        """Those that were told to end: a machine never has two scalers at work."""
         self._scalers: dict[str, Scaler] = {}
 
     @property
@@ -66,40 +65,50 @@ class Agent:
 
     async def scale(self, machine: Machine) -> None:
         """Scale it from now on; what is new of one that is scaled already is taken over, in its state."""
-        async with self._changing:
-            await self._scale(machine)
-
-    async def _scale(self, machine: Machine) -> None:
         known = self._machines.get(machine.key)
         if known is not None and known.run != machine.run:
-            await self._leave(machine.key)
+            self.drop(machine.key)
             known = None
         if known is None:
             self._machines[machine.key] = machine
-            self._tasks[machine.key] = asyncio.create_task(self._keep(machine.key), name=f"scaler {machine.key}")
+            before = frozenset(self._ending.get(machine.key, ()))
+            task = asyncio.create_task(self._keep(machine.key, before), name=f"scaler {machine.key}")
+            self._tasks[machine.key] = task
             return
         self._machines[machine.key] = replace(known, bounds=machine.bounds, config=machine.config)
         scaler = self._scalers.get(machine.key)
         if scaler is not None and (known.bounds, known.config) != (machine.bounds, machine.config):
             scaler.bounded(machine.bounds, machine.config)
 
-    async def leave(self, key: str) -> None:
-        """Leave it as it is. A change of it that is under way goes on."""
-        async with self._changing:
-            await self._leave(key)
-
-    async def _leave(self, key: str) -> None:
+    def drop(self, key: str) -> None:
+        """Leave it as it is, and wait for nothing: a guest may take its time to let a connection go. A change of it
+        that is under way goes on. Its next scaler begins when this one has ended."""
         self._machines.pop(key, None)
         self._scalers.pop(key, None)
         if (task := self._tasks.pop(key, None)) is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            self._ending.setdefault(key, set()).add(task)
+            task.add_done_callback(lambda ended: self._ended(key, ended))
+
+    async def leave(self, key: str) -> None:
+        """The same, and wait until its scaler has ended."""
+        self.drop(key)
+        if ending := self._ending.get(key):
+            await asyncio.wait(frozenset(ending))
 
     async def close(self) -> None:
         """Leave all of them as they are."""
         for key in self.keys:
-            await self.leave(key)
+            self.drop(key)
+        if ending := [task for tasks in self._ending.values() for task in tasks]:
+            await asyncio.wait(ending)
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s: the scaler did not end well", key, exc_info=error)
+        self._ending[key].discard(task)
+        if not self._ending[key]:
+            del self._ending[key]
 
     def report(self, key: str) -> Report | None:
         """How far a machine is; None where it is not scaled, or has not been seen yet."""
@@ -111,24 +120,28 @@ class Agent:
         scaler = self._scalers.get(key)
         return None if scaler is None else scaler.dump()
 
-    async def _keep(self, key: str) -> None:
+    async def _keep(self, key: str, before: frozenset[asyncio.Task[None]]) -> None:
+        if before:
+            await asyncio.wait(before)
         while True:
-            machine = self._machines[key]
-            scaler = Scaler(
-                key,
-                self._rules,
-                machine.bounds,
-                machine.config,
-                machine.channels,
-                self._settings,
-                self._rng,
-                self._came_through,
-                self._counted,
-            )
-            self._scalers[key] = scaler
             try:
-                await scaler.run()
+                await self._scaler(key).run()
             except Exception:
                 _log.exception("%s: the scaler ended; it begins anew in some seconds", key)
             self._scalers.pop(key, None)
             await asyncio.sleep(self._rng.uniform(*RESTART_SECONDS))
+
+    def _scaler(self, key: str) -> Scaler:
+        machine = self._machines[key]
+        self._scalers[key] = scaler = Scaler(
+            key,
+            self._rules,
+            machine.bounds,
+            machine.config,
+            machine.channels,
+            self._settings,
+            self._rng,
+            self._came_through,
+            self._counted,
+        )
+        return scaler

@@ -6,13 +6,14 @@ of one and a half. So it can have less also where its guest or its QEMU keeps a 
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import Executor
 
 from devalloc.api.virtualmachine import MEMORY_BLOCK
 from devalloc.scaling.resources import Resources
+from devalloc_node.agent.lanes import Lanes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.machine.spec import CPU, MachineSpec, whole_cpus
@@ -24,30 +25,43 @@ log = logging.getLogger(__name__)
 CALLER = "scaling"
 STEP_SECONDS = 10.0
 """For one amount. A guest that needs longer is asked again."""
+SLOW_SECONDS = STEP_SECONDS / 2
+"""A machine whose change took longer is changed with the slow ones from then on, until one is quick again."""
 
 
 class MachineBody:
-    """One machine of the platform. What is asked of the platform waits in a thread of ``executor``."""
+    """One run of a machine of the platform. What is asked of the platform waits in other threads."""
 
-    def __init__(self, platform: Platform, key: str, owner: str, executor: Executor) -> None:
+    def __init__(self, platform: Platform, key: str, owner: str, run: str, lanes: Lanes) -> None:
         """``owner``: the UID of the machine's object; empty for one that was made through the service."""
         self._platform = platform
-        self._key, self._owner = key, owner
-        self._executor = executor
+        self._key, self._owner, self._run = key, owner, run
+        self._lanes = lanes
+        self._slow = False
+        """Whether its last change took long: its guest may be one that never does what it is asked."""
 
     async def change(self, target: Resources) -> Resources:
         """Have it come to ``target``, and read back what it has then: another amount where its guest or its QEMU
         refused. Raises Failed, Unknown."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._change, target)
+        given_up = threading.Event()
+        try:
+            return await self._lanes.change(self._key, lambda: self._change(target, given_up), slow=self._slow)
+        finally:
+            given_up.set()
 
     async def look(self) -> Resources:
         """What it has, or may come to have by what it was told before. Raises NodeError."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._look)
+        return await self._lanes.look(self._key, self._look)
 
-    def _change(self, target: Resources) -> Resources:
+    def _change(self, target: Resources, given_up: threading.Event) -> Resources:
+        """``given_up``: set when nobody waits for it any more. Then no further step is begun."""
         errors: list[NodeError] = []
-        machine, is_bounded = self._seen(), True
+        machine, is_bounded, began = self._seen(), True, time.monotonic()
         for what, amount in steps(machine.observed, target, machine.started):
+            if given_up.is_set():
+                break
+            if what != "memory":  # what came before may have taken long
+                self._seen()
             if what == "vcpus" and not is_bounded:
                 amount = max(1, target.cpu // CPU)  # whole ones, and not more time than is meant
             try:
@@ -57,6 +71,7 @@ class MachineBody:
                 log.warning("machine %s: %s", self._key, error)
                 errors.append(error)
                 is_bounded = is_bounded and what != "cpu"
+        self._slow = time.monotonic() - began > SLOW_SECONDS
         for problem in errors:
             if not isinstance(problem, Denied):  # what became of it only a look tells
                 raise problem
@@ -73,6 +88,8 @@ class MachineBody:
         machine = self._platform.machine(self._key)
         if machine.uid != self._owner:
             raise Denied("MachineExists", f"another machine is called {self._key} now")
+        if machine.id != self._run:
+            raise Denied("MachineExists", f"another run of machine {self._key} lives now")
         if machine.phase != "Running":
             raise Failed("MachineNotRunning", f"machine {self._key} is {machine.phase.lower()}: {machine.message}")
         return machine

@@ -26,9 +26,11 @@ from devalloc.scaling.recent import RecentCount
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.versions import MONITOR_VERSIONS, MonitorVersion
 from devalloc_node.errors import Failed, NodeError, Unknown
-from devalloc_node.websocket import LIMITS, QUIET, Limits, WebSocket
+from devalloc_node.websocket import LIMITS, QUIET, Limits, WebSocket, one_line
 
 _log = logging.getLogger("devalloc.agent.monitor")
+SHOWN = 200
+"""Bytes of a guest's own words that are written down."""
 _MORE_MEMORY = More(memory=True)
 """What an UpscaleRequest means: the protocol has no way to say what of."""
 
@@ -310,7 +312,7 @@ class _Session:
 
     def _agree(self, choice: MonitorVersion | wire.Refusal) -> None:
         if isinstance(choice, wire.Refusal):
-            self.fail(CloseCode.NORMAL_CLOSURE, f"it refuses {MONITOR_VERSIONS}: {choice.error}")
+            self.fail(CloseCode.NORMAL_CLOSURE, f"it refuses {MONITOR_VERSIONS}: {one_line(choice.error, SHOWN)}")
         elif choice not in MONITOR_VERSIONS:
             self.fail(CloseCode.INTERNAL_ERROR, f"it chose version {choice}, and was offered {MONITOR_VERSIONS}")
         else:
@@ -321,16 +323,16 @@ class _Session:
         if isinstance(message, wire.UpscaleRequest):
             self._wants_more()
         elif isinstance(message, wire.Unrecognised):
-            self._object(id, f"there is no message of type {message.type!r}")
+            self._object(id, f"there is no message of type {one_line(message.type, SHOWN)!r}")
         else:
             self._replied(message, id)
 
     def _replied(self, message: wire.ToAgent, id: int) -> None:
         reply, answer = self._waiting.get(id, (None, None))
         if isinstance(message, wire.InvalidMessage | wire.InternalError):
-            _log.warning("%s about message %d: %s", type(message).__name__, id, message.error)
             if answer is not None and not answer.done():
-                answer.set_exception(Failed("GuestMonitorFailed", f"it says {type(message).__name__}: {message.error}"))
+                words = one_line(message.error, SHOWN)
+                answer.set_exception(Failed("GuestMonitorFailed", f"it says {type(message).__name__}: {words}"))
         elif reply is None or answer is None or answer.done():
             self._object(id, f"nobody waits for a reply with id {id}; it may have come too late")
         elif not isinstance(message, reply):

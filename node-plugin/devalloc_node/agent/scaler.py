@@ -284,12 +284,13 @@ class Scaler:
         try:
             seen = await self._bounded(self._channels.body.look(), self._settings.look_timeout)
         except NodeError as error:
-            _log.warning("%s: cannot be seen: %s", self._machine, error)
+            self._track.unseen(error.message)
             self._track.ended("look", error)
             if self._known.machine.doubt is not None:
                 self._track.ill("machine", error.message)
             self._look_again = self._now() + self._settings.look_retry
         else:
+            self._track.unseen(None)
             self._track.ended("look")
             if changes == self._changes:
                 self._seen = seen

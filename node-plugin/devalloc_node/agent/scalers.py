@@ -6,9 +6,9 @@ They say so again and again (``keep``, ``drop``), and what is to be begun and le
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 
 from prometheus_client import CollectorRegistry
@@ -18,6 +18,7 @@ from devalloc_node.agent.agent import Agent, Machine
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.dumping import dumped
 from devalloc_node.agent.fetch import new_session
+from devalloc_node.agent.lanes import Lanes
 from devalloc_node.agent.metrics import ScalingMetrics
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
@@ -26,6 +27,7 @@ from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.agent.wiring import Wiring
 from devalloc_node.platform import Platform
 
+_log = logging.getLogger("devalloc.agent")
 REPORT_SECONDS = 1.0
 """How often it is looked whether there is something to tell."""
 
@@ -54,8 +56,11 @@ class Scalers:
     def keep(self, scaled: Scaled) -> None:
         """Scale this machine, from now on or as before."""
         with self._mutex:
-            if self._wanted.get(scaled.key) == scaled:
+            known = self._wanted.get(scaled.key)
+            if known == scaled:
                 return
+            if known is not None and known.identity != scaled.identity:
+                self._reports.pop(scaled.key, None)  # of another run, or of another machine of its name
             self._wanted[scaled.key] = scaled
         self._poke()
 
@@ -79,9 +84,10 @@ class Scalers:
 
     def run(self, stop: threading.Event) -> None:
         """Scale until the event is set. Machines stay as they are then."""
-        asyncio.run(self._run(stop))
+        asyncio.run(self.serve(stop))
 
-    async def _run(self, stop: threading.Event) -> None:
+    async def serve(self, stop: threading.Event) -> None:
+        """The same, in an event loop that is there. It is looked every second whether it is to end."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def poke() -> None:
@@ -89,46 +95,49 @@ class Scalers:
                 loop.call_soon_threadsafe(news.set)
 
         async with AsyncExitStack() as stack:
-            executor = ThreadPoolExecutor(self.settings.threads, thread_name_prefix="scaling")
-            # What is under way ends by itself; what waits for a thread is not begun any more.
-            stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+            lanes = Lanes(self.settings.threads)
+            stack.callback(lanes.close)
             permits = await stack.enter_async_context(new_session())
             guests = await stack.enter_async_context(new_session())
-            wiring = Wiring(self._platform, self.settings, permits, guests, executor)
+            wiring = Wiring(self._platform, self.settings, permits, guests, lanes)
             rules, metrics = Rules(self.settings.unit, self.settings.timing), self._metrics
             agent = Agent(rules, came_through=metrics.came_through, counted=metrics.counted)
             stack.push_async_callback(agent.close)
             await stack.enter_async_context(dumped(agent, self.settings.dump_port))
             self._poke = poke
             while not stop.is_set():
-                await self._match(agent, wiring)
-                self._tell(agent)
+                try:
+                    self._tell(agent, await self._match(agent, wiring))
+                except Exception:
+                    _log.exception("machines could not be looked after; that is tried again")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(REPORT_SECONDS):
                         await news.wait()
                 news.clear()
 
-    async def _match(self, agent: Agent, wiring: Wiring) -> None:
-        """Have the agent scale what is to be scaled, and nothing else."""
+    async def _match(self, agent: Agent, wiring: Wiring) -> dict[str, Scaled]:
+        """Have the agent scale what is to be scaled, and nothing else; what that is."""
         with self._mutex:
             wanted = dict(self._wanted)
         for key in agent.keys:
             if key not in wanted:
-                await agent.leave(key)
+                agent.drop(key)
         for scaled in wanted.values():
 
             def channels(scaler: Scaler, scaled: Scaled = scaled) -> Channels:
                 return wiring.channels(scaled, scaler)
 
             await agent.scale(Machine(scaled.key, scaled.identity, scaled.bounds, scaled.config, channels))
+        return wanted
 
-    def _tell(self, agent: Agent) -> None:
+    def _tell(self, agent: Agent, scaled: Mapping[str, Scaled]) -> None:
         """Note what is to be told of each, and say where it is something else than before."""
         news = []
         for key in agent.keys:
             report = agent.report(key)
             with self._mutex:
-                if report is None or key not in self._wanted:
+                wanted = self._wanted.get(key)
+                if report is None or wanted is None or wanted.identity != scaled[key].identity:
                     continue
                 if self._reports.get(key) != report:
                     news.append(key)

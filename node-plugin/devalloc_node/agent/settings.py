@@ -38,7 +38,7 @@ class ScalingSettings:
     dump_port: int | None = DUMP_PORT
     """Where what the agent knows is shown, to this host only; None: nowhere."""
     threads: int = 16
-    """Machines that are changed or looked at at the same time."""
+    """Machines that are changed at the same time, and as many that are looked at."""
 
     def reaches(self, address: str) -> bool:
         """Whether a guest may be there."""

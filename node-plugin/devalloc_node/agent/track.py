@@ -34,6 +34,7 @@ class Track:
         self.measured_at: int | None = None
         self.errors: dict[str, str] = {}
         """How the last request of a channel failed, where it did."""
+        self._unseen: str | None = None
         self._failures = {name: RecentCount(limits.window) for name in ("plugin", "machine", "denied")}
 
     def ended(self, request: Request, result: Result | NodeError = "done") -> None:
@@ -56,6 +57,12 @@ class Track:
             _log.warning("%s: %s: %s", self._machine, channel, why)
         self.ill(channel, why)
         self._failures[channel].add(now)
+
+    def unseen(self, why: str | None) -> None:
+        """It could not be looked at; None: it could. Told once, not with each look."""
+        if why is not None and why != self._unseen:
+            _log.warning("%s: cannot be seen: %s", self._machine, why)
+        self._unseen = why
 
     def denied(self, now: int) -> None:
         """Less was permitted than was asked for."""

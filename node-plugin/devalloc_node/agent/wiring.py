@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from aiohttp import ClientSession
@@ -11,6 +10,7 @@ from devalloc.scaling.messages.plugin import PodName
 from devalloc_node.agent.body import MachineBody
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.informant.connection import InformantConnection
+from devalloc_node.agent.lanes import Lanes
 from devalloc_node.agent.measure import HttpMetrics
 from devalloc_node.agent.monitor import MonitorConnection
 from devalloc_node.agent.permits import HttpPermits
@@ -29,7 +29,7 @@ class Wiring:
     settings: ScalingSettings
     permits: ClientSession
     guests: ClientSession
-    executor: Executor
+    lanes: Lanes
     """Where the platform is waited for."""
 
     def channels(self, scaled: Scaled, scaler: Scaler) -> Channels:
@@ -37,7 +37,7 @@ class Wiring:
         settings, address = self.settings, scaled.address
         namespace, _, name = scaled.key.partition("/")
         permits = HttpPermits(self.permits, settings.permits, PodName(namespace, name), settings.unit, settings.token)
-        body = MachineBody(self.platform, scaled.key, scaled.uid, self.executor)
+        body = MachineBody(self.platform, scaled.key, scaled.uid, scaled.run, self.lanes)
         if scaled.protocol == "monitor":
             monitor = MonitorConnection(scaled.key, address, scaled.monitor_port, scaler)
             metrics = HttpMetrics(self.guests, address, system_port=scaled.metrics_port, lfc_port=scaled.lfc_port)

@@ -303,7 +303,8 @@ class Keeper:
             why = "its spec says that it is scaled by its load, and this node does not do that (--scaling)"
             return [*self._scale(vm, held, machine), Outcome("ScalingOff", f"{why}; it has what cpu and memory say")]
         if machine.phase != "Running":
-            self.leave(key)
+            if machine.phase != "Unknown":  # a QEMU that is silent for a moment is no other machine afterwards
+                self.leave(key)
             return []
         try:
             self._scaling.keep(scaled_of(vm, vm.spec.scaling, machine, self._scaling.settings))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import cast
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
@@ -17,6 +16,7 @@ from devalloc.scaling.versions import INFORMANT_VERSIONS
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.fetch import new_session
 from devalloc_node.agent.informant.connection import InformantConnection, way_to
+from devalloc_node.agent.lanes import Lanes
 from devalloc_node.agent.monitor import MonitorConnection
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.scaler import Scaler
@@ -42,16 +42,19 @@ def scaled(**changed: object) -> Scaled:
 async def wired(what: Scaled) -> Channels:
     """The channels of a machine; nothing is asked of its platform."""
     async with new_session() as session:
-        with ThreadPoolExecutor(1) as executor:
-            wiring = Wiring(cast(Platform, None), ScalingSettings(), session, session, executor)
-            made: list[Channels] = []
+        return made_for(what, session)
 
-            def channels(scaler: Scaler) -> Channels:
-                made.append(wiring.channels(what, scaler))
-                return made[0]
 
-            Scaler("vm", Rules(UNIT), what.bounds, what.config, channels, None, Random(1))
-            return made[0]
+def made_for(what: Scaled, session: ClientSession) -> Channels:
+    wiring = Wiring(cast(Platform, None), ScalingSettings(), session, session, Lanes(1))
+    made: list[Channels] = []
+
+    def channels(scaler: Scaler) -> Channels:
+        made.append(wiring.channels(what, scaler))
+        return made[0]
+
+    Scaler("vm", Rules(UNIT), what.bounds, what.config, channels, None, Random(1))
+    return made[0]
 
 
 @pytest.mark.parametrize(("protocol", "kind"), [("monitor", MonitorConnection), ("informant", InformantConnection)])
@@ -76,24 +79,14 @@ def test_an_informant_is_registered_with_and_its_gauges_asked_for_where_it_says(
             informant = Informant(Guest(), gauges_port, versions=INFORMANT_VERSIONS)
             _, port = await informant.listen(HOST, 0)
             served = asyncio.create_task(informant.run())
-            with ThreadPoolExecutor(1) as executor:
-                wiring = Wiring(cast(Platform, None), ScalingSettings(), session, session, executor)
-                what = scaled(protocol="informant", monitor_port=port, metrics_port=1)
-                made: list[Channels] = []
-
-                def channels(scaler: Scaler) -> Channels:
-                    made.append(wiring.channels(what, scaler))
-                    return made[0]
-
-                Scaler("vm", Rules(UNIT), what.bounds, what.config, channels, None, Random(1))
-                (speaks,) = made
-                kept = asyncio.create_task(speaks.guest.run())
-                await until(lambda: speaks.guest.status().connected)
-                assert (await speaks.metrics.system()).load1 == 0.3
-                assert (await speaks.guest.downscale(UNIT)).ok
-                for task in (kept, served):
-                    task.cancel()
-                await asyncio.gather(kept, served, return_exceptions=True)
+            speaks = made_for(scaled(protocol="informant", monitor_port=port, metrics_port=1), session)
+            kept = asyncio.create_task(speaks.guest.run())
+            await until(lambda: speaks.guest.status().connected)
+            assert (await speaks.metrics.system()).load1 == 0.3
+            assert (await speaks.guest.downscale(UNIT)).ok
+            for task in (kept, served):
+                task.cancel()
+            await asyncio.gather(kept, served, return_exceptions=True)
             await informant.close()
 
     run(scenario())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
@@ -24,6 +24,7 @@ from devalloc.scaling.resources import Resources
 from devalloc.scaling.stuck import Reason
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.agent.body import MachineBody, steps, whole_memory
+from devalloc_node.agent.lanes import Lanes
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.settings import ScalingSettings
@@ -282,6 +283,16 @@ def test_a_new_report_is_written_at_once_though_nothing_else_changed(world: Worl
     assert world.status()["wanted"]["cpus"] == "3"
 
 
+def test_a_qemu_that_is_silent_for_a_moment_is_scaled_on(world: World) -> None:
+    there = world.machines.known[KEY]
+    world.machines.known[KEY] = replace(there, phase="Unknown", reason="MonitorSilent")
+    world.round()
+    assert KEY in world.told.kept
+    world.machines.known[KEY] = there
+    world.round()
+    assert KEY in world.told.kept
+
+
 @pytest.mark.parametrize("how", ["stopped", "ended", "not scaled", "deleted", "of another node"])
 def test_it_is_left_as_soon_as_it_is_not_to_be_scaled(world: World, how: str) -> None:
     old = world.store.get("VirtualMachine", "default", "web")
@@ -342,9 +353,64 @@ class TestBody:
         assert made == GIB // 2 or amount - block < made <= amount
 
     def change(self, world: World, target: Resources) -> Resources:
+        body = self.body(world)
+        return asyncio.run(body.change(target))
+
+    def body(self, world: World, **changed: str) -> MachineBody:
         uid = world.store.get("VirtualMachine", "default", "web")["metadata"]["uid"]
-        with ThreadPoolExecutor(1) as executor:
-            return asyncio.run(MachineBody(world.platform, KEY, uid, executor).change(target))
+        names = {"owner": uid, "run": world.machines.known[KEY].id, **changed}
+        return MachineBody(world.platform, KEY, lanes=self.lanes, **names)
+
+    @pytest.fixture(autouse=True)
+    def with_lanes(self) -> Iterator[None]:
+        self.lanes = Lanes(2)
+        yield
+        self.lanes.close()
+
+    def test_it_never_changes_another_run_of_the_machine(self, world: World) -> None:
+        body = self.body(world, run="run-before")
+        with pytest.raises(Denied, match="another run of machine default/web"):
+            asyncio.run(body.change(Resources(3000, GIB)))
+        with pytest.raises(Denied):
+            asyncio.run(body.look())
+        assert "scale default/web" not in world.machines.told
+
+    def test_nor_does_it_go_on_with_another_run(self, world: World) -> None:
+        body, scale = self.body(world), world.machines.scale
+
+        def restarts(key: str, what: str, amount: int, deadline: Deadline) -> None:
+            scale(key, what, amount, deadline)
+            world.machines.known[KEY] = replace(world.machines.known[KEY], id="another run")
+
+        world.machines.scale = restarts  # type: ignore[method-assign]
+        with pytest.raises(Denied):
+            asyncio.run(body.change(Resources(3000, 2 * GIB)))
+        assert world.machines.told.count("scale default/web") == 1
+
+    def test_nobody_waits_and_no_further_step_is_begun(self, world: World) -> None:
+        body, scale = self.body(world), world.machines.scale
+        going, go_on = threading.Event(), threading.Event()
+
+        def slow(key: str, what: str, amount: int, deadline: Deadline) -> None:
+            going.set()
+            assert go_on.wait(30)
+            scale(key, what, amount, deadline)
+
+        world.machines.scale = slow  # type: ignore[method-assign]
+
+        async def main() -> Resources:
+            changing = asyncio.create_task(body.change(Resources(3000, 2 * GIB)))
+            await asyncio.to_thread(going.wait, 30)
+            changing.cancel()
+            await asyncio.gather(changing, return_exceptions=True)
+            looking = asyncio.create_task(self.body(world).look())
+            await asyncio.sleep(0.05)
+            assert not looking.done(), "what it has is not known before the change has ended"
+            go_on.set()
+            return await looking
+
+        assert asyncio.run(main()) == Resources(2000, 2 * GIB)
+        assert world.machines.told.count("scale default/web") == 1
 
     def test_what_it_has_then_is_read_back(self, world: World) -> None:
         assert self.change(world, Resources(3000, 2 * GIB)) == Resources(3000, 2 * GIB)
@@ -381,6 +447,4 @@ class TestBody:
     def test_what_qemu_was_asked_for_and_has_not_got_yet_counts(self, world: World) -> None:
         there = world.machines.known[KEY]
         world.machines.known[KEY] = replace(there, applied=replace(there.applied, memory_bytes=2 * GIB))
-        with ThreadPoolExecutor(1) as executor:
-            body = MachineBody(world.platform, KEY, there.uid, executor)
-            assert asyncio.run(body.look()) == Resources(2000, 2 * GIB)
+        assert asyncio.run(self.body(world).look()) == Resources(2000, 2 * GIB)

@@ -1,0 +1,123 @@
+"""Threads for machines: each has its turn, a change that nobody waits for goes on, and slow guests hold up no other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from devalloc_node.agent.lanes import Lanes
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    made = Lanes(4)
+    yield made
+    made.close()
+
+
+class Gate:
+    """Work that waits until it may go on."""
+
+    def __init__(self, result: object = None) -> None:
+        self.began, self.open, self._result = threading.Event(), threading.Event(), result
+
+    def __call__(self) -> object:
+        self.began.set()
+        assert self.open.wait(30)
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+async def began(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.began.wait, 30)
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+
+
+def test_what_is_done_comes_back_and_what_fails_is_raised(lanes: Lanes) -> None:
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        assert await lanes.look("a", lambda: 1) == 1
+        assert await lanes.change("a", lambda: 2, slow=False) == 2
+        with pytest.raises(ZeroDivisionError):
+            await lanes.change("a", fails, slow=True)
+        assert await lanes.look("a", lambda: 3) == 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("result", [None, ZeroDivisionError("it failed")])
+def test_a_change_that_nobody_waits_for_has_the_next_one_wait(lanes: Lanes, result: object) -> None:
+    gate, order = Gate(result), list[str]()
+
+    async def main() -> None:
+        first = asyncio.create_task(lanes.change("a", gate, slow=False))
+        await began(gate)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        after = [
+            asyncio.create_task(lanes.change("a", lambda: order.append("change"), slow=False)),
+            asyncio.create_task(lanes.look("a", lambda: order.append("look"))),
+        ]
+        assert await lanes.look("b", lambda: "at once") == "at once", "others do not wait"
+        await settled()
+        assert order == []
+        gate.open.set()
+        await asyncio.gather(*after)
+        assert sorted(order) == ["change", "look"]
+
+    asyncio.run(main())
+
+
+def test_a_change_that_is_cancelled_before_it_began_is_never_made(lanes: Lanes) -> None:
+    gates, made = [Gate() for _ in range(4)], list[str]()
+
+    async def main() -> None:
+        busy = [asyncio.create_task(lanes.change(f"busy-{i}", gate, slow=False)) for i, gate in enumerate(gates)]
+        for gate in gates:
+            await began(gate)
+        waits = asyncio.create_task(lanes.change("a", lambda: made.append("late"), slow=False))
+        await settled()
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        for gate in gates:
+            gate.open.set()
+        await asyncio.gather(*busy)
+        await lanes.change("a", lambda: made.append("next"), slow=False)
+        assert made == ["next"]
+
+    asyncio.run(main())
+
+
+def test_slow_guests_hold_up_neither_looks_nor_other_machines(lanes: Lanes) -> None:
+    gates = [Gate() for _ in range(20)]
+
+    async def main() -> None:
+        slow = [asyncio.create_task(lanes.change(f"slow-{i}", gate, slow=True)) for i, gate in enumerate(gates)]
+        await began(gates[0])
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(lanes.change(f"m-{i}", int, slow=False) for i in range(50)))
+            await asyncio.gather(*(lanes.look(f"m-{i}", int) for i in range(50)))
+        for gate in gates:
+            gate.open.set()
+        await asyncio.gather(*slow)
+
+    asyncio.run(main())
+
+
+def test_nothing_is_kept_of_machines_that_were_changed(lanes: Lanes) -> None:
+    async def main() -> None:
+        await asyncio.gather(*(lanes.change(f"m-{i}", int, slow=False) for i in range(100)))
+        await settled()
+        assert vars(lanes)["_under_way"] == {}
+
+    asyncio.run(main())

@@ -1,0 +1,194 @@
+"""The agent between threads: what is told to be scaled is, reports are of the run they are told of, nothing ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.state import Rules
+from devalloc_node.agent.agent import Agent, Machine
+from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.scaled import Scaled
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.scalers import Scalers
+from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.agent.wiring import Wiring
+from devalloc_node.errors import Failed
+from devalloc_node.platform import Platform
+from tests.support.scaling_around import BOUNDS, Around
+from tests.support.scaling_world import CONFIG, UNIT
+from tests.support.virtual_time import run
+
+
+def scaled(key: str = "ns/vm", run: str = "run-1", uid: str = "uid") -> Scaled:
+    return Scaled(key, uid, run, BOUNDS, ScalingConfig(), "10.0.0.5", 1, 2)
+
+
+class Served:
+    """Scalers in one loop with its test, on a clock that jumps. ``arounds``: by ``key run``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, arounds: dict[str, Around]) -> None:
+        self.arounds, self.news = arounds, list[str]()
+        settings = ScalingSettings(unit=UNIT, dump_port=None)
+        self.scalers = Scalers(cast(Platform, None), settings, changed=self.hear)
+
+        def channels(wiring: Wiring, scaled: Scaled, scaler: Scaler) -> Channels:
+            return self.arounds[f"{scaled.key} {scaled.run}"].channels(scaler)
+
+        monkeypatch.setattr(Wiring, "channels", channels)
+
+    def hear(self, key: str) -> None:
+        self.news.append(key)
+
+    def run(self, then: Callable[[Scalers], Awaitable[None]]) -> None:
+        async def main() -> None:
+            stop = threading.Event()
+            serving = asyncio.create_task(self.scalers.serve(stop))
+            await asyncio.sleep(0.1)
+            await then(self.scalers)
+            assert not serving.done()
+            stop.set()
+            await serving
+
+        run(main())
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    return Served(monkeypatch, {"ns/vm run-1": Around(UNIT, load=3), "ns/vm run-2": Around(UNIT, load=2)})
+
+
+def test_what_is_told_is_scaled_and_left_and_each_news_is_said(served: Served) -> None:
+    async def then(scalers: Scalers) -> None:
+        scalers.keep(scaled())
+        await asyncio.sleep(30)
+        report = scalers.report("ns/vm")
+        assert report is not None
+        assert report.applied == UNIT * 3
+        assert set(served.news) == {"ns/vm"}
+        said = len(served.news)
+        await asyncio.sleep(60)
+        assert len(served.news) == said, "that its load was told again is no news"
+        now = scalers.report("ns/vm")
+        assert now is not None
+        assert now.load is not None
+        scalers.drop("ns/vm")
+        assert scalers.report("ns/vm") is None
+        assert scalers.reports() == []
+        await asyncio.sleep(2)
+        did = len(served.arounds["ns/vm run-1"].did)
+        await asyncio.sleep(60)
+        assert len(served.arounds["ns/vm run-1"].did) == did
+
+    served.run(then)
+
+
+@pytest.mark.parametrize("again", [scaled(run="run-2"), scaled(run="run-2", uid="another")])
+def test_of_another_run_nothing_is_told_before_it_was_seen(served: Served, again: Scaled) -> None:
+    """Be it the same machine or another of its name."""
+    served.arounds["ns/vm run-2"].failing["look"] = Failed("ItBroke", "not yet")
+
+    async def then(scalers: Scalers) -> None:
+        scalers.keep(scaled())
+        await asyncio.sleep(30)
+        assert scalers.report("ns/vm") is not None
+        scalers.keep(again)
+        for _ in range(20):
+            assert scalers.report("ns/vm") is None
+            await asyncio.sleep(0.5)
+        served.arounds["ns/vm run-2"].failing.clear()
+        await asyncio.sleep(30)
+        report = scalers.report("ns/vm")
+        assert report is not None
+        assert report.applied == UNIT * 2
+
+    served.run(then)
+
+
+def test_a_machine_that_nothing_can_be_made_for_ends_neither_the_agent_nor_others(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def then(scalers: Scalers) -> None:
+        scalers.keep(scaled("ns/bad"))  # no channels for it: a bug of ours
+        scalers.keep(scaled())
+        await asyncio.sleep(30)
+        assert scalers.report("ns/bad") is None
+        report = scalers.report("ns/vm")
+        assert report is not None
+        assert report.applied == UNIT * 3
+        served.arounds["ns/bad run-1"] = Around(UNIT, load=2)
+        await asyncio.sleep(30)
+        report = scalers.report("ns/bad")
+        assert report is not None
+        assert report.applied == UNIT * 2
+
+    served.run(then)
+    assert "ns/bad: the scaler ended; it begins anew" in caplog.text
+
+
+def test_whoever_fails_to_hear_the_news_does_not_end_it(
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(key: str) -> None:
+        served.hear(key)
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(served.scalers, "_changed", fails)
+
+    async def then(scalers: Scalers) -> None:
+        scalers.keep(scaled())
+        await asyncio.sleep(30)
+        report = scalers.report("ns/vm")
+        assert report is not None
+        assert report.applied == UNIT * 3
+        assert len(served.news) > 1
+
+    served.run(then)
+    assert "machines could not be looked after" in caplog.text
+
+
+class Clinging(Around):
+    """A guest whose connection takes its time to end."""
+
+    async def run(self) -> None:  # type: ignore[override]
+        try:
+            await super().run()
+        finally:
+            self.did.append("lets go")
+            await asyncio.sleep(10)
+            self.did.append("has let go")
+
+
+def test_guests_that_do_not_let_go_hold_up_nobody_but_the_next_run_of_their_own_machine() -> None:
+    clinging, others = [Clinging(UNIT, load=2) for _ in range(50)], [Around(UNIT, load=2) for _ in range(50)]
+    again = Around(UNIT, load=3)
+
+    async def main() -> None:
+        agent = Agent(Rules(UNIT))
+        for number, around in enumerate(clinging):
+            await agent.scale(Machine(f"vm-{number}", "run-1", BOUNDS, CONFIG, around.channels))
+        await asyncio.sleep(20)
+        for number, around in enumerate(others):
+            agent.drop(f"vm-{number}")
+            await agent.scale(Machine(f"other-{number}", "run-1", BOUNDS, CONFIG, around.channels))
+        for later in ("run-2", "run-3"):  # the one in between never begins
+            await agent.scale(Machine("vm-0", later, BOUNDS, CONFIG, again.channels))
+        await asyncio.sleep(5)
+        assert all(around.did for around in others)
+        assert again.did == []
+        await asyncio.sleep(10)
+        assert clinging[0].did[-1] == "has let go"
+        assert again.did.count("change 3") == 1
+        await agent.leave("vm-0")
+        did = len(again.did)
+        await agent.close()
+        await asyncio.sleep(60)
+        assert len(again.did) == did
+        assert len(asyncio.all_tasks()) == 1
+
+    run(main(), sockets=False)
