@@ -169,8 +169,8 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--enforce-capacity",
             is_flag=True,
             envvar="DEVALLOC_ENFORCE_CAPACITY",
-            help="Start no machine beyond the CPUs and memory that the host may promise, as `devalloc capacity --host` "
-            "tells them with the same options [env: DEVALLOC_ENFORCE_CAPACITY].",
+            help="Start no machine, and give none more, beyond the CPUs and memory that the host may promise, as "
+            "`devalloc capacity --host` tells them with the same options [env: DEVALLOC_ENFORCE_CAPACITY].",
         ),
         capacity_options,
         click.option("--qemu", default="qemu-system-x86_64", metavar="PROGRAM", help="What runs machines."),

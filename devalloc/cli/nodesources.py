@@ -7,14 +7,17 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from devalloc.cli.verb import Failed
 
 if TYPE_CHECKING:
+    from devalloc.controller.permits import Host as Limits
+    from devalloc.controller.permits.hosts import Still
     from devalloc.controller.publish import Published
     from devalloc.inventory import Discovery, Known
     from devalloc.store import Store
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
     from devalloc_node.settings import NodeSettings
 
 Say = Callable[[str], None]
+LIMIT_SECONDS = 10.0
+"""How long what the host has is taken for unchanged."""
+STILL_SECONDS = 5.0
+"""How long a permit waits for a machine that begins."""
 
 
 @contextmanager
@@ -76,6 +83,7 @@ def store_source(store: Store, node_name: str) -> Source:
     from devalloc_node.errors import Failed
     from devalloc_node.node import Source
     from devalloc_node.statuses import ClaimStatuses
+    from devalloc_node.vms.objects import permitted_on
 
     def uid_of(namespace: str, name: str) -> str | None:
         try:
@@ -86,7 +94,7 @@ def store_source(store: Store, node_name: str) -> Source:
             raise Failed("StoreUnavailable", f"claim {namespace}/{name} cannot be looked up: {error}") from error
 
     grants = StoreGrants(store, node_name)
-    return Source(KIND, grants, uid_of, ClaimStatuses(store, node_name).update)
+    return Source(KIND, grants, uid_of, ClaimStatuses(store, node_name).update, partial(permitted_on, store, node_name))
 
 
 @contextmanager
@@ -137,17 +145,44 @@ def store_machines(store: Store, node: Node) -> list[Loop]:
     return [machines.run] if scalers is None else [machines.run, scalers.run]
 
 
+def as_they_are(node: Node, limits: dict[str, Any]) -> Still:
+    """What this host has for machines, and what those take that no VirtualMachine speaks for; inside none begins."""
+    from devalloc.cli.hostcapacity import discovered, settings
+    from devalloc.controller.permits import Host
+    from devalloc.scaling.resources import Resources
+    from devalloc.store import Unavailable
+    from devalloc_node.deadline import Deadline
+    from devalloc_node.errors import NodeError
+
+    limit, looked = Resources(0, 0), -LIMIT_SECONDS
+
+    @contextmanager
+    def still() -> Iterator[dict[str, Host]]:
+        nonlocal limit, looked
+        if time.monotonic() - looked > LIMIT_SECONDS:
+            found = discovered(node.settings.root, settings(limits, node.settings.state))
+            limit, looked = Resources(found.cpu.effective_limit, found.memory.effective_limit), time.monotonic()
+        try:
+            with node.machines.still(node.platform.without_object, Deadline.after(STILL_SECONDS)) as uses:
+                found_here = [(use.id.partition("/"), Resources(use.cpu, use.memory)) for use in uses]
+                others = {(key[0], key[2]): amount for key, amount in found_here}
+                yield {node.settings.node_name: Host(limit, others)}
+        except NodeError as error:
+            raise Unavailable(str(error)) from error
+
+    return still
+
+
 def store_permits(store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say) -> Loop:
     """The server of permits for the machines of this node, at its usual port of this host only. ``alone``: no other
     process runs such loops on the store."""
-    from devalloc.cli.hostcapacity import discovered, settings
-    from devalloc.controller.permits import Host, PermitServer, Settings
-    from devalloc.scaling.resources import Resources
+    from devalloc.controller.permits import PermitServer, Settings
 
-    def hosts() -> dict[str, Host]:
-        found = discovered(node.settings.root, settings(limits, node.settings.state))
-        limit = Resources(found.cpu.effective_limit, found.memory.effective_limit)
-        return {node.settings.node_name: Host(limit)}
+    still = as_they_are(node, limits)
+
+    def hosts() -> Mapping[str, Limits]:
+        with still() as found:
+            return found
 
     scaling = node.settings.scaling
     server = PermitServer(
@@ -156,6 +191,7 @@ def store_permits(store: Store, node: Node, limits: dict[str, Any], *, alone: bo
         Settings(token=None if scaling is None else scaling.token),
         node=node.settings.node_name,
         alone=alone,
+        still=still,
         on_ready=lambda at: say("permits are given at http://{}:{}/".format(*at.requests)),
     )
 

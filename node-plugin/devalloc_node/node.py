@@ -5,7 +5,7 @@ Nothing goes on by itself here but the watch over machines; ``daemon.run`` has i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -30,6 +30,7 @@ from devalloc_node.host.boundary import Host
 from devalloc_node.journal import SQLiteJournal, open_journal
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.machines import Machines
+from devalloc_node.machine.view import Amounts
 from devalloc_node.metrics import Metrics, State
 from devalloc_node.plan import planned, refused, rehearsed
 from devalloc_node.platform import Platform
@@ -59,6 +60,8 @@ class Source:
     """Of the claim that has a namespace and name now; None where there is none. Raises Failed."""
     tell: Callable[[Iterable[Prepared], Checkup], None] = lambda prepared, checkup: None
     """Says on claims how their devices are; called again and again, from one thread."""
+    permitted: Callable[[], Mapping[str, Amounts]] = dict
+    """What machines of the node are permitted, by key. Raises Failed."""
 
 
 class Node:
@@ -90,6 +93,7 @@ class Node:
             host=settings.capacity,
             homes=self.homes,
             beside=tuple if self.warm is None else self.warm.uses,
+            permitted=source.permitted,
         )
         attachments = AttachmentKind(self.machines, host)
         files = ClaimFiles(settings.driver, settings.cdi, settings.data, journal)

@@ -132,6 +132,7 @@ class Forge:
 
     def __init__(self, root: Path) -> None:
         self._line, theirs = socket.socketpair()
+        self._turn = threading.Lock()
         self._pid = os.fork()
         if self._pid == 0:
             self._line.close()
@@ -140,18 +141,31 @@ class Forge:
 
     def run(self, plan: str) -> tuple[int, bytes]:
         """As the program `spawn` with the path of a plan: its exit status, and what it said."""
-        send(self._line, ("run", plan))
-        answer = receive(self._line)
+        with self._turn:
+            send(self._line, ("run", plan))
+            answer = receive(self._line)
         if answer is None:
             raise RuntimeError(f"the process that forks machines ({self._pid}) has ended before it answered")
         status, words = answer
         return status, words
+
+    def children(self) -> list[int]:
+        """Process ids of the machines that live."""
+        found = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
+        return [pid for pid in map(int, found) if _is_alive(pid)]
 
     def close(self) -> None:
         """End it, and all of its machines."""
         self._line.close()
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
 
 
 def _serve(line: socket.socket, root: Path) -> NoReturn:

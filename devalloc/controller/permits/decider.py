@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from devalloc.controller.permits.book import Book
 from devalloc.controller.permits.draft import Draft, Granted, Told
-from devalloc.controller.permits.hosts import Host
+from devalloc.controller.permits.hosts import Host, Still
 from devalloc.controller.permits.http import Response
 from devalloc.controller.permits.lease import KIND as LEASE
 from devalloc.controller.permits.lease import Lease, Lost
@@ -80,6 +80,14 @@ class _Due:
     retract: bool = False
 
 
+class _HostsMoved(Exception):
+    """Something on the hosts is not as it was when it was decided."""
+
+    def __init__(self, hosts: Mapping[str, Host]) -> None:
+        super().__init__("the hosts are not as they were")
+        self.hosts = hosts
+
+
 class _Wake:
     """Something is due."""
 
@@ -87,9 +95,20 @@ class _Wake:
 class Decider:
     """Use from one event loop, and make another one for the next."""
 
-    def __init__(self, store: Store, book: Book, lease: Lease, metrics: Metrics, writer: ThreadPoolExecutor) -> None:
-        """``writer``: one thread, so that what is written is written in order."""
+    def __init__(
+        self,
+        store: Store,
+        book: Book,
+        lease: Lease,
+        metrics: Metrics,
+        writer: ThreadPoolExecutor,
+        still: Still | None = None,
+    ) -> None:
+        """``writer``: one thread, so that what is written is written in order. ``still``: what is written within."""
         self.book = book
+        self._still = still
+        self._hosts: Mapping[str, Host] = {}
+        """As the book has them."""
         self.seen = "0"
         """The resourceVersion up to which all changes are known. Only a listing tells: a watch shows several changes to
         one object as the last of them, after those that others had meanwhile."""
@@ -111,6 +130,7 @@ class Decider:
 
     async def load(self, hosts: Mapping[str, Host]) -> None:
         """Begin with these hosts and all objects. Raises StoreError, Lost."""
+        self._hosts = hosts
         self.book.begin(hosts)
         await self._reload(starting=True)
         for key, record in self.book.records.items():
@@ -179,7 +199,7 @@ class Decider:
     def _see(self, seen: Seen) -> None:
         """Raises Lost."""
         if seen.hosts is not None:
-            self.book.limit(seen.hosts)
+            self._limit(seen.hosts)
         self._stale |= seen.gap
         for event in seen.events:
             if int(event.resource_version) <= self._listed:
@@ -189,6 +209,10 @@ class Decider:
                 self._see_machine(obj, gone)
             elif self._lease.is_meant(obj):
                 self._lease.check_one(obj, gone)
+
+    def _limit(self, hosts: Mapping[str, Host]) -> None:
+        self._hosts = hosts
+        self.book.limit(hosts)
 
     def _see_machine(self, obj: Object, gone: bool) -> None:
         if gone:
@@ -258,6 +282,8 @@ class Decider:
             self._tell([(item, answer) for item, answer in told if not _is_written(draft, answer)])
             try:
                 stored = await self._in_writer(partial(self._commit, changes))
+            except _HostsMoved as moved:
+                self._limit(moved.hosts)
             except (FenceBroken, Expired):
                 # A machine came, went, was placed or seen to have something else, or the lease was written.
                 self._metrics.commits.labels("fenced").inc()
@@ -278,7 +304,10 @@ class Decider:
     def _commit(self, changes: Sequence[Change]) -> Sequence[Object]:
         began = time.perf_counter()
         try:
-            return self._store.commit(changes, Fence(self.seen, specs=KINDS, statuses=KINDS))
+            with nullcontext(self._hosts) if self._still is None else self._still() as hosts:
+                if hosts != self._hosts:
+                    raise _HostsMoved(hosts)
+                return self._store.commit(changes, Fence(self.seen, specs=KINDS, statuses=KINDS))
         finally:
             self._metrics.committing.observe(time.perf_counter() - began)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +27,9 @@ class Host:
 
 Hosts = Callable[[], Mapping[str, Host]]
 """All nodes by name, as they are now. On one that is not named nothing is granted."""
+
+Still = Callable[[], AbstractContextManager[Mapping[str, Host]]]
+"""The nodes as they are, and nobody but the server takes anything of them inside. Raises StoreError."""
 
 Overhead = Callable[[Object], Resources]
 """What a VirtualMachine costs its node beside what it is permitted: its devices, its hypervisor."""

@@ -22,7 +22,7 @@ from devalloc.controller.permits.book import Book, nothing_more, without_devices
 from devalloc.controller.permits.decider import KINDS, RETRY_SECONDS, Decider, Seen
 from devalloc.controller.permits.draft import Granted
 from devalloc.controller.permits.dump import dump
-from devalloc.controller.permits.hosts import CanMove, Hosts, Overhead
+from devalloc.controller.permits.hosts import CanMove, Hosts, Overhead, Still
 from devalloc.controller.permits.http import JSON, Bounds, Door, Response, has_hung_up, read_some
 from devalloc.controller.permits.lease import KIND as LEASE
 from devalloc.controller.permits.lease import Lease, Lost
@@ -57,12 +57,14 @@ class PermitServer:
         overhead: Overhead = nothing_more,
         can_move: CanMove = without_devices,
         alone: bool = False,
+        still: Still | None = None,
         lease_seconds: float = 15.0,
         on_ready: Callable[[Addresses], None] = lambda addresses: None,
     ) -> None:
         """``node``: answer for the machines of this node only, beside the servers of other nodes; None: for those of
         all. ``alone``: the caller holds a lock (``devalloc.store.lease.hold``) by which no other server lives on this
-        store. ``on_ready`` is told each time it begins to listen, from the server's thread.
+        store. ``still``: what a permit is written within, where others take of the hosts too, so that these are as they
+        were when it was decided. ``on_ready`` is told each time it begins to listen, from the server's thread.
         """
         self.settings = settings or Settings()
         self.book = Book(self.settings, overhead=overhead, can_move=can_move, migrates=migrator is not None, node=node)
@@ -71,6 +73,7 @@ class PermitServer:
         self.lease = Lease(store, holder, node=node, seconds=lease_seconds, alone=alone)
         self._store = store
         self._hosts = hosts
+        self._still = still
         self._migrator = migrator
         self._on_ready = on_ready
 
@@ -107,7 +110,7 @@ class PermitServer:
         s = self.settings
         # One thread: what is written is written in order.
         with ThreadPoolExecutor(1, "permits-store") as writer, ThreadPoolExecutor(2, "permits-watch") as helpers:
-            decider = Decider(self._store, self.book, self.lease, self.metrics, writer)
+            decider = Decider(self._store, self.book, self.lease, self.metrics, writer, self._still)
             moves = Migrations(self.book, decider.tell, self.metrics, self._migrator, s.migration_seconds)
             async with asyncio.timeout(s.startup_seconds):
                 await self._load(decider, helpers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine import accel, adopt, amounts, launch, lifefile, logs, lost, paths, plain, users
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.home import HOST, Homes
-from devalloc_node.machine.hostroom import HostRoom
+from devalloc_node.machine.hostroom import HostRoom, without_object
 from devalloc_node.machine.kept import Kept
 from devalloc_node.machine.looks import SLEEPING
 from devalloc_node.machine.monitor import Connect, QmpMonitor
@@ -25,7 +25,7 @@ from devalloc_node.machine.records import MACHINES, MachineRecord, Records
 from devalloc_node.machine.settling import Settling
 from devalloc_node.machine.spec import MachineSpec, PlainDevice
 from devalloc_node.machine.translate import spec_of
-from devalloc_node.machine.view import UNKNOWN, Machine
+from devalloc_node.machine.view import UNKNOWN, Amounts, Machine
 
 LOG = logging.getLogger(__name__)
 _ADOPTING = "adopting"
@@ -46,11 +46,14 @@ class Machines(Kept):
         host: HostCapacity | None = None,
         homes: Homes | None = None,
         beside: Callable[[], Iterable[MachineUse]] = tuple,
+        permitted: Callable[[], Mapping[str, Amounts]] = dict,
     ) -> None:
         """As ``Kept``; ``ended`` is called for each machine that ended though nobody asked for it. ``host``: what all
-        machines may have of it, those ``beside`` these, too; None: nobody counts."""
+        machines may have of it, those ``beside`` these, too; None: nobody counts. ``permitted``: what machines are
+        permitted, by key."""
         super().__init__(config, records, changed=changed, connect=connect, homes=homes)
-        self._room = None if host is None else HostRoom(host, records, beside)
+        self._room = None if host is None else HostRoom(host, records, beside, permitted)
+        self._beside = beside
         self._connect = connect
         self._settling = Settling(self, ended)
 
@@ -242,8 +245,9 @@ class Machines(Kept):
         with self.hold(key, deadline):
             record, process = self.running(key)
             with self.line(record) as monitor:
-                before, record = record.asked, amounts.asked(record, monitor, what, amount, deadline)
-                self.put(record)
+                was, record = record, amounts.asked(record, monitor, what, amount, deadline)
+                before = was.asked
+                self._put_asked(was, record, deadline)
                 try:
                     told = amounts.apply(record, self.config, monitor, process, what, amount, deadline)
                 except Denied as error:
@@ -257,6 +261,13 @@ class Machines(Kept):
                 raise Failed(
                     error.code, f"machine {key} has been changed as asked, and that could not be noted: {error}"
                 ) from error
+
+    @contextmanager
+    def still(self, gone: Container[str], deadline: Deadline) -> Iterator[list[MachineUse]]:
+        """Inside, no machine begins or is asked to have more; with what those take that no VirtualMachine speaks for,
+        among them those whose objects (UIDs) are ``gone``. Raises NodeError."""
+        with self._locks.held(users.LOCK, deadline):
+            yield [*without_object(self.records, gone), *self._beside()]
 
     def plug_in(self, key: str, device: PlainDevice, deadline: Deadline) -> PlainDevice:
         """Plug in what has no hardware behind it, for as long as this QEMU runs (``plain.plug``). Raises NodeError."""
@@ -273,6 +284,15 @@ class Machines(Kept):
                 return plain.unplug(monitor, key, name, deadline)
 
     # Within.
+
+    def _put_asked(self, before: MachineRecord, record: MachineRecord, deadline: Deadline) -> None:
+        """Note what is asked of one that runs, where there is room for that."""
+        if self._room is None:
+            self.put(record)
+            return
+        with self._locks.held(users.LOCK, deadline):
+            self._room.check_more(before, record)
+            self.put(record)
 
     @contextmanager
     def _told_by(self, key: str) -> Iterator[None]:

@@ -60,7 +60,7 @@ class Limits:
     workers: int = 64
     """Calls that are worked on at the same time; an open stream is one of them, and so is one that waits half a minute
     for a guest to power down: who stops all machines of a node is not to hold up who asks how they are."""
-    calls: int = 96
+    calls: int = 256
     """Calls that are worked on or wait for a worker; more are refused (RESOURCE_EXHAUSTED)."""
     message_bytes: int = 4 * 2**20
     """Of one message, either way; a longer one fails its call (RESOURCE_EXHAUSTED)."""

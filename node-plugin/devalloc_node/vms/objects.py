@@ -178,6 +178,21 @@ def status_of_scaling(wanted: Amounts, guest: Amounts | None) -> dict[str, Any]:
     return told if guest is None else told | {"guestObserved": _amounts(guest)}
 
 
+def permitted_on(store: Store, node_name: str) -> dict[str, Amounts]:
+    """What a server of permits has given to machines of a node, by their keys. Raises Failed."""
+    try:
+        listed = store.list([KIND]).objects
+    except StoreError as error:
+        raise Failed("StoreUnavailable", f"what machines are permitted cannot be read: {error}") from error
+    found = {}
+    for obj in listed:
+        status = obj.get("status") or {}
+        if _is_given(status, status) and node_name in (holder_of(obj), node_of(obj)):
+            cpus, memory = (nano_of(status["permitted"].get(name)) for name in ("cpus", "memory"))
+            found[key_of(obj)] = Amounts(-(-cpus * 1000 // NANO), None, -(-memory // NANO))
+    return found
+
+
 def _is_given(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a server of permits has given one to this run of the machine: it alone changes it."""
     permit = before.get("permitted")

@@ -1,0 +1,124 @@
+"""Must show: of 200 machines that are created at once on a host with room for 50 exactly 50 run, the others are told
+why, and when all are deleted nothing is left. Through all of the plugin, with a process for each machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from devalloc.controller.allocate import Allocator
+from devalloc_node.pb import node_pb2 as pb
+from devalloc_node.pb.node_pb2_grpc import NodeStub
+from tests.support.capacity import host as capacity
+from tests.support.forged_node import NODE, ForgedNode, forged_node
+from tests.support.hosts import host, machine, placed
+
+MANY, ROOM = 200, 50
+SECONDS = 120.0
+
+
+@pytest.fixture
+def node() -> Iterator[ForgedNode]:
+    with forged_node() as made:
+        yield made
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.05)
+
+
+def at_once(work: Callable[[int], Any], count: int = MANY) -> list[Any]:
+    """All of them begin together."""
+    gate = threading.Barrier(count)
+
+    def begin(number: int) -> Any:
+        gate.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(begin, range(count)))
+
+
+def ref(number: int) -> pb.MachineRef:
+    return pb.MachineRef(namespace="default", name=f"m{number}")
+
+
+def create(plugin: NodeStub, node: ForgedNode, number: int) -> pb.Result:
+    spec = pb.MachineSpec(
+        cpu=pb.CpuBounds(min_milli=1000, max_milli=4000),
+        memory=pb.MemoryBounds(min_bytes=512 << 20, max_bytes=2 << 30),
+        start=pb.Start(kernel=str(node.kernel)),
+    )
+    return plugin.CreateMachine(pb.CreateMachineRequest(machine=ref(number), spec=spec), timeout=SECONDS).result
+
+
+def delete(plugin: NodeStub, number: int) -> bool:
+    return bool(plugin.DeleteMachine(pb.DeleteMachineRequest(machine=ref(number), force=True), timeout=SECONDS).found)
+
+
+def test_of_200_calls_that_create_a_machine_50_succeed(node: ForgedNode) -> None:
+    with node.running(capacity(cpu=ROOM, memory="64Gi", ratios={"cpu": "1"})) as (instance, plugin):
+        answers = at_once(lambda number: create(plugin, node, number))
+        codes = Counter(answer.code for answer in answers)
+        assert codes == {"": ROOM, "HostFull": MANY - ROOM}
+        told = {answer.message.split(": ", 1)[1] for answer in answers if answer.code}
+        assert all(one.startswith("insufficient CPU: requested 1 vCPU, but only 0 vCPUs available") for one in told)
+        run = [number for number, answer in enumerate(answers) if not answer.code]
+        assert node.records(instance) == sorted(f"default/m{number}" for number in run)
+        assert len(node.processes) == ROOM
+
+        assert Counter(at_once(lambda number: delete(plugin, number))) == {True: ROOM, False: MANY - ROOM}
+        until(lambda: not node.processes, "all processes have ended")
+        assert (node.records(instance), node.remains()) == ([], [])
+        again = at_once(lambda number: create(plugin, node, number), ROOM)
+        assert Counter(answer.code for answer in again) == {"": ROOM}, "all of the room is there again"
+
+
+def test_of_200_objects_50_run_and_the_others_say_why(node: ForgedNode) -> None:
+    store, stop = node.store, threading.Event()
+    store.create(host(NODE, cpus=ROOM, memory=ROOM))
+    allocator = threading.Thread(target=Allocator(store).run, args=(stop,))
+
+    def objects() -> list[Any]:
+        return list(store.list(["VirtualMachine"]).objects)
+
+    def phases() -> Counter[str]:
+        return Counter(one.get("status", {}).get("phase", "") for one in objects())
+
+    with node.running(of_store=True) as (instance, _):
+        allocator.start()
+        try:
+            start = {"kernel": str(node.kernel)}
+            at_once(lambda number: store.create(machine(f"m{number}", start=start, powerdownSeconds=0)))
+            until(lambda: phases() == {"Running": ROOM, "Pending": MANY - ROOM}, "50 run")
+            assert len(placed(store)) == len(node.processes) == ROOM
+            rest = [one["status"] for one in objects() if one["status"]["phase"] == "Pending"]
+            assert {one["reason"] for one in rest} <= {"DevicesInUse", "LostToCompetition"}
+            assert all("cpu" in one["message"] or "memory" in one["message"] for one in rest)
+            (pool,) = store.list(["DevicePool"]).objects
+            assert pool["status"]["availableDevices"] == 1, "bandwidth and disk are left"
+
+            at_once(lambda number: store.delete("VirtualMachine", "default", f"m{number}"))
+            until(lambda: not objects() and not node.processes, "all are gone")
+            until(lambda: not node.records(instance), "nothing is recorded")
+            assert node.remains() == []
+            (pool,) = store.list(["DevicePool"]).objects
+            until(
+                lambda: (
+                    store.get("DevicePool", None, pool["metadata"]["name"])["status"]["availableDevices"]
+                    == len(pool["spec"]["devices"])
+                ),
+                "all devices of the host's pool are free",
+            )
+        finally:
+            stop.set()
+            allocator.join(60)

@@ -1,0 +1,101 @@
+"""One ledger (T25): what is permitted and not given yet is not there for machines that begin beside it, and the other
+way round. The plugin's own service, its own server of permits and real processes race for one host."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+import pytest
+
+from devalloc.cli.nodesources import as_they_are
+from devalloc.controller.permits.records import read
+from devalloc.inventory.capacity import CapacityConfig, discover_capacity
+from devalloc_node.deadline import Deadline
+from devalloc_node.pb import node_pb2 as pb
+from tests.support.forged_node import NODE, ForgedNode, forged_node
+from tests.support.machines import until
+from tests.support.permit_bench import GIB, KIND, machine, node_of, serving
+
+LIMIT = 16_000
+"""Thousandths of a CPU that the played host has."""
+SCALED = 4
+LIMITS: dict[str, Any] = {"ratios": {"cpu": Fraction(1)}}
+
+
+@pytest.fixture
+def node() -> Iterator[ForgedNode]:
+    with forged_node() as made:
+        yield made
+
+
+def test_permits_and_machines_that_begin_never_take_the_same_room(node: ForgedNode) -> None:
+    random = Random(7)
+    limit = discover_capacity(node.host.root, CapacityConfig(ratios={"cpu": Fraction(1)}))
+    assert limit.cpu.effective_limit == LIMIT
+    over, tally = threading.Event(), Counter[str]()
+    highest = [0]
+
+    def taken() -> int:
+        """All that is promised at one moment, to machines with an object and without."""
+        with instance.machines.still((), Deadline.after(30)) as others:
+            found = [read(obj) for obj in node.store.list([KIND]).objects]
+        scaled = [max(one.least.cpu, one.permit.cpu if one.permit else 0) for one in found if one is not None]
+        return sum(scaled) + sum(use.cpu for use in others)
+
+    def watch() -> None:
+        while not over.is_set():
+            highest[0] = max(highest[0], taken())
+
+    def ask(name: str, seed: int) -> None:
+        mine = Random(seed)
+        with closing(bench.client()) as client:
+            for _ in range(25):
+                wanted = mine.randint(1, 10)
+                granted = client.ask(name, wanted, "1Gi")["permit"]["vCPUs"]
+                tally["granted" if granted == wanted else "short"] += 1
+
+    def begin(number: int, seed: int) -> None:
+        mine, name = Random(seed), pb.MachineRef(namespace="default", name=f"other{number}")
+        for _ in range(8):
+            milli = mine.randint(1, 5) * 1000
+            spec = pb.MachineSpec(
+                cpu=pb.CpuBounds(min_milli=1000, use_milli=milli, max_milli=8000),
+                memory=pb.MemoryBounds(min_bytes=64 << 20, max_bytes=GIB),
+                start=pb.Start(kernel=str(node.kernel)),
+            )
+            made = plugin.CreateMachine(pb.CreateMachineRequest(machine=name, spec=spec), timeout=60).result
+            tally[made.code or "begun"] += 1
+            more = pb.ScaleMachineRequest(machine=name, vcpus=mine.randint(1, 8))
+            if not made.code:
+                results = plugin.ScaleMachine(more, timeout=60)
+                tally[f"scaled {results.result.code}".strip()] += 1
+            plugin.DeleteMachine(pb.DeleteMachineRequest(machine=name, force=True), timeout=60)
+
+    start = {"kernel": str(node.kernel)}
+    for number in range(SCALED):
+        node.store.create(machine(f"vm{number}", node=NODE, start=start, powerdownSeconds=0))
+    with node.running(limit, of_store=True) as (instance, plugin):
+        still = as_they_are(instance, LIMITS)
+        with still() as now:
+            hosts = node_of(now[NODE].limit)
+        with serving(node.folder / "devalloc.db", hosts, still=still) as bench:
+            until(lambda: len(node.processes) == SCALED, "the machines of the store run")
+            watching = threading.Thread(target=watch)
+            watching.start()
+            with ThreadPoolExecutor(SCALED + 4) as threads:
+                jobs = [threads.submit(ask, f"vm{n}", random.getrandbits(32)) for n in range(SCALED)]
+                jobs += [threads.submit(begin, n, n) for n in range(4)]
+                for job in jobs:
+                    job.result()
+            over.set()
+            watching.join()
+    assert highest[0] <= LIMIT
+    assert highest[0] > LIMIT // 2
+    assert min(tally["granted"], tally["short"], tally["begun"], tally["HostFull"]) > 0, tally
