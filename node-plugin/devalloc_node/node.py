@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Literal
 
@@ -86,7 +86,7 @@ class Node:
         )
         self.homes = None if self.warm is None else WarmHomes(self.warm)
         self.machines = Machines(
-            settings.machines,
+            replace(settings.machines, lent=None if self.warm is None else self.warm.config.paused.run),
             journal,
             changed=lambda key: self.pulse.beat(),
             ended=lambda: self.metrics.ended(),

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from devalloc_node.errors import NodeError
+from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.process import process
 from tests.support import tiny_guest, warm_bed
 from tests.support.images import Image
@@ -176,6 +178,52 @@ def test_a_machine_waits_for_a_setup_and_has_it_without_the_machine_that_waited_
             assert list(Path("/run/devalloc/warm/lives").glob("*.life")) == []
             host("delete", "vm/web")
             until(lambda: host.taken() == [], "it is given back")
+
+    in_a_bed(body)
+
+
+def test_who_has_taken_a_machine_that_waited_can_have_it_kept_by_the_node(open_image: Image) -> None:
+    def body() -> None:
+        template = json.loads(manifest(open_image, nics=[], cpu={"min": 1, "max": 2}))
+        Path("/run/template.yaml").write_text(json.dumps(template))
+        with a_host(open_image, "--warm", "1", "--warm-most", "2", "--warm-machine", "/run/template.yaml") as host:
+            until(lambda: json.loads(host("warm", "list", "-o", "json")).get("idle") == 1, "one is ready")
+            (waits,) = Path("/run/devalloc/warm/machines").iterdir()
+
+            def adopted(socket: str, **cpu: int) -> str:
+                spec = {"start": None, "nics": None, "adopt": {"qmpSocket": socket}}
+                content = json.loads(manifest(open_image, cpu={"min": 1, "max": 2, **cpu}, **spec))
+                content["spec"] = {name: value for name, value in content["spec"].items() if value is not None}
+                return json.dumps(content)
+
+            host("apply", "-f", "-", stdin=adopted(f"{waits}/qmp"))
+            until(lambda: host.status().get("reason") == "SetupNotTaken", "it is nobody's")
+            setup = json.loads(host("warm", "take", "platform", "-o", "json"))
+            assert setup["qmpSocket"] == f"{waits}/qmp"
+            monitor = QmpMonitor("platform", setup["qmpSocket"])
+            monitor.execute("cont", deadline=warm_bed.soon())
+            monitor.close()
+            until(lambda: host.status().get("phase") == "Running", "it is kept")
+            pid = host.status()["pid"]
+            assert network_of(pid) == os.stat(setup["namespacePath"]).st_ino
+            host("apply", "-f", "-", stdin=adopted(setup["qmpSocket"], use=2))
+            until(lambda: host.status().get("observed", {}).get("cpus") == "2", "it is scaled")
+
+            host.killed()
+            host.plugin = host.started()
+            until(lambda: [each.get("setup", {}).get("id") for each in host.taken()] == [setup["id"]], "it is known")
+            assert host.status()["pid"] == pid
+            with suppress(AssertionError):
+                host("warm", "return", setup["id"], "--timeout", "1s")
+                raise RuntimeError("a setup with a machine in it was given back")
+            host("delete", "vm/web")
+            until(lambda: host("get", "vms", "-o", "name") == "", "the node keeps it no more")
+            assert process(pid) is not None, "it is its owner's"
+            monitor = QmpMonitor("platform", setup["qmpSocket"])
+            with suppress(NodeError):  # its answer is lost with it
+                monitor.execute("quit", deadline=warm_bed.soon())
+            monitor.close()
+            host("warm", "return", setup["id"])
 
     in_a_bed(body)
 

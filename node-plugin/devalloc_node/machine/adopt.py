@@ -27,6 +27,8 @@ class Adopted:
     run: str
     """Its UUID, or a name made of its process where it has none."""
     amounts: Amounts
+    user: int | None
+    """Whose process it is; None: the plugin's own user's."""
 
 
 def boot_id() -> str:
@@ -63,14 +65,15 @@ def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline
     """
     if spec.adopt is None:
         raise Denied("MachineInvalid", f"machine {spec.key} says no socket to adopt it by")
-    path = paths.resolved(spec.adopt, config.socket_folders, "socket")
+    lent = () if config.lent is None else (config.lent,)
+    path = paths.resolved(spec.adopt, (*config.socket_folders, *lent), "socket")
     info = path.lstat()
     if not stat.S_ISSOCK(info.st_mode):
         raise Denied("PathNotAllowed", f"{path} is not a socket")
-    if info.st_uid != own_user():
+    if info.st_uid != own_user() and not any(folder.resolve() in path.parents for folder in lent):
         raise Denied("SocketNotOurs", f"socket {path} is of user {info.st_uid}, and devalloc runs as {own_user()}")
     seen: list[Process] = []
-    check = owner_check(spec.key, own_user())
+    check = owner_check(spec.key, info.st_uid)
 
     def note(peer: Peer) -> None:
         check(peer)
@@ -90,7 +93,8 @@ def examine(spec: MachineSpec, config: MachineConfig, connect: Connect, deadline
             run = str(known)
             if not known.int:
                 run = f"{boot_id()}-{found.pid}-{found.started}"
-            return Adopted(found, run, _amounts(monitor, deadline))
+            user = None if info.st_uid == own_user() else info.st_uid
+            return Adopted(found, run, _amounts(monitor, deadline), user)
     finally:
         monitor.close()
 

@@ -22,6 +22,9 @@ class MachineConfig:
     """Where kernels and disks may lie (T13). Empty: no machine can be started."""
     socket_folders: tuple[Path, ...] = ()
     """Where the QMP sockets of machines to adopt may lie. Empty: none can be adopted."""
+    lent: Path | None = None
+    """Where those of machines lie that were given away by this node and may be adopted by it, too. There each is of a
+    user of its own. None: there are none."""
     accel: Literal["auto", "kvm", "tcg"] = "auto"
     users: range | None = field(default=range(70000, 71000))
     """User ids, one for each machine, where the plugin is root. None: QEMU runs as the plugin's own user."""

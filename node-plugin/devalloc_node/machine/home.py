@@ -39,6 +39,9 @@ class Homes(Protocol):
     def take_back(self, key: str) -> None:
         """Take back all that a machine has: it has ended. What cannot be taken back now is later."""
 
+    def check_lent(self, spec: MachineSpec) -> None:
+        """Whether a machine that is to be adopted is nobody's who waits for it. Raises Denied (``SetupNotTaken``)."""
+
 
 class NoHomes:
     """Of a node that has none to give."""
@@ -51,4 +54,7 @@ class NoHomes:
         )
 
     def take_back(self, key: str) -> None:
+        pass
+
+    def check_lent(self, spec: MachineSpec) -> None:
         pass

@@ -156,10 +156,12 @@ class Machines(Kept):
     def adopt(self, machine: VirtualMachine, deadline: Deadline) -> None:
         """Take a QEMU into care that runs already. Nothing of it is touched.
 
-        Raises Denied: ``PathNotAllowed``, ``SocketNotOurs``, ``MemlockTooLow``, ``MachineExists``, ``OutOfBounds``.
+        Raises Denied: ``PathNotAllowed``, ``SocketNotOurs``, ``MemlockTooLow``, ``MachineExists``, ``OutOfBounds``,
+        ``SetupNotTaken``.
         """
         spec = spec_of(machine)
         with self.hold(spec.key, deadline):
+            self.homes.check_lent(spec)
             found = adopt.examine(spec, self.config, self._connect, deadline)
             if (known := self.find(spec.key)) is not None:
                 lives = self.process_of(known)
@@ -181,7 +183,7 @@ class Machines(Kept):
                         machine.to_manifest(),
                         "running",
                         found.run,
-                        None,
+                        found.user,
                         found.process,
                         adopt.boot_id(),
                         found.amounts,

@@ -37,4 +37,4 @@ def free(key: str, config: MachineConfig, records: Records) -> int | None:
 def listener(record: MachineRecord) -> int:
     """Whose process listens on the machine's socket. Where that is a user of its own no other will do, for it can put
     a link there, that leads to another QEMU of ours."""
-    return adopt.own_user() if record.user is None or record.spec.adopt is not None else record.user
+    return adopt.own_user() if record.user is None else record.user

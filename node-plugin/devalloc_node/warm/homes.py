@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from devalloc_node.deadline import Deadline
-from devalloc_node.errors import NodeError
+from devalloc_node.errors import Denied, NodeError
 from devalloc_node.machine.home import Home
 from devalloc_node.machine.spec import MachineSpec, whole_cpus
 from devalloc_node.warm.errors import NotTaken, TryAgain
@@ -42,6 +43,18 @@ class WarmHomes:
     def take_back(self, key: str) -> None:
         for taken in self._of(f"{OWNER}{key}"):
             self._give_back(taken)
+
+    def check_lent(self, spec: MachineSpec) -> None:
+        """One that waits in a setup may be adopted by who has taken that."""
+        socket = Path(spec.adopt or "/")
+        if self._pool.config.paused.run not in socket.parents:
+            return
+        if not any(taken.setup.qmp == socket for taken in self._pool.taken()):
+            raise Denied(
+                "SetupNotTaken",
+                f"what listens at {socket} waits in a warm setup that nobody has: take one (`devalloc warm take`) and "
+                "adopt the machine in that",
+            )
 
     def sweep(self, lives_in: Callable[[str, str], bool]) -> None:
         """Take back what a plugin that was killed, or was just starting, did not. ``lives_in``: whether a setup that
