@@ -24,7 +24,7 @@ from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, Unknown
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine import adopt, devices, house, kept, launch, lifefile, looks, lost, process
+from devalloc_node.machine import adopt, devices, house, kept, launch, lifefile, looks, lost, process, users
 from devalloc_node.machine.attachment import AttachmentKind
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
@@ -1022,8 +1022,9 @@ def test_a_vanished_node_is_said_before_qemu_is_asked(machines: Machines, kind: 
 
 
 def test_nodes_go_to_the_machines_user_and_back_to_whose_they_were(
-    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path
+    machines: Machines, kind: AttachmentKind, qemu: FakeQemu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(users, "listener", lambda record: os.getuid())  # the fake QEMU is no process of its user
     node = tmp_path / "vfio-15"
     node.touch()
     before = node.stat()
