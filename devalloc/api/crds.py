@@ -173,7 +173,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ),
         Rule(
             "!has(self.lfcWindowSizeMinutes) || !has(self.lfcMinWaitBeforeDownscaleMinutes) || "
-            "self.lfcMinWaitBeforeDownscaleMinutes >= self.lfcWindowSizeMinutes",
+            "self.lfcMinWaitBeforeDownscaleMinutes >= self.lfcWindowSizeMinutes || "
+            "(has(self.lfcUseLargestWindow) && self.lfcUseLargestWindow)",
             "lfcMinWaitBeforeDownscaleMinutes must be at least lfcWindowSizeMinutes",
             ".lfcMinWaitBeforeDownscaleMinutes",
         ),

@@ -75,9 +75,9 @@ class MachineScaling(ApiModel):
     lfc_window_size_minutes: Annotated[int, Field(ge=2, le=MAX_MINUTES)] | None = None
     """The width of the windows in which growth of the cache's working set is compared."""
     lfc_min_wait_before_downscale_minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES)] | None = None
-    """How long a working set counts at least; not less than the window."""
+    """How long a working set counts at least; not less than the window, where windows are compared."""
     lfc_use_largest_window: bool | None = None
-    """The working set is that of the longest time that is known."""
+    """The working set is that of the longest time that is known: windows are not compared."""
     cpu_stable_zone_ratio: AmountField | None = None
     """Up to this part of the load over 5 minutes, another one over 1 minute does not count."""
     cpu_mixed_zone_ratio: AmountField | None = None
@@ -86,7 +86,7 @@ class MachineScaling(ApiModel):
     @model_validator(mode="after")
     def _window_within_wait(self) -> MachineScaling:
         window, wait = self.lfc_window_size_minutes, self.lfc_min_wait_before_downscale_minutes
-        if window is not None and wait is not None and wait < window:
+        if window is not None and wait is not None and wait < window and not self.lfc_use_largest_window:
             what = f"must be at least lfcWindowSizeMinutes, which is {window}, and is {wait}"
             refuse([(("lfcMinWaitBeforeDownscaleMinutes",), what)], RELATED)
         return self

@@ -52,6 +52,8 @@ def test_a_window_lies_within_the_time_that_always_counts() -> None:
         ("spec.scaling.lfcMinWaitBeforeDownscaleMinutes", "must be at least lfcWindowSizeMinutes, which is 6, and is 5")
     ]
     assert problems(lfcWindowSizeMinutes=6) == [], "the node says how long that is"
+    largest = {"lfcWindowSizeMinutes": 6, "lfcMinWaitBeforeDownscaleMinutes": 5, "lfcUseLargestWindow": True}
+    assert problems(**largest) == [], "windows are not compared"
 
 
 def test_the_spec_can_say_all_that_the_annotation_can_and_between_the_same_bounds() -> None:
