@@ -31,7 +31,7 @@ PERMIT_REQUESTS ?= 100000
 # At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults soak permits-soak clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults soak permits-soak partitions cuts clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -116,6 +116,12 @@ soak: setup ## cut the power of a test machine after every change of host and jo
 
 permits-soak: setup ## PERMIT_REQUESTS=100000 for a full node, with servers killed and replies lost: minutes
 	$(BIN)/python -m tests.conformance.permits_soak --requests $(PERMIT_REQUESTS) $(ARGS)
+
+partitions: setup ## cut off or kill anybody at every step of a machine that is scaled, in virtual time: many minutes
+	$(BIN)/python -m tests.conformance.partitions_soak $(ARGS)
+
+cuts: setup ## the six cuts of a real machine that is scaled (as root): minutes
+	DEVALLOC_CUTS=all $(PYTEST) tests/machine/test_guest_partitions.py -n 1 $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache benchmarks/out

@@ -19,7 +19,9 @@ from tests.support.qemu import Machine, micro_arguments
 
 TOGETHER = {
     **dict.fromkeys(("test_power_cut.py", "test_sriov_bindings.py"), "they share a host"),
-    **dict.fromkeys(("test_guest_scaling.py", "test_vm_objects.py"), "they run the plugin as users do"),
+    **dict.fromkeys(
+        ("test_guest_partitions.py", "test_guest_scaling.py", "test_vm_objects.py"), "they run the plugin as users do"
+    ),
     **dict.fromkeys(
         ("test_machine_owners.py", "test_machine_scaling.py", "test_machine_survival.py"),
         "their machines have one name, and so one cgroup",

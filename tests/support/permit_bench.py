@@ -22,6 +22,7 @@ from devalloc.store.sqlite import SQLiteStore
 
 GIB = 2**30
 KIND = "VirtualMachine"
+NODE = "node-a"
 
 
 def amounts(milli: int, gib: float) -> Resources:
@@ -163,9 +164,9 @@ class Bench:
             return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def node_of(limit: Resources) -> Hosts:
+def node_of(limit: Resources, name: str = NODE) -> Hosts:
     """One node."""
-    return lambda: {"node-a": Host(limit)}
+    return lambda: {name: Host(limit)}
 
 
 @contextmanager

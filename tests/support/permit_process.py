@@ -1,4 +1,4 @@
-"""A server of permits in a process of its own: python -m tests.support.permit_process STORE CPU MEMORY"""
+"""A server of permits in a process of its own: python -m tests.support.permit_process STORE CPU MEMORY [NODE]"""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from devalloc.controller.permits.server import Addresses
 from devalloc.scaling.resources import Resources
 from devalloc.store.lease import hold
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.permit_bench import node_of
+from tests.support.permit_bench import NODE, node_of
 
 
-def main(path: Path, limit: Resources) -> None:
+def main(path: Path, limit: Resources, node: str = NODE) -> None:
     """Serve until SIGTERM; says at which port."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
@@ -26,8 +26,8 @@ def main(path: Path, limit: Resources) -> None:
 
     with hold(path), closing(SQLiteStore(path)) as store:
         settings = Settings(port=0, dump_port=None)
-        PermitServer(store, node_of(limit), settings, alone=True, on_ready=ready).run(stop)
+        PermitServer(store, node_of(limit, node), settings, alone=True, on_ready=ready).run(stop)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Resources(int(sys.argv[2]), int(sys.argv[3])))
+    main(Path(sys.argv[1]), Resources(int(sys.argv[2]), int(sys.argv[3])), *sys.argv[4:5])

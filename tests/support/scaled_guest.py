@@ -45,10 +45,10 @@ def _compiled(sources: dict[str, Path]) -> dict[str, bytes]:
     return made
 
 
-def start(allowed: str) -> str:
-    """The command that gives the guest its address and starts the monitor in it."""
+def start(allowed: str, *more: str) -> str:
+    """The command that gives the guest its address and starts the monitor in it, with ``more`` options."""
     return (
         f"ip addr add {ADDRESS}/24 dev eth0; ip link set eth0 up; ip link set lo up; "
         f"export PYTHONPATH=/{PACKAGES}; "
-        f"(python3 -m devalloc_node.guest --allow {allowed} > /tmp/monitor.log 2>&1 < /dev/null &)"
+        f"(python3 -m devalloc_node.guest --allow {allowed} {' '.join(more)} >> /tmp/monitor.log 2>&1 < /dev/null &)"
     )

@@ -79,8 +79,13 @@ class BookPlugin:
             None if last is None else WireResources(last.cpu, last.memory),
             None if metrics is None else Metrics(metrics.load1),
         )
+        permit = decode_reply(self.respond(encode_request(request))).permit
+        return Resources(permit.cpu, permit.memory)
+
+    def respond(self, body: bytes) -> bytes:
+        """The same in bytes. Raises Refused."""
         draft = Draft(self._book, "the-server", NOW)
-        granted = draft.answer(decode(encode_request(request)))
+        granted = draft.answer(decode(body))
         stored = []
         for change in draft.changes():
             obj = copy.deepcopy(self._objects[change.key.name])
@@ -91,8 +96,7 @@ class BookPlugin:
             self._objects[change.key.name] = obj
             stored.append(obj)
         draft.adopt(stored)
-        permit = decode_reply(granted.body).permit
-        return Resources(permit.cpu, permit.memory)
+        return granted.body
 
     # What is looked at.
 
