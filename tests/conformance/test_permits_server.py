@@ -663,6 +663,23 @@ def test_state_and_metrics(path: Path) -> None:
             assert connection.getresponse().status == 405
 
 
+def test_what_is_billed_goes_on_over_a_restart(path: Path) -> None:
+    create(path, machine("a", annotations={"autoscaling.neon.tech/billing-endpoint-id": "ep-1"}))
+
+    def billed(bench: Bench) -> float:
+        lines = bench.get("/metrics")[2].decode().splitlines()
+        return sum(float(line.split()[1]) for line in lines if line.startswith("devalloc_permitted_cpu_seconds_total{"))
+
+    before = 0.0
+    for _ in range(3):
+        with serving(path, TEN, replace(ANY_PORT, resync=0.05)) as bench, closing(bench.client()) as client:
+            assert billed(bench) >= before
+            client.ask("a", 2, "2Gi")
+            start = billed(bench)
+            until(lambda start=start: billed(bench) > start)
+            before = billed(bench)
+
+
 def test_a_node_that_is_not_known_grants_nothing_and_one_that_shrinks_takes_nothing_away(path: Path) -> None:
     create(path, machine("a"), machine("elsewhere", node="node-x"))
     hosts = {"node-a": Host(amounts(10_000, 20))}

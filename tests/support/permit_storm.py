@@ -1,8 +1,9 @@
-"""Many machines that compete for a full node, over HTTP, with all that goes wrong: replies that are lost, servers that
-are killed, permits that are made up, machines that end and begin again.
+"""Many machines that compete for a full node, over HTTP, with all that goes wrong: replies that are lost, requests that
+come after newer ones, servers that are killed, permits that are made up, machines that end and begin again.
 
 A machine here keeps to what it heard, as an agent has to: before it says that it has less it takes itself to have no
-more than that. So the sum of what the machines take themselves to have is the truth that the server is held against.
+more than that. Some say so before they have let go of it, when their node has told of what they use. So the sum of what
+the machines take themselves to have is the truth that the server is held against.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,6 +39,8 @@ class Agent:
     name: str
     permit: Resources | None = None
     use: Resources = LEAST
+    shown: Resources = LEAST
+    """What its node has told of."""
     run: int = 1
 
     @property
@@ -51,6 +55,7 @@ class Tally:
     requests: int = 0
     granted: int = 0
     lost: int = 0
+    late: int = 0
     refused: int = 0
     kills: int = 0
     ended: int = 0
@@ -60,7 +65,8 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.requests} requests ({self.granted} granted, {self.lost} replies lost, {self.refused} refused), "
+            f"{self.requests} requests ({self.granted} granted, {self.lost} replies lost, {self.late} late, "
+            f"{self.refused} refused), "
             f"{self.kills} servers killed, {self.ended} machines restarted, {self.full} rounds on a full node, "
             f"{len(self.wrong)} wrong"
         )
@@ -77,6 +83,8 @@ class Storm:
         self._agents = [Agent(f"m{number}") for number in range(machines)]
         self._process: subprocess.Popen[str] | None = None
         self._port = 0
+        self._on_the_way: list[bytes] = []
+        """Requests that were given up by those who sent them, and come later."""
         self._links: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         with closing(SQLiteStore(path)) as store:
             for agent in self._agents:
@@ -131,6 +139,9 @@ class Storm:
                 for agent in some:
                     self._live(store, agent)
                 asked = [asyncio.create_task(self._ask(agent)) for agent in some]
+                if len(self._on_the_way) > draw.randint(0, 3):
+                    late = self._on_the_way.pop(draw.randrange(len(self._on_the_way)))
+                    asked.append(asyncio.create_task(self._come(late)))
                 if self.tally.requests >= next_kill:
                     next_kill += between_kills
                     await asyncio.sleep(draw.random() * 0.02)
@@ -154,7 +165,7 @@ class Storm:
             self.tally.ended += 1
             tell(store, agent.name, phase="Stopped", machineID=None, observed=None, permitted=None)
             agent.run += 1
-            agent.use, agent.permit = LEAST, None
+            agent.use, agent.permit, agent.shown = LEAST, None, LEAST
         elif draw.random() < 0.5:
             room = agent.has
             agent.use = Resources(draw.randint(LEAST.cpu, room.cpu), draw.randint(LEAST.memory, room.memory))
@@ -164,6 +175,7 @@ class Storm:
             return
         observed = {"cpus": f"{agent.use.cpu}m", "memory": str(agent.use.memory)}
         tell(store, agent.name, phase="Running", machineID=f"run-{agent.run}", observed=observed)
+        agent.shown = agent.use
 
     async def _ask(self, agent: Agent) -> None:
         draw = self._random
@@ -179,7 +191,8 @@ class Storm:
             wanted = Resources(draw.randint(LEAST.cpu, MOST.cpu), draw.randint(LEAST.memory, MOST.memory))
         elif draw.random() < 0.2:
             wanted = agent.use
-        wanted = wanted.most(agent.use)  # a decrease is made before it is told
+        if agent.shown != agent.use or draw.random() < 0.8:
+            wanted = wanted.most(agent.use)  # a decrease is made before it is told
         last = agent.permit
         if draw.random() < 0.3:
             last = draw.choice([None, MOST, Resources(2**31, 2**50), UNIT * draw.randint(0, 90)])
@@ -194,7 +207,11 @@ class Storm:
         had = agent.has
         if agent.permit is not None:
             agent.permit = agent.permit.least(wanted)
-        status, body = await self._exchange(agent, json.dumps(message).encode(), lose=draw.random() < 0.1)
+        request = json.dumps(message).encode()
+        if draw.random() < 0.03:
+            self._on_the_way.append(request)
+            return
+        status, body = await self._exchange(agent, request, lose=draw.random() < 0.1)
         if status != 200:
             self.tally.lost += status == 0
             if status not in (0, 503):
@@ -216,7 +233,7 @@ class Storm:
             if link is None:
                 link = self._links[agent.name] = await asyncio.open_connection("127.0.0.1", self._port)
             reader, writer = link
-            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            writer.write(_posted(body))
             await writer.drain()
             if lose:
                 await asyncio.sleep(self._random.random() * 0.005)
@@ -234,6 +251,12 @@ class Storm:
         except (OSError, asyncio.IncompleteReadError, IndexError):
             self._drop(agent.name)
             return 0, b""
+
+    async def _come(self, body: bytes) -> None:
+        """A request comes whose sender gave it up: the end of the connection comes with it."""
+        self.tally.late += 1
+        with suppress(OSError):
+            await asyncio.to_thread(_send_and_go, self._port, _posted(body))
 
     def _drop(self, name: str) -> None:
         link = self._links.pop(name, None)
@@ -271,6 +294,16 @@ class Storm:
                     cpu, memory = cpu + _milli(permit["cpus"]), memory + _bytes(permit["memory"])
                 if Resources(cpu, memory).exceeds(self.limit):
                     self.tally.wrong.append(f"written down are {cpu}m and {memory} bytes of {self.limit}")
+
+
+def _posted(body: bytes) -> bytes:
+    return b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def _send_and_go(port: int, data: bytes) -> None:
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # one segment has all of it and the end
+        connection.sendall(data)
 
 
 def _milli(value: object) -> int:

@@ -154,6 +154,10 @@ class Decider:
         self._queue.put_nowait(_Asked(request, has_gone, answer))
         return await answer
 
+    async def in_writer(self, work: Callable[[], T]) -> T:
+        """What speaks with the store, after all that was to be done there before."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, work)
+
     def turn_away(self) -> None:
         """Nobody is left waiting for an answer that does not come."""
         while not self._queue.empty():
@@ -281,7 +285,7 @@ class Decider:
                 return True
             self._tell([(item, answer) for item, answer in told if not _is_written(draft, answer)])
             try:
-                stored = await self._in_writer(partial(self._commit, changes))
+                stored = await self.in_writer(partial(self._commit, changes))
             except _HostsMoved as moved:
                 self._limit(moved.hosts)
             except (FenceBroken, Expired):
@@ -332,7 +336,7 @@ class Decider:
 
     async def _reload(self, *, starting: bool = False) -> None:
         """All objects as they are at one moment, from which on a fence holds. Raises StoreError, Lost."""
-        listing = await self._in_writer(partial(self._store.list, KINDS))
+        listing = await self.in_writer(partial(self._store.list, KINDS))
         self._lease.check([obj for obj in listing.objects if obj["kind"] == LEASE])
         there = set()
         for obj in listing.objects:
@@ -349,14 +353,11 @@ class Decider:
         """The objects that somebody else changed, as they are now."""
         for namespace, name in keys:
             try:
-                obj = await self._in_writer(partial(self._store.get, KIND, namespace, name))
+                obj = await self.in_writer(partial(self._store.get, KIND, namespace, name))
             except NotFound:
                 self.book.drop((namespace, name))
             else:
                 self._put(obj)
-
-    async def _in_writer(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, work)
 
 
 def _is_over(item: _Asked) -> bool:

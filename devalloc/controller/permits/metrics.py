@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from devalloc.controller.permits.book import Book
 from devalloc.controller.permits.draft import Granted
+from devalloc.controller.permits.usage import Total
 from devalloc.scaling.permits.pressure import is_too_full
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -18,8 +19,8 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 class Metrics:
     """Counters of one server, and the ledgers as they are when somebody looks. Use from one thread."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, book: Book, usage: Callable[[], Mapping[str, Total]] = dict) -> None:
+        """``usage``: what was kept for each billing id."""
         self._registry = CollectorRegistry()
         made = self._registry
         self.requests = Counter(
@@ -44,16 +45,8 @@ class Metrics:
         self.refused = Counter(
             "devalloc_permit_connections_refused", "Connections that were cut.", ["reason"], registry=made
         )
-        self.cpu = Counter(
-            "devalloc_permitted_cpu_seconds", "CPU time that was kept for it.", ["billing_id"], registry=made
-        )
-        self.memory = Counter(
-            "devalloc_permitted_memory_byte_seconds",
-            "Memory that was kept for it, times time.",
-            ["billing_id"],
-            registry=made,
-        )
         self._registry.register(_Ledgers(book))
+        self._registry.register(_Usage(usage))
 
     def granted(self, granted: Granted) -> None:
         """Count one answer."""
@@ -64,14 +57,6 @@ class Metrics:
         else:
             outcome = "unchanged" if granted.permit == granted.before else "lowered"
         self.outcomes.labels(outcome).inc()
-
-    def account(self, seconds: float) -> None:
-        """Add what is kept for the machines of each billing id, for so long."""
-        for key, record in self._book.records.items():
-            if record.billed_to and record.runs:
-                has = self._book.nodes[record.node].machines[key].reserved
-                self.cpu.labels(record.billed_to).inc(has.cpu / 1000 * seconds)
-                self.memory.labels(record.billed_to).inc(has.memory * seconds)
 
     def text(self) -> bytes:
         """The page."""
@@ -100,3 +85,26 @@ class _Ledgers:
         for node_name, node in sorted(self._book.nodes.items()):
             full.add_metric([node_name], float(is_too_full(node)))
         yield full
+
+
+class _Usage:
+    """A collector of what was kept for billing ids."""
+
+    def __init__(self, told: Callable[[], Mapping[str, Total]]) -> None:
+        self._told = told
+
+    def collect(self) -> Iterator[Metric]:
+        """Two counters."""
+        cpu = CounterMetricFamily(
+            "devalloc_permitted_cpu_seconds", "CPU time that was kept for it.", labels=["billing_id"]
+        )
+        memory = CounterMetricFamily(
+            "devalloc_permitted_memory_byte_seconds",
+            "Memory that was kept for it, times time.",
+            labels=["billing_id"],
+        )
+        for name, total in sorted(self._told().items()):
+            cpu.add_metric([name], total.cpu / 1_000_000)
+            memory.add_metric([name], total.memory / 1000)
+        yield cpu
+        yield memory

@@ -135,7 +135,8 @@ def read(obj: Object) -> Record | None:
         movable=labels.get(LABEL_MIGRATION) == "true",
         must_move=labels.get(LABEL_ALWAYS_MIGRATE) == "true",
         reserve_max=ceiling,
-        billed_to=_text(annotations.get(ANNOTATION_BILLING))[:_LONGEST],
+        # Half a surrogate pair can be spelled and nothing can show it.
+        billed_to=_text(annotations.get(ANNOTATION_BILLING))[:_LONGEST].encode("utf-8", "replace").decode(),
         overcommit=_overcommit(annotations.get(OVERCOMMIT)),
         runner_pod=_pod(pod, key_of(obj)[0]) if pod else None,
         created=_text(metadata.get("creationTimestamp")),

@@ -29,6 +29,7 @@ from devalloc.controller.permits.lease import Lease, Lost
 from devalloc.controller.permits.metrics import TYPE, Metrics
 from devalloc.controller.permits.migration import Migrations, Migrator
 from devalloc.controller.permits.settings import Settings
+from devalloc.controller.permits.usage import Usage
 from devalloc.scaling.messages.plugin import MAX_BODY, Refused, decode
 from devalloc.store import Expired, Store, StoreError, Unavailable
 
@@ -68,9 +69,10 @@ class PermitServer:
         """
         self.settings = settings or Settings()
         self.book = Book(self.settings, overhead=overhead, can_move=can_move, migrates=migrator is not None, node=node)
-        self.metrics = Metrics(self.book)
         holder = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.lease = Lease(store, holder, node=node, seconds=lease_seconds, alone=alone)
+        self.usage = Usage(store, self.book, self.lease.name, holder)
+        self.metrics = Metrics(self.book, lambda: self.usage.told)
         self._store = store
         self._hosts = hosts
         self._still = still
@@ -114,6 +116,7 @@ class PermitServer:
             moves = Migrations(self.book, decider.tell, self.metrics, self._migrator, s.migration_seconds)
             async with asyncio.timeout(s.startup_seconds):
                 await self._load(decider, helpers)
+                await self.usage.begin(decider.in_writer)
             over = threading.Event()
             bounds = Bounds(s.max_connections, s.request_seconds, s.idle_seconds)
             doors = [
@@ -130,6 +133,7 @@ class PermitServer:
                     self._mind_lease(writer),
                     self._mind_hosts(decider, helpers),
                     moves.run(s.resync),
+                    self.usage.run(decider.in_writer, s.resync),
                     _until(stop),
                     self._watch(decider, over, helpers),
                 )
@@ -150,6 +154,9 @@ class PermitServer:
                 decider.turn_away()
                 for door in doors:
                     await door.close()
+                if self.lease.is_valid:
+                    with suppress(StoreError):
+                        await self.usage.save(decider.in_writer)
 
     def _refused(self, reason: str) -> None:
         self.metrics.refused.labels(reason).inc()
@@ -185,17 +192,9 @@ class PermitServer:
                     raise Lost("the lease ran out, because it could not be renewed") from error
 
     async def _mind_hosts(self, decider: Decider, helpers: ThreadPoolExecutor) -> None:
-        """Look at the hosts now and then, and at the time."""
-        before = time.monotonic()
-        looked = before
+        """Look at the hosts now and then."""
         while True:
-            await asyncio.sleep(min(1.0, self.settings.resync))
-            now = time.monotonic()
-            self.metrics.account(now - before)
-            before = now
-            if now - looked < self.settings.resync:
-                continue
-            looked = now
+            await asyncio.sleep(self.settings.resync)
             try:
                 decider.see(Seen(hosts=await asyncio.get_running_loop().run_in_executor(helpers, self._hosts)))
             except Exception:

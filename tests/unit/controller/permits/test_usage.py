@@ -1,0 +1,214 @@
+"""What is billed: exact, told when it is written down, and going on where the last server ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from devalloc.controller.permits.book import Book
+from devalloc.controller.permits.hosts import Host
+from devalloc.controller.permits.metrics import Metrics
+from devalloc.controller.permits.settings import Settings
+from devalloc.controller.permits.usage import FORGOTTEN, KIND, Total, Usage
+from devalloc.scaling.resources import Resources
+from devalloc.store import Object, Unavailable
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.faketree import memory_folder
+from tests.support.permit_bench import GIB, amounts, machine
+
+T = TypeVar("T")
+START = 1_800_000_000.0
+
+
+@pytest.fixture
+def store() -> Iterator[SQLiteStore]:
+    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
+        yield store
+
+
+class Server:
+    """What counts, of one server after the other."""
+
+    def __init__(self, store: SQLiteStore, holder: str = "first") -> None:
+        self.now = START
+        self.book = Book(Settings())
+        self.book.begin({"node-a": Host(amounts(100_000, 100))})
+        self.usage = Usage(store, self.book, "lease", holder, clock=lambda: self.now)
+
+    def knows(
+        self, name: str, bill: str, has: Resources, *, permit: bool = True, created: str = "", **more: Any
+    ) -> None:
+        obj = machine(name, annotations={"autoscaling.neon.tech/billing-endpoint-id": bill})
+        obj["metadata"] |= {"creationTimestamp": created, "resourceVersion": "1"}
+        told = {"cpus": f"{has.cpu}m", "memory": has.memory}
+        status = {"phase": "Running", "observed": told} | ({"permitted": {**told, "givenBy": "s"}} if permit else {})
+        self.book.put({**obj, "status": {**status, **more}}, starting=True)
+
+    def goes_on(self, seconds: float) -> None:
+        self.now += seconds
+        self.usage.add(seconds)
+
+    def begin(self) -> None:
+        asyncio.run(self.usage.begin(here))
+
+    def save(self) -> None:
+        asyncio.run(self.usage.save(here))
+
+    def told(self) -> dict[str, tuple[float, float]]:
+        """CPU-seconds and GiB-seconds."""
+        return {name: (total.cpu / 10**6, total.memory / 1000 / GIB) for name, total in self.usage.told.items()}
+
+
+def here(work: Callable[[], T]) -> Awaitable[T]:
+    async def done() -> T:
+        return work()
+
+    return done()
+
+
+def test_what_runs_is_billed_for_what_is_kept_for_it(store: SQLiteStore) -> None:
+    server = Server(store)
+    server.begin()
+    server.knows("a", "ep-1", amounts(1500, 2))
+    server.knows("b", "ep-1", amounts(500, 1))
+    server.knows("c", "ep-2", amounts(1000, 1), permit=False)
+    server.knows("d", "", amounts(1000, 1))
+    server.knows("e", "ep-3", amounts(1000, 1), phase="Stopped")
+    assert server.book.nodes["node-a"].machines["default", "c"].buffer == amounts(7000, 15)
+    for _ in range(1000):
+        server.goes_on(0.25)
+    assert server.told() == {}, "it is not written yet"
+    server.save()
+    assert server.told() == {"ep-1": (500, 750), "ep-2": (250, 250)}, "a buffer is a guess, and nobody's"
+
+
+def test_the_next_server_goes_on_and_counts_the_time_without_one(store: SQLiteStore) -> None:
+    first = Server(store)
+    first.begin()
+    first.knows("a", "ep-1", amounts(2000, 1))
+    first.goes_on(100)
+    first.save()
+    first.goes_on(7)  # and is killed
+    second = Server(store, "second")
+    second.now = START + 160
+    second.knows("a", "ep-1", amounts(2000, 1))
+    second.knows("new", "ep-2", amounts(1000, 1), created="2027-01-15T08:02:10Z")  # 30 s ago
+    second.begin()
+    assert second.told() == {"ep-1": (200, 100)}, "no counter goes back, nor ahead of what is written"
+    second.save()
+    assert second.told() == {"ep-1": (320, 160), "ep-2": (30, 30)}
+
+
+def test_a_clock_that_was_set_back_takes_nothing_away(store: SQLiteStore) -> None:
+    first = Server(store)
+    first.begin()
+    first.knows("a", "ep-1", amounts(2000, 1))
+    first.goes_on(100)
+    first.save()
+    second = Server(store, "second")
+    second.now = START - 5000
+    second.knows("a", "ep-1", amounts(2000, 1))
+    second.begin()
+    second.goes_on(1)
+    second.save()
+    assert second.told() == {"ep-1": (202, 101)}
+
+
+def test_one_that_another_took_the_place_of_writes_nothing(store: SQLiteStore) -> None:
+    first, second = Server(store), Server(store, "second")
+    for server in (first, second):
+        server.knows("a", "ep-1", amounts(1000, 1))
+        server.begin()
+    first.goes_on(10)
+    first.save()
+    second.begin()
+    second.goes_on(5)
+    second.save()
+    first.goes_on(1000)
+    first.save()
+    assert first.told() == second.told() == {"ep-1": (15, 15)}
+
+
+@pytest.mark.parametrize("was_written", [True, False])
+def test_a_write_of_which_nobody_knows_counts_once(store: SQLiteStore, was_written: bool) -> None:
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def replace(self, obj: Object) -> Object:
+            if was_written:
+                store.replace(obj)
+            raise Unavailable("the disk is slow")
+
+    server = Server(store)
+    server.begin()
+    server.knows("a", "ep-1", amounts(1000, 1))
+    server.goes_on(10)
+    server.save()
+    server.goes_on(10)
+    server.usage._store = Failing()  # type: ignore[assignment]
+    with pytest.raises(Unavailable):
+        server.save()
+    assert server.told() == {"ep-1": (10, 10)}
+    server.usage._store = store
+    for _ in range(2):
+        server.goes_on(1)
+        server.save()
+    assert server.told() == {"ep-1": (22, 22)}
+
+
+def test_what_was_deleted_or_damaged_is_begun_anew_or_written_again(store: SQLiteStore) -> None:
+    server = Server(store)
+    server.begin()
+    server.knows("a", "ep-1", amounts(1000, 1))
+    server.goes_on(10)
+    server.save()
+    store.delete(KIND, "default", "lease-usage")
+    for _ in range(2):
+        server.save()
+    assert server.told() == {"ep-1": (10, 10)}
+    for data in (None, [], {}, {"totals": "[]", "untilMilliseconds": "1"}, {"totals": '{"a":[1,2,3,4]}'}):
+        found = store.get(KIND, "default", "lease-usage")
+        store.replace({**found, "data": data})
+        other = Server(store, "other")
+        other.begin()
+        assert other.told() == {}
+
+
+def test_ids_that_no_machine_has_are_forgotten_in_the_end(store: SQLiteStore) -> None:
+    server = Server(store)
+    server.begin()
+    server.knows("a", "ep-1", amounts(1000, 1))
+    server.goes_on(10)
+    server.book.drop(("default", "a"))
+    server.knows("b", "ep-2", amounts(1000, 1))
+    server.goes_on(FORGOTTEN / 1000 - 1)
+    server.save()
+    assert sorted(server.told()) == ["ep-1", "ep-2"]
+    server.goes_on(2)
+    server.save()
+    assert sorted(server.told()) == ["ep-2"]
+
+
+@pytest.mark.parametrize("name", ["ep", 'a"b\\c\nd', "ü", "\ud800", "x" * 5000])
+def test_ids_of_all_kinds_are_shown(store: SQLiteStore, name: str) -> None:
+    server = Server(store)
+    server.begin()
+    server.knows("a", name, amounts(1500, 1))
+    server.goes_on(2)
+    server.save()
+    page = Metrics(server.book, lambda: server.usage.told).text().decode()
+    shown = [s for family in text_string_to_metric_families(page) for s in family.samples if "permitted_cpu" in s.name]
+    assert [sample.value for sample in shown] == [3.0]
+
+
+def test_totals_are_exact_however_large() -> None:
+    total = replace(Total(), memory=2**80 + 1)
+    assert total.memory - 2**80 == 1
