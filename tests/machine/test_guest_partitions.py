@@ -37,13 +37,13 @@ PREPARE = """
 mkdir -p /load/proc; ln -s /proc/meminfo /load/proc/meminfo; ln -s /sys /load/sys; echo 1 1 > /load/proc/loadavg
 cat > /bin/cache << 'END'
 #!/bin/sh
-[ -e /tmp/slow ] && rm /tmp/slow && touch /tmp/asked && sleep 2
+[ -e /tmp/when-asked ] && mv /tmp/when-asked /tmp/now && touch /tmp/asked && . /tmp/now
 true
 END
 chmod +x /bin/cache
 """
-"""What the guest is loaded with is what a file says. Its cache takes two seconds to shrink where it is told to, so that
-something can happen between the question of the agent and the answer."""
+"""What the guest is loaded with is what a file says. Where its cache is told to shrink it does what another file says:
+something happens between the question of the agent and the answer."""
 MONITOR = ("--root", "/load", "--cache-program", "/bin/cache")
 
 
@@ -86,8 +86,8 @@ class Bed:
             return [*map(Has.told, told), self.watcher.has] == [wants] * 4
 
         self.until(agreed, f"all is at level {level}")
-        self.guest.until(f"[ $(grep -c ^processor /proc/cpuinfo) = {level} ]")
-        self.guest.until(f"[ $(awk '/MemTotal/ {{print $2}}' /proc/meminfo) -gt {level * 850_000} ]")
+        self.guest.until(f"[ $(grep -c ^processor /proc/cpuinfo) = {level} ]", seconds=120)
+        self.guest.until(f"[ $(awk '/MemTotal/ {{print $2}}' /proc/meminfo) -gt {level * 850_000} ]", seconds=120)
         assert self.guest.check("head -c 8 /dev/vda") == "attached"
         assert self.watcher.wrong == []
 
@@ -161,20 +161,21 @@ def qemu_says_nothing_while_it_is_changed(bed: Bed, level: int) -> None:
 # -- while it shrinks -------------------------------------------------------------------------------------------------
 
 
-def being_asked(bed: Bed, level: int) -> None:
-    """Come to where the guest prepares for less and has not answered yet."""
-    bed.guest.check("rm -f /tmp/asked; touch /tmp/slow")
+def being_asked(bed: Bed, level: int, then: str) -> None:
+    """Have the guest do something when it is asked whether it can do with less, and before it answers."""
+    bed.guest.check(f"rm -f /tmp/asked; echo '{then}' > /tmp/when-asked.new; mv /tmp/when-asked.new /tmp/when-asked")
     bed.load(level)
     bed.until(lambda: bed.guest.run("[ -e /tmp/asked ]").status == 0, "the guest is asked")
 
 
 def the_network_is_cut_while_the_guest_is_asked(bed: Bed, level: int) -> None:
     before = bed.watcher.has
-    being_asked(bed, level)
+    being_asked(bed, level, "ip link set eth0 down")
     bed.rival.greedy = True
     with IPRoute() as here:
         (index,) = here.link_lookup(ifname="tap0")
         here.link("set", index=index, state="down")
+        bed.guest.check("ip link set eth0 up")
         time.sleep(7)  # the guest has agreed, and nobody heard it in time
         assert bed.watcher.has == before, "nothing is taken from a guest that was not heard to agree"
         here.link("set", index=index, state="up")
@@ -182,9 +183,8 @@ def the_network_is_cut_while_the_guest_is_asked(bed: Bed, level: int) -> None:
 
 def the_monitor_is_killed_while_it_is_asked(bed: Bed, level: int) -> None:
     before = bed.watcher.has
-    being_asked(bed, level)
+    being_asked(bed, level, "kill -9 $PPID")
     bed.rival.greedy = True
-    bed.guest.check("kill -9 $(pidof python3)")
     time.sleep(3)
     assert bed.watcher.has == before, "nothing is taken from a guest that did not agree"
     bed.start_monitor()

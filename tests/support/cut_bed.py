@@ -268,7 +268,7 @@ def locked(store: Path) -> Iterator[Callable[[], None]]:
         connection.close()
 
 
-def wait_until(true: Callable[[], object], what: str, told: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_until(true: Callable[[], object], what: str, told: Callable[[], object], seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}\n{told()}"

@@ -7,14 +7,15 @@ may keep some. A command returns when what it asked for is there, or says how fa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from devalloc_node.errors import Denied, NodeError
+from devalloc_node.errors import Denied
 
 MIB = 2**20
 CPU = 1000
+_LOOK = 0.1  # seconds
 
 
 @dataclass
@@ -38,6 +39,8 @@ class MachineModel:
     cpu_left: bool = False
     """An emulated CPU has left: no more may come (QEMU 10)."""
     emulated: bool = True
+    bounds_time: bool = True
+    """It has a cgroup of its own."""
     _size: int = 0
     _since: float = 0.0
 
@@ -55,9 +58,9 @@ class MachineModel:
         return self.base + self.size
 
     @property
-    def coming(self) -> int:
-        """What there may be by what was asked for: what there is, or more."""
-        return self.base + max(self.size, self.requested)
+    def told(self) -> int:
+        """What there will be when the guest has done all that it was asked for."""
+        return self.base + self.requested
 
     @property
     def cpu_milli(self) -> int:
@@ -66,9 +69,29 @@ class MachineModel:
     def request(self, size: int) -> None:
         self._size, self._since, self.requested = self.size, self.clock(), size
 
-    # What the machine layer says to commands, before it begins with them
+    def command(self, what: str, amount: int, patience: float = 10.0) -> Iterator[float]:
+        """Do it: yields seconds to wait before it goes on. Raises Denied."""
+        self._check(what, amount)
+        if what == "memory":
+            goal = -(-(amount - self.base) // self.block) * self.block
+            began = self.clock()
+            self.request(goal)
+            while self.size != goal:
+                yield _LOOK
+                if self.size != goal and self.clock() - began >= patience:
+                    self.request(self.size)
+                    raise Denied("GuestRefused", f"it has {self.size}, and moves no further", retryable=True)
+        elif what == "vcpus":
+            while self.vcpus != amount:
+                yield _LOOK
+                self.cpu_left |= amount < self.vcpus
+                self.vcpus += 1 if self.vcpus < amount else -1
+        elif self.bounds_time:
+            self.share = amount if amount % CPU or 0 < amount < self.vcpus * CPU else None
+        elif amount % CPU or 0 < amount < self.vcpus * CPU:
+            raise Denied("CgroupShared", "it has no cgroup of its own")
 
-    def checked(self, what: str, amount: int) -> None:
+    def _check(self, what: str, amount: int) -> None:
         """Raises Denied for what is never begun with."""
         if what == "vcpus":
             self._within(amount, self.least_cpus, self.most_cpus)
@@ -86,21 +109,6 @@ class MachineModel:
         if not least <= amount <= most:
             raise Denied("OutOfBounds", f"{amount} is not within {least} and {most}")
 
-    def blocks(self, memory: int) -> int:
-        """What is requested for so much memory in all: whole blocks, the next more."""
-        return -(-(memory - self.base) // self.block) * self.block
-
-    def stuck(self, goal: int) -> NodeError | None:
-        """The time is over: no more is asked of the guest than what it has."""
-        self.request(self.size)
-        return None if self.size == goal else Denied("GuestRefused", "it moves no further", retryable=True)
-
-    def limit(self, share: int) -> None:
-        self.share = share if share % CPU or 0 < share < self.vcpus * CPU else None
-
-    def set_cpus(self, count: int) -> None:
-        self.cpu_left |= count < self.vcpus
-        self.vcpus = count
-
     def seen(self) -> dict[str, Any]:
+        """As the machine layer shows it."""
         return {"cpu_milli": self.cpu_milli, "vcpus": self.vcpus, "memory_bytes": self.memory}

@@ -28,6 +28,7 @@ from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import Rules
 from devalloc_node.agent.body import MachineBody
 from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.lanes import Lanes
 from devalloc_node.agent.measure import HttpMetrics
 from devalloc_node.agent.monitor import MonitorConnection, MonitorStatus
 from devalloc_node.agent.permits import HttpPermits
@@ -167,39 +168,24 @@ class Platform:
         await asyncio.sleep(0.001)
         if world.is_cut("agent and machine"):
             await asyncio.sleep(2)
-            return Machine(key, "uid", "Unknown", message="QEMU does not answer")
+            return Machine(key, "uid", "Unknown", id=world.run, message="QEMU does not answer")
         seen = Amounts(**model.seen())
-        return Machine(key, "uid", "Running", applied=world.told(memory_bytes=model.coming), observed=seen)
+        return Machine(key, "uid", "Running", id=world.run, applied=world.told(memory_bytes=model.told), observed=seen)
 
     async def _scale(self, what: str, amount: int) -> None:
         world = self._world
         async with world.changing:
             model, number = world.model, world.run_number
+            command = model.command(what, amount, PATIENCE)
             await self._heard(number)
-            model.checked(what, amount)
-            if what == "memory":
-                goal = model.blocks(amount)
-                model.request(goal)
-                await self._heard(number)
-                began = world.now
-                while model.size != goal:
-                    await asyncio.sleep(0.1)
+            try:
+                for seconds in command:
+                    world.check(f"a change of {what} is under way")
+                    await asyncio.sleep(seconds)
                     await self._heard(number)
-                    if world.now - began >= PATIENCE and (error := model.stuck(goal)) is not None:
-                        world.applied = world.told(memory_bytes=model.memory)
-                        raise error
-                world.applied = world.told(memory_bytes=model.memory)
-            elif what == "vcpus":
-                while model.vcpus != amount:
-                    await asyncio.sleep(0.1)
-                    await self._heard(number)
-                    model.set_cpus(model.vcpus + (1 if model.vcpus < amount else -1))
-                    world.check("a CPU comes or goes")
-                world.applied = world.told(vcpus=model.vcpus, cpu_milli=model.cpu_milli)
-            else:
-                model.limit(amount)
-                world.applied = world.told(cpu_milli=amount)
-            world.check(f"the machine has {amount} of {what}")
+            finally:
+                world.check(f"a change of {what} ended")
+            world.applied = world.told(cpu_milli=model.cpu_milli, vcpus=model.vcpus)
 
     async def _heard(self, number: int) -> None:
         """A question of QMP and its answer. Raises Unknown, Failed."""
@@ -293,6 +279,11 @@ class World:
     def has(self) -> Resources:
         return Resources(self.model.cpu_milli, self.model.memory)
 
+    @property
+    def run(self) -> str:
+        """Which run of the machine it is."""
+        return f"run-{self.run_number}"
+
     def told(self, **amounts: Any) -> Amounts:
         known = {name: getattr(self.applied, name) for name in ("cpu_milli", "vcpus", "memory_bytes")}
         return Amounts(**{**known, **amounts})
@@ -318,7 +309,12 @@ class World:
     # -- who can be killed -------------------------------------------------------------------------------------------
 
     def begin_agent(self) -> None:
-        self._http, self._threads = session(), Lockstep()
+        """The process."""
+        self._http, self._lanes, self._threads = session(), Lanes(1), Lockstep()
+        self._lanes._looks = self._lanes._changes = self._lanes._slow = self._threads
+        self._begin_scaler()
+
+    def _begin_scaler(self) -> None:
         settings = Settings(look_interval=10_000)
         config = ScalingConfig(load_average_fraction_target=1.0)
         rules = Rules(UNIT, as_peers=self.as_peers)
@@ -333,12 +329,15 @@ class World:
             self.wrong.append(f"{self.now:.3f} s: the scaler ended: {error!r}")
 
     async def end_agent(self) -> None:
-        assert self._agent is not None
         self._threads.kill()
+        await self._end_scaler()
+        await self._http.close()
+
+    async def _end_scaler(self) -> None:
+        assert self._agent is not None
         self._agent.cancel()
         with suppress(asyncio.CancelledError):
             await self._agent
-        await self._http.close()
 
     def _channels(self, scaler: Scaler) -> Channels:
         return Channels(
@@ -347,7 +346,7 @@ class World:
                 "ask",
                 HttpPermits(self._http, f"http://{PERMITS[0]}:{PERMITS[1]}/", PodName("default", NAME), UNIT),
             ),
-            _Counted(self, "change", MachineBody(Platform(self), NAME, "uid", self._threads)),
+            _Counted(self, "change", MachineBody(Platform(self), NAME, "uid", self.run, self._lanes)),
             _Counted(self, "guest", MonitorConnection(NAME, *MONITOR, scaler)),
             _Counted(self, "metrics", HttpMetrics(self._http, METRICS[0])),
         )
@@ -384,9 +383,9 @@ class World:
             self.end_monitor()
             self.model = self._new_machine()
             self.kernel = GuestKernel(self)
-            await self.end_agent()
+            await self._end_scaler()
             self.check("it was started anew")
-            self.begin_agent()
+            self._begin_scaler()
         await asyncio.sleep(3)
         if self._monitor_task is None:
             self.begin_monitor()
@@ -422,9 +421,9 @@ class World:
         told: tuple[Resources, int] | None = None
         while True:
             await asyncio.sleep(1)
-            seen = (self.has.most(Resources(0, self.applied.memory_bytes or 0)), self.run_number)
+            seen = (self.has.most(Resources(0, self.model.told)), self.run_number)
             if seen != told and not self.is_cut("agent and store"):
-                self.book.observe(NAME, seen[0], f"run-{self.run_number}")
+                self.book.observe(NAME, seen[0], self.run)
                 told = seen
 
     async def compete(self) -> None:
