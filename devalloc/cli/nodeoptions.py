@@ -127,6 +127,13 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="What machines that are scaled get more or less of [env: DEVALLOC_COMPUTE_UNIT; default: 250m,1Gi].",
         ),
         click.option(
+            "--compat",
+            type=click.Choice(["v0.12", "v0.31", "newest"]),
+            envvar="DEVALLOC_COMPAT",
+            help="Which releases of other agents and servers of permits are followed where they differ [env: "
+            "DEVALLOC_COMPAT; default: newest, and v0.31 where permits are given].",
+        ),
+        click.option(
             "--guest-network",
             "guest_networks",
             multiple=True,
@@ -236,6 +243,7 @@ def node_settings(
     permits: str | None,
     permits_token_file: Path | None,
     compute_unit: str,
+    compat: str | None,
     guest_networks: Sequence[str],
     dump_port: int,
     warm: int | None,
@@ -297,7 +305,9 @@ def node_settings(
         machines=machines,
         capacity=_capacity(sysfs_root, limits, home) if enforce_capacity else None,
         scaling=(
-            _scaling(permits, permits_token_file, compute_unit, guest_networks, dump_port or None) if scaling else None
+            _scaling(permits, permits_token_file, compute_unit, compat, guest_networks, dump_port or None)
+            if scaling
+            else None
         ),
         warm=None if warm is None or dry_run else _warm(warm, warm_most, warm_machine, door, machines),
         metrics=metrics,
@@ -313,14 +323,21 @@ def _capacity(root: Path, limits: dict[str, Any], home: Path) -> HostCapacity:
 
 
 def _scaling(
-    permits: str | None, token: Path | None, unit: str, networks: Sequence[str], dump_port: int | None
+    permits: str | None,
+    token: Path | None,
+    unit: str,
+    compat: str | None,
+    networks: Sequence[str],
+    dump_port: int | None,
 ) -> ScalingSettings:
     from ipaddress import ip_network
     from urllib.parse import urlsplit
 
+    from devalloc.scaling.agentconfig import shipped
+    from devalloc.scaling.eras import Era
     from devalloc_node.agent.settings import ScalingSettings
 
-    plain = ScalingSettings()
+    plain, era = ScalingSettings(), None if compat is None else Era(compat)
     if permits is not None and (urlsplit(permits).scheme not in ("http", "https") or not urlsplit(permits).hostname):
         raise BadInput(f"--permits must be a URL such as http://127.0.0.1:10299/, not {permits}")
     try:
@@ -332,6 +349,8 @@ def _scaling(
         permits=permits or plain.permits,
         token=None if token is None else _token(token),
         unit=_unit(unit),
+        timing=plain.timing if era is None else shipped(era).timing,
+        compat=era,
         guests=guests or plain.guests,
         dump_port=dump_port,
     )

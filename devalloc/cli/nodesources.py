@@ -188,7 +188,7 @@ def store_permits(store: Store, node: Node, limits: dict[str, Any], *, alone: bo
     server = PermitServer(
         store,
         hosts,
-        Settings(token=None if scaling is None else scaling.token),
+        Settings() if scaling is None else Settings(token=scaling.token, era=scaling.compat or Settings.era),
         node=node.settings.node_name,
         alone=alone,
         still=still,

@@ -100,7 +100,8 @@ class Scalers:
             permits = await stack.enter_async_context(new_session())
             guests = await stack.enter_async_context(new_session())
             wiring = Wiring(self._platform, self.settings, permits, guests, lanes)
-            rules, metrics = Rules(self.settings.unit, self.settings.timing), self._metrics
+            rules = Rules(self.settings.unit, self.settings.timing, self.settings.era)
+            metrics = self._metrics
             agent = Agent(rules, came_through=metrics.came_through, counted=metrics.counted)
             stack.push_async_callback(agent.close)
             await stack.enter_async_context(dumped(agent, self.settings.dump_port))

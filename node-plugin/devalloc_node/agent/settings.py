@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.eras import Era
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import Timing
 
@@ -32,6 +33,8 @@ class ScalingSettings:
     config: ScalingConfig = CONFIG
     """How goals are computed where a machine says nothing else."""
     timing: Timing = TIMING
+    compat: Era | None = None
+    """Which releases of peers are followed where they differ; None: the newest, and v0.31 where permits are given."""
     guests: tuple[Network, ...] = PRIVATE
     """Networks in which guests may be. Whoever writes a machine's object chooses its guest's address, and the plugin
     must not be sent to anybody else."""
@@ -39,6 +42,11 @@ class ScalingSettings:
     """Where what the agent knows is shown, to this host only; None: nowhere."""
     threads: int = 16
     """Machines that are changed at the same time, and as many that are looked at."""
+
+    @property
+    def era(self) -> Era:
+        """Whose goals are computed, from the metrics that their guests have."""
+        return self.compat or Era.NEWEST
 
     def reaches(self, address: str) -> bool:
         """Whether a guest may be there."""

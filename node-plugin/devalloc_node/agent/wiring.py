@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import ClientSession
@@ -38,14 +39,16 @@ class Wiring:
         namespace, _, name = scaled.key.partition("/")
         permits = HttpPermits(self.permits, settings.permits, PodName(namespace, name), settings.unit, settings.token)
         body = MachineBody(self.platform, scaled.key, scaled.uid, scaled.run, self.lanes)
+
+        def metrics(port: int | Callable[[], int]) -> HttpMetrics:
+            return HttpMetrics(self.guests, address, system_port=port, lfc_port=scaled.lfc_port, era=settings.era)
+
         if scaled.protocol == "monitor":
             monitor = MonitorConnection(scaled.key, address, scaled.monitor_port, scaler)
-            metrics = HttpMetrics(self.guests, address, system_port=scaled.metrics_port, lfc_port=scaled.lfc_port)
-            return Channels(permits, body, monitor, metrics)
+            return Channels(permits, body, monitor, metrics(scaled.metrics_port))
         informant = InformantConnection(scaled.key, address, scaled.monitor_port, scaler)
 
         def metrics_port() -> int:
             return scaled.metrics_port if informant.chosen is None else informant.chosen.metrics_port
 
-        metrics = HttpMetrics(self.guests, address, system_port=metrics_port, lfc_port=scaled.lfc_port)
-        return Channels(permits, body, informant, metrics)
+        return Channels(permits, body, informant, metrics(metrics_port))

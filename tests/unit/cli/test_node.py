@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from devalloc.cli.nodeoptions import node_options, node_settings
 from devalloc.cli.nodesources import host_of
-from devalloc.inventory.capacity import HostCapacity
+from devalloc.scaling.eras import Era
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.settings import NodeSettings
@@ -45,6 +45,7 @@ def arguments(folder: Path, *more: str) -> list[str]:
         (["--resync", "0"], "--resync must be more than 0"),
         (["--scaling", "--compute-unit", "1"], "must be CPU and memory, such as 250m,1Gi, not 1"),
         (["--scaling", "--compute-unit", "1,1Ki"], "memory in multiples of 2Mi"),
+        (["--scaling", "--compat", "v0.30"], "is not one of 'v0.12', 'v0.31', 'newest'"),
         (["--scaling", "--guest-network", "10.0.0.1/8"], "must be a network such as 10.1.0.0/16"),
         (["--scaling", "--permits", "somewhere"], "must be a URL such as http://127.0.0.1:10299/"),
         (["--scaling", "--permits-token-file", "/dev/null"], "one line of 16 characters or more"),
@@ -71,7 +72,8 @@ def test_what_machines_need_and_is_not_there_is_told_at_the_start(folder: Path) 
     ]
 
 
-def test_capacity_is_enforced_when_asked_for_with_the_limits_given(folder: Path) -> None:
+def settings_of(folder: Path, *words: str) -> NodeSettings:
+    """What options come to."""
     seen: dict[str, Any] = {}
 
     @click.command()
@@ -79,14 +81,23 @@ def test_capacity_is_enforced_when_asked_for_with_the_limits_given(folder: Path)
     def command(**options: Any) -> None:
         seen.update(options)
 
-    def capacity(*words: str) -> HostCapacity | None:
-        assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
-        inventory = {"kinds": (), "max_vfs": None, "allow_shared_groups": False, "adopted": ()}
-        where = {"node": "node-a", "sysfs_root": folder / "host", "resync": 60.0}
-        return node_settings(**{**seen, **inventory, **where}).capacity
+    assert CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
+    inventory = {"kinds": (), "max_vfs": None, "allow_shared_groups": False, "adopted": ()}
+    where = {"node": "node-a", "sysfs_root": folder / "host", "resync": 60.0}
+    return node_settings(**{**seen, **inventory, **where})
 
-    assert capacity("--oversub-cpu", "2") is None
-    found = capacity("--enforce-capacity", "--oversub-cpu", "2", "--network-limit", "1Gbps")
+
+def test_other_releases_are_followed_when_asked_for(folder: Path) -> None:
+    plain, old = (settings_of(folder, "--scaling", *words).scaling for words in ((), ("--compat", "v0.31")))
+    assert plain is not None
+    assert old is not None
+    assert (plain.compat, plain.era, plain.timing.plugin_tick) == (None, Era.NEWEST, 15_000)
+    assert (old.compat, old.era, old.timing.plugin_tick) == (Era.V0_31, Era.V0_31, 5_000)
+
+
+def test_capacity_is_enforced_when_asked_for_with_the_limits_given(folder: Path) -> None:
+    assert settings_of(folder, "--oversub-cpu", "2").capacity is None
+    found = settings_of(folder, "--enforce-capacity", "--oversub-cpu", "2", "--network-limit", "1Gbps").capacity
     assert found is not None
     assert (found.cpu.capacity, found.cpu.effective_limit, found.network.capacity) == (16_000, 32_000, 125_000_000)
 

@@ -11,6 +11,7 @@ from aiohttp import ClientSession, web
 
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
+from devalloc.scaling.eras import Era
 from devalloc.scaling.state import Rules
 from devalloc.scaling.versions import INFORMANT_VERSIONS
 from devalloc_node.agent.channels import Channels
@@ -22,6 +23,7 @@ from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.agent.wiring import Wiring
+from devalloc_node.errors import Failed
 from devalloc_node.guest.informant import Informant
 from devalloc_node.platform import Platform
 from tests.support.scaling_world import UNIT
@@ -45,8 +47,8 @@ async def wired(what: Scaled) -> Channels:
         return made_for(what, session)
 
 
-def made_for(what: Scaled, session: ClientSession) -> Channels:
-    wiring = Wiring(cast(Platform, None), ScalingSettings(), session, session, Lanes(1))
+def made_for(what: Scaled, session: ClientSession, settings: ScalingSettings | None = None) -> Channels:
+    wiring = Wiring(cast(Platform, None), settings or ScalingSettings(), session, session, Lanes(1))
     made: list[Channels] = []
 
     def channels(scaler: Scaler) -> Channels:
@@ -60,6 +62,21 @@ def made_for(what: Scaled, session: ClientSession) -> Channels:
 @pytest.mark.parametrize(("protocol", "kind"), [("monitor", MonitorConnection), ("informant", InformantConnection)])
 def test_it_speaks_what_the_guest_speaks(protocol: str, kind: type) -> None:
     assert isinstance(run(wired(scaled(protocol=protocol))).guest, kind)
+
+
+def test_guests_of_an_older_release_are_asked_for_the_gauges_that_they_have() -> None:
+    async def gauges(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="# TYPE host_load1 gauge\nhost_load1 0.3\n# TYPE host_load5 gauge\nhost_load5 0.2\n")
+
+    async def scenario() -> None:
+        async with answering(gauges) as port, new_session() as session:
+            guest = scaled(metrics_port=port)
+            old = made_for(guest, session, ScalingSettings(compat=Era.V0_12))
+            assert (await old.metrics.system()).load1 == 0.3
+            with pytest.raises(Failed, match="host_memory_total_bytes is missing"):
+                await made_for(guest, session).metrics.system()
+
+    run(scenario())
 
 
 def test_the_address_that_an_informant_is_told_is_the_one_on_the_way_to_it() -> None:
