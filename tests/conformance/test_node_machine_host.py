@@ -194,6 +194,24 @@ def test_a_machine_is_nobodys_child_and_its_lock_tells_its_life(tmp_path: Path) 
     assert logs.last_words(config, "m").startswith("content of the disk")
 
 
+def test_a_machine_runs_on_the_cpus_it_is_pinned_to_or_not_at_all(tmp_path: Path) -> None:
+    config = MachineConfig(tmp_path / "state", tmp_path / "run")
+    cpu = max(os.sched_getaffinity(0))
+    gone = 1 + max(os.sched_getaffinity(1))  # as one that was taken away after it was chosen
+    for cpus, words in ([gone], "none of which can be had now"), ([cpu, gone], f"CPUs [{gone}], which went away"):
+        refused = spawned(plan(config, ["/bin/sh", "-c", "exec sleep 60"], cpus=cpus))
+        assert (refused.returncode, words in refused.stderr) == (spawn.FAILED, True), refused.stderr
+        assert lifefile.process_of("m", config) is None
+    assert spawned(plan(config, ["/bin/sh", "-c", "exec sleep 60"], cpus=[cpu])).returncode == 0
+    found = lifefile.process_of("m", config)
+    assert found is not None
+    try:
+        assert os.sched_getaffinity(found.pid) == {cpu}
+    finally:
+        kill(found, signal.SIGKILL)
+    assert wait(found, 10)
+
+
 @pytest.fixture
 def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A systemd-run that comes back before what it starts has begun, as for services of type exec."""

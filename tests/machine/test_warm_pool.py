@@ -18,8 +18,10 @@ import pytest
 
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.machine.spawn import opened_tap
+from devalloc_node.machine.spec import Bounds, MachineSpec, Nic
 from devalloc_node.warm import network
 from devalloc_node.warm.errors import NotTaken
+from devalloc_node.warm.homes import WarmHomes
 from devalloc_node.warm.keeping import Keeper
 from devalloc_node.warm.setup import Setup
 from tests.support import warm_bed
@@ -27,6 +29,9 @@ from tests.support.gates import HOWS, KILLS, Gate
 from tests.support.warm_bed import NAMESPACES, RUN, forked, in_a_bed, opened, snapshot, soon
 
 pytestmark = warm_bed.needs_root
+
+_FIXED = Bounds(1000, 1000, 1000)
+WEB = MachineSpec("default", "web", "uid", _FIXED, _FIXED, nics=(Nic(warm=True),))
 
 
 def inside(setup: Setup, *words: str) -> str:
@@ -378,6 +383,62 @@ def test_whichever_call_fails_or_is_the_last_a_later_run_leaves_nothing() -> Non
                 settle(before)
             except AssertionError as error:
                 raise AssertionError(f"call {number} ({call}), {how}: {error}") from error
+
+    in_a_bed(body)
+
+
+def machines_come_and_go() -> None:
+    """What homes of machines of the node go through: a start that is repeated, the next run, and its end."""
+    pool = opened(workers=1)
+    homes = WarmHomes(pool)
+    for run in ("run-1", "run-1", "run-2"):
+        with suppress(NodeError):
+            homes.give(WEB, run)
+    homes.take_back(WEB.key)
+    with suppress(NodeError):
+        homes.give(WEB, "run-3")
+    pool.close(soon())
+
+
+def test_whichever_call_for_a_machine_fails_or_is_the_last_its_home_is_swept() -> None:
+    def body() -> None:
+        before = snapshot()
+
+        def undisturbed() -> None:
+            gate = Gate()
+            warm_bed.gate_all(gate)
+            machines_come_and_go()
+            (RUN / "calls").write_text("\n".join(gate.calls))
+
+        def next_run(run: str) -> list[str]:
+            """As if only this run of the machine lived."""
+            pool = opened()
+            WarmHomes(pool).sweep(lambda key, request: (key, request) == (WEB.key, run))
+            left = [taken.request for taken in pool.taken()]
+            pool.close(soon())
+            return left
+
+        def check(when: str) -> None:
+            def later() -> None:
+                assert next_run("run-2") in ([], ["run-2"])
+                assert next_run("none") == []
+
+            assert (why := forked(later)) is None, f"{when}: {why}"
+            assert snapshot() == before, when
+
+        assert forked(undisturbed) is None
+        calls = (RUN / "calls").read_text().splitlines()
+        (RUN / "calls").unlink()
+        check("undisturbed")
+        points = [(number, call, how) for number, call in enumerate(calls, 1) for how in HOWS]
+        for number, call, how in points[::STRIDE]:
+
+            def disturbed(number: int = number, how: str = how) -> None:
+                warm_bed.gate_all(Gate(number, how))
+                machines_come_and_go()
+
+            assert forked(disturbed) == ("killed" if how in KILLS else None), (number, call, how)
+            check(f"call {number} ({call}), {how}")
 
     in_a_bed(body)
 

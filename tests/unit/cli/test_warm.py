@@ -66,6 +66,14 @@ def test_a_setup_is_taken_shown_and_returned(tmp_path: Path, toy: Toy, devalloc:
         assert (listed["idle"], "taken" in listed) == (1, False)
 
 
+def test_nobody_is_called_as_machines_of_the_node_are(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
+    with opened(tmp_path, toy) as pool, served(tmp_path, pool) as socket:
+        refused = devalloc("warm", "take", "machine/default/web", "--socket", socket)
+        assert refused.code != 0
+        assert "owner: must not begin with machine/" in refused.err
+        assert toy.there == []
+
+
 def test_where_there_is_none_now_the_caller_is_told_to_try_again(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
     with opened(tmp_path, toy, most=1) as pool, served(tmp_path, pool) as socket:
         assert devalloc("warm", "take", "a", "--socket", socket).code == 0

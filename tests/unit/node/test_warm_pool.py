@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -398,3 +400,41 @@ def kill(pool: Pool) -> None:
     import os
 
     os.close(pool._lock)
+
+
+def test_who_takes_and_returns_while_the_pool_closes_has_what_he_was_told(tmp_path: Path, toy: Toy) -> None:
+    """Ten times: four threads, each of which knows what it has, and a pool that ends in the middle of it."""
+    guard = threading.Lock()
+    for round_ in range(10):
+        had: set[str] = set()
+        with opened(tmp_path, toy, target=2) as pool:
+
+            def work(pool: Pool = pool, had: set[str] = had) -> None:
+                with suppress(TryAgain):
+                    while True:
+                        name = pool.take("a").setup.id
+                        with guard:
+                            had.add(name)
+                        if int(name[-1], 16) % 4:
+                            with guard:
+                                had.discard(name)
+                            try:
+                                pool.give_back(name, soon())
+                            except TryAgain:
+                                with guard:
+                                    had.add(name)
+                                raise
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.002 * round_)
+            pool.close(soon())
+            for thread in threads:
+                thread.join()
+            assert pool._shelf.is_quiet
+        with opened(tmp_path, toy) as pool:
+            assert {taken.setup.id for taken in pool.taken()} == had == set(toy.there)
+            for name in had:
+                pool.give_back(name, soon())
+        assert toy.there == []
