@@ -1,4 +1,5 @@
-"""``spec.scaling`` of a VirtualMachine: where its guest is, what it speaks, and how its goals are computed."""
+"""Who decides what a VirtualMachine has: its guest (``spec.scaling``: where that is, what it speaks, how goals are
+computed), or a controller (``spec.runner``)."""
 
 from __future__ import annotations
 
@@ -27,6 +28,19 @@ def _guest_address(value: object) -> object:
     return str(address)
 
 
+def _own_address(value: object) -> object:
+    try:
+        if not isinstance(value, str) or "%" in value:
+            raise ValueError
+        address = ipaddress.ip_address(value)
+    except ValueError:
+        raise ValueError(f"must be an IPv4 or IPv6 address, not {shown(value)}") from None
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(f"must be one address of the node, and {address} is none")
+    return str(address)
+
+
+OwnAddress = Annotated[str, BeforeValidator(_own_address), WithJsonSchema({"type": "string", "maxLength": 45})]
 GuestAddress = Annotated[str, BeforeValidator(_guest_address), WithJsonSchema({"type": "string", "maxLength": 45})]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -90,3 +104,12 @@ class MachineScaling(ApiModel):
             what = f"must be at least lfcWindowSizeMinutes, which is {window}, and is {wait}"
             refuse([(("lfcMinWaitBeforeDownscaleMinutes",), what)], RELATED)
         return self
+
+
+class MachineRunner(ApiModel):
+    """A controller decides how much time its CPUs get, by the protocol of runners: ``/cpu_change`` and
+    ``/cpu_current``."""
+
+    address: OwnAddress
+    """Of the node, for this machine alone, in a network that the node's admin lists: whoever gets there is obeyed."""
+    port: Port = 25183

@@ -25,7 +25,7 @@ from devalloc.api.fields import (
     shown,
     unique_by,
 )
-from devalloc.api.machinescaling import MachineScaling
+from devalloc.api.machinescaling import MachineRunner, MachineScaling
 from devalloc.api.meta import DEVALLOC, Condition, ObjectMeta
 from devalloc.api.quantity import NANO, Quantity
 
@@ -318,6 +318,9 @@ class VirtualMachineSpec(ApiModel):
     """Bytes per second of reading and writing that are kept for it of what its node has."""
     scaling: MachineScaling | None = None
     """Where said, ``use`` of cpu and memory is only what it is started with: from then on its load decides."""
+    runner: MachineRunner | None = None
+    """Where said, ``use`` of cpu is only how many CPUs it has and what time they begin with: from then on a controller
+    decides that. Not beside scaling."""
     start: MachineStart | None = None
     """How it is started. Either this or adopt."""
     adopt: MachineAdopt | None = None
@@ -356,6 +359,8 @@ class VirtualMachineSpec(ApiModel):
         faults += [(("nics", i, "backend"), "is warm, and a machine lives in one warm setup") for i in warm[1:]]
         if self.start is not None and self.start.pinned and not warm:
             faults.append((("start", "pinned"), "goes with a network card with backend warm only"))
+        if self.runner is not None and self.scaling is not None:
+            faults.append((("runner",), "must not stand next to scaling: either its guest decides or a controller"))
         if self.pci_slots is not None and self.pci_slots < len(self.claims):
             faults.append((("pciSlots",), f"must be at least one for each of the {len(self.claims)} claims"))
         refuse(faults, RELATED)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from devalloc.api.virtualmachine import VirtualMachine
     from devalloc.inventory.capacity import HostCapacity
     from devalloc.scaling.resources import Resources
-    from devalloc_node.agent.settings import ScalingSettings
+    from devalloc_node.agent.settings import Network, ScalingSettings
     from devalloc_node.binding.config import BindingConfig
     from devalloc_node.machine.config import MachineConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
@@ -142,6 +142,14 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "private ones].",
         ),
         click.option(
+            "--runner-network",
+            "runner_networks",
+            multiple=True,
+            metavar="CIDR",
+            help="Machines may have runners (spec.runner) at this host's addresses of this network, for controllers in "
+            "it, which are asked for nothing; may be given several times. None by default.",
+        ),
+        click.option(
             "--dump-port",
             type=click.IntRange(0, 65535),
             default=10300,
@@ -246,6 +254,7 @@ def node_settings(
     compat: str | None,
     guest_networks: Sequence[str],
     dump_port: int,
+    runner_networks: Sequence[str],
     warm: int | None,
     warm_most: int,
     warm_machine: str | None,
@@ -309,6 +318,7 @@ def node_settings(
             if scaling
             else None
         ),
+        runners=_networks("--runner-network", runner_networks),
         warm=None if warm is None or dry_run else _warm(warm, warm_most, warm_machine, door, machines),
         metrics=metrics,
         resync=resync,
@@ -330,7 +340,6 @@ def _scaling(
     networks: Sequence[str],
     dump_port: int | None,
 ) -> ScalingSettings:
-    from ipaddress import ip_network
     from urllib.parse import urlsplit
 
     from devalloc.scaling.agentconfig import shipped
@@ -340,10 +349,7 @@ def _scaling(
     plain, era = ScalingSettings(), None if compat is None else Era(compat)
     if permits is not None and (urlsplit(permits).scheme not in ("http", "https") or not urlsplit(permits).hostname):
         raise BadInput(f"--permits must be a URL such as http://127.0.0.1:10299/, not {permits}")
-    try:
-        guests = tuple(ip_network(text) for text in networks)
-    except ValueError as error:
-        raise BadInput(f"--guest-network must be a network such as 10.1.0.0/16: {error}") from None
+    guests = _networks("--guest-network", networks)
     return replace(
         plain,
         permits=permits or plain.permits,
@@ -354,6 +360,15 @@ def _scaling(
         guests=guests or plain.guests,
         dump_port=dump_port,
     )
+
+
+def _networks(option: str, texts: Sequence[str]) -> tuple[Network, ...]:
+    from ipaddress import ip_network
+
+    try:
+        return tuple(ip_network(text) for text in texts)
+    except ValueError as error:
+        raise BadInput(f"{option} must be a network such as 10.1.0.0/16: {error}") from None
 
 
 def _unit(text: str) -> Resources:

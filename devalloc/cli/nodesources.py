@@ -139,10 +139,21 @@ def store_machines(store: Store, node: Node) -> list[Loop]:
             registry=node.metrics.registry,
         )
         node.platform.report = scalers.report
+    runners = None
+    if node.settings.runners:
+        from devalloc_node.agent.runners import Runners
+
+        runners = Runners(node.platform, node.settings.runners, changed=lambda key: node.pulse.beat())
     machines = VirtualMachines(
-        store, node.platform, node.pulse, settings=settings, removed=node.metrics.removed, scaling=scalers
+        store,
+        node.platform,
+        node.pulse,
+        settings=settings,
+        removed=node.metrics.removed,
+        scaling=scalers,
+        runners=runners,
     )
-    return [machines.run] if scalers is None else [machines.run, scalers.run]
+    return [machines.run, *(each.run for each in (scalers, runners) if each is not None)]
 
 
 def as_they_are(node: Node, limits: dict[str, Any]) -> Still:

@@ -78,6 +78,8 @@ class Server:
         self._allows = allows
         self._allowance = Allowance(self._limits.requests_a_second, self._limits.requests_burst)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[socket.socket] = set()
+        """Those that were taken and are not served yet."""
         self._accepting: asyncio.Task[None] | None = None
         self._door: socket.socket | None = None
 
@@ -97,6 +99,8 @@ class Server:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        for connection in self._connections:  # whose task ended before it began
+            connection.close()
         if self._door is not None:
             self._door.close()
 
@@ -106,8 +110,12 @@ class Server:
         while True:
             while not self._allowance.take(1, round(loop.time() * 1000)):
                 await asyncio.sleep(_PAUSE)
+            await _readable(door)
             try:
-                connection, peer = await loop.sock_accept(door)
+                connection, peer = door.accept()
+                connection.setblocking(False)
+            except (BlockingIOError, ConnectionAbortedError):  # it has gone again
+                continue
             except OSError as error:
                 _log.warning("connections cannot be taken: %s", error)
                 await asyncio.sleep(1.0)
@@ -115,12 +123,14 @@ class Server:
             if len(self._tasks) >= self._limits.connections or not self._allows(peer[0]):
                 connection.close()
                 continue
+            self._connections.add(connection)
             task = asyncio.create_task(self._serve(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        self._connections.discard(connection)
         reader = asyncio.StreamReader(limit=_READ)
         protocol = asyncio.StreamReaderProtocol(reader)
         try:
@@ -169,6 +179,18 @@ class Server:
         except Exception:
             _log.exception("%s %s could not be answered", request.method[:20], request.path[:80])
             return Response(500, b"internal error")
+
+
+async def _readable(door: socket.socket) -> None:
+    """Wait until a connection waits there. The loop's own ``sock_accept`` may take one just when it is cancelled: then
+    nobody has it, and who made it waits in vain."""
+    loop = asyncio.get_running_loop()
+    waits = asyncio.Event()
+    loop.add_reader(door, waits.set)
+    try:
+        await waits.wait()
+    finally:
+        loop.remove_reader(door)
 
 
 async def call(host: str, port: int, request: Request, seconds: float, limits: Limits | None = None) -> Response:

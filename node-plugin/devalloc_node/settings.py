@@ -7,7 +7,7 @@ from pathlib import Path
 
 from devalloc.inventory import InventoryConfig
 from devalloc.inventory.capacity import HostCapacity
-from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.agent.settings import Network, ScalingSettings
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.warm.setup import WarmConfig
@@ -55,6 +55,8 @@ class NodeSettings:
     """What machines may have of the host in all; one that does not fit is not started. None: nobody counts."""
     scaling: ScalingSettings | None = None
     """How machines whose objects ask for it follow what their guests do. None: they do not."""
+    runners: tuple[Network, ...] = ()
+    """Networks in which runners of machines may listen, for whoever else is in them. Empty: there are no runners."""
     warm: WarmConfig | None = None
     """How many warm setups are kept ready. None: none are kept or made."""
     metrics: str | None = None

@@ -130,6 +130,7 @@ spec:
   memory: {min: 512Mi, max: 2Gi, use: 1Gi, method: dimm, slotSize: 512Mi}
   reserveMax: true
   disk: 20Gi
+  runner: {address: 10.3.0.7, port: 25184}
   diskIO: 100M
   start:
     kernel: /var/lib/machines/vmlinuz

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from devalloc.api import meta
 from devalloc.api.decode import decode
@@ -25,6 +25,8 @@ from devalloc_node.machine.view import Amounts, Machine
 from devalloc_node.platform import STANDING, Platform
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
+from devalloc_node.vms.outcome import Outcome
+from devalloc_node.vms.running import Runners, offered
 from devalloc_node.vms.scaling import Scaling, amounts_of, as_permitted, guest_of, scaled_of, why_of
 
 CALLER = "virtualmachine"
@@ -41,18 +43,6 @@ Claims = Mapping[tuple[str, str], Object]
 """DeviceClaims by namespace and name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What is in the way of the object's wish; empty when nothing is."""
-
-    reason: str = ""
-    message: str = ""
-    after: float | None = None
-    """Seconds until it is worth trying again though nothing changed; None: as often as the loop likes."""
-    at_rest: bool = False
-    """Nothing of the machine runs, and it is not started again as things are."""
-
-
 class Keeper:
     """Safe for threads that work on different machines."""
 
@@ -63,12 +53,14 @@ class Keeper:
         *,
         clock: Callable[[], float] = time.monotonic,
         scaling: Scaling | None = None,
+        runners: Runners | None = None,
     ) -> None:
-        """``scaling``: who scales machines by what their guests do; None: nobody."""
+        """``scaling``: who scales machines by what their guests do; ``runners``: who has controllers decide what time
+        their CPUs get. None: nobody."""
         self._store = store
         self._platform = platform
         self._backoff = Backoff(clock)
-        self._scaling = scaling
+        self._scaling, self._runners = scaling, runners
 
     def scaling(self, key: str) -> Report | None:
         """How far a machine is that is scaled; None for others."""
@@ -78,8 +70,10 @@ class Keeper:
         """Do what is to be done now, and write how things stand; None when the object is no more of this node's."""
         decoded = decode(obj)
         vm = decoded.object if isinstance(decoded.object, VirtualMachine) else None
-        if vm is None or not vm.spec.running or vm.spec.scaling is None:
+        if vm is None or not vm.spec.running:
             self.leave(objects.key_of(obj))
+        elif vm.spec.scaling is None and self._scaling is not None:
+            self._scaling.drop(objects.key_of(obj))
         try:
             if objects.is_deleting(obj) or objects.node_of(obj) != self._platform.node_name:
                 self._undo(obj, vm)
@@ -128,6 +122,7 @@ class Keeper:
         self._platform.want(key, asked_of(spec_of(vm)))
         problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
         problems += self._resize(vm, held, self._platform.machine(key))
+        problems += offered(self._runners, vm, self._platform.machine(key))
         if machine.reason == "DiskFailed" and not machine.adopted:
             problems += self._go_on(machine, uid)
         if machine.reason and (machine.phase == "Unknown" or machine.reason in STANDING):
@@ -318,9 +313,10 @@ class Keeper:
         return [] if why_not is None else [Outcome(why_not.code, why_not.message)]
 
     def leave(self, key: str) -> None:
-        """Scale it no more."""
-        if self._scaling is not None:
-            self._scaling.drop(key)
+        """Scale it no more, and have nobody decide about it."""
+        for others in (self._scaling, self._runners):
+            if others is not None:
+                others.drop(key)
 
     def _scale(self, vm: VirtualMachine, held: Object, machine: Machine) -> list[Outcome]:
         """Each amount on its own; what did not work. It gets no more than what its node keeps for it."""
@@ -329,9 +325,12 @@ class Keeper:
         key, uid = machine.key, machine.uid
         problems = []
         asked, is_kept = asked_of(spec_of(vm)), True
-        if any(_is_more(asked, machine.observed, name) for name in _AMOUNTS.values()):
+        ours = dict(_AMOUNTS)
+        if vm.spec.runner is not None and self._runners is not None:
+            del ours["cpu"]  # its controller decides that
+        if any(_is_more(asked, machine.observed, name) for name in ours.values()):
             is_kept = not self._is_unplaced(held, vm) and self._is_announced(held, vm)
-        for what, name in _AMOUNTS.items():
+        for what, name in ours.items():
             wanted = getattr(asked, name)
             # As it is now: with the number of vCPUs changes what they may use together.
             observed = self._platform.machine(key).observed

@@ -25,7 +25,9 @@ from devalloc_node.platform import Platform
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import claims as claimed
 from devalloc_node.vms import objects
-from devalloc_node.vms.keeper import Claims, Keeper, Outcome
+from devalloc_node.vms.keeper import Claims, Keeper
+from devalloc_node.vms.outcome import Outcome
+from devalloc_node.vms.running import Runners
 from devalloc_node.vms.scaling import Scaling
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,7 @@ class VirtualMachines:
         clock: Callable[[], float] = time.monotonic,
         spawn: Callable[[Callable[[], None]], None] | None = None,
         scaling: Scaling | None = None,
+        runners: Runners | None = None,
     ) -> None:
         """``pulse`` beats when a machine changed. ``removed`` is told ``machine`` when one whose object is gone was
         removed, for the metrics. ``spawn`` has something done in another thread."""
@@ -87,7 +90,7 @@ class VirtualMachines:
         self._settings = settings or Settings()
         self._removed = removed
         self._clock = clock
-        self._keeper = Keeper(store, platform, clock=clock, scaling=scaling)
+        self._keeper = Keeper(store, platform, clock=clock, scaling=scaling, runners=runners)
         self._turns: dict[str, _Turn] = {}
         self._busy: set[str] = set()
         self._seen: set[str] = set()

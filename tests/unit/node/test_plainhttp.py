@@ -120,6 +120,24 @@ def test_who_asks_too_often_waits() -> None:
     run(served(use, Server(echo, Limits(requests_a_second=2, requests_burst=4))))
 
 
+@pytest.mark.parametrize("turns", range(8))
+def test_who_comes_while_it_closes_does_not_wait_in_vain(turns: int) -> None:
+    """Whichever turn of the event loop it is."""
+
+    async def main() -> None:
+        server = Server(echo)
+        _, port = await server.listen(HOST)
+        await asyncio.sleep(0)
+        asking = asyncio.create_task(call(HOST, port, GET, 5))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.close()
+        (answer,) = await asyncio.gather(asking, return_exceptions=True)
+        assert "within 5 s" not in str(answer)
+
+    run(main())
+
+
 def test_others_than_the_one_who_may_are_not_heard() -> None:
     async def use(port: int) -> None:
         with pytest.raises(NodeError):
