@@ -23,7 +23,7 @@ TOGETHER = {
         ("test_guest_partitions.py", "test_guest_scaling.py", "test_vm_objects.py"), "they run the plugin as users do"
     ),
     **dict.fromkeys(
-        ("test_machine_owners.py", "test_machine_scaling.py", "test_machine_survival.py"),
+        ("test_machine_model.py", "test_machine_owners.py", "test_machine_scaling.py", "test_machine_survival.py"),
         "their machines have one name, and so one cgroup",
     ),
 }

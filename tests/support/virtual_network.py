@@ -267,6 +267,7 @@ class _Thread:
 
     def __init__(self, lockstep: Lockstep, work: Callable[[], Any]) -> None:
         self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()  # as one that a thread has begun with
         self._lockstep, self._work = lockstep, work
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._waits_for: Coroutine[Any, Any, Any] | None = None
