@@ -1,11 +1,14 @@
-"""A server of permits in a process of its own: python -m tests.support.permit_process STORE CPU MEMORY [NODE]"""
+"""A server of permits in a process of its own.
+
+python -m tests.support.permit_process STORE CPU MEMORY [NODE [--replaces]]
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from devalloc.controller.permits import PermitServer, Settings
@@ -16,18 +19,18 @@ from devalloc.store.sqlite import SQLiteStore
 from tests.support.permit_bench import NODE, node_of
 
 
-def main(path: Path, limit: Resources, node: str = NODE) -> None:
-    """Serve until SIGTERM; says at which port."""
+def main(path: Path, limit: Resources, node: str = NODE, replaces: str = "") -> None:
+    """Serve until SIGTERM; says at which port. ``replaces``: another one that stands still, and may go on."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
 
     def ready(addresses: Addresses) -> None:
         print(addresses.requests[1], flush=True)
 
-    with hold(path), closing(SQLiteStore(path)) as store:
+    with nullcontext() if replaces else hold(path), closing(SQLiteStore(path)) as store:
         settings = Settings(port=0, dump_port=None)
         PermitServer(store, node_of(limit, node), settings, alone=True, on_ready=ready).run(stop)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Resources(int(sys.argv[2]), int(sys.argv[3])), *sys.argv[4:5])
+    main(Path(sys.argv[1]), Resources(int(sys.argv[2]), int(sys.argv[3])), *sys.argv[4:6])

@@ -1,5 +1,5 @@
 """Many machines that compete for a full node, over HTTP, with all that goes wrong: replies that are lost, requests that
-come after newer ones, servers that are killed, permits that are made up, machines that end and begin again.
+come after newer ones, servers that are killed or replaced, permits that are made up, machines that end and begin again.
 
 A machine here keeps to what it heard, as an agent has to: before it says that it has less it takes itself to have no
 more than that. Some say so before they have let go of it, when their node has told of what they use. So the sum of what
@@ -24,7 +24,7 @@ from pathlib import Path
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.scalars import bytes_to_json, cpu_to_json
 from devalloc.store.sqlite import SQLiteStore
-from tests.support.permit_bench import GIB, KIND, machine, permit_of, running, tell
+from tests.support.permit_bench import GIB, KIND, NODE, machine, permit_of, running, tell
 
 UNIT = Resources(250, GIB // 4)
 LEAST = UNIT
@@ -58,6 +58,8 @@ class Tally:
     late: int = 0
     refused: int = 0
     kills: int = 0
+    replaced: int = 0
+    """Servers that stood still until another one had answered, and went on."""
     ended: int = 0
     full: int = 0
     """Rounds after which a resource of the node was used up."""
@@ -67,7 +69,8 @@ class Tally:
         return (
             f"{self.requests} requests ({self.granted} granted, {self.lost} replies lost, {self.late} late, "
             f"{self.refused} refused), "
-            f"{self.kills} servers killed, {self.ended} machines restarted, {self.full} rounds on a full node, "
+            f"{self.kills} servers killed, {self.replaced} replaced, "
+            f"{self.ended} machines restarted, {self.full} rounds on a full node, "
             f"{len(self.wrong)} wrong"
         )
 
@@ -106,11 +109,11 @@ class Storm:
 
     # -- the server --------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _start(self, *more: str) -> None:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.support.permit_process", str(self._path)),
-                *(str(self.limit.cpu), str(self.limit.memory)),
+                *(str(self.limit.cpu), str(self.limit.memory), *more),
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -142,7 +145,11 @@ class Storm:
                 if len(self._on_the_way) > draw.randint(0, 3):
                     late = self._on_the_way.pop(draw.randrange(len(self._on_the_way)))
                     asked.append(asyncio.create_task(self._come(late)))
-                if self.tally.requests >= next_kill:
+                if self.tally.requests >= next_kill and (self.tally.kills + self.tally.replaced) % 3 == 2:
+                    next_kill += between_kills
+                    await asyncio.gather(*asked)
+                    await self._replace(store)
+                elif self.tally.requests >= next_kill:
                     next_kill += between_kills
                     await asyncio.sleep(draw.random() * 0.02)
                     how = signal.SIGTERM if draw.random() < 0.2 else signal.SIGKILL
@@ -157,6 +164,29 @@ class Storm:
                     await asyncio.to_thread(self._start)
                 self._check_agents(store)
             self._hang_up()
+
+    async def _replace(self, store: SQLiteStore) -> None:
+        """The server stands still with requests, another one takes its place and answers, and it goes on."""
+        self.tally.replaced += 1
+        old, draw = self._process, self._random
+        assert old is not None
+        old.send_signal(signal.SIGSTOP)
+        self._hang_up()
+        mixed = draw.sample(self._agents, len(self._agents))
+        stuck = [asyncio.create_task(self._ask(agent)) for agent in mixed[:6]]
+        await asyncio.sleep(0.1)  # they are on their way
+        for agent in mixed[:6]:
+            self._links.pop(agent.name, None)
+        await asyncio.to_thread(self._start, NODE, "--replaces")
+        for _ in range(3):
+            await asyncio.gather(*(self._ask(agent) for agent in mixed[6:]))
+        old.send_signal(signal.SIGCONT)
+        await asyncio.gather(*stuck)
+        self._check_agents(store)
+        self._hang_up()
+        new, self._process = self._process, old
+        await asyncio.to_thread(self._end, signal.SIGKILL)
+        self._process = new
 
     def _live(self, store: SQLiteStore, agent: Agent) -> None:
         """Use more or less of what it may have; or end, and begin anew. Its node tells of it, or is late."""
