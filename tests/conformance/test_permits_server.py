@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import http.client
 import json
 import shutil
@@ -585,6 +586,36 @@ def test_malformed_http_is_refused(path: Path) -> None:
                 answer = b"".join(iter(lambda c=connection: c.recv(65536), b""))  # type: ignore[misc]
             assert answer.split()[1] == b"400", data[:40]
             assert client.ask("a", 1, "1Gi")["permit"]["vCPUs"] == 1
+
+
+def test_unusual_http_is_answered_as_well(path: Path) -> None:
+    create(path, machine("a"))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        body = json.dumps(client.message("a", 1, "1Gi")).encode()
+        head, length = b"POST / HTTP/1.1\r\nHost: x\r\n", b"Content-Length: %d\r\n" % len(body)
+        zipped = gzip.compress(body)
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+        for data, status in (
+            (head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks, b"200"),
+            (head + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n", b"400"),
+            (head + length + b"Transfer-Encoding: chunked\r\n\r\n" + chunks, b"400"),
+            (head + length + length.replace(b": ", b": 1") + b"\r\n" + body, b"400"),
+            (head + length + b"Content-Type: multipart/form-data; boundary=x\r\n\r\n" + body, b"200"),
+            (head + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b" % (len(zipped), zipped), b"400"),
+            (head + length + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + body, b"200"),
+            (b"POST http://elsewhere/ HTTP/1.1\r\nHost: [[\xff\r\n" + length + b"\r\n" + body, b"200"),
+            (b"POST / HTTP/1.0\r\n" + length + b"\r\n" + body, b"200"),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
+            (head + b"X: y\r\n" * 20_000 + length + b"\r\n" + body, b"400"),
+        ):
+            with closing(socket.create_connection(bench.addresses.requests, timeout=30)) as connection:
+                connection.sendall(data)
+                assert connection.recv(100).split()[1] == status, data[:80]
+        with closing(socket.create_connection(bench.addresses.requests, timeout=30)) as connection:
+            connection.sendall(head + length + b"Expect: 100-continue\r\n\r\n")
+            assert connection.recv(100).split()[1] == b"100"
+            connection.sendall(body)
+            assert connection.recv(100).split()[1] == b"200"
 
 
 def test_whoever_says_too_much_gets_to_read_the_answer(path: Path) -> None:

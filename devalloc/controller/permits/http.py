@@ -167,6 +167,8 @@ class Door:
 async def read_some(request: web.BaseRequest, most: int, seconds: float) -> bytes:
     """The first ``most`` bytes of a body. Raises TimeoutError; what is cut off in the middle is what there is."""
     parts, size = [], 0
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # else it is sent after a while, or never
     async with asyncio.timeout(seconds):
         while size < most:
             part = await request.content.read(most - size)
