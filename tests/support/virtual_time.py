@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 _SETTLED = 0.002  # seconds without any I/O before the clock may jump: in case the kernel delivers late
 _STUCK = 5.0  # seconds after which a loop with nothing to wait for is told so
 
@@ -48,7 +50,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Arguments]], Result], *args: *Arguments
+    ) -> asyncio.Future[Result]:
         self.threads += 1
         done = super().run_in_executor(executor, func, *args)
         done.add_done_callback(lambda _: setattr(self, "threads", self.threads - 1))
