@@ -11,12 +11,3 @@ class Era(Enum):
     V0_12 = "v0.12"
     V0_31 = "v0.31"
     NEWEST = "newest"
-
-    @classmethod
-    def parse(cls, text: str) -> Era:
-        """Raises ValueError with a message that completes the sentence "compat ..."."""
-        try:
-            return cls(text)
-        except ValueError:
-            known = ", ".join(era.value for era in cls)
-            raise ValueError(f"must be one of {known}, not {text!r}") from None

@@ -1,4 +1,4 @@
-"""Configurations that agents are shipped with: each setting is read, and is what devalloc does by default."""
+"""Agents: what they are shipped with, which devalloc does by default, and when their machines are stuck."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from devalloc.scaling.agentconfig import SETTINGS, read_agent_config, shipped
 from devalloc.scaling.eras import Era
-from tests.support.tables.forms import Failure, Form, Verdict
+from devalloc.scaling.stuck import Health, stuck
+from tests.support.tables.forms import Failure, Form, Verdict, each, section, verdict
 
 
 def era_of(content: dict[str, Any]) -> Era:
@@ -34,4 +35,19 @@ def _is_agent(content: dict[str, Any]) -> bool:
     return isinstance(scaling, dict) and isinstance(scaling.get("defaultConfig"), dict)
 
 
-FORMS = [Form("settings of agents", _is_agent, _agent)]
+def _stuck(content: dict[str, Any]) -> Iterator[Verdict]:
+    """Times in seconds since the agent began; a machine that tells nothing else heard of all at that instant."""
+
+    def one(case: dict[str, Any]) -> Verdict:
+        now, counts = round(1000 * case["at"]), {name: case[name] for name in _COUNTS if name in case}
+        heard = {name: case.get(name, case["at"]) for name in _HEARD}
+        seen = {name: None if seconds is None else round(1000 * seconds) for name, seconds in heard.items()}
+        reasons = stuck(Health(0, **counts, **seen), now)
+        return verdict(case["name"], case["expected"], lambda: [reason.code for reason in reasons])
+
+    yield from each(content["stuck"], one)
+
+
+_COUNTS = ("monitor_failures", "plugin_failures", "plugin_denials", "machine_failures")
+_HEARD = ("monitor_success", "metrics_success")
+FORMS = [Form("settings of agents", _is_agent, _agent), section("when machines are stuck", "stuck", _stuck)]

@@ -23,7 +23,7 @@ def _goal(case: dict[str, Any]) -> Verdict:
     buckets = None if given.get("lfc") is None else given["lfc"]["workingSetSizeBuckets"]
 
     def judge() -> dict[str, Any]:
-        unit, era = resources(given["computeUnit"]), Era.parse(given.get("era", "newest"))
+        unit, era = resources(given["computeUnit"]), Era(given.get("era", "newest"))
         got = goal(unit, config(given["config"]), system(given.get("system")), lfc(buckets), era)
         parts = {
             "goalCU": got.units,
@@ -69,7 +69,7 @@ def _all_desired(content: dict[str, Any]) -> Iterator[Verdict]:
         asked = case.get("requested_upscale")
         more = None if asked is None else More(asked.get("cpu", False), asked.get("memory", False))
         upscale = None if asked is None or more is None else RequestedUpscale(0, resources(asked["base"]), more)
-        era = Era.parse(case.get("era", "newest"))
+        era = Era(case.get("era", "newest"))
         wish = goal(unit, parameters, *metrics, era)
         got = desired(unit, minimum, maximum, using, wish, upscale, denied, era)
         failures = []

@@ -22,7 +22,7 @@ _SHORT = {"bounds": BOUNDS, "config": CONFIG}
 
 def _machines(content: dict[str, Any]) -> Iterator[Verdict]:
     def one(case: dict[str, Any]) -> Verdict:
-        era, name = Era.parse(case.get("era", "newest")), "vm"
+        era, name = Era(case.get("era", "newest")), "vm"
         annotations = {_SHORT[key]: _text(case[key]) for key in _SHORT if key in case}
         metadata = {"name": name, "namespace": "default", "labels": case.get("labels", {}), "annotations": annotations}
         guest = {**content.get("guest", {}), **case.get("guest", {})}
@@ -45,7 +45,7 @@ def _machines(content: dict[str, Any]) -> Iterator[Verdict]:
 
 def _configs(content: dict[str, Any]) -> Iterator[Verdict]:
     def one(case: dict[str, Any]) -> Verdict:
-        era = Era.parse(case.get("era", "newest"))
+        era = Era(case.get("era", "newest"))
         shipped = content["shipped"][era.value]
         read = read_defaults({**shipped, **case.get("defaults", {})}, era)
         problems, config = read.problems, read.config

@@ -44,7 +44,7 @@ def _one(amounts: Resources) -> int | str:
 
 def _requests(content: dict[str, Any]) -> Iterator[Verdict]:
     def one(case: dict[str, Any]) -> Verdict:
-        last, era = case.get("last"), Era.parse(case.get("era", "v0.31"))
+        last, era = case.get("last"), Era(case.get("era", "v0.31"))
         given = both(int(1000 * case.get("overcommit", 1)))
         mine = _machine(case["reserved"], use=both(case.get("use", 0)), overcommit=given)
         node = ledger(both(case["total"]), NOTHING, {OTHERS: _machine(case["others"]), ME: mine})
@@ -61,7 +61,7 @@ def _requests(content: dict[str, Any]) -> Iterator[Verdict]:
 
 def _first_requests(content: dict[str, Any]) -> Iterator[Verdict]:
     def one(case: dict[str, Any]) -> Verdict:
-        last, era = case.get("last"), Era.parse(case.get("era", "v0.31"))
+        last, era = case.get("last"), Era(case.get("era", "v0.31"))
         mine = found(Machine(NOTHING, both(case["max"]), NOTHING, use=both(case["use"])), era=era)
         node = ledger(both(case["total"]), NOTHING, {OTHERS: _machine(case["others"]), ME: mine})
         before = {"reserved": _one(mine.reserved), "buffer": _one(mine.buffer)}
@@ -77,7 +77,7 @@ def _first_requests(content: dict[str, Any]) -> Iterator[Verdict]:
 
 def _factors(content: dict[str, Any]) -> Iterator[Verdict]:
     def one(case: dict[str, Any]) -> Verdict:
-        unit, era = Resources(*case["unit"]), Era.parse(case.get("era", "v0.31"))
+        unit, era = Resources(*case["unit"]), Era(case.get("era", "v0.31"))
         step = factor_of(unit, whole_cpus=case.get("whole_cpus", False), slot=case.get("slot", 1), era=era)
         return verdict(case["name"], case["expected"], lambda: [step.cpu, step.memory])
 
