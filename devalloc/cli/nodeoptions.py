@@ -181,6 +181,13 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "network card on the TAP interface.",
         ),
         click.option(
+            "--warm-vcpus-per-cpu",
+            type=click.IntRange(1),
+            metavar="NUMBER",
+            help="Choose no CPU of the host for more vCPUs than this of those who have warm setups [default: the least "
+            "loaded ones, however many they have].",
+        ),
+        click.option(
             "--enforce-capacity",
             is_flag=True,
             envvar="DEVALLOC_ENFORCE_CAPACITY",
@@ -258,6 +265,7 @@ def node_settings(
     warm: int | None,
     warm_most: int,
     warm_machine: str | None,
+    warm_vcpus_per_cpu: int | None,
     enforce_capacity: bool,
     limits: dict[str, Any],
     qemu: str,
@@ -294,6 +302,9 @@ def node_settings(
     }
     if warm_machine is not None and warm is None:
         raise BadInput("--warm-machine needs --warm, which says how many are to wait")
+    if warm_vcpus_per_cpu is not None and warm is None:
+        raise BadInput("--warm-vcpus-per-cpu needs --warm: CPUs are chosen for those who have warm setups")
+    sizes = (warm or 0, warm_most, warm_vcpus_per_cpu)
     machines = MachineConfig(
         state=home / "machines",
         run=run,
@@ -319,7 +330,7 @@ def node_settings(
             else None
         ),
         runners=_networks("--runner-network", runner_networks),
-        warm=None if warm is None or dry_run else _warm(warm, warm_most, warm_machine, door, machines),
+        warm=None if warm is None or dry_run else _warm(sizes, warm_machine, door, machines),
         metrics=metrics,
         resync=resync,
         grace=grace,
@@ -397,15 +408,23 @@ def _token(path: Path) -> str:
     return text
 
 
-def _warm(target: int, most: int, file: str | None, door: Path, machines: MachineConfig) -> WarmConfig:
+def _warm(sizes: tuple[int, int, int | None], file: str | None, door: Path, machines: MachineConfig) -> WarmConfig:
+    """``sizes``: setups that are ready, setups in all, and vCPUs for each CPU."""
     from devalloc_node.warm.setup import WarmConfig
 
+    target, most, vcpus = sizes
     if target > most:
         raise BadInput(f"--warm: {target} warm setups cannot be kept ready where --warm-most allows {most}")
     waiting = None if file is None else _waiting_machine(file)
     own = _WARM_USERS if waiting is not None and os.geteuid() == 0 else None
     return WarmConfig(
-        target, most, run=door.parent / "warm", users=own, machine=waiting, machines=replace(machines, users=None)
+        target,
+        most,
+        run=door.parent / "warm",
+        users=own,
+        machine=waiting,
+        machines=replace(machines, users=None),
+        vcpus_per_cpu=vcpus,
     )
 
 

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.errors import NodeError
 from devalloc_node.machine.monitor import QmpMonitor
 from devalloc_node.machine.process import process
+from devalloc_node.warm import network
 from tests.support import tiny_guest, warm_bed
 from tests.support.images import Image
 from tests.support.shared import REPO
@@ -75,7 +77,8 @@ class Host:
         self.plugin.wait()
 
     def status(self) -> dict[str, Any]:
-        return dict(json.loads(self("get", "vm/web", "-o", "json")).get("status", {}))
+        with closing(SQLiteStore(Path(ENVIRONMENT["DEVALLOC_STORE"]))) as store:
+            return dict(store.get("VirtualMachine", "default", "web").get("status", {}))
 
     def taken(self) -> list[dict[str, Any]]:
         with suppress(AssertionError):  # the plugin only just starts
@@ -124,6 +127,7 @@ def test_a_machine_lives_in_a_setup_until_it_ends_whatever_becomes_of_the_plugin
             setup = taken["setup"]
             assert (taken["owner"], taken["request"]) == ("machine/default/web", status["machineID"])
             assert network_of(status["pid"]) == os.stat(setup["namespacePath"]).st_ino != network_of(os.getpid())
+            assert network.is_tap_used(Path(setup["namespacePath"]), "tap0")
             assert "tap0" in Path(f"/proc/{status['pid']}/net/dev").read_text()
             assert len(setup["cpus"]) == 1
             threads = {*Path(f"/proc/{status['pid']}/task").iterdir()}
@@ -224,19 +228,5 @@ def test_who_has_taken_a_machine_that_waited_can_have_it_kept_by_the_node(open_i
                 monitor.execute("quit", deadline=warm_bed.soon())
             monitor.close()
             host("warm", "return", setup["id"])
-
-    in_a_bed(body)
-
-
-def test_on_a_node_without_setups_a_machine_is_told_so(open_image: Image) -> None:
-    def body() -> None:
-        HOME.mkdir()
-        host = Host(open_image)
-        try:
-            host("apply", "-f", "-", stdin=manifest(open_image))
-            until(lambda: host.status().get("reason") == "PoolMissing", "it says why")
-            assert "--warm" in host.status()["message"]
-        finally:
-            host.killed()
 
     in_a_bed(body)

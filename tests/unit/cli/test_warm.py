@@ -123,6 +123,7 @@ def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc
     arguments = arguments[:-2]
     for words, why in (
         (["--warm-machine", str(file)], "--warm-machine needs --warm"),
+        (["--warm-vcpus-per-cpu", "1"], "--warm-vcpus-per-cpu needs --warm"),
         (["--warm", "1", "--warm-machine", str(file)], "must hold one VirtualMachine, and nothing else"),
     ):
         told = devalloc(*arguments, *words, "--socket", tmp_path / "node.sock")
