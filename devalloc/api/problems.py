@@ -35,10 +35,13 @@ class Problem:
         name = "/".join(part for part in (self.namespace, self.name) if part)
         return " ".join(part for part in (self.kind, name) if part)
 
+    @property
+    def text(self) -> str:
+        """Where it is and what, for who says the severity by other means."""
+        return ": ".join([*(part for part in (self.source, self.subject, self.path) if part), self.message])
+
     def __str__(self) -> str:
-        where = [part for part in (self.source, self.subject, self.path) if part]
-        prefix = "warning: " if self.severity == "warning" else ""
-        return prefix + ": ".join([*where, self.message])
+        return ("warning: " if self.severity == "warning" else "") + self.text
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, unset fields left out."""

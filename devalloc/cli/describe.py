@@ -58,7 +58,7 @@ def _describe(store: SQLiteStore, obj: Object) -> None:
     facts += [("Finalizers", ", ".join(metadata.get("finalizers", [])))]
     match obj["kind"] if _is_readable(obj) else None:
         case "DeviceClaim":
-            _facts(facts + _claim_facts(obj))
+            _facts(facts + _claim_facts(obj) + [("Machines", ", ".join(_machines_of(store, obj)))])
             _claim(store, obj)
         case "VirtualMachine":
             _facts(facts + _machine_facts(obj))
@@ -115,6 +115,18 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
     ]
 
 
+def _machines_of(store: SQLiteStore, claim: Object) -> list[str]:
+    """The machines that name a claim, with where they are: it is placed with the first one."""
+    from devalloc.cli.columns import machine_node
+
+    name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
+    return [
+        f"{machine['metadata']['name']} (on {node})" if (node := machine_node(machine)) else machine["metadata"]["name"]
+        for machine in filter(_is_readable, store.list("VirtualMachine").objects)
+        if name in machine["spec"].get("claims", ()) and machine["metadata"].get("namespace", "default") == namespace
+    ]
+
+
 def _machine_facts(machine: Object) -> list[tuple[str, str]]:
     from devalloc.cli.columns import machine_node, machine_phase
 
@@ -156,11 +168,11 @@ def _claim(store: SQLiteStore, claim: Object) -> None:
 def _why_not(store: SQLiteStore, claim: Object) -> None:
     """Why a claim holds nothing, as things stand now: in the store, and not in its last answer."""
     from devalloc.cli.explanation import show
+    from devalloc.controller.placing import solve_with_machines
     from devalloc.controller.snapshot import snapshot
-    from devalloc_solver import solve_manifests
 
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
-    answers = solve_manifests(snapshot(store), deadline=DEADLINE)["claims"]
+    answers = solve_with_machines(snapshot(store), deadline=DEADLINE)["claims"]
     found = next((one for one in answers if (one["namespace"], one["name"]) == (namespace, name)), None)
     click.echo()
     if found is None:
@@ -174,11 +186,12 @@ def _pool(store: SQLiteStore, pool: Object) -> None:
     from devalloc.cli.output import heading, table
 
     users: dict[str, list[str]] = {}
-    for claim in filter(_is_readable, store.list("DeviceClaim").objects):
-        for entry in claim.get("status", {}).get("allocations", []):
+    for owner in filter(_is_readable, store.list(["DeviceClaim", "VirtualMachine"]).objects):
+        for entry in owner.get("status", {}).get("allocations", []):
             if entry["devicePoolName"] == pool["metadata"]["name"]:
                 amounts = ", ".join(f"{part['name']} {part['allocation']}" for part in entry.get("allocations", []))
-                who = f"{claim['metadata'].get('namespace', 'default')}/{claim['metadata']['name']}"
+                who = f"{owner['metadata'].get('namespace', 'default')}/{owner['metadata']['name']}"
+                who = who if owner["kind"] == "DeviceClaim" else f"machine {who}"
                 users.setdefault(entry["deviceName"], []).append(f"{who} ({amounts})" if amounts else who)
     spec = pool["spec"]
     _as_yaml("Attributes", {entry["name"]: _value(entry) for entry in spec.get("attributes", [])})

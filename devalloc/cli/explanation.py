@@ -51,6 +51,10 @@ def show(claim: Answer, *, only_would: bool = False, machine: bool = False) -> N
     else:
         heading(f"{name} is not {allocated}: {claim['reason']}")
         click.echo(claim["message"])
+    if "machine" in claim:
+        click.echo(
+            f"It is placed with machine {claim['machine']}: devalloc explain vm/{claim['machine'].split('/')[1]}"
+        )
     for warning in claim.get("warnings", []):
         click.echo(f"warning: {warning}")
     for funnel in claim.get("funnel", []):

@@ -185,5 +185,5 @@ class InventoryWatcher:
         problems = {str(problem): problem for problem in found.problems}
         for text, problem in problems.items():
             if text not in self._problems:
-                log.log(logging.ERROR if problem.severity == "error" else logging.WARNING, "%s", text)
+                log.log(logging.ERROR if problem.is_error else logging.WARNING, "%s", problem.text)
         self._problems = frozenset(problems)

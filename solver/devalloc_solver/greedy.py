@@ -53,17 +53,27 @@ def place_greedily(
     return found
 
 
-def orders(units: Sequence[Unit]) -> Iterator[list[Unit]]:
+def orders(units: Sequence[Unit], parts: Sequence[Fraction] = ()) -> Iterator[list[Unit]]:
     """Orders in which a first fit may do well, higher priorities first in all of them: the small units first; of these
-    those with the fewest candidates; those with the fewest candidates, of these the small ones; and as they come."""
-    looks: tuple[Callable[[Unit], tuple[Fraction | int, ...]], ...] = (
+    those with the fewest candidates; those with the fewest candidates, of these the small ones; as they come; and where
+    ``parts`` tells what each takes of all amounts, the small units first, of these those that take little.
+
+    Of orders that are the same one is left out.
+    """
+    taken = dict(zip(map(id, units), parts, strict=True)) if parts else {}
+    looks: list[Callable[[Unit], tuple[Fraction | int, ...]]] = [
         lambda unit: (fewest(unit),),
         lambda unit: (fewest(unit), _choice(unit)),
         lambda unit: (_choice(unit), fewest(unit)),
         lambda unit: (),
-    )
+    ]
+    looks += [lambda unit: (fewest(unit), taken[id(unit)])] if taken else []
+    seen: set[tuple[int, ...]] = set()
     for look in looks:
-        yield sorted(units, key=lambda unit: (-unit.demands[0].claim.priority, *look(unit)))
+        found = sorted(units, key=lambda unit: (-unit.demands[0].claim.priority, *look(unit)))
+        if (order := tuple(map(id, found))) not in seen:
+            seen.add(order)
+            yield found
 
 
 def fewest(unit: Unit) -> Fraction:

@@ -9,6 +9,7 @@ import pytest
 from devalloc_solver import goals
 from devalloc_solver.columns import network
 from devalloc_solver.columns.counting import count_devices
+from devalloc_solver.columns.sharing import share_amounts
 from devalloc_solver.greedy import orders, place_greedily
 from devalloc_solver.holdings import Ledger
 from devalloc_solver.intake import read_documents
@@ -88,11 +89,14 @@ def test_counting_never_says_less_than_there_can_be(seed: int) -> None:
     exact = exact_counts(prepared) if prepared.units else None
     if exact is None:
         return
-    counting = count_devices(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), prepared.units)
+    ledger = Ledger.of(prepared.snapshot, prepared.holdings)
+    counting = count_devices(prepared.snapshot, ledger, prepared.units)
+    sharing = share_amounts(prepared.snapshot, ledger, prepared.units)
     higher: dict[int, int] = {}
     priorities = sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True)
     for priority, best in zip(priorities, exact, strict=True):
         assert counting.bound(priority, higher) >= best
+        assert sharing.bound(priority, higher) >= best
         higher[priority] = best
 
 
@@ -102,6 +106,52 @@ def test_counting_knows_where_there_are_too_few() -> None:
     prepared = prepare(read_documents([*fleet(3, 3), *(manifest(n, ask) for n, ask in enumerate(asks))]))
     counting = count_devices(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), prepared.units)
     assert counting.bound(0, {}) == 4, "no more than nine halves"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_amounts_allow_is_never_less_than_there_can_be(seed: int) -> None:
+    """Shares of two amounts, some pinned, some of a higher priority, some in groups; part of it is in use."""
+    rng = random.Random(seed)
+    own = [device(f"d{i}", resources={"a": str(rng.randint(2, 9)), "b": str(rng.randint(2, 9))}) for i in range(2)]
+    content = [GPU, *(pool(f"p{n}", f"n{n}", devices=own) for n in range(2))]
+    for number in range(9):
+        asked = {"a": str(rng.randint(1, 6)), "b": str(rng.randint(1, 6))}
+        spec: Manifest = {
+            "deviceClass": "gpu",
+            "requests": {name: asked[name] for name in rng.choice(["a", "b", "ab"])},
+        }
+        notes = {"devalloc.io/priority": str(rng.choice([0, 0, 1]))}
+        notes |= {"devalloc.io/group": "g"} if rng.random() < 0.2 else {}
+        notes |= {"devalloc.io/node": "n1"} if rng.random() < 0.2 else {}
+        content.append(claim(f"c{number}", spec, annotations=notes))
+    prepared = prepare(read_documents(content))
+    exact = exact_counts(prepared)
+    assert exact is not None
+    sharing = share_amounts(prepared.snapshot, Ledger.of(prepared.snapshot, prepared.holdings), prepared.units)
+    higher: dict[int, int] = {}
+    priorities = sorted({d.claim.priority for unit in prepared.units for d in unit.demands}, reverse=True)
+    for priority, best in zip(priorities, exact, strict=True):
+        assert sharing.bound(priority, higher) >= best
+        higher[priority] = best
+
+
+def test_who_takes_little_of_what_is_scarce_comes_first_and_the_bound_knows_how_much_there_is() -> None:
+    """As machines are: all different, and together more than there is."""
+    rng = random.Random(5)
+    own = [device("d", resources={"cpu": "16", "memory": "64"})]
+    content = [GPU, *(pool(f"p{n}", f"n{n}", devices=own) for n in range(4))]
+    sizes = [(rng.randint(1, 9), rng.randint(1, 12)) for _ in range(60)]
+    for number, (cpu, memory) in enumerate(sizes):
+        spec = {"deviceClass": "gpu", "requests": {"cpu": str(cpu), "memory": str(memory)}}
+        content.append(claim(f"c{number:02}", spec))
+    batch = by_columns(content)
+    assert batch.violations() == []
+    room, most = 64, 0
+    for cpu, _ in sorted(sizes):
+        room -= cpu
+        most += room >= 0
+    assert batch.bounds == [most]
+    assert batch.satisfied[0] >= most - 2
 
 
 @pytest.mark.parametrize("seed", range(6))

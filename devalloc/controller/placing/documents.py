@@ -72,6 +72,10 @@ class Placing:
     """Machines that nobody has begun, and that are not to run any more."""
     members: Mapping[Group, frozenset[ClaimKey]] = field(default_factory=dict)
     """Claims that are asked for, by group; of groups with a machine in them."""
+    owners: Mapping[ClaimKey, MachineKey] = field(default_factory=dict)
+    """Which machine a claim is placed with, or waits with."""
+    kept_back: frozenset[ClaimKey] = frozenset()
+    """Claims that wait with a machine, and are not asked for."""
     names: Mapping[ClaimKey, MachineKey] = field(default_factory=dict)
     """Which machine a claim of the input stands for."""
     pools: Mapping[str, Object] = field(default_factory=dict)
@@ -114,7 +118,7 @@ class _Reader:
         """machines that are to be on one NUMA node with their devices"""
         self.blocked: dict[Group, tuple[str, str]] = {}
         """groups that are not asked for, and why"""
-        self.unowned: set[ClaimKey] = set()
+        self.unowned: dict[ClaimKey, MachineKey] = {}
         """claims that wait with their machine"""
 
     def read(self) -> Placing:
@@ -134,7 +138,7 @@ class _Reader:
             if (why := self._obstacle(key, doc)) is not None:
                 del self.asking[key]
                 self.waiting[key] = why
-                self.unowned |= {claim for claim in self._claims_of(doc) if claim not in self.owners}
+                self.unowned |= {claim: key for claim in self._claims_of(doc) if claim not in self.owners}
             else:
                 self._own(key, doc)
                 if machine.spec.numa_policy == machines.SINGLE_NUMA:
@@ -258,6 +262,8 @@ class _Reader:
             fitted=self.fitted,
             freed=frozenset(self.freed),
             members={group: frozenset(claims) for group, claims in members.items()},
+            owners={**self.unowned, **self.owners},
+            kept_back=frozenset(kept_back),
             names=self.names,
             pools=self.pools,
             objects={machines.machine_key(doc): doc for doc in self.found},

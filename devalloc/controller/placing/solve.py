@@ -11,6 +11,7 @@ from devalloc.controller.placing.decide import named
 from devalloc.controller.placing.documents import Placing, with_machines
 from devalloc.controller.placing.growth import Growth
 from devalloc.store import Object
+from devalloc_solver.reasons import Reason
 
 Answer = dict[str, Any]
 
@@ -36,6 +37,8 @@ def solve_with_machines(documents: Iterable[Any], *, placement: str = "pack", de
 def _with_machines_named(answer: Answer, placing: Placing) -> Answer:
     claims = {(one["namespace"], one["name"]): one for one in answer["claims"]}
     own = [_told(one, placing) for key, one in claims.items() if key not in placing.names]
+    own += [_kept_back(claim, placing) for claim in placing.kept_back]
+    own.sort(key=lambda one: (one["namespace"], one["name"]))
     found = []
     for key, machine in sorted(placing.objects.items()):
         if (wish := placing.wishes.get(key)) is not None:
@@ -89,7 +92,20 @@ def _entry(
 
 
 def _told(answer: Answer, placing: Placing) -> Answer:
-    return answer if answer["message"] is None else {**answer, "message": named(answer["message"], placing)}
+    """``machine`` is there of claims that are placed with one."""
+    owner = placing.owners.get((answer["namespace"], answer["name"]))
+    told = answer if answer["message"] is None else {**answer, "message": named(answer["message"], placing)}
+    return told if owner is None else {**told, "machine": "/".join(owner)}
+
+
+def _kept_back(claim: tuple[str, str], placing: Placing) -> Answer:
+    owner = placing.owners.get(claim)
+    if owner is None:
+        why = "it is in a group with a claim that waits with its machine"
+        return _entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why)
+    _, waits_for = placing.waiting.get(owner, ("", "a claim of it waits with another machine"))
+    why = f"it is placed with machine {'/'.join(owner)}, which waits: {waits_for}"
+    return {**_entry(claim, False, None, (), Reason.GROUP_UNSATISFIABLE.value, why), "machine": "/".join(owner)}
 
 
 def _is_readable(document: Any) -> bool:

@@ -14,6 +14,7 @@ from devalloc_solver.columns.extent import fewest_devices, fewest_pools
 from devalloc_solver.columns.kinds import Kind, split_units
 from devalloc_solver.columns.levels import TOLERANCE, Decider
 from devalloc_solver.columns.naming import name_devices
+from devalloc_solver.columns.sharing import share_amounts
 from devalloc_solver.columns.singles import Singles
 from devalloc_solver.demand import Unit
 from devalloc_solver.goals import Level
@@ -95,7 +96,8 @@ class _Batch:
 
     def compare(self) -> bool:
         """A first fit may do better where not all was proven: never answer less than that. Whether it does."""
-        for units in orders(self.units):
+        sharing = share_amounts(self.snapshot, Ledger.of(self.snapshot, self.holdings), self.units)
+        for units in orders(self.units, sharing.parts() if sharing.resources else ()):
             if self.is_late():
                 break
             found = place_greedily(self.snapshot, self.holdings, units, placement=self.placement, ends=self.ends)
@@ -115,14 +117,17 @@ class _Batch:
             needed = {priority: count - possible.get(priority, 0) for priority, count in reached.items()}
             decider.prove(needed, needed)
             self.bounds = decider.bounds
-        counting = None
+        counting = sharing = None
         if not self.is_late():
-            counting = count_devices(self.snapshot, Ledger.of(self.snapshot, self.holdings), self.units)
+            ledger = Ledger.of(self.snapshot, self.holdings)
+            counting = count_devices(self.snapshot, ledger, self.units)
+            sharing = share_amounts(self.snapshot, ledger, self.units)
         for priority in self.priorities:
             bound = self.bounds.get(priority, 0) + possible.get(priority, 0)
             if reached[priority] < bound and counting is not None and not self.is_late():
                 higher = {p: count for p, count in reached.items() if p > priority}
                 bound = min(bound, counting.bound(priority, higher))
+                bound = min(bound, bound if sharing is None else sharing.bound(priority, higher))
             self.bounds[priority] = bound
 
     def is_late(self) -> bool:

@@ -241,7 +241,7 @@ class TestFailures:
         world.run(until=200)
         said = [(r.levelname, r.message) for r in caplog.records if r.levelno >= logging.WARNING]
         assert said == [
-            ("WARNING", "warning: 0000:41:00.0 has no IOMMU group"),
+            ("WARNING", "0000:41:00.0 has no IOMMU group"),
             ("ERROR", "0000:42:00.0: unreadable class"),
         ]
 

@@ -1,0 +1,64 @@
+"""A claim says which machine it is placed with, and a host's pool which machines have what of it."""
+
+from __future__ import annotations
+
+from devalloc.controller.allocate import Allocator
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
+from tests.support.hosts import host, machine
+from tests.support.shell import Shell, text
+
+
+def placed(devalloc: Shell) -> None:
+    store = SQLiteStore(devalloc.store)
+    for _ in range(2):
+        Allocator(store).round()
+    store.close()
+
+
+def test_a_claim_and_a_pool_tell_of_the_machine(devalloc: Shell) -> None:
+    fleet = (gpu_class(), host("a"), gpu_pool("p", node="a"), gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
+    assert devalloc("apply", "-f", "-", stdin=text(*fleet)).code == 0
+    placed(devalloc)
+    lines = [line.split(maxsplit=1) for line in devalloc("describe", "dclaim/gpu").out.splitlines()]
+    assert ["Machines:", "web (on a)"] in lines
+    assert "machine default/web (cpu 1, memory 1Gi)" in devalloc("describe", "pool/a-host").out
+    told = devalloc("explain", "gpu")
+    assert (told.code, "It is placed with machine default/web" in told.out) == (0, True)
+    assert devalloc("explain", "gpu", "-o", "json").json["machine"] == "default/web"
+
+
+def test_a_claim_that_waits_with_its_machine_says_so(devalloc: Shell) -> None:
+    fleet = (
+        gpu_class(),
+        host("a"),
+        gpu_pool("p", node="a"),
+        gpu_claim("gpu"),
+        machine("web", "1", "1Gi", "gpu", "nic"),
+    )
+    assert devalloc("apply", "-f", "-", stdin=text(*fleet)).code == 0
+    placed(devalloc)
+    told = devalloc("explain", "gpu")
+    assert told.code == 1
+    assert "placed with machine default/web, which waits: claim default/nic does not exist" in told.out
+    assert "which waits: claim default/nic does not exist" in devalloc("describe", "dclaim/gpu").out
+
+
+def test_a_machine_that_is_to_have_more_and_does_not_get_it_is_explained(devalloc: Shell) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(host("a", cpus=4), machine("web", "1", "1Gi"))).code == 0
+    placed(devalloc)
+    store = SQLiteStore(devalloc.store)
+    found = store.get("VirtualMachine", "default", "web")
+    metadata = {
+        **found["metadata"],
+        "finalizers": ["devalloc.io/node"],
+        "annotations": {"devalloc.io/prepared-on": "a"},
+    }
+    store.replace({**found, "metadata": metadata})
+    store.close()
+    assert devalloc("apply", "-f", "-", stdin=text(machine("web", "8", "1Gi"))).code == 0
+    told = devalloc("explain", "vm/web")
+    assert told.code == 0
+    assert told.out.startswith("default/web is placed on node a: ")
+    assert "It is to have more, and does not get it: InsufficientCapacity" in told.out
+    assert "What to do: " in told.out
