@@ -542,6 +542,36 @@ def test_with_tls_only_known_certificates_are_answered(path: Path) -> None:
                 with suppress(ConnectionResetError):
                     connection.recv(100)
         until(lambda: not _connections())
+        assert b"refused_total" not in b"".join(
+            line for line in bench.server.metrics.text().splitlines() if line.startswith(b"devalloc_") and b"{" in line
+        ), "none of them was slow"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with")
+def test_those_who_begin_tls_and_go_no_further_do_not_keep_others_out(path: Path) -> None:
+    ours = _certificate(path.parent, "ours")
+    create(path, machine("a"))
+    settings = replace(ANY_PORT, tls=server_tls(*ours), max_connections=8, request_seconds=1.0)
+    with serving(path, TEN, settings) as bench:
+        body = json.dumps(bench.client().message("a", 1, "1Gi")).encode()
+        silent = [socket.create_connection(bench.addresses.requests, timeout=30) for _ in range(20)]
+        silent[-1].sendall(b"\x16\x03\x01")  # the beginning of one
+        context = ssl.create_default_context(cafile=ours[0])
+        for _ in range(3):
+            with closing(
+                http.client.HTTPSConnection("localhost", bench.addresses.requests[1], context=context)
+            ) as connection:
+                for _ in range(3):
+                    connection.request("POST", "/", body)
+                    answer = connection.getresponse()
+                    assert (answer.status, answer.read()) == (200, b'{"permit":{"vCPUs":1,"mem":"1Gi"}}')
+        for connection_ in silent:
+            with suppress(ConnectionResetError):
+                assert connection_.recv(100) == b""
+            connection_.close()
+        until(lambda: not _connections())
+        page = bench.server.metrics.text()
+        assert all(b'_refused_total{reason="%b"}' % reason in page for reason in (b"too many", b"too slow"))
 
 
 def _connections() -> list[object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -155,13 +154,6 @@ class Bench:
     def state(self, node: str = "node-a") -> Any:
         """The ledger of a node, as it is told."""
         return json.loads(self.get("/")[2])["nodes"][node]
-
-    def raw(self, data: bytes) -> bytes:
-        """All that is answered to these bytes, until the server closes."""
-        with closing(socket.create_connection(self.addresses.requests, timeout=30)) as connection:
-            connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def node_of(limit: Resources, name: str = NODE) -> Hosts:

@@ -13,6 +13,7 @@ import resource
 import select
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -83,15 +84,14 @@ class Door:
             read_bufsize=2**14,
             auto_decompress=False,
         )
+        self.tls: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
         """Open it; where it is. Raises OSError."""
-        seconds = self.bounds.request_seconds if tls is not None else None
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._guard, host, port, ssl=tls, backlog=512, ssl_handshake_timeout=seconds
-        )
+        # Guards begin TLS themselves: they are counted from the first byte on.
+        self.tls = tls
+        self._server = await asyncio.get_running_loop().create_server(self._guard, host, port, backlog=512)
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
 
@@ -110,7 +110,7 @@ class Door:
         return _Guard(self, cast("asyncio.Protocol", inner))
 
     def admit(self, guard: _Guard) -> None:
-        """It is open. A connection whose TLS handshake fails never is."""
+        """It is open."""
         self.open[guard] = None
         self._guards[guard.inner] = guard
 
@@ -208,43 +208,67 @@ class _Guard(asyncio.Protocol):
         self._door = door
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._admitted = False
+        self._connected = False
+        """What reads it was told of the connection."""
+        self._early: list[bytes] = []
+        """What came with the end of the TLS handshake."""
+        self._greeting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         if not self._door.make_room():
-            self._door.forget(self)
             self._transport.abort()
             return
-        self._admitted = True
         self._door.admit(self)
-        self.inner.connection_made(transport)
         self._await_request()
+        if self._door.tls is None:
+            self._connect(self._transport)
+        else:
+            self._greeting = asyncio.get_running_loop().create_task(self._greet(self._transport, self._door.tls))
 
     def data_received(self, data: bytes) -> None:
-        if not self._admitted:
+        if not self._connected:
+            self._early.append(data)
             return
         if not self.busy:
             self._await_request()
         self.inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self.inner.eof_received() if self._admitted else None
+        return self.inner.eof_received() if self._connected else None
 
     def pause_writing(self) -> None:
-        if self._admitted:
+        if self._connected:
             self.inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._admitted:
+        if self._connected:
             self.inner.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_timer()
         self._door.forget(self)
-        if self._admitted:
-            self._admitted = False
+        if self._connected:
+            self._connected = False
             self.inner.connection_lost(error)
+
+    async def _greet(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """The TLS handshake, within the time of a request."""
+        loop, seconds = asyncio.get_running_loop(), self._door.bounds.request_seconds
+        with suppress(OSError):
+            secure = await loop.start_tls(transport, self, tls, server_side=True, ssl_handshake_timeout=seconds)
+            if secure is not None and not secure.is_closing():
+                self._connect(secure)
+                return
+        self.connection_lost(None)
+        transport.abort()
+
+    def _connect(self, transport: asyncio.Transport) -> None:
+        self._transport, self._connected = transport, True
+        self.inner.connection_made(transport)
+        early, self._early = self._early, []
+        for data in early:
+            self.data_received(data)
 
     def begin(self) -> None:
         """The head of a request is there."""
