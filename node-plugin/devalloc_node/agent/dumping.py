@@ -12,7 +12,8 @@ from devalloc_node.agent.agent import Agent
 from devalloc_node.plainhttp import JSON, Limits, Request, Response, Server
 
 _log = logging.getLogger("devalloc.agent")
-LIMITS = Limits(body=0, connections=4, requests_a_second=4, requests_burst=8)
+LIMITS = Limits(body=0, connections=4, requests_a_second=1, requests_burst=4)
+"""All of 500 machines take a tenth of a second."""
 HOST = "127.0.0.1"
 AGAIN_SECONDS = 30.0
 """Where somebody else has the port it is tried again: machines do not wait for that."""

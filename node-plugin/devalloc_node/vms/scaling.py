@@ -63,7 +63,7 @@ def scaled_of(vm: VirtualMachine, scaling: MachineScaling, machine: Machine, set
         vm.metadata.uid or "",
         machine.id,
         _bounds(vm, machine.started),
-        _config(vm, scaling, settings.config),
+        _config(vm, scaling, settings),
         scaling.address,
         scaling.monitor_port,
         scaling.metrics_port,
@@ -119,14 +119,16 @@ def _bounds(vm: VirtualMachine, started: MachineSpec | None) -> Bounds:
     return Bounds(least, most)
 
 
-def _config(vm: VirtualMachine, scaling: MachineScaling, config: ScalingConfig) -> ScalingConfig:
+def _config(vm: VirtualMachine, scaling: MachineScaling, settings: ScalingSettings) -> ScalingConfig:
     """The node's, with what the machine's annotation says otherwise, and then with what its spec says."""
-    problems: list[Problem] = []
+    config, problems = settings.config, list[Problem]()
     if (text := vm.metadata.annotations.get(ANNOTATION)) is not None:
-        read = read_annotation(text, path=ANNOTATION_PATH)
+        read = read_annotation(text, settings.era, ANNOTATION_PATH)
         problems += read.problems
         config = config if read.overrides is None else overridden(config, read.overrides)
-    merged = merge(config, _overrides(scaling), "spec.scaling")
+    said = _overrides(scaling)
+    of_spec = said.lfc_window_size_minutes is not None or said.lfc_min_wait_before_downscale_minutes is not None
+    merged = merge(config, said, "spec.scaling" if of_spec else ANNOTATION_PATH)
     problems += merged.problems
     wrong = [f"{problem.path} {problem.message}" for problem in problems if problem.is_error]
     if merged.config is None or wrong:

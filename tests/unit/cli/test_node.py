@@ -47,6 +47,8 @@ def arguments(folder: Path, *more: str) -> list[str]:
         (["--scaling", "--compute-unit", "1,1Ki"], "memory in multiples of 2Mi"),
         (["--scaling", "--compat", "v0.30"], "is not one of 'v0.12', 'v0.31', 'newest'"),
         (["--scaling", "--guest-network", "10.0.0.1/8"], "must be a network such as 10.1.0.0/16"),
+        (["--runner-network", "10.0.0.1/8"], "--runner-network must be a network such as 10.1.0.0/16"),
+        (["--scaling", "--dump-port", "65536"], "65535"),
         (["--scaling", "--permits", "somewhere"], "must be a URL such as http://127.0.0.1:10299/"),
         (["--scaling", "--permits-token-file", "/dev/null"], "one line of 16 characters or more"),
     ],

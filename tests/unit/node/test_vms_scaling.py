@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from devalloc.api.virtualmachine import MEMORY_BLOCK
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ANNOTATION
+from devalloc.scaling.eras import Era
 from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.stuck import Reason
@@ -173,6 +174,11 @@ def test_all_parameters_of_goals_are_its_own_by_its_spec_or_its_annotation(world
             {"lfcWindowSizeMinutes": 4},
             "spec.scaling.lfcMinWaitBeforeDownscaleMinutes must be at least lfcWindowSizeMinutes, which is 4, not 3",
         ),
+        (
+            '{"lfcMinWaitBeforeDownscaleMinutes": 3}',
+            {},
+            r"metadata.annotations\[.*\].lfcMinWaitBeforeDownscaleMinutes must be at least lfcWindowSizeMinutes, which",
+        ),
         (None, {"lfcWindowSizeMinutes": 6}, "at least lfcWindowSizeMinutes, which is 6, not 5"),
     ],
 )
@@ -186,6 +192,18 @@ def test_a_machine_that_nobody_could_compute_a_goal_for_stays_as_it_is_and_says_
     rescaled(world, "{}")
     assert KEY in world.told.kept
     assert "reason" not in world.status()
+
+
+def test_an_older_agents_annotation_is_read_as_that_agent_reads_it(world: World) -> None:
+    world.told.settings = replace(ScalingSettings(), compat=Era.V0_12)
+    rescaled(world, '{"memoryUsageFractionTarget": 0.5}')
+    assert world.status()["reason"] == "ScalingConfigInvalid"
+    assert (
+        "loadAverageFractionTarget is required: in v0.12 an override replaces the default"
+        in (world.status()["message"])
+    )
+    rescaled(world, '{"loadAverageFractionTarget": 0.5}')
+    assert world.told.kept[KEY].config.load_average_fraction_target == 0.5
 
 
 def test_what_the_guest_speaks_and_where_is_told_and_another_way_begins_anew(world: World) -> None:
