@@ -254,6 +254,34 @@ def test_a_record_that_does_not_fit_on_the_disk_is_not_written_in_part() -> None
     in_a_bed(body)
 
 
+@pytest.mark.parametrize("hidden", ["/run/devalloc", "/run/netns"])
+def test_while_another_file_system_hides_its_folders_nothing_is_given_back_and_then_nothing_lost(hidden: str) -> None:
+    def body() -> None:
+        before = snapshot()
+        pool = opened(on_demand=False)
+        pool.fill(2)
+        kept = pool.take("a")
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mount(b"none", hidden.encode(), b"tmpfs", 0, None) == 0
+        with pytest.raises(NodeError):
+            pool.take("b")
+        if hidden == "/run/devalloc":
+            with pytest.raises(Failed, match="records of warm setups cannot be kept"):
+                pool.give_back(kept.setup.id, soon())
+        pool.look()
+        assert libc.umount(hidden.encode()) == 0
+        pool.look()
+        assert [taken.setup for taken in pool.taken()] == [kept.setup]
+        assert (pool.status().making, pool.status().removing) == (0, 0)
+        pool.give_back(kept.setup.id, soon())
+        pool.fill(1)
+        pool.give_back(pool.take("b").setup.id, soon())
+        pool.close(soon())
+        assert snapshot() == before
+
+    in_a_bed(body)
+
+
 def test_where_it_cannot_be_seen_who_lives_in_a_setup_somebody_does() -> None:
     def body() -> None:
         pool = opened()

@@ -68,6 +68,8 @@ def remove(name: Path, inode: Inode | None) -> None:
     try:
         there = os.stat(name, follow_symlinks=False)
     except FileNotFoundError:
+        if _is_mounted(name):
+            raise OSError(errno.EBUSY, "is hidden by another file system that is mounted above it", str(name)) from None
         return
     if _is_namespace(there):
         if inode is not None and (there.st_dev, there.st_ino) != inode:
@@ -122,6 +124,12 @@ def is_tap_used(name: Path, tap: str) -> bool:
 def _is_namespace(there: os.stat_result) -> bool:
     """Files of nsfs, all on one device, are told from a plain file by that device."""
     return there.st_dev == os.stat("/proc/self/ns/net").st_dev
+
+
+def _is_mounted(name: Path) -> bool:
+    """Whether something is mounted there, also where it cannot be seen. Raises OSError."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
+        return any(line.split(" ", 5)[4] == str(name) for line in lines)
 
 
 def _inside(name: Path, act: Callable[[], Answer]) -> Answer:
