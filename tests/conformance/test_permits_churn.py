@@ -1,0 +1,140 @@
+"""Machines come, go, come again by the same name, move and change while agents ask: no grant takes what is not there,
+and in the end the server has the ledger that one would have which begins with what is written."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.controller.permits import Host, Settings
+from devalloc.controller.permits.book import Book
+from devalloc.controller.permits.records import key_of
+from devalloc.scaling.permits.ledger import Key
+from devalloc.store import Fence, Object, StoreError
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.faketree import memory_folder
+from tests.support.permit_bench import KIND, Bench, amounts, machine, running, serving, tell
+
+NAMES = [f"m{number}" for number in range(6)]
+HOSTS = {"node-a": Host(amounts(20_000, 40))}
+SETTINGS = Settings(port=0, dump_port=0)
+CHANGES, REQUESTS = 150, 250
+"""Of each who changes, and of each who asks."""
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with memory_folder() as name:
+        yield Path(name) / "store.db"
+
+
+class Judging(SQLiteStore):
+    """Looks at each write: what else is there then is what was decided on, or the fence is broken."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.wrong: list[str] = []
+        self.writes = 0
+
+    def commit(self, changes: Any, fence: Fence | None = None) -> Any:
+        before = {key_of(obj): obj for obj in self.list(KIND).objects}
+        done = super().commit(changes, fence)
+        self.writes += 1
+        after = before | {key_of(obj): obj for obj in done}
+        had, has = (begun(objects.values()).nodes["node-a"] for objects in (before, after))
+        if has.counted.exceeds(has.total.most(had.counted)):
+            self.wrong.append(f"{has.counted} is taken of {has.total}, and was {had.counted}")
+        return done
+
+
+def begun(objects: Iterable[Object]) -> Book:
+    """What a server makes of these objects that has seen them come."""
+    book = Book(Settings())
+    book.begin(HOSTS)
+    for obj in objects:
+        book.put(obj)
+    return book
+
+
+def change(store: SQLiteStore, draw: random.Random) -> None:
+    """One change of one machine, as its owner, its node or somebody else makes it."""
+    name = draw.choice(NAMES)
+    what = draw.choices(("delete", "make", "label", "run", "read back", "move", "pod"), (4, 6, 2, 2, 2, 1, 1))[0]
+    if what == "delete":
+        store.delete(KIND, "default", name)
+    elif what == "make":
+        running(store, machine(name, least=amounts(draw.choice([250, 1000]), 1)), amounts(500, 1))
+    elif what in ("label", "move"):
+        obj = store.get(KIND, "default", name)
+        obj["metadata"]["labels"] = draw.choice([{}, {"autoscaling.neon.tech/enabled": "true"}])
+        if what == "move":
+            obj["spec"]["nodeName"] = draw.choice(["node-a", "node-b"])
+        store.replace(obj)
+    elif what == "run":
+        tell(store, name, machineID=f"run-{draw.randint(1, 99)}", permitted=None)
+    elif what == "read back":
+        tell(store, name, observed={"cpus": f"{draw.randint(250, 2000)}m", "memory": "1Gi"})
+    else:
+        tell(store, name, runnerPod=draw.choice(["p", "q", None]))
+
+
+def changing(path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    with closing(SQLiteStore(path)) as store:
+        for _ in range(CHANGES):
+            with suppress(StoreError):  # it is not there, or there already
+                change(store, draw)
+            threading.Event().wait(draw.random() * 0.01)
+
+
+def asking(bench: Bench, seed: int, answers: Counter[int]) -> None:
+    draw = random.Random(seed)
+    with closing(bench.client()) as client:
+        for _ in range(REQUESTS):
+            last = draw.choice([None, {"vCPUs": draw.randint(1, 8), "mem": "1Gi"}])
+            name, memory = draw.choice([*NAMES, *NAMES, "p", "q"]), f"{draw.randint(1, 20)}Gi"
+            message = client.message(name, draw.randint(1, 12), memory, last)
+            answers[client.post(json.dumps(message).encode())[0]] += 1
+
+
+def ledger(book: Book) -> dict[Key, Any]:
+    """What counts of each machine, but for what nobody writes down."""
+    found: dict[Key, Any] = {}
+    for key, record in book.records.items():
+        known = book.nodes[record.node].machines[key]
+        found[key] = (record, replace(known, load=None, pressure=amounts(0, 0)))
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_server_that_saw_all_changes_knows_what_one_that_begins_reads(path: Path, seed: int) -> None:
+    answers: Counter[int] = Counter()
+    with closing(Judging(path)) as store, serving(path, lambda: HOSTS, SETTINGS, store=store) as bench:
+        threads = [threading.Thread(target=changing, args=(path, 10 * seed + number)) for number in range(2)]
+        threads += [threading.Thread(target=asking, args=(bench, 10 * seed + n, answers)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        book = bench.server.book
+        for _ in range(500):
+            fresh = begun(bench.store.list(KIND).objects)
+            if ledger(book) == ledger(fresh):
+                break
+            threading.Event().wait(0.02)
+        assert ledger(book) == ledger(fresh)
+        for name, node in book.nodes.items():
+            assert sorted(node.machines) == sorted(key for key, record in book.records.items() if record.node == name)
+        assert store.wrong == []
+        assert store.writes > REQUESTS / 5
+    assert set(answers) == {200, 404}
+    assert min(answers.values()) > REQUESTS / 5, "both happened often"
