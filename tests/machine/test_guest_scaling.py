@@ -7,22 +7,41 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.machine.test_vm_objects import Host, until
-from tests.support import python_image, scaled_guest
+from tests.machine.test_vm_objects import Host
+from tests.support import python_image, scaled_guest, scaling_plot
 from tests.support.guest import Guest
 from tests.support.images import Image
-from tests.support.machines import MICRO_APPEND, short_folder
+from tests.support.machines import MIB, MICRO_APPEND, short_folder
 from tests.support.private_network import HOST, NETWORK, add_tap, private_network
+from tests.support.scaling_record import (
+    GIB,
+    QEMU_TRACE,
+    TRACE_FILE,
+    Amounts,
+    Event,
+    Record,
+    shown,
+    steps_wait_for_each_other,
+)
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own is made by root only")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own is made by root only"),
+    pytest.mark.timeout(1200),
+]
+
+
+DISK = "nvme0n1"
+PATIENCE = 300.0
+"""Seconds: a machine that is emulated, on a host that others use as well, is slow."""
 
 
 @pytest.fixture
@@ -34,9 +53,13 @@ def host(sriov: Image, python: Image) -> Iterator[Host]:
         # QEMU 10, out of which emulated CPUs can be taken, where the machine's own user can read it.
         subprocess.run(["cp", "-al", str(sriov.folder / "root"), str(image / "root")], check=True)
         launcher = (sriov.folder / "qemu").read_text().replace(str(sriov.folder), str(image))
-        (image / "qemu").write_text(launcher)
+        # It writes down what it is asked and does, where it runs a machine; so nobody else has to be believed.
+        traced = f'case "$*" in *-uuid*) set -- "$@" {shlex.join(QEMU_TRACE)};; esac\nexec '
+        (image / "qemu").write_text(launcher.replace("exec ", traced, 1))
         (image / "qemu").chmod(0o755)
         (image / "kernel").write_bytes(python.kernel.read_bytes())
+        (image / "disk").write_bytes(bytes(MIB))
+        (image / "versions.json").write_bytes((python.folder / "versions.json").read_bytes())
         python_image.with_files(python, image / "initrd", scaled_guest.files())
         add_tap("tap0")
         made = Host(folder, Image(image))
@@ -48,12 +71,14 @@ def host(sriov: Image, python: Image) -> Iterator[Host]:
             made.end_machines()
 
 
-def machine(host: Host, **scaling: Any) -> str:
+def machine(host: Host, *, most: int = 2, **scaling: Any) -> str:
+    """One CPU and 1 GiB, up to ``most`` of each, with a disk and a network card."""
     image = host.image.folder
+    start = {"kernel": str(image / "kernel"), "initrd": str(image / "initrd"), "append": MICRO_APPEND}
     return host.manifest(
-        cpu={"min": 1, "max": 2},
-        memory={"min": "1Gi", "max": "2Gi"},
-        start={"kernel": str(image / "kernel"), "initrd": str(image / "initrd"), "append": MICRO_APPEND},
+        cpu={"min": 1, "max": most},
+        memory={"min": "1Gi", "max": f"{most}Gi"},
+        start={**start, "disks": [{"path": str(image / "disk"), "format": "raw", "device": "nvme"}]},
         nics=[{"backend": "tap", "interface": "tap0"}],
         scaling={"address": scaled_guest.ADDRESS, **scaling},
     )
@@ -72,45 +97,147 @@ def gauges_are_served() -> bool:
         return False
 
 
-def comes_to(host: Host, seconds: float, **amounts: str) -> None:
-    """Wait until QEMU says that it has these; all that is told of it must be in order meanwhile."""
-    deadline = time.monotonic() + seconds
-    while {name: status(host, "observed").get(name) for name in amounts} != amounts:
-        assert time.monotonic() < deadline, f"{amounts} is not reached: {json.dumps(host.status(), indent=1)}"
+def until(true: Callable[[], object], what: str, said: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, f"never: {what}\n{said()}"
         time.sleep(0.5)
 
 
+def happens(record: Record, what: str, after: float = 0.0, **amounts: float) -> Event:
+    """Wait for an event; AssertionError, with all that has been, where it does not come."""
+    deadline = time.monotonic() + PATIENCE
+    while record.find(what, after, **amounts) is None and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return record.first(what, after, **amounts)
+
+
+def busy(processes: int, until: str) -> str:
+    """Load, which comes to its end when there is such a file. Whoever is asked anything goes before it."""
+    loop = f"sh -c 'renice 19 $$; while [ ! -e {until} ]; do :; done'"
+    return f"for i in $(seq {processes}); do ({loop} &) > /dev/null 2>&1; done"
+
+
+def fill(guest: Guest, most: int) -> str:
+    """Use so much memory that a unit less would do, were it not for what is to stay free; the file to remove."""
+    less = (most - 1) * 1024
+    needed = (less - 100) * 85 // 100 - 100  # docs/scaling.md, "agrees to less"
+    guest.check("mkdir -p /fill && mount -t tmpfs -o size=90%,huge=always tmpfs /fill")
+    guest.check(f"fallocate -l {needed + 55}M /fill/file", seconds=PATIENCE)
+    return "/fill/file"
+
+
+class DeviceInUse:
+    """The disk, which the guest writes to and reads from again and again, as long as it runs."""
+
+    LOOP = f"""n=0; while sleep 5; do n=$((n+1)); printf '%-512s' "write $n" > /tmp/written
+dd if=/tmp/written of=/dev/{DISK} bs=512 oflag=direct
+dd if=/dev/{DISK} bs=512 count=1 iflag=direct | cmp - /tmp/written && echo $n > /tmp/good || echo $n >> /tmp/bad
+done"""
+
+    def __init__(self, host: Host, guest: Guest, record: Record) -> None:
+        self._guest, self._file, self._record = guest, host.image.folder / "disk", record
+        self.place = self._guest.until(f"readlink -f /sys/block/{DISK}/device", seconds=PATIENCE)
+        guest.check(f"({self.LOOP}) > /dev/null 2>&1 &")
+        self._last = 0
+
+    def check(self) -> None:
+        """It is where it was, and since the last time it has been written to and read, all without a mistake."""
+        assert self._guest.check(f"readlink -f /sys/block/{DISK}/device") == self.place
+        more = f'n=$(cat /tmp/good) && [ "${{n:-0}}" -gt {self._last} ] && echo $n'
+        self._last = int(self._guest.until(more, seconds=PATIENCE))
+        assert self._guest.run("cat /tmp/bad").status != 0, "none went wrong"
+        assert int(self._file.read_bytes()[:512].split()[1]) >= self._last, "it is the host's file"
+        self._record.note("device", writes=self._last)
+
+
 def test_a_machine_follows_its_guest_up_and_down(host: Host) -> None:
-    with host.plugin("--scaling", "--guest-network", NETWORK, "--compute-unit", "1,1Gi"):
-        host("apply", "-f", "-", stdin=machine(host, loadAverageFractionTarget="1"))
+    """With ``DEVALLOC_UPDATE_DOCS`` it goes further up, and is drawn (``make timeline``)."""
+    drawn = bool(os.environ.get("DEVALLOC_UPDATE_DOCS"))
+    record = Record(GIB)
+    try:
+        follow(host, record, most=3 if drawn else 2)
+    finally:
+        print("\n".join(map(shown, record.events())))
+    if drawn:
+        scaling_plot.save(record.content(), versions(host))
+
+
+def versions(host: Host) -> str:
+    """Of what the picture is of."""
+    qemu = subprocess.run([host.image.qemu, "--version"], capture_output=True, text=True, check=True).stdout
+    guest = json.loads((host.image.folder / "versions.json").read_text())
+    kernel = next(version for name, version in guest.items() if name.startswith("linux-image-6"))
+    return f"QEMU {qemu.split()[3]} (TCG), guest Linux {kernel}, Python {guest['python3.11-minimal']}"
+
+
+def follow(host: Host, record: Record, most: int) -> None:
+    """A machine of 1 CPU and 1 GiB becomes one of ``most`` CPUs and as many GiB, and small again."""
+    small, large = Amounts(1, GIB), Amounts(most, most * GIB)
+    trace = lambda: next((host.folder / "run").glob(f"*/{TRACE_FILE}"), None)  # noqa: E731
+    options = ("--scaling", "--guest-network", NETWORK, "--compute-unit", "1,1Gi")
+    with record.running(trace), host.plugin(*options), record.following(host.folder / "store.db"):
+        targets = {"loadAverageFractionTarget": "1.9", "memoryUsageFractionTarget": "990m"}
+        host("apply", "-f", "-", stdin=machine(host, most=most, **targets))
         until(lambda: status(host, "permitted").get("givenBy"), "it runs and has a permit", host.log)
         (shell,) = (host.folder / "run").glob("*/agent")
         with Guest(shell) as guest:
+            record.phase("idle")
+            disk = DeviceInUse(host, guest, record)
             guest.check(scaled_guest.start(HOST))
             until(gauges_are_served, "the monitor runs", host.log)
             assert guest.check("cat /sys/devices/system/cpu/online") == "0"
+            disk.check()
 
-            # Load: a permit is asked for, CPUs and memory are plugged and brought online, and the monitor is told.
-            guest.check(
-                "(for i in 1 2 3 4 5 6 7 8; do (while [ ! -e /tmp/enough ]; do :; done) & done) > /dev/null 2>&1 &"
-            )
-            until(lambda: status(host, "wanted").get("cpus") == "2", "more is wanted", host.log)
-            guest.check("touch /tmp/enough")
-            comes_to(host, 60, cpus="2", memory="2Gi")
-            guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-1 ]")
-            guest.until("[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 1800000 ]")
-            assert status(host, "permitted")["memory"] == "2Gi"
+            # Load: more is asked for, permitted, plugged, and the monitor is told, in this order.
+            begun = record.phase("load")
+            guest.check(busy(16 - 2 * most, "/tmp/most-of-it"))
+            guest.check(busy(2 * most, "/tmp/all-of-it"))
+            happens(record, "asked", begun, **large.named)
+            guest.check("touch /tmp/most-of-it")
+            heard = happens(record, "heard", begun, **large.named).at
+            asked = record.first("asked", begun, **large.named).at
+            permitted = record.first("permitted", asked, **large.named).at
+            plugged = [
+                record.first("has", permitted, cpus=most).at,
+                record.first("has", permitted, memory=large.memory).at,
+            ]
+            told = record.first("told", begun, **large.named).at
+            assert begun < asked < permitted < min(plugged) < max(plugged) < told < heard
+            assert record.last("load", asked).more["host_load1"] >= (most - 0.5) * 1.9, "why it was asked for"
+            guest.until(f"[ $(cat /sys/devices/system/cpu/online) = 0-{most - 1} ]", seconds=PATIENCE)
+            guest.until(f"[ $(awk '/MemTotal/ {{print $2}}' /proc/meminfo) -gt {most * 900_000} ]", seconds=PATIENCE)
+            until(lambda: status(host, "observed") == large.told, "it says so", host.log)
+            assert status(host, "permitted").items() >= large.told.items()
+            disk.check()
 
-            # No load, and the memory is in use: all stays.
-            guest.check("mkdir -p /fill && mount -t tmpfs -o size=1800m tmpfs /fill")
-            guest.check("dd if=/dev/zero of=/fill/file bs=1M count=800 2>&1")
-            while float(guest.check("cat /proc/loadavg").split()[0]) > 1.4:  # asking is load too
-                time.sleep(4)
-            time.sleep(6)
-            assert status(host, "observed") == {"cpus": "2", "memory": "2Gi"}
+            # No load, but the memory is in use: the monitor is asked for less, denies, and all stays.
+            filled = fill(guest, most)
+            idle = record.phase("memory in use")
+            guest.check("touch /tmp/all-of-it")
+            denied = happens(record, "denied", idle).at
+            assert idle < record.first("may", idle).at < denied
+            denied = happens(record, "denied", denied).at
+            before = [event.what for event in record.events() if event.at < denied]
+            assert {"unplugging", "agreed"} & set(before[before.index("heard") :]) == set()
+            assert status(host, "observed") == large.told
+            assert status(host, "permitted").items() >= large.told.items()
+            disk.check()
 
-            # Free again: the monitor agrees, both go, and the permit is given back.
-            guest.check("rm /fill/file")
-            comes_to(host, 90, cpus="1", memory="1Gi")
-            guest.until("[ $(cat /sys/devices/system/cpu/online) = 0 ]")
-            until(lambda: status(host, "permitted").get("memory") == "1Gi", "the permit is given back", host.log)
+            # Free again: the monitor agrees, memory goes and then CPUs, and the permit is given back.
+            freed = record.phase("memory free")
+            guest.check(f"rm {filled}")
+            given_back = happens(record, "permitted", freed, **small.named).at
+            may, agreed = (record.first(what, freed).at for what in ("may", "agreed"))
+            leaving = [event for event in record.events() if event.at > freed and event.what == "unplugging"]
+            assert may < agreed < leaving[0].at
+            assert leaving[0].memory is not None, "CPUs leave last"
+            agreed_to_all = record.first("agreed", freed, **small.named).at
+            gone = [record.first("has", freed, cpus=1).at, record.first("has", freed, memory=GIB).at]
+            asked = record.first("asked", freed, **small.named).at
+            assert agreed_to_all < min(gone) <= max(gone) < asked < given_back
+            guest.until("[ $(cat /sys/devices/system/cpu/online) = 0 ]", seconds=PATIENCE)
+            until(lambda: status(host, "observed") == small.told, "it says so", host.log)
+            until(lambda: status(host, "permitted").items() >= small.told.items(), "and what it may have", host.log)
+            disk.check()
+        steps_wait_for_each_other(record.events(), small)
