@@ -13,13 +13,12 @@ import click
 from devalloc.cli.hostcapacity import capacity_options
 from devalloc.cli.nodesocket import DEFAULT as SOCKET
 from devalloc.cli.options import duration
+from devalloc.cli.scalingoptions import networks_of, scaling_settings
 from devalloc.cli.verb import BadInput
 
 if TYPE_CHECKING:
     from devalloc.api.virtualmachine import VirtualMachine
     from devalloc.inventory.capacity import HostCapacity
-    from devalloc.scaling.resources import Resources
-    from devalloc_node.agent.settings import Network, ScalingSettings
     from devalloc_node.binding.config import BindingConfig
     from devalloc_node.machine.config import MachineConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
@@ -120,10 +119,17 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="The token that the server of permits wants [env: DEVALLOC_PERMITS_TOKEN_FILE].",
         ),
         click.option(
+            "--agent-config",
+            type=click.Path(dir_okay=False, exists=True, path_type=Path),
+            metavar="PATH",
+            envvar="DEVALLOC_AGENT_CONFIG",
+            help="Compute unit, parameters of goals, and waits of the agent: the JSON file that agents in use are "
+            "configured with [env: DEVALLOC_AGENT_CONFIG].",
+        ),
+        click.option(
             "--compute-unit",
             metavar="CPU,MEMORY",
             envvar="DEVALLOC_COMPUTE_UNIT",
-            default="250m,1Gi",
             help="What machines that are scaled get more or less of [env: DEVALLOC_COMPUTE_UNIT; default: 250m,1Gi].",
         ),
         click.option(
@@ -257,7 +263,8 @@ def node_settings(
     scaling: bool,
     permits: str | None,
     permits_token_file: Path | None,
-    compute_unit: str,
+    agent_config: Path | None,
+    compute_unit: str | None,
     compat: str | None,
     guest_networks: Sequence[str],
     dump_port: int,
@@ -325,11 +332,13 @@ def node_settings(
         machines=machines,
         capacity=_capacity(sysfs_root, limits, home) if enforce_capacity else None,
         scaling=(
-            _scaling(permits, permits_token_file, compute_unit, compat, guest_networks, dump_port or None)
+            scaling_settings(
+                permits, permits_token_file, agent_config, compute_unit, compat, guest_networks, dump_port or None
+            )
             if scaling
             else None
         ),
-        runners=_networks("--runner-network", runner_networks),
+        runners=networks_of("--runner-network", runner_networks),
         warm=None if warm is None or dry_run else _warm(sizes, warm_machine, door, machines),
         metrics=metrics,
         resync=resync,
@@ -341,71 +350,6 @@ def _capacity(root: Path, limits: dict[str, Any], home: Path) -> HostCapacity:
     from devalloc.cli.hostcapacity import discovered, settings
 
     return discovered(root, settings(limits, home))
-
-
-def _scaling(
-    permits: str | None,
-    token: Path | None,
-    unit: str,
-    compat: str | None,
-    networks: Sequence[str],
-    dump_port: int | None,
-) -> ScalingSettings:
-    from urllib.parse import urlsplit
-
-    from devalloc.scaling.agentconfig import shipped
-    from devalloc.scaling.eras import Era
-    from devalloc_node.agent.settings import ScalingSettings
-
-    plain, era = ScalingSettings(), None if compat is None else Era(compat)
-    if permits is not None and (urlsplit(permits).scheme not in ("http", "https") or not urlsplit(permits).hostname):
-        raise BadInput(f"--permits must be a URL such as http://127.0.0.1:10299/, not {permits}")
-    guests = _networks("--guest-network", networks)
-    return replace(
-        plain,
-        permits=permits or plain.permits,
-        token=None if token is None else _token(token),
-        unit=_unit(unit),
-        timing=plain.timing if era is None else shipped(era).timing,
-        compat=era,
-        guests=guests or plain.guests,
-        dump_port=dump_port,
-    )
-
-
-def _networks(option: str, texts: Sequence[str]) -> tuple[Network, ...]:
-    from ipaddress import ip_network
-
-    try:
-        return tuple(ip_network(text) for text in texts)
-    except ValueError as error:
-        raise BadInput(f"{option} must be a network such as 10.1.0.0/16: {error}") from None
-
-
-def _unit(text: str) -> Resources:
-    from devalloc.api.quantity import QuantityError
-    from devalloc.api.virtualmachine import MEMORY_BLOCK
-    from devalloc.scaling.resources import Resources
-    from devalloc.scaling.scalars import ScalarError, bytes_from_json, cpu_from_json
-
-    try:
-        cpu, memory = text.split(",")
-        unit = Resources(cpu_from_json(cpu), bytes_from_json(memory))
-    except (ValueError, ScalarError, QuantityError):
-        raise BadInput(f"--compute-unit must be CPU and memory, such as 250m,1Gi, not {text}") from None
-    if unit.cpu == 0 or unit.memory == 0 or unit.memory % MEMORY_BLOCK:
-        raise BadInput(f"--compute-unit must have some CPU, and memory in multiples of 2Mi, not {text}")
-    return unit
-
-
-def _token(path: Path) -> str:
-    try:
-        text = path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--permits-token-file {path}: {error}") from None
-    if not text.isprintable() or len(text) < 16:
-        raise BadInput(f"--permits-token-file {path} must have one line of 16 characters or more")
-    return text
 
 
 def _warm(sizes: tuple[int, int, int | None], file: str | None, door: Path, machines: MachineConfig) -> WarmConfig:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, suppress
 
 from prometheus_client import CollectorRegistry
 
+from devalloc.scaling.agentconfig import AgentConfig
 from devalloc.scaling.state import Rules
 from devalloc_node.agent.agent import Agent, Machine
 from devalloc_node.agent.channels import Channels
@@ -22,7 +23,7 @@ from devalloc_node.agent.lanes import Lanes
 from devalloc_node.agent.metrics import ScalingMetrics
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
-from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.scaler import Scaler, Settings
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.agent.wiring import Wiring
 from devalloc_node.platform import Platform
@@ -30,6 +31,18 @@ from devalloc_node.platform import Platform
 _log = logging.getLogger("devalloc.agent")
 REPORT_SECONDS = 1.0
 """How often it is looked whether there is something to tell."""
+
+
+def waits_of(config: AgentConfig) -> Settings:
+    """What of an agent's configuration is for each of its scalers."""
+    return Settings(
+        plugin_timeout=config.plugin_timeout,
+        metrics_interval=config.system_interval,
+        metrics_timeout=config.system_timeout,
+        lfc_interval=config.lfc_interval,
+        lfc_timeout=config.lfc_timeout,
+        stuck=config.limits,
+    )
 
 
 class Scalers:
@@ -102,7 +115,9 @@ class Scalers:
             wiring = Wiring(self._platform, self.settings, permits, guests, lanes)
             rules = Rules(self.settings.unit, self.settings.timing, self.settings.era)
             metrics = self._metrics
-            agent = Agent(rules, came_through=metrics.came_through, counted=metrics.counted)
+            agent = Agent(
+                rules, waits_of(self.settings.agent), came_through=metrics.came_through, counted=metrics.counted
+            )
             stack.push_async_callback(agent.close)
             await stack.enter_async_context(dumped(agent, self.settings.dump_port))
             self._poke = poke

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from devalloc.scaling.agentconfig import AgentConfig
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.eras import Era
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.state import Timing
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-UNIT = Resources(250, 2**30)
-CONFIG, TIMING = ScalingConfig(), Timing()
+SHIPPED = AgentConfig()
 DUMP_PORT = 10300
 PERMITS = "http://127.0.0.1:10299/"
 PRIVATE: tuple[Network, ...] = tuple(
@@ -28,11 +28,10 @@ class ScalingSettings:
     """URL of the server of permits."""
     token: str | None = None
     """What it wants as ``Authorization: Bearer``."""
-    unit: Resources = UNIT
+    unit: Resources = SHIPPED.unit
     """The compute unit: machines have whole ones, as far as their bounds allow."""
-    config: ScalingConfig = CONFIG
-    """How goals are computed where a machine says nothing else."""
-    timing: Timing = TIMING
+    agent: AgentConfig = SHIPPED
+    """How goals are computed where a machine says nothing else, and how long is waited for what."""
     compat: Era | None = None
     """Which releases of peers are followed where they differ; None: the newest, and v0.31 where permits are given."""
     guests: tuple[Network, ...] = PRIVATE
@@ -42,6 +41,16 @@ class ScalingSettings:
     """Where what the agent knows is shown, to this host only; None: nowhere."""
     threads: int = 16
     """Machines that are changed at the same time, and as many that are looked at."""
+
+    @property
+    def config(self) -> ScalingConfig:
+        """How goals are computed where a machine says nothing else."""
+        return self.agent.scaling
+
+    @property
+    def timing(self) -> Timing:
+        """The waits of the state machine."""
+        return self.agent.timing
 
     @property
     def era(self) -> Era:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from aiohttp import ClientSession
 
+from devalloc.scaling.agentconfig import AgentConfig
 from devalloc.scaling.messages.plugin import PodName
 from devalloc_node.agent.body import MachineBody
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.informant.connection import InformantConnection
 from devalloc_node.agent.lanes import Lanes
 from devalloc_node.agent.measure import HttpMetrics
-from devalloc_node.agent.monitor import MonitorConnection
+from devalloc_node.agent.monitor import MonitorConnection, Timers
 from devalloc_node.agent.permits import HttpPermits
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.scaler import Scaler
@@ -41,10 +42,17 @@ class Wiring:
         body = MachineBody(self.platform, scaled.key, scaled.uid, scaled.run, self.lanes)
 
         def metrics(port: int | Callable[[], int]) -> HttpMetrics:
-            return HttpMetrics(self.guests, address, system_port=port, lfc_port=scaled.lfc_port, era=settings.era)
+            return HttpMetrics(
+                self.guests,
+                address,
+                system_port=port,
+                lfc_port=scaled.lfc_port,
+                era=settings.era,
+                prefix=settings.agent.metrics_prefix,
+            )
 
         if scaled.protocol == "monitor":
-            monitor = MonitorConnection(scaled.key, address, scaled.monitor_port, scaler)
+            monitor = MonitorConnection(scaled.key, address, scaled.monitor_port, scaler, _timers(settings.agent))
             return Channels(permits, body, monitor, metrics(scaled.metrics_port))
         informant = InformantConnection(scaled.key, address, scaled.monitor_port, scaler)
 
@@ -52,3 +60,14 @@ class Wiring:
             return scaled.metrics_port if informant.chosen is None else informant.chosen.metrics_port
 
         return Channels(permits, body, informant, metrics(metrics_port))
+
+
+def _timers(config: AgentConfig) -> Timers:
+    """What of an agent's configuration is for its connections to monitors."""
+    return Timers(
+        connect=config.monitor_connect,
+        response=config.monitor_response,
+        unhealthy=config.monitor_unhealthy,
+        reconnect=config.monitor_reconnect,
+        failures=config.limits.window,
+    )

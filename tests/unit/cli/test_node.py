@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from devalloc.cli.nodeoptions import node_options, node_settings
 from devalloc.cli.nodesources import host_of
 from devalloc.scaling.eras import Era
+from devalloc.scaling.resources import Resources
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.settings import NodeSettings
@@ -95,6 +97,45 @@ def test_other_releases_are_followed_when_asked_for(folder: Path) -> None:
     assert old is not None
     assert (plain.compat, plain.era, plain.timing.plugin_tick) == (None, Era.NEWEST, 15_000)
     assert (old.compat, old.era, old.timing.plugin_tick) == (Era.V0_31, Era.V0_31, 5_000)
+
+
+def test_what_agents_in_use_are_configured_with_is_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = folder / "agent.json"
+    config = {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5, "enableLFCMetrics": False}
+    content = {
+        "scaling": {"computeUnit": {"vCPUs": 1, "mem": "4Gi"}, "defaultConfig": config},
+        "scheduler": {"requestAtLeastEverySeconds": 7, "requestPort": 99},
+        "billing": {},
+        "metrics": {"system": {"secondsBetweenRequests": 2.5}},
+    }
+    file.write_text(json.dumps(content))
+    words = ("--scaling", "--agent-config", str(file), "--compat", "v0.31")
+    read = settings_of(folder, *words).scaling
+    assert read is not None
+    assert (read.unit, read.config.load_average_fraction_target) == (Resources(1000, 4 * 2**30), 0.5)
+    assert (read.timing.plugin_tick, read.agent.system_interval) == (7_000, 2_500)
+    warning = f"--agent-config {file}: warning: scheduler.requestPort: is ignored: --permits has it\n"
+    assert capfd.readouterr().err == warning
+    other = settings_of(folder, *words, "--compute-unit", "500m,1Gi").scaling
+    assert other is not None
+    assert other.unit == Resources(500, 2**30)
+
+
+def test_a_configuration_of_agents_that_cannot_be_is_told(folder: Path, devalloc: Shell) -> None:
+    file = folder / "agent.json"
+    for text, told in {
+        "{": "Expecting property name",
+        "[" * 100_000: "recursion",
+        '{"monitor": {"retryFailedRequestSeconds": 0}}': "monitor.retryFailedRequestSeconds: must be more than 0",
+        '{"scaling": {"defaultConfig": {}}}': "scaling.defaultConfig.loadAverageFractionTarget: is required",
+    }.items():
+        file.write_text(text)
+        result = devalloc(*arguments(folder, "--scaling", "--agent-config", str(file)))
+        assert (result.code, told in result.err) == (2, True), result.err
+    odd = {"computeUnit": {"vCPUs": 1, "mem": 1000}, "defaultConfig": {"loadAverageFractionTarget": 0.9}}
+    file.write_text(json.dumps({"scaling": odd}))
+    result = devalloc(*arguments(folder, "--scaling", "--agent-config", str(file), "--compat", "v0.12"))
+    assert (result.code, "scaling.computeUnit must have" in result.err) == (2, True), result.err
 
 
 def test_capacity_is_enforced_when_asked_for_with_the_limits_given(folder: Path) -> None:
