@@ -119,7 +119,8 @@ class Keeper:
             self._platform.create(begins, refs, due, caller=CALLER)
             self._backoff.begun(key)
             machine = self._platform.machine(key)
-        self._platform.want(key, asked_of(spec_of(vm)))
+        if self.scaling(key) is None:  # else its load says what it should have
+            self._platform.want(key, asked_of(spec_of(vm)))
         problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
         problems += self._resize(vm, held, self._platform.machine(key))
         problems += offered(self._runners, vm, self._platform.machine(key))

@@ -201,6 +201,29 @@ def test_an_error_with_the_id_of_a_request_fails_it_and_only_it(kind: str) -> No
     run(main())
 
 
+def test_what_a_guest_says_is_told_on_one_line_and_not_at_length(caplog: pytest.LogCaptureFixture) -> None:
+    """It stands in logs and in the object's status."""
+    words = "no\n2026-01-01 ERROR the host is on fire \x1b[31m" + "x" * 5_000
+
+    async def script(monitor: Played) -> None:
+        await monitor.say({"type": "InvalidMessage", "error": words, "id": 999})
+        asked = await monitor.next(kind="DownscaleRequest")
+        await monitor.say({"type": "InternalError", "error": words, "id": asked["id"]})
+        await monitor.healthy()
+
+    async def main() -> None:
+        async with playing(script) as port, watched(port) as (monitor, _):
+            await connected(monitor)
+            with pytest.raises(Failed) as failed:
+                await monitor.downscale(Resources(250, GIB))
+            assert "no 2026-01-01 ERROR the host is on fire [31mxxx" in failed.value.message
+            assert failed.value.message.isprintable()
+            assert len(failed.value.message) < 400
+
+    run(main())
+    assert "on fire" not in caplog.text
+
+
 def test_a_reply_of_another_kind_fails_the_request() -> None:
     async def script(monitor: Played) -> None:
         asked = await monitor.next(kind="DownscaleRequest")
