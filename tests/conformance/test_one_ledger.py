@@ -4,10 +4,11 @@ way round. The plugin's own service, its own server of permits and real processe
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from fractions import Fraction
 from random import Random
 from typing import Any
@@ -15,11 +16,14 @@ from typing import Any
 import pytest
 
 from devalloc.cli.nodesources import as_they_are
+from devalloc.controller.allocate import Allocator
 from devalloc.controller.permits.records import read
 from devalloc.inventory.capacity import CapacityConfig, discover_capacity
+from devalloc.store import Conflict, Store
 from devalloc_node.deadline import Deadline
 from devalloc_node.pb import node_pb2 as pb
 from tests.support.forged_node import NODE, ForgedNode, forged_node
+from tests.support.hosts import host
 from tests.support.machines import until
 from tests.support.permit_bench import GIB, KIND, machine, node_of, serving
 
@@ -33,6 +37,74 @@ LIMITS: dict[str, Any] = {"ratios": {"cpu": Fraction(1)}}
 def node() -> Iterator[ForgedNode]:
     with forged_node() as made:
         yield made
+
+
+def test_machines_whose_specs_change_all_the_time_never_have_more_than_there_is(node: ForgedNode) -> None:
+    """Placing, its node and whoever writes the objects race; what counts is what the processes have."""
+    cpus, names = 8, [f"vm{number}" for number in range(4)]
+    store, over = node.store, threading.Event()
+    store.create(host(NODE, cpus=cpus, numa=2, memory=64))
+    highest, seen = [0], Counter[str]()
+
+    def spec(least: int, use: int) -> Any:
+        return {
+            "cpu": {"min": str(least), "max": "8", "use": str(use)},
+            "memory": {"min": "1Gi", "max": "8Gi"},
+            "start": {"kernel": str(node.kernel)},
+            "powerdownSeconds": 0,
+        }
+
+    def watch() -> None:
+        while not over.is_set():
+            highest[0] = max(highest[0], sum(1 for each in node.told() for _ in each["cpus"]))
+            for obj in store.list([KIND]).objects:
+                seen[obj.get("status", {}).get("reason", "")] += 1
+
+    def write(name: str, seed: int) -> None:
+        mine = Random(seed)
+        for _ in range(12):
+            least = mine.randint(1, 2)
+            change(store, name, spec(least, mine.randint(least, 7)))
+            time.sleep(mine.uniform(0, 0.15))
+
+    for name in names:
+        store.create({**machine(name, node=NODE), "spec": spec(1, 1)})
+    stop = threading.Event()
+    with node.running(of_store=True):
+        allocators = [threading.Thread(target=Allocator(store).run, args=(stop,)) for _ in range(2)]
+        for thread in (*allocators, watching := threading.Thread(target=watch)):
+            thread.start()
+        try:
+            until(lambda: len(node.processes) == len(names), "all run")
+            with ThreadPoolExecutor(len(names)) as threads:
+                list(threads.map(write, names, range(len(names))))
+            for name in names:
+                change(store, name, spec(1, 2))
+            until(lambda: [len(each["cpus"]) for each in node.told()] == [2] * len(names), "all fit, and have it")
+            change(store, names[0], spec(1, 3))
+            until(lambda: reason(store, names[0]) == "NoRoomToGrow", "one more does not fit, and that is said")
+            change(store, names[1], spec(1, 1))
+            until(lambda: sorted(len(each["cpus"]) for each in node.told()) == [1, 2, 2, 3], "what one gives back")
+            until(lambda: reason(store, names[0]) is None, "nothing is in the way")
+        finally:
+            over.set()
+            stop.set()
+            for thread in (*allocators, watching):
+                thread.join(60)
+    assert highest[0] == cpus
+    assert seen["NoRoomToGrow"] > 0
+
+
+def change(store: Store, name: str, spec: Any) -> None:
+    while True:
+        with suppress(Conflict):
+            store.replace({**store.get(KIND, "default", name), "spec": {**spec, "nodeName": NODE}})
+            return
+
+
+def reason(store: Store, name: str) -> str | None:
+    found: str | None = store.get(KIND, "default", name).get("status", {}).get("reason")
+    return found
 
 
 def test_permits_and_machines_that_begin_never_take_the_same_room(node: ForgedNode) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from devalloc_node.errors import Denied
-from devalloc_node.machine import cgroup, devices, pci
+from devalloc_node.machine import cgroup, devices, pci, room
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.machines import Machines
 from devalloc_node.machine.process import holds
@@ -158,6 +158,24 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
     assert (seen.applied.vcpus, seen.applied.memory_bytes) == (4, 512 * MIB)
 
     guest.close()
+
+
+def test_a_machine_of_a_numa_node_runs_on_its_cpus_only(
+    machines: Machines, micro: Image, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those of vCPUs that come later as well. This host has one node: it is said to have one CPU of this host's."""
+    last = max(os.sched_getaffinity(0))
+    (tmp_path / "node0").mkdir()
+    (tmp_path / "node0" / "cpulist").write_text(f"{last}\n")
+    monkeypatch.setattr(room, "NODES", tmp_path)
+    start = virtual_machine("m", micro).to_manifest()["spec"]["start"] | {"numaNode": 0}
+    machines.start(virtual_machine("m", micro, start=start), soon())
+    machines.resume("default/m", soon())
+    machines.scale("default/m", "vcpus", 3, soon())
+    (seen,) = machines.list()
+    threads = [int(path.name) for path in Path(f"/proc/{seen.pid}/task").iterdir()]
+    assert len(threads) > 3
+    assert {tuple(os.sched_getaffinity(thread)) for thread in threads} == {(last,)}
 
 
 def test_memory_in_dimms_of_a_numa_node_a_part_of_a_cpu_and_an_iommu(machines: Machines, micro: Image) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from devalloc_node.pb.node_pb2_grpc import NodeStub
 from devalloc_node.settings import NodeSettings
 from tests.support.fakehost import FakeHost, LocalHost
 from tests.support.faketree import memory_folder
-from tests.support.forked_qemu import Forge
+from tests.support.forked_qemu import Forge, asked
 
 NODE = "node-a"
 FULL = "max 100000"
@@ -116,6 +116,14 @@ class ForgedNode:
     def processes(self) -> list[int]:
         """Of machines that live."""
         return self._forge.children()
+
+    def told(self) -> list[Any]:
+        """What each machine that answers says of itself: see `forked_qemu`."""
+        found = []
+        for path in sorted(self.settings.machines.run.glob("*/qmp")):
+            with suppress(OSError, ValueError):  # it begins, or ends
+                found.append(asked(path))
+        return found
 
     def records(self, node: Node) -> list[str]:
         return sorted(node.journal.records(MACHINES))

@@ -9,8 +9,8 @@ form                 unit                                example
 ``N<size>``          the same                            ``5 MB`` is 5,242,880
 ===================  ==================================  =======================================================
 
-The case of the B decides between bits and bytes. Where it leaves that open (``1GBPS``, ``100Mb/s``) the text is
-refused.
+The case of the B decides between bits and bytes of a rate, and a plain size is bytes in any case (``100mb``). Where it
+leaves that open (``1GBPS``, ``100Mb``, ``100mb/s``) the text is refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from devalloc.inventory.capacity.sizes import AmountError, bounded, parse_size, 
 
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _NUMBER = re.compile(r"\+?[0-9]{1,32}", re.ASCII)
-_OPEN = re.compile(r"[0-9]+\s*[kmgtpeKMGTPE]?b(?:/s)?", re.ASCII)
-"""A small b without ``ps``: megabits to who writes carefully, megabytes to who does not."""
+_OPEN = re.compile(r"[0-9]+\s*(?:[KMGTPE]b(?:/s)?|[kmgtpe]?b/s)", re.ASCII)
+"""A small b: megabits to who writes carefully, megabytes to who does not."""
 _ADVICE = "write bits as 100Mbps or 10Gbps, bytes as 100MBps or 100MB/s"
 
 

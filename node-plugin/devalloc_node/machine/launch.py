@@ -102,7 +102,7 @@ def launch(spec: MachineSpec, config: MachineConfig, given: Launch, home: Home =
         "taps": taps,
         "namespace": None if home.namespace is None else str(home.namespace),
         "inside": {tap_fd(number): nic.interface for number, nic in enumerate(spec.nics) if nic.warm},
-        "cpus": home.cpus,
+        "cpus": home.cpus or room.cpus_of(spec.numa_node),
     }
     file = config.plan(spec.id)
     with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Literal
 
+from devalloc.inventory.capacity.cpus import cpu_list
 from devalloc_node.errors import Denied
 from devalloc_node.machine.spec import MIB, MachineSpec
 
+NODES = Path("/sys/devices/system/node")
 EMULATED_BITS = 40
 """Bits of an address of memory in an emulated CPU (QEMU's TCG)."""
 _PHYSICAL = re.compile(r"^address sizes\s*: (\d+) bits physical", re.MULTILINE)
@@ -21,7 +24,7 @@ def check(
     spec: MachineSpec,
     accel: Literal["kvm", "tcg"],
     proc: Path = Path("/proc"),
-    nodes: Path = Path("/sys/devices/system/node"),
+    nodes: Path = NODES,
 ) -> None:
     """Raises Denied: ``MachineTooLarge``, ``NumaNodeMissing``. What cannot be read bounds nothing: QEMU says it then,
     though later."""
@@ -45,6 +48,17 @@ def check(
             f"machine {spec.key} is to have room for {spec.memory.most // MIB}Mi of memory, and its CPUs, run with "
             f"{accel}, address less than {(1 << bits) // MIB}Mi; lower memory.max",
         )
+
+
+def cpus_of(numa_node: int | None) -> tuple[int, ...]:
+    """CPUs of a NUMA node that machines may run on; none where they may run on any, or nothing tells which they are."""
+    if numa_node is None:
+        return ()
+    try:
+        found = cpu_list((NODES / f"node{numa_node}" / "cpulist").read_text())
+    except OSError:
+        found = None
+    return tuple(sorted((found or frozenset()) & os.sched_getaffinity(0)))
 
 
 def never(words: str) -> bool:
