@@ -95,6 +95,7 @@ def counted(machine: Object) -> list[Any]:
     where that is more (T25)."""
     entries = [{**entry, "allocations": [*entry.get("allocations", ())]} for entry in reserved(machine)]
     told = [found for name in _TOLD if isinstance(found := status_of(machine).get(name), dict)]
+    told += [kept for permit in told if isinstance(kept := permit.get("kept"), dict)]
     for resource, name in _AMOUNTS.items():
         more = max((nano_of(amounts.get(name)) for amounts in told), default=0) - amount_of(entries, resource)
         for entry in entries if more > 0 else ():

@@ -74,7 +74,8 @@ def of_machine(machine: VirtualMachine) -> MachineUse:
     """
     status = machine.status
     cpu, memory = floor_of(machine)
-    for amounts in (status.permitted, status.applied, status.observed) if status else ():
+    kept = None if status is None or status.permitted is None else status.permitted.kept
+    for amounts in (status.permitted, kept, status.applied, status.observed) if status else ():
         if amounts is not None:
             cpu = max(cpu, _rounded_up(amounts.cpus, NANO // MILLI)) if amounts.cpus else cpu
             memory = max(memory, _rounded_up(amounts.memory, NANO)) if amounts.memory else memory

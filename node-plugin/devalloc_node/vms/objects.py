@@ -188,7 +188,9 @@ def permitted_on(store: Store, node_name: str) -> dict[str, Amounts]:
     for obj in listed:
         status = obj.get("status") or {}
         if _is_given(status, status) and node_name in (holder_of(obj), node_of(obj)):
-            cpus, memory = (nano_of(status["permitted"].get(name)) for name in ("cpus", "memory"))
+            permit, kept = status["permitted"], status["permitted"].get("kept")
+            both = [permit, kept] if isinstance(kept, dict) else [permit]
+            cpus, memory = (max(nano_of(amounts.get(name)) for amounts in both) for name in ("cpus", "memory"))
             found[key_of(obj)] = Amounts(-(-cpus * 1000 // NANO), None, -(-memory // NANO))
     return found
 

@@ -147,10 +147,13 @@ class TestHowMuch:
         rounds(store)
         assert kept(store, "web") == {"numa0": {"cpu": "8", "memory": "8Gi"}}
 
-    def test_what_a_machine_is_permitted_above_its_least_is_nobody_elses(self, store: SQLiteStore) -> None:
+    @pytest.mark.parametrize("more", [{"cpus": "3"}, {"cpus": "1", "kept": {"cpus": "3", "memory": "1Gi"}}])
+    def test_what_a_machine_is_permitted_above_its_least_is_nobody_elses(
+        self, store: SQLiteStore, more: dict[str, Any]
+    ) -> None:
         fill(store, host("a", cpus=4, numa=1), machine("web", "1", "1Gi"))
         rounds(store)
-        hold(store, "web", "a", phase="Running", permitted={"cpus": "3", "memory": "1Gi"})
+        hold(store, "web", "a", phase="Running", permitted={"memory": "1Gi", **more})
         fill(store, machine("small", "1", "1Gi"), machine("late", "1", "1Gi"))
         rounds(store)
         assert placed(store) == {"web": "a", "small": "a"}

@@ -278,6 +278,7 @@ def virtual_machine(reserve_max: bool, **status: object) -> VirtualMachine:
         ({"phase": "Running"}, True, True, 4000, 4 * GIB),
         ({"phase": "Running", "permitted": {"cpus": "2", "memory": "2Gi"}}, False, True, 2000, 2 * GIB),
         ({"phase": "Running", "permitted": {"cpus": "1"}, "observed": {"memory": "3Gi"}}, False, True, 1500, 3 * GIB),
+        ({"phase": "Running", "permitted": {"kept": {"cpus": "3", "memory": "2Gi"}}}, False, True, 3000, 2 * GIB),
         ({"phase": "Starting"}, False, True, 1500, GIB),
         ({"phase": "Stopping"}, False, True, 1500, GIB),
         ({"phase": "Pending"}, False, False, 1500, GIB),

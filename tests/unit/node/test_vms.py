@@ -22,9 +22,11 @@ from devalloc_node.claims.store_grants import StoreGrants
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.translate import spec_of
+from devalloc_node.machine.view import Amounts
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import Settings, VirtualMachines
 from devalloc_node.vms.claims import due, unprepare
+from devalloc_node.vms.objects import permitted_on
 from devalloc_solver import solve_manifests
 from tests.support.faketree import memory_folder
 from tests.support.hosts import host
@@ -157,13 +159,16 @@ class TestStart:
     def test_what_a_server_of_permits_says_stays_as_long_as_it_is_for_this_run(self, world: World) -> None:
         world.apply(vm("web"))
         world.round(times=2)
-        given = {"cpus": "3", "memory": "2Gi", "givenBy": "server", "machineID": world.status()["machineID"]}
+        run = world.status()["machineID"]
+        given = {"cpus": "3", "memory": "2Gi", "givenBy": "server", "machineID": run, "kept": {"cpus": "4"}}
         for permitted, stays in ((given, True), ({**given, "machineID": "another"}, False)):
             found = world.store.get("VirtualMachine", "default", "web")
             status = {**found["status"], "permitted": permitted, "runnerPod": "pod"}
             world.store.replace_status({**found, "status": status})
             world.round(times=2)
             assert (world.status()["permitted"] == permitted) is stays
+            counts = {"default/web": Amounts(4000, None, 2 * 2**30)} if stays else {}
+            assert permitted_on(world.store, NODE) == counts
             assert world.status()["runnerPod"] == "pod"
         assert world.status()["permitted"] == world.status()["wanted"]
 
