@@ -199,7 +199,9 @@ def store_permits(store: Store, node: Node, limits: dict[str, Any], *, alone: bo
     server = PermitServer(
         store,
         hosts,
-        Settings() if scaling is None else Settings(token=scaling.token, era=scaling.compat or Settings.era),
+        Settings()
+        if scaling is None
+        else Settings(token=scaling.token, era=scaling.compat or Settings.era, unit=scaling.unit),
         node=node.settings.node_name,
         alone=alone,
         still=still,

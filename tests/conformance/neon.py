@@ -87,7 +87,7 @@ def _is_fact(section: str) -> bool:
 
 def read(path: Path) -> Any:
     """A table from a file: YAML where it is called so, else JSON."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     return yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
 
 

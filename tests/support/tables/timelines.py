@@ -24,7 +24,7 @@ from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.state import Rules, State, Timing
 from tests.support.tables.forms import Failure, Form, Verdict, differences, each
-from tests.support.tables.values import config
+from tests.support.tables.values import config, number
 
 OWN = Path(__file__).parents[2] / "conformance" / "cases" / "scaling" / "timelines.yaml"
 UNIT = Resources(250, 2**30)
@@ -65,13 +65,17 @@ def _run(case: dict[str, Any], steps: list[_Step]) -> Verdict:
 
 
 def _begin(case: dict[str, Any]) -> State:
-    low, high = case.get("bounds", [1, 4])
+    low, high = (_whole(units) for units in case.get("bounds", [1, 4]))
     timing = Timing(
         **{"plugin_tick": 5000, **{name: _ms(str(value)) for name, value in case.get("timing", {}).items()}}
     )
     targets = {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5}
     rules = Rules(UNIT, timing, as_peers=case.get("asPeers", True))
-    return State(rules, Bounds(UNIT * low, UNIT * high), config(targets), using=UNIT * case.get("using", low))
+    return State(rules, Bounds(UNIT * low, UNIT * high), config(targets), using=UNIT * _whole(case.get("using", low)))
+
+
+def _whole(units: object) -> int:
+    return int(number(units))
 
 
 def _ms(seconds: str) -> int:

@@ -11,7 +11,7 @@ from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.resources import More
 from devalloc.scaling.state import Rules, State, Timing
 from tests.support.tables.forms import Failure, Form, Verdict, differences, each, explained, has_cases
-from tests.support.tables.values import config, lfc, resources, system, told
+from tests.support.tables.values import config, lfc, number, resources, system, told
 
 Event = dict[str, Any]
 
@@ -23,9 +23,9 @@ def _traces(content: dict[str, Any]) -> Iterator[Verdict]:
 def _trace(case: dict[str, Any]) -> Verdict:
     state = begin(case["config"])
     failures = []
-    for number, step in enumerate(case["steps"]):
+    for index, step in enumerate(case["steps"]):
         event, now = step["event"], step["t_ms"]
-        where = f"step {number}, {event['type']} at {now} ms"
+        where = f"step {index}, {event['type']} at {now} ms"
         try:
             state, refused = after(state, now, event)
             got = actions_told(next_actions(state, now))
@@ -51,8 +51,9 @@ def begin(content: dict[str, Any]) -> State:
         monitor_denied=content["monitorDeniedDownscaleCooldown_ms"],
         upscale_valid=content["monitorRequestedUpscaleValid_ms"],
     )
-    bounds = Bounds(unit * content["minCU"], unit * content["maxCU"])
-    using = unit * content.get("startCU", content["minCU"])
+    least, most = int(number(content["minCU"])), int(number(content["maxCU"]))
+    bounds = Bounds(unit * least, unit * most)
+    using = unit * int(number(content.get("startCU", least)))
     return State(Rules(unit, timing, as_peers=True), bounds, config(content["scaling"]), using)
 
 

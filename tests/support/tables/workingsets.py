@@ -1,8 +1,8 @@
 """Working sets: where growth speeds up, and what they will soon have grown to.
 
-A case is a ``series``, what is ``expected``, and either how to estimate (offset, window, factor) or how far to project.
-Tables name these numbers and nest them in several ways, so each is found by a word of its path; what a case does not
-say its table does.
+A case is a series (its only list), the number that is expected, and either how to estimate (offset, window, factor) or
+how far to project. Tables name these numbers and nest them in several ways, so each is found by a word of its path;
+what a case does not say its table does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _working_sets(content: dict[str, Any]) -> Iterator[Verdict]:
 
 def _judged(cases: list[Any], shared: Words, section: str) -> Iterator[Verdict]:
     def one(case: dict[str, Any]) -> Verdict:
-        words = Words({key: value for key, value in case.items() if key not in ("name", "series")}, shared)
-        series, expected = [float(number(value)) for value in case["series"]], float(words.number("expect"))
+        words = Words({key: value for key, value in case.items() if not isinstance(value, (str, list))}, shared)
+        series, expected = _series(case), float(words.number("expect"))
         if words.has("window"):
             offset, window = int(words.number("offset")), int(words.number("window"))
             factor = words.number("factor", otherwise=INCREASE_FACTOR)
@@ -44,7 +44,23 @@ def _judged(cases: list[Any], shared: Words, section: str) -> Iterator[Verdict]:
 
 
 def _is_section(cases: Any) -> bool:
-    return isinstance(cases, list) and any(isinstance(case, dict) and "series" in case for case in cases)
+    return isinstance(cases, list) and any(isinstance(case, dict) and _has_series(case) for case in cases)
+
+
+def _has_series(case: dict[str, Any]) -> bool:
+    expected = [value for name, value in case.items() if "expect" in str(name).lower()]
+    return len(_lists(case)) == 1 and len(expected) == 1 and isinstance(expected[0], (int, float))
+
+
+def _series(case: dict[str, Any]) -> list[float]:
+    lists = _lists(case)
+    if len(lists) != 1:
+        raise ValueError(f"there must be one series, not {len(lists)}")
+    return [float(number(value)) for value in lists[0]]
+
+
+def _lists(case: dict[str, Any]) -> list[list[Any]]:
+    return [value for value in case.values() if isinstance(value, list)]
 
 
 def _fits(content: dict[str, Any]) -> bool:
