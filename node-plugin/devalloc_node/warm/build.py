@@ -57,15 +57,18 @@ class Builder:
         with self._mutex:
             self._users |= {record.id: record.user for record in records if record.user is not None}
 
-    def make(self) -> tuple[Setup, Record]:
+    def make(self, *, bare: bool = False) -> tuple[Setup, Record]:
         """A new one, and its record, which says ``idle``. Where it fails nothing is left of it, or its record says what
-        and that is told. Raises Failed: ``SetupFailed``, ``RecordsUnavailable``; Leftover."""
+        and that is told. ``bare``: no machine is to wait in it. Raises Failed: ``SetupFailed``, ``RecordsUnavailable``;
+        TryAgain; Leftover."""
         setup = self._config.setup(new_identifier(self._config.prefix))
         setup = replace(setup, user=self._user(setup.id))
         record = Record(setup.id, "making", self._boot, user=setup.user)
         try:
-            record = self._admitted(setup, record)
+            record = record if bare else self._admitted(setup, record)
             for part in self._parts:
+                if bare and part.name == self._machine.name:
+                    continue
                 record = replace(record.with_part(part.name), inode=setup.inode)
                 self._records.put(record)
                 try:
@@ -175,11 +178,15 @@ class Builder:
         """Whether the machine in it is as it was made. QEMU is asked."""
         return self._machine.name in record.parts and self._machine.is_unused(self.setup_of(record))
 
+    def has_all(self, record: Record) -> bool:
+        """Whether it was made with all parts that the config asks for."""
+        return record.parts == tuple(part.name for part in self._parts)
+
     def is_whole(self, record: Record) -> bool:
         """Whether one that an earlier run of the plugin made is there as it was made."""
         setup = self.setup_of(record)
-        names = tuple(part.name for part in self._parts)
-        return record.boot == self._boot and record.parts == names and all(part.is_whole(setup) for part in self._parts)
+        is_like_others = record.boot == self._boot and self.has_all(record)
+        return is_like_others and all(part.is_whole(setup) for part in self._parts)
 
 
 class Leftover(Failed):

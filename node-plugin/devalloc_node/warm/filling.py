@@ -70,15 +70,15 @@ class Filling:
         with suppress(TryAgain):  # somebody else was faster
             self.fill(min(missing, room))
 
-    def make_one(self) -> Record | None:
+    def make_one(self, *, bare: bool = False) -> Record | None:
         """One of those that room was made for, still counted as being made; None where it is not wanted any more.
-        Without the lock. Raises Failed."""
+        ``bare``: no machine is to wait in it. Without the lock. Raises Failed, TryAgain."""
         shelf = self._shelf
         try:
             if not shelf.is_open:
                 shelf.finish_making(None)
                 return None
-            _, record = self._builder.make()
+            _, record = self._builder.make(bare=bare)
         except BaseException as error:
             with shelf.mutex:
                 shelf.finish_making(None)

@@ -36,7 +36,7 @@ class WarmHomes:
             if left.request != run:  # of a start that was cut off
                 self._give_back(left)
         vcpus = whole_cpus(spec.cpus.most) if spec.pinned else 0
-        taken = self._pool.take(owner, run, vcpus=vcpus, node=spec.numa_node)
+        taken = self._pool.take(owner, run, vcpus=vcpus, node=spec.numa_node, bare=True)
         self._pool.end_waiting(taken.setup.id)
         return Home(taken.setup.namespace, () if taken.pin is None else taken.pin.cpus)
 

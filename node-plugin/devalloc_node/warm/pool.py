@@ -144,15 +144,23 @@ class Pool:
     # Taking and giving back.
 
     def take(
-        self, owner: str, request: str = "", *, vcpus: int = 0, one_node: bool = False, node: int | None = None
+        self,
+        owner: str,
+        request: str = "",
+        *,
+        vcpus: int = 0,
+        one_node: bool = False,
+        node: int | None = None,
+        bare: bool = False,
     ) -> Taken:
         """Give a setup to ``owner``: one that is ready, the oldest first, or where there is none and the config allows
         it one that is made for him.
 
         It is his, whatever becomes of the plugin, when this returns. ``request``: a name for this taking, under which
         it may be asked for again: the same setup is the answer. ``vcpus``: choose so many CPUs for him, with
-        ``one_node`` of one NUMA node, with ``node`` of that one. Raises TryAgain where there is none to be had now,
-        Denied ``OwnerInvalid``, ``CpusTooFew``, Failed.
+        ``one_node`` of one NUMA node, with ``node`` of that one. ``bare``: he brings a machine of his own, so that none
+        is made to wait in one that is made for him (``end_waiting`` ends it in any other). Raises TryAgain where there
+        is none to be had now, Denied ``OwnerInvalid``, ``CpusTooFew``, Failed.
         """
         for what, text, least in (("owner", owner, 1), ("request", request, 0)):
             if not least <= len(text) <= MOST_TEXT or not text.isprintable():
@@ -177,12 +185,12 @@ class Pool:
                     most = self.config.vcpus_per_cpu
                     return pin(host, shelf.loads(), vcpus, most=most, one_node=one_node, only=node)
 
-                return self._told(self._given(owner, request, chosen))
+                return self._told(self._given(owner, request, chosen, bare))
             finally:
                 with shelf.mutex:
                     shelf.asked.discard(asked)
 
-    def _given(self, owner: str, request: str, chosen: Callable[[], Pin | None]) -> Record:
+    def _given(self, owner: str, request: str, chosen: Callable[[], Pin | None], bare: bool) -> Record:
         shelf = self._shelf
         with shelf.mutex:
             where = chosen()
@@ -194,12 +202,12 @@ class Pool:
             else:
                 shelf.begin_making(1)
         if record is None:
-            return self._made_for(owner, request, chosen)
+            return self._made_for(owner, request, chosen, bare)
         self._note_taking(record)
         return record
 
-    def _made_for(self, owner: str, request: str, chosen: Callable[[], Pin | None]) -> Record:
-        shelf, made = self._shelf, self._filling.make_one()
+    def _made_for(self, owner: str, request: str, chosen: Callable[[], Pin | None], bare: bool) -> Record:
+        shelf, made = self._shelf, self._filling.make_one(bare=bare)
         if made is None:
             raise closed()
         try:
@@ -207,7 +215,9 @@ class Pool:
                 record = shelf.taken[made.id] = _own(made, owner, request, chosen())  # others have CPUs by now
                 shelf.finish_making(None)
         except NodeError:
-            shelf.finish_making(made)
+            with shelf.mutex:
+                shelf.finish_making(None)
+                self._put_back(made)
             raise
         self._note_taking(record)
         return record
@@ -220,9 +230,16 @@ class Pool:
             record = self._disown(record)
             with self._shelf.mutex:
                 del self._shelf.taken[record.id]
-                self._shelf.idle.appendleft(record)
+                self._put_back(record)
             raise
         self._wake.set()
+
+    def _put_back(self, record: Record) -> None:
+        """One that nobody has had, among those that are ready, if it is as they are. With the lock."""
+        if self._builder.has_all(record):
+            self._shelf.idle.appendleft(record)
+        else:
+            self._shelf.discard(record)
 
     def _disown(self, record: Record) -> Record:
         """Nobody was told that it is his: it is ready, on disk too where that can be."""

@@ -13,7 +13,9 @@ from devalloc_node.machine.spec import CPU, Bounds, MachineSpec, Nic
 from devalloc_node.warm.errors import TryAgain
 from devalloc_node.warm.homes import WarmHomes
 from devalloc_node.warm.pool import Pool
-from tests.support.toysetups import Toy, opened, soon
+from devalloc_node.warm.records import Record
+from devalloc_node.warm.setup import Setup, WarmConfig
+from tests.support.toysetups import BOOT, Toy, host, opened, soon
 
 WEB = MachineSpec(
     "default", "web", "uid", Bounds(CPU, 2 * CPU, CPU), Bounds(1 << 30, 1 << 30, 1 << 30), nics=(Nic(warm=True),)
@@ -75,7 +77,7 @@ def test_what_machines_of_an_earlier_plugin_have_left_is_swept_and_nothing_of_ot
 
         WarmHomes(pool).sweep(lives_in)
         assert sorted(asked) == [("default/other", "run"), ("default/web", "run")]
-        assert owners(pool) == [("machine/default/other", "run"), ("web-7", "run")]
+        assert sorted(owners(pool)) == [("machine/default/other", "run"), ("web-7", "run")]
 
 
 def test_names_of_machines_may_be_as_long_as_names_can_be(tmp_path: Path, toy: Toy) -> None:
@@ -97,3 +99,27 @@ def test_nobody_gives_back_what_its_owner_changes_just_then(tmp_path: Path, toy:
             pool.give_back(name, soon())
         assert (refused.value.code, refused.value.retryable) == ("SetupBusy", True)
         pool.give_back(name, soon())
+
+
+def test_one_that_was_made_for_a_machine_and_not_given_is_for_nobody_else(tmp_path: Path) -> None:
+    waits = Toy(name="machine")  # as the machine that is to wait in each setup
+    folder = Toy(name="folder")
+    config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
+    pool = Pool(config, BOOT, parts=[folder, waits], cpus=lambda: next(hosts))
+    hosts = iter([host({0: "0-1"})] * 2)
+    pool.open()
+
+    def others_were_faster(setup: Setup) -> None:
+        for cpu in (0, 1):  # while it is made
+            record = replace(Record(f"x{cpu}", "taken", BOOT), cpus=(cpu,))
+            pool._shelf.taken[record.id] = record
+
+    folder.making = others_were_faster
+    pool.config = replace(config, vcpus_per_cpu=1)
+    with pytest.raises(TryAgain, match="1 vCPUs want as many CPUs"):
+        pool.take("machine/default/web", "run", vcpus=1, bare=True)
+    assert (pool.status().idle, pool.status().removing, waits.there) == (0, 1, [])
+    pool._shelf.taken.clear()
+    pool.look()
+    assert (folder.there, pool.status().total) == ([], 0)
+    pool.close(soon())

@@ -75,6 +75,12 @@ def test_as_many_wait_as_the_host_has_room_for_and_nobody_else_is_admitted_then(
     assert plugin.admits()
 
 
+def test_who_brings_a_machine_of_his_own_needs_no_room_for_one_that_waits(plugin: Plugin) -> None:
+    plugin.pool.fill(4)
+    assert len({plugin.pool.take("web", bare=True).setup.id for _ in range(5)}) == 5
+    assert plugin.pool.status().idle == 0
+
+
 def test_those_of_an_earlier_plugin_and_of_one_beside_count_too(plugin: Plugin, tmp_path: Path) -> None:
     plugin.pool.fill(4)
     beside = Plugin(tmp_path, Toy(), None)
