@@ -201,7 +201,10 @@ async def obeys(port: int) -> bool:
         return False
 
 
-def test_a_controller_is_served_for_as_long_as_it_is_said_and_a_port_that_is_taken_is_tried_again(world: World) -> None:
+def test_a_controller_is_served_for_as_long_as_it_is_said_and_a_port_that_is_taken_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("devalloc_node.agent.runners.LOOK_SECONDS", 0.05)
     news: list[str] = []
 
     async def main() -> None:
