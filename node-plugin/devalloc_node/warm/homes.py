@@ -46,10 +46,11 @@ class WarmHomes:
 
     def check_lent(self, spec: MachineSpec) -> None:
         """One that waits in a setup may be adopted by who has taken that."""
-        socket = Path(spec.adopt or "/")
-        if self._pool.config.paused.run not in socket.parents:
+        socket = Path(spec.adopt or "/").resolve()  # links that lead there are followed when it is adopted
+        if self._pool.config.paused.run.resolve() not in socket.parents:
             return
-        if not any(taken.setup.qmp == socket for taken in self._pool.taken()):
+        qmps = (taken.setup.qmp for taken in self._pool.taken())
+        if not any(qmp is not None and qmp.resolve() == socket for qmp in qmps):
             raise Denied(
                 "SetupNotTaken",
                 f"what listens at {socket} waits in a warm setup that nobody has: take one (`devalloc warm take`) and "

@@ -123,3 +123,23 @@ def test_one_that_was_made_for_a_machine_and_not_given_is_for_nobody_else(tmp_pa
     pool.look()
     assert (folder.there, pool.status().total) == ([], 0)
     pool.close(soon())
+
+
+def test_what_waits_is_adopted_by_who_has_taken_it_also_through_a_link(tmp_path: Path) -> None:
+    config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
+    pool = Pool(config, BOOT, parts=[Toy(name="machine")])
+    pool.open()
+    pool.fill(1)
+    homes = WarmHomes(pool)
+    waits = pool._builder.setup_of(pool._shelf.idle[0]).qmp
+    assert waits is not None
+    (tmp_path / "link").symlink_to(waits)
+    for socket in (waits, tmp_path / "link"):
+        with pytest.raises(Denied) as refused:
+            homes.check_lent(replace(WEB, adopt=str(socket)))
+        assert refused.value.code == "SetupNotTaken"
+    homes.check_lent(replace(WEB, adopt=str(tmp_path / "somebody.qmp")))
+    pool.take("platform")
+    for socket in (waits, tmp_path / "link"):
+        homes.check_lent(replace(WEB, adopt=str(socket)))
+    pool.close(soon())
