@@ -193,9 +193,12 @@ class Decider:
     async def _next(self) -> list[_Asked | Seen | _Wake]:
         """What there is to do; nothing where what is due is to be tried again."""
         items: list[_Asked | Seen | _Wake] = []
-        with suppress(TimeoutError):
-            async with asyncio.timeout(RETRY_SECONDS if self._due else None):
-                items.append(await self._queue.get())
+        if not self._due:
+            items.append(await self._queue.get())
+        else:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_SECONDS):
+                    items.append(await self._queue.get())
         while len(items) < AT_ONCE and not self._queue.empty():
             items.append(self._queue.get_nowait())
         return items

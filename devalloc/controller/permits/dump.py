@@ -42,6 +42,7 @@ def _machine(machine: Machine) -> dict[str, Any]:
                 ("max", "most"),
                 ("reserved", "reserved"),
                 ("use", "use"),
+                ("kept", "kept"),
                 ("buffer", "buffer"),
                 ("pressure", "pressure"),
                 ("overhead", "overhead"),

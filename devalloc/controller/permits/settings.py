@@ -51,6 +51,7 @@ class Settings:
     resync: float = 30.0
     """How often hosts are looked at and migrations minded."""
     max_connections: int = 1024
+    """Of each port; never more than a quarter of the descriptors that the process may have."""
     request_seconds: float = 5.0
     """How long a request may take to come in, and how long a connection may be open before the first one."""
     idle_seconds: float = 75.0
