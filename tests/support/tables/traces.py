@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,7 +112,7 @@ def actions_told(actions: Actions) -> dict[str, Any]:
     if actions.wait is not None:
         content["wait_ms"] = actions.wait
     if (request := actions.plugin) is not None:
-        metrics = None if request.metrics is None else {"loadAvg1M": request.metrics.load1}
+        metrics = None if request.metrics is None else {"loadAvg1M": _single(request.metrics.load1)}
         content["plugin"] = {
             "lastPermit": told(request.last_permit),
             "target": told(request.target),
@@ -126,6 +127,14 @@ def actions_told(actions: Actions) -> dict[str, Any]:
         if change is not None:
             content[name] = {"current": told(change.current), "target": told(change.target)}
     return content
+
+
+def _single(number: float) -> float:
+    """As peers write it: the shortest decimal of its single precision."""
+    single = struct.pack("<f", number)
+    [rounded] = struct.unpack("<f", single)
+    texts = (f"{rounded:.{digits}g}" for digits in range(1, 10))
+    return next(float(text) for text in texts if struct.pack("<f", float(text)) == single)
 
 
 FORMS = [Form("histories", lambda content: has_cases(content, "config.computeUnit", "steps"), _traces)]
