@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from devalloc.api.hostpool import CPU, DISK, DISK_IO, MEMORY, NETWORK
 from devalloc.api.quantity import NANO, Quantity
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.inventory.capacity.resource import MILLI
@@ -68,9 +69,9 @@ def floor_of(machine: VirtualMachine) -> tuple[int, int]:
 
 
 def of_machine(machine: VirtualMachine) -> MachineUse:
-    """What a VirtualMachine takes: its floor, or what it is permitted or was seen to have where that is more.
+    """What a VirtualMachine takes: its floor, or what is kept for it, permitted, or was seen of it where that is more.
 
-    A machine that nobody can ask at present counts as it was last seen.
+    A machine that nobody can ask at present counts as it was last seen, one that is placed and not begun as created.
     """
     status = machine.status
     cpu, memory = floor_of(machine)
@@ -79,22 +80,38 @@ def of_machine(machine: VirtualMachine) -> MachineUse:
         if amounts is not None:
             cpu = max(cpu, _rounded_up(amounts.cpus, NANO // MILLI)) if amounts.cpus else cpu
             memory = max(memory, _rounded_up(amounts.memory, NANO)) if amounts.memory else memory
+    placed = _kept(machine)
+    cpu, memory = max(cpu, placed.get(CPU, 0) // (NANO // MILLI)), max(memory, placed.get(MEMORY, 0) // NANO)
     state: str = status.phase if status else "Pending"
+    if state == "Pending" and placed:
+        state = "Created"
     if state == "Unknown" and status is not None and (status.pid is not None or status.observed is not None):
         state = "Running"
     spec = machine.spec
-    network = _rounded_up(spec.network, NANO) if spec.network else 0
+    network, disk_io, disk = (
+        max(placed.get(name, 0) // NANO, _rounded_up(asked, NANO) if asked and not placed else 0)
+        for name, asked in ((NETWORK, spec.network), (DISK_IO, spec.disk_io), (DISK, spec.disk))
+    )
     return MachineUse(
         id="/".join(machine.key),
         name=machine.metadata.name,
         state=state,
         cpu=cpu,
         memory=memory,
-        overlay=_rounded_up(spec.disk, NANO) if spec.disk else 0,
+        overlay=disk,
         download=network,
         upload=network,
-        disk_io=_rounded_up(spec.disk_io, NANO) if spec.disk_io else 0,
+        disk_io=disk_io,
     )
+
+
+def _kept(machine: VirtualMachine) -> dict[str, int]:
+    """Nano units that its node keeps for it, by resource."""
+    found: dict[str, int] = {}
+    for entry in (machine.status.allocations or ()) if machine.status else ():
+        for amount in entry.allocations or ():
+            found[amount.name] = found.get(amount.name, 0) + amount.allocation.nano
+    return found
 
 
 def _rounded_up(amount: Quantity, unit: int) -> int:

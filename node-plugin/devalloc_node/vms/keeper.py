@@ -123,6 +123,8 @@ class Keeper:
             self._platform.want(key, asked_of(spec_of(vm)))
         problems = self._match(vm, refs, claims) if machine.phase != "Unknown" else []
         problems += self._resize(vm, held, self._platform.machine(key))
+        if objects.kept_on(held, self._platform.node_name) and self._is_unplaced(held, vm):
+            problems.append(_no_room(held))
         problems += offered(self._runners, vm, self._platform.machine(key))
         if machine.reason == "DiskFailed" and not machine.adopted:
             problems += self._go_on(machine, uid)
@@ -341,8 +343,8 @@ class Keeper:
                 self._platform.scale(key, what, wanted, Deadline.after(SCALE_SECONDS), owner=uid, caller=CALLER)
             except NodeError as error:
                 problems.append(Outcome(error.code, error.message))
-        if not is_kept:
-            problems.append(Outcome("NoRoomToGrow", f"it goes on with what it has: {objects.why_not_admitted(held)}"))
+        if not is_kept and not objects.kept_on(held, self._platform.node_name):
+            problems.append(_no_room(held))
         return problems
 
     def _go_on(self, machine: Machine, uid: str) -> list[Outcome]:
@@ -387,6 +389,10 @@ def _with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:
         return vm
     spec = vm.spec.model_copy(update={"start": start.model_copy(update={"numa_node": numa})})
     return vm.model_copy(update={"spec": spec})
+
+
+def _no_room(held: Object) -> Outcome:
+    return Outcome("NoRoomToGrow", f"it goes on with what it has: {objects.why_not_admitted(held)}")
 
 
 def _is_more(asked: Amounts, observed: Amounts, name: str) -> bool:

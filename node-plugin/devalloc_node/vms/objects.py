@@ -62,7 +62,8 @@ def why_not_admitted(obj: Object) -> str:
     for one in conditions if isinstance(conditions, list) else ():
         if isinstance(one, dict) and one.get("type") in ("Placed", FITS) and one.get("status") == "False":
             return str(one.get("message"))
-    return "nobody has placed it yet: is `devalloc up` running on this store?"
+    answered = "kept more for" if (obj.get("status") or {}).get("allocations") else "placed"
+    return f"nobody has {answered} it yet: is `devalloc up` running on this store?"
 
 
 def announce(store: Store, obj: Object, node_name: str, spec: VirtualMachineSpec, amounts: Amounts) -> bool:

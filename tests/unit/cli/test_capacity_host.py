@@ -65,6 +65,26 @@ def test_the_table_tells_limits_nodes_and_gpus(devalloc: Shell, host: FakeSysfs)
     assert gpu.endswith(" yes")
 
 
+def test_what_is_kept_for_a_machine_that_has_not_begun_is_promised(devalloc: Shell, host: FakeSysfs) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(MACHINE)).code == 0
+    amounts = {"numa0": {"cpu": "2", "memory": "2Gi"}, "numa1": {"cpu": "1"}, "io": {"network": "1k", "disk": "1Gi"}}
+    entries = [
+        {
+            "devicePoolName": "node-a-host",
+            "deviceName": device,
+            "allocations": [{"name": name, "allocation": amount} for name, amount in kept.items()],
+        }
+        for device, kept in amounts.items()
+    ]
+    store = SQLiteStore(devalloc.store)
+    status = {"phase": "Pending", "nodeName": "node-a", "allocations": entries}
+    store.replace_status({**store.get("VirtualMachine", "default", "web"), "status": status})
+    store.close()
+    found = devalloc(*run(devalloc, host, "-o", "json")).json
+    allocated = {name: found[name]["allocated"] for name in ("cpu", "memory", "network", "disk")}
+    assert allocated == {"cpu": 3, "memory": 2 << 30, "network": 1000, "disk": 1 << 30}
+
+
 def test_the_machines_of_the_store_count_and_those_of_other_nodes_do_not(devalloc: Shell, host: FakeSysfs) -> None:
     other = {**MACHINE, "metadata": {"name": "far"}, "spec": {**MACHINE["spec"], "nodeName": "node-b"}}  # type: ignore[dict-item]
     assert devalloc("apply", "-f", "-", stdin=text(MACHINE, other)).code == 0

@@ -130,6 +130,21 @@ class TestWhere:
         assert "network" in status(store, "y")["message"]
 
 
+class TestGoals:
+    def test_a_machine_counts_as_one_claim_more(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a", cpus=8), gpu_pool("p", 1, node="a"), gpu_claim("alone"))
+        fill(store, gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
+        rounds(store, 1)
+        assert (held(store, "alone"), held(store, "gpu"), placed(store)) == ([], ["p/d0"], {"web": "a"})
+
+    def test_what_is_held_is_not_taken_for_that(self, store: SQLiteStore) -> None:
+        fill(store, gpu_class(), host("a", cpus=8), gpu_pool("p", 1, node="a"), gpu_claim("alone"))
+        rounds(store, 1)
+        fill(store, gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
+        rounds(store, 1)
+        assert (held(store, "alone"), held(store, "gpu"), placed(store)) == (["p/d0"], [], {})
+
+
 class TestHowMuch:
     def test_a_burst_admits_exactly_what_fits_and_tells_the_rest_why(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=50, memory=400), *(machine(f"m{n}") for n in range(200)))

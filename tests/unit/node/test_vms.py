@@ -985,6 +985,17 @@ class TestPlaced:
         self.allocate(world)
         assert [one["allocations"][0]["allocation"] for one in world.status()["allocations"]] == ["1"]
 
+    def test_bandwidth_that_its_node_has_not_leaves_it_as_it_is_and_is_told(self, world: World) -> None:
+        world.store.create(host(NODE, network=1000))
+        world.apply(vm("web"))
+        self.allocate(world)
+        world.round()
+        world.apply(vm("web", nics=[{"bandwidth": "2000"}]))
+        self.allocate(world)
+        world.round()
+        assert (world.status()["phase"], world.status()["reason"]) == ("Running", "NoRoomToGrow")
+        assert "network" in world.status()["message"]
+
     def test_it_counts_for_more_before_it_gets_it(self, world: World) -> None:
         """Lowered again while it is being raised: what its node was about to give it is nobody else's."""
         world.store.create(host(NODE, cpus=4, numa=1))
