@@ -63,8 +63,8 @@ def _all_desired(content: dict[str, Any]) -> Iterator[Verdict]:
 
     def one(case: dict[str, Any]) -> Verdict:
         using, refused = resources(case["using"]), case.get("denied_downscale_requested")
-        parameters = config(content["config"], enableLFCMetrics=case["enable_lfc"])
-        metrics = system(case["system_metrics"]), lfc(case["lfc_wss_buckets_8k_pages"])
+        parameters = config(content["config"], enableLFCMetrics=case.get("enable_lfc", False))
+        metrics = system(case["system_metrics"]), lfc(case.get("lfc_wss_buckets_8k_pages"))
         denied = None if refused is None else DeniedDownscale(0, using, resources(refused))
         asked = case.get("requested_upscale")
         more = None if asked is None else More(asked.get("cpu", False), asked.get("memory", False))
@@ -75,7 +75,10 @@ def _all_desired(content: dict[str, Any]) -> Iterator[Verdict]:
         failures = []
         if got.resources != resources(case["expected"]):
             failures.append(Failure(case["expected"], told(got.resources, gib="mem_gib" in case["expected"])))
-        if len(got.warnings) != case["expected_warning_count"]:
+        # Peers tell that metrics are missing before there are any, too: a difference that is listed.
+        told_by_peers = era is Era.NEWEST and metrics == (None, None)
+        count = case.get("expected_warning_count", len(got.warnings))
+        if count - len(got.warnings) not in ((0, 1) if told_by_peers else (0,)):
             failures.append(Failure(case.get("warning_gist"), list(got.warnings), "warnings"))
         return Verdict(case["name"], failures)
 
@@ -87,7 +90,7 @@ FORMS = [
     Form("goals of CPU", lambda content: has_cases(content, "load1", "expected_cpu_goal"), _cpu_goals),
     Form(
         "what is desired",
-        lambda content: has_cases(content, "using", "expected", "system_metrics", "expected_warning_count"),
+        lambda content: has_cases(content, "using", "expected", "system_metrics"),
         _all_desired,
     ),
 ]
