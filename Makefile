@@ -109,7 +109,7 @@ fuzz: setup ## random fleets against the oracle and upstream's allocator, then p
 
 faults: setup ## fail and kill the node plugin at every state-changing call; a table of how many there are
 	$(BIN)/python -m tests.conformance.faults
-	DEVALLOC_WARM_STRIDE=1 DEVALLOC_WARM_ROUNDS=100 $(PYTEST) tests/machine/test_warm_pool.py tests/machine/test_warm_machines.py
+	DEVALLOC_WARM_STRIDE=1 DEVALLOC_WARM_ROUNDS=100 $(PYTEST) tests/machine/test_warm_pool.py tests/machine/test_warm_machines.py tests/machine/test_warm_objects.py
 
 soak: setup ## cut the power of a test machine after every change of host and journal, and boot it again: long
 	$(BIN)/python -m tests.machine.power_cuts $(SOAK_CUTS)

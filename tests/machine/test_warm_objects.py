@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ ENVIRONMENT = {
     "DEVALLOC_STORE": str(HOME / "store.db"),
     "DEVALLOC_NODE_SOCKET": "/run/devalloc/node.sock",
 }
+ROUNDS = min(int(os.environ.get("DEVALLOC_WARM_ROUNDS", "0")), 10)
+"""More kills, at moments that are drawn."""
 METADATA = {"name": "web", "namespace": "default"}
 
 
@@ -105,11 +108,15 @@ def a_host(image: Image, *more: str) -> Iterator[Host]:
         assert host.plugin.wait() == 0, Path("/run/log").read_text()
     finally:
         host.plugin.kill()
-        lives = (HOME / "state" / "machines", Path("/run/devalloc/warm/lives"))
-        for life in (life for folder in lives for life in folder.glob("*.life")):  # machines outlive their bed
-            if len(words := life.read_text().split()) == 2 and process(int(words[0])) is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(int(words[0]), signal.SIGKILL)
+        end_machines()  # which outlive their bed
+
+
+def end_machines() -> None:
+    lives = (HOME / "state" / "machines", Path("/run/devalloc/warm/lives"))
+    for life in (life for folder in lives for life in folder.glob("*.life")):
+        if len(words := life.read_text().split()) == 2 and process(int(words[0])) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(int(words[0]), signal.SIGKILL)
 
 
 def network_of(pid: int) -> int:
@@ -151,6 +158,19 @@ def test_a_machine_lives_in_a_setup_until_it_ends_whatever_becomes_of_the_plugin
             until(lambda: len(host.taken()) == 1, "its last setup is given back")
             assert host.taken()[0]["setup"]["id"] != setup["id"]
             assert not Path(setup["namespacePath"]).exists()
+
+            draw = random.Random(5)
+            for _ in range(ROUNDS):  # at any moment of its start, or after that
+                time.sleep(draw.uniform(0.0, 3.0))
+                host.killed()
+                if draw.random() < 0.6:
+                    end_machines()
+                host.plugin = host.started()
+                until(lambda: process(host.status().get("pid", 0)) is not None, "it runs again")
+                until(lambda: [each.get("request") for each in host.taken()] == [host.status()["machineID"]], "at home")
+                (taken,) = host.taken()
+                assert network_of(host.status()["pid"]) == os.stat(taken["setup"]["namespacePath"]).st_ino
+            until(lambda: host.status().get("phase") == "Running", "it runs")
 
             host("apply", "-f", "-", stdin=manifest(open_image, start=pinned, running=False))
             until(lambda: host.status().get("phase") == "Stopped", "it is stopped")
