@@ -17,6 +17,8 @@ from devalloc_node.warm.requests import ENVIRONMENTS, MAX_REPLICAS, MIN_REPLICAS
 
 FUNCTION = "faas_function"
 """The label that says whose replica a machine is, as OpenFaaS has it."""
+MOST = 10_000
+"""Replicas of a function: labels may say any number."""
 _MIB = 1 << 20
 _BLOCK = 2
 """MiB that memory of machines comes in."""
@@ -53,6 +55,8 @@ def replicas_of(
 ) -> Replicas:
     """The machines ``function-1`` to ``function-number``. Where there is an initrd the image is a disk that all of them
     read; else each has a copy of its own, which somebody makes before it starts. Raises Denied ``ReplicaInvalid``."""
+    if number > MOST:
+        raise Denied("ReplicaInvalid", f"{number} replicas are more than a function can have here: {MOST} at most")
     if not _is_path(request.image):
         raise Denied(
             "ReplicaInvalid",

@@ -116,6 +116,11 @@ def test_where_none_is_wanted_there_is_none(tmp_path: Path, devalloc: Shell) -> 
     [
         ({}, ["--replicas", "4"], "4 replicas are asked for, and there may be 1 (com.openfaas.scale.min) to 3"),
         ({}, ["--replicas", "0"], "0 replicas are asked for"),
+        (
+            {"labels": {**LABELS, "com.openfaas.scale.min": 2**31 - 1, "com.openfaas.scale.max": 2**31 - 1}},
+            [],
+            "2147483647 replicas are more than a function can have here",
+        ),
         ({}, ["--replicas", "1", "--requests", "1"], "not both"),
         ({"image": "ghcr.io/resize"}, [], "must be the absolute path of a disk image"),
         ({"image": "/images/../etc/shadow"}, [], "must be the absolute path of a disk image"),
