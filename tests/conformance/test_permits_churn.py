@@ -80,7 +80,7 @@ def change(store: SQLiteStore, draw: random.Random) -> None:
             obj["spec"]["nodeName"] = draw.choice(["node-a", "node-b"])
         store.replace(obj)
     elif what == "run":
-        tell(store, name, machineID=f"run-{draw.randint(1, 99)}", permitted=None)
+        tell(store, name, machineID=f"run-{draw.getrandbits(64)}", permitted=None)
     elif what == "read back":
         tell(store, name, observed={"cpus": f"{draw.randint(250, 2000)}m", "memory": "1Gi"})
     else:

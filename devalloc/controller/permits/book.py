@@ -88,6 +88,8 @@ class Book:
         if record is not None and self._node not in (None, record.node):
             record = None
         machine = None if old is None else self.nodes[old.node].machines.get(key)
+        if before is not None and before["metadata"].get("uid") != obj["metadata"].get("uid"):
+            machine = None  # another machine of this name
         if old is not None and (record is None or record.node != old.node):
             self._leave(key, old)
             machine = None

@@ -393,6 +393,15 @@ def test_a_permit_that_somebody_takes_off_is_written_again() -> None:
     assert world.reserved()["a"] == amounts(250, 1), "another run"
 
 
+def test_another_machine_of_the_same_name_has_nothing_of_the_one_before() -> None:
+    world = World()
+    obj = machine("a")
+    for uid in ("first", "second"):
+        world.write({**obj, "metadata": {**obj["metadata"], "uid": uid}}, phase="Running", machineID="1")
+        assert world.reserved() == {"a": amounts(250, 1)}
+        world.ask("a", 8, "8Gi")
+
+
 def test_a_server_of_one_node_knows_its_machines_only() -> None:
     world = World()
     world.book = Book(world.settings, node="node-a")
