@@ -254,6 +254,27 @@ def test_a_record_that_does_not_fit_on_the_disk_is_not_written_in_part() -> None
     in_a_bed(body)
 
 
+def test_who_has_filled_the_disk_can_still_return_what_he_has() -> None:
+    def body() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mount(b"none", b"/run/devalloc", b"tmpfs", 0, b"size=1m") == 0
+        pool = opened()
+        for _ in range(2):
+            pool.look()
+            setup = pool.take("a").setup
+            with suppress(OSError), (setup.folder / "log").open("wb", buffering=0) as log:
+                while log.write(bytes(4096)):
+                    pass
+            assert os.statvfs(RUN).f_bfree == 0
+            with pytest.raises(Failed, match="No space left on device"):
+                pool.take("b")
+            pool.give_back(setup.id, soon())
+            assert pool.status().total == 0
+        pool.close(soon())
+
+    in_a_bed(body)
+
+
 @pytest.mark.parametrize("hidden", ["/run/devalloc", "/run/netns"])
 def test_while_another_file_system_hides_its_folders_nothing_is_given_back_and_then_nothing_lost(hidden: str) -> None:
     def body() -> None:

@@ -55,7 +55,7 @@ class Machine:
 
     @property
     def taps(self) -> tuple[str, ...]:
-        """The interfaces of the host that its network cards are on."""
+        """The TAP interfaces that its network cards are on, in the network that it lives in."""
         nics = [*(() if self.started is None else self.started.nics)]
         nics += [each.what for each in self.plain if isinstance(each.what, Nic)]
         return tuple(nic.interface for nic in nics if nic.interface is not None)

@@ -307,6 +307,7 @@ class Pool:
                 self._shelf.idle.remove(record)
                 self._shelf.discard(record)
         self._clearing.remove_all()
+        self._records.keep_spare()
 
     def await_change(self, seconds: float) -> None:
         """Until a setup was taken or given back, or ``poke``; so long at most."""

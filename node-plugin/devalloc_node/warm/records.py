@@ -6,6 +6,7 @@ and a rename is enough for a reader to see the old record or the new one.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from devalloc_node.warm.setup import Inode
 State = Literal["making", "idle", "taken", "removing"]
 _SUFFIX = ".json"
 _MAX_BYTES = 1 << 16
+_SPARE_BYTES = _MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._spare = folder.with_name("spare")
 
     def make_folder(self) -> None:
         """Raises Failed ``RecordsUnavailable``."""
@@ -68,20 +71,40 @@ class Records:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise _unavailable(self._folder, error) from error
+        self.keep_spare()
+
+    def keep_spare(self) -> None:
+        """Have room to write that a setup is removed, though somebody has filled the file system: perhaps its owner,
+        and only removing it makes room. Nothing to do where there is none now."""
+        with suppress(OSError):
+            if not self._spare.exists():
+                self._spare.write_bytes(bytes(_SPARE_BYTES))
 
     def put(self, record: Record) -> None:
         """Raises Failed ``RecordsUnavailable``."""
         place = self._folder / f"{record.id}{_SUFFIX}"
+        try:
+            try:
+                self._write(record, place)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or record.state != "removing":
+                    raise
+                self._spare.unlink(missing_ok=True)
+                self._write(record, place)
+        except OSError as error:
+            raise _unavailable(place, error) from error
+
+    def _write(self, record: Record, place: Path) -> None:
         beside = self._folder / f".{record.id}.new"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
                 file.write(_text(record))  # all of it: where space runs out a part of it would be written
             os.rename(beside, place)
-        except OSError as error:
+        except OSError:
             with suppress(OSError):  # which takes space
                 os.unlink(beside)
-            raise _unavailable(place, error) from error
+            raise
 
     def drop(self, name: str) -> None:
         """It may be gone already. Raises Failed ``RecordsUnavailable``."""
