@@ -61,6 +61,8 @@ def main() -> int:
         for faults, complaints in pool.imap_unordered(judged, chosen, chunksize=8):
             done[what(faults)] += 1
             wrong[what(faults)] += bool(complaints)
+            if done.total() % 200 == 0:
+                print(f"  {done.total()} of {len(chosen)}", flush=True)
             for complaint in complaints[:3]:
                 print(f"WRONG: {complaint}", flush=True)
     for row in sorted(done):

@@ -31,7 +31,10 @@ from tests.support.machines import MIB
 from tests.support.private_network import HOST, NETWORK
 
 __all__ = ["host"]
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own is made by root only")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own is made by root only"),
+    pytest.mark.timeout(1200),
+]
 DEVICE = "disk0-dev"
 PREPARE = """
 mkdir -p /load/proc; ln -s /proc/meminfo /load/proc/meminfo; ln -s /sys /load/sys; echo 1 1 > /load/proc/loadavg
@@ -238,7 +241,7 @@ def test_cut_off_or_killed_it_does_no_harm_and_comes_right(host: Host) -> None:
 @contextmanager
 def bed_of(host: Host, limit: Has) -> Iterator[Bed]:
     qemu, image = host.image.qemu, host.image.folder
-    qemu.write_text(qemu.read_text().replace('"$@"', f'"$@" {WATCHED}'))
+    qemu.write_text(f"{qemu.read_text().rstrip()} {WATCHED}\n")
     (image / "tiny").write_bytes(tiny_guest.image())
     (image / "data").write_bytes(b"attached".ljust(MIB))
     with ExitStack() as stack:
@@ -252,15 +255,17 @@ def bed_of(host: Host, limit: Has) -> Iterator[Bed]:
         web["spec"] |= {"cpu": {"min": 1, "max": most}, "memory": {"min": "1Gi", "max": f"{most}Gi"}}
         web["spec"]["start"]["disks"] = [{"path": str(image / "data"), "format": "raw"}]
         host("apply", "-f", "-", stdin=yaml.safe_dump_all([web, rival_of(host)]))
-        wait_until(lambda: (host.status().get("permitted") or {}).get("givenBy"), "it has a permit", host.log)
+        wait_until(
+            lambda: (host.status().get("permitted") or {}).get("givenBy"),
+            "it has a permit",
+            lambda: (host.log(), host.status()),
+        )
         folder = host.folder / "run" / machine_id("default/web")
         guest = stack.enter_context(Guest(folder / "agent"))
         guest.check(PREPARE)
         guest.check(scaled_guest.start(HOST, *MONITOR))
         wait_until(gauges_are_served, "the monitor runs", host.log)
-        watcher = stack.enter_context(
-            closing(Watcher(host.folder / "store.db", folder / "watch", "web", limit, DEVICE))
-        )
+        watcher = stack.enter_context(closing(Watcher(host.folder / "store.db", folder / "cuts", "web", limit, DEVICE)))
         rival = stack.enter_context(closing(Rival(server, limit)))
         yield Bed(host, server, between, watcher, rival, guest, plugin, process)
 

@@ -28,7 +28,7 @@ from tests.support.qemu import Monitor
 
 GIB = 2**30
 RIVAL = "rival"
-WATCHED = "-chardev socket,id=watch,path=watch,server=on,wait=off -mon chardev=watch,mode=control"
+WATCHED = "-chardev socket,id=cuts,path=cuts,server=on,wait=off -mon chardev=cuts,mode=control"
 """Options by which QEMU has a socket for the watcher, in the machine's folder."""
 
 
