@@ -7,13 +7,14 @@ import logging
 import os
 import shutil
 import subprocess
-import tempfile
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from devalloc_node.errors import Denied
+from devalloc_node.machine import tied
 from devalloc_node.machine.config import MachineConfig
 
 LOG = logging.getLogger(__name__)
@@ -49,18 +50,24 @@ def chosen(config: MachineConfig, kvm: Path = Path("/dev/kvm")) -> Literal["kvm"
 
 def boots(binary: str, accel: str, seconds: float = BOOT_SECONDS) -> bool:
     """Whether a guest of 512 bytes gets into long mode, counts to 67 million and ends, all within ``seconds``."""
-    with tempfile.TemporaryDirectory(prefix="devalloc-boot-") as folder:
-        disk = Path(folder) / "disk"
-        disk.write_bytes((_BOOT_SECTOR.ljust(510, b"\0") + b"\x55\xaa").ljust(_DISK_BYTES, b"\0"))
-        words = [binary, "-accel", accel, "-cpu", "host" if accel == "kvm" else "max", "-machine", "q35", "-m", "16M"]
+    # Nothing of it may be left by a plugin that is killed meanwhile: the disk has no name, and the guest is tied to us.
+    disk = os.memfd_create("devalloc-boot")
+    try:
+        os.write(disk, _BOOT_SECTOR.ljust(510, b"\0") + b"\x55\xaa")
+        os.truncate(disk, _DISK_BYTES)
+        words = [sys.executable, "-I", str(Path(tied.__file__).resolve()), str(os.getpid())]
+        words += [binary, "-accel", accel, "-cpu", "host" if accel == "kvm" else "max", "-machine", "q35", "-m", "16M"]
         words += ["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"]
         words += ["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]
-        words += ["-drive", f"file={disk},format=raw,if=ide"]
-        try:
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
-        except (subprocess.TimeoutExpired, OSError) as error:
-            LOG.info("no guest boots with %s: %s", accel, error)
-            return False
+        words += ["-drive", f"file=/proc/self/fd/{disk},format=raw,if=ide"]
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, pass_fds=(disk,)
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        LOG.info("no guest boots with %s: %s", accel, error)
+        return False
+    finally:
+        os.close(disk)
     if done.returncode != _BYE:
         LOG.info("no guest boots with %s: %s", accel, done.stderr.decode(errors="replace")[-300:].strip())
     return done.returncode == _BYE
