@@ -7,6 +7,8 @@ from typing import Any
 from devalloc.scaling.agentconfig import SETTINGS, AgentConfig, read_agent_config, shipped
 from devalloc.scaling.eras import Era
 from devalloc.scaling.resources import Resources
+from devalloc.scaling.state import Timing
+from devalloc.scaling.stuck import Limits
 
 DEFAULTS = {"loadAverageFractionTarget": 0.9, "memoryUsageFractionTarget": 0.75, "enableLFCMetrics": False}
 LEAST: dict[str, Any] = {"scaling": {"defaultConfig": DEFAULTS}}
@@ -84,3 +86,8 @@ def test_waits_and_limits_come_from_it() -> None:
     config = shipped(Era.V0_31)
     assert (config.timing.plugin_tick, config.timing.upscale_valid) == (5_000, 10_000)
     assert (config.limits.silence, config.limits.window, config.limits.plugin_failures) == (20_000, 120_000, 5)
+
+
+def test_waits_that_nobody_says_are_those_that_are_shipped() -> None:
+    assert Timing() == shipped().timing
+    assert Limits() == shipped().limits

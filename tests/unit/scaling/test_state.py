@@ -11,7 +11,7 @@ from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.metrics import LfcMetrics
 from devalloc.scaling.resources import Resources
-from devalloc.scaling.state import PermitError, Rules, State
+from devalloc.scaling.state import PermitError, Rules, State, Timing
 
 UNIT = Resources(250, 2**30)
 BEGIN = State(Rules(UNIT), Bounds(UNIT, UNIT * 6), ScalingConfig(enable_lfc_metrics=True), using=UNIT * 3)
@@ -86,3 +86,18 @@ def test_a_machine_that_is_being_changed_is_told_of_by_the_change_only() -> None
     changing = agent.machine_started(BEGIN, UNIT * 5)
     assert agent.observed(changing, UNIT * 4) == changing
     assert agent.observed(BEGIN, UNIT * 4).using == UNIT * 4
+
+
+def test_of_two_tellings_that_may_have_been_heard_the_larger_counts() -> None:
+    state = replace(agent.monitor_connected(BEGIN), using=UNIT * 5)
+    for target in (UNIT * 5, UNIT * 4):
+        state = agent.upscale_failed(agent.upscale_started(state, target), 0)
+    assert state.monitor.counted == UNIT * 5
+
+
+def test_a_compute_unit_has_some_of_each_and_no_wait_is_negative() -> None:
+    for unit in (Resources(0, 1), Resources(1, 0)):
+        with pytest.raises(ValueError, match="some of each"):
+            Rules(unit)
+    with pytest.raises(ValueError, match="monitor_retry cannot be negative"):
+        Timing(monitor_retry=-1)

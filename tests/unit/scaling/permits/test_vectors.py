@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from devalloc.scaling.eras import Era
-from devalloc.scaling.permits.events import found
+from devalloc.scaling.permits.events import found, leaving
 from devalloc.scaling.permits.grant import answer, believed, met
 from devalloc.scaling.permits.ledger import NOTHING, Key, Machine, Node, fraction_of, ledger
 from devalloc.scaling.permits.pressure import is_too_full
@@ -97,3 +97,10 @@ def test_scores() -> None:
 
 def test_marks_are_exact() -> None:
     assert fraction_of(Resources(1001, 10), 0.9, 0.7) == Resources(900, 7)
+
+
+def test_who_leaves_counts_without_its_buffer_and_for_what_it_uses() -> None:
+    found_running = found(Machine(NOTHING, both(6), NOTHING, use=both(2)))
+    assert (leaving(found_running).reserved, leaving(found_running).buffer) == (both(2), NOTHING)
+    assert leaving(some(5, buffer=both(3), use=both(4))).reserved == both(4)
+    assert leaving(some(5, use=both(2))).reserved == both(5)
