@@ -94,11 +94,13 @@ def test_of_200_objects_50_run_and_the_others_say_why(node: ForgedNode) -> None:
     def phases() -> Counter[str]:
         return Counter(one.get("status", {}).get("phase", "") for one in objects())
 
-    with node.running(of_store=True) as (instance, _):
+    start = {"kernel": str(node.kernel)}
+    with node.running(of_store=True):  # it ends in the middle of it
         allocator.start()
+        at_once(lambda number: store.create(machine(f"m{number}", start=start, powerdownSeconds=0)))
+        until(lambda: len(node.processes) > 3, "some are begun")
+    with node.running(of_store=True) as (instance, _):
         try:
-            start = {"kernel": str(node.kernel)}
-            at_once(lambda number: store.create(machine(f"m{number}", start=start, powerdownSeconds=0)))
             until(lambda: phases() == {"Running": ROOM, "Pending": MANY - ROOM}, "50 run")
             assert len(placed(store)) == len(node.processes) == ROOM
             rest = [one["status"] for one in objects() if one["status"]["phase"] == "Pending"]

@@ -51,8 +51,10 @@ class HostRoom:
 
         Raises as ``check``."""
         key = after.spec.key
+        had, asked = _use(key, before), _use(key, after)
+        if asked.cpu <= had.cpu and asked.memory <= had.memory:
+            return
         had = _use(key, before, self._permitted().get(key, UNKNOWN))
-        asked = _use(key, after)
         more = Request(asked.cpu if asked.cpu > had.cpu else 0, asked.memory if asked.memory > had.memory else 0)
         self._check(key, more, f"machine {key} cannot have more on this host now")
 
