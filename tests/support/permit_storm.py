@@ -284,9 +284,12 @@ class Storm:
 
     async def _come(self, body: bytes) -> None:
         """A request comes whose sender gave it up: the end of the connection comes with it."""
+        process, port = self._process, self._port
+        if process is None:
+            return
         self.tally.late += 1
         with suppress(OSError):
-            await asyncio.to_thread(_send_and_go, self._port, _posted(body))
+            await asyncio.to_thread(_send_and_go, process, port, _posted(body))
 
     def _drop(self, name: str) -> None:
         link = self._links.pop(name, None)
@@ -330,10 +333,15 @@ def _posted(body: bytes) -> bytes:
     return b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-def _send_and_go(port: int, data: bytes) -> None:
-    with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # one segment has all of it and the end
-        connection.sendall(data)
+def _send_and_go(process: subprocess.Popen[str], port: int, data: bytes) -> None:
+    """The server sees the request and the end of its connection at once, because it stands still meanwhile."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
+            connection.sendall(data)
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 def _milli(value: object) -> int:
