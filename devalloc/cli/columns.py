@@ -77,9 +77,12 @@ def attribute(device_or_spec: Object, name: str) -> str:
 def age(obj: Object) -> str:
     """How old the object is: 42s, 5m, 3h, 12d."""
     created = obj["metadata"].get("creationTimestamp")
-    if not created:
-        return ""
-    seconds = int((datetime.now(UTC) - meta.parse_time(created)).total_seconds())
+    return elapsed(meta.parse_time(created)) if created else ""
+
+
+def elapsed(since: datetime) -> str:
+    """How long ago a moment was, as ages are written."""
+    seconds = int((datetime.now(UTC) - since).total_seconds())
     for unit, size, limit in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172800)):
         if seconds < limit:
             return f"{max(seconds, 0) // size}{unit}"

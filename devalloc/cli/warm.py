@@ -12,6 +12,9 @@ from devalloc.cli.options import namespace_option, output_option
 from devalloc.cli.output import note
 from devalloc.cli.verb import BadInput, verb
 
+MOST_VCPUS = 1 << 16
+"""As many as the node plugin takes."""
+
 
 @click.group("warm")
 def warm() -> None:
@@ -32,6 +35,7 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
     \b
     devalloc warm list
     """
+    from devalloc.cli.columns import elapsed
     from devalloc.cli.nodesocket import connected_to_pool, content
     from devalloc.cli.output import dump, table
     from devalloc_node.pb.warm_pb2 import GetPoolRequest
@@ -42,7 +46,7 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
         dump(content(status), output)
         return 0
     click.echo(
-        f"{status.idle} ready of {status.target} wanted, {len(status.taken)} taken, {status.making} being made, "
+        f"{status.ready} ready of {status.target} wanted, {len(status.taken)} taken, {status.making} being made, "
         f"{status.removing} being removed; {status.most} at most"
     )
     if status.taken:
@@ -50,13 +54,13 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
             [
                 each.setup.id,
                 each.owner,
-                datetime.fromtimestamp(each.taken_ms / 1000, UTC).isoformat(timespec="seconds"),
+                elapsed(datetime.fromtimestamp(each.taken_ms / 1000, UTC)),
                 ",".join(map(str, each.setup.cpus)),
                 each.setup.folder,
             ]
             for each in status.taken
         ]
-        table(["SETUP", "OWNER", "SINCE", "CPUS", "FOLDER"], rows)
+        table(["SETUP", "OWNER", "AGE", "CPUS", "FOLDER"], rows)
     if status.problem:
         note(f"warning: {status.problem}")
     return 0
@@ -65,7 +69,9 @@ def list_setups(output: str, socket: Path, timeout: float) -> int:
 @verb("take")
 @click.argument("owner", metavar="OWNER")
 @click.option("--request", default="", metavar="NAME", help="With the same name again the answer is the same setup.")
-@click.option("--vcpus", type=click.IntRange(0), default=0, help="Choose so many CPUs of the host, the least loaded.")
+@click.option(
+    "--vcpus", type=click.IntRange(0, MOST_VCPUS), default=0, help="Choose so many CPUs of the host, the least loaded."
+)
 @click.option("--one-numa-node", is_flag=True, help="These CPUs must be on one NUMA node.")
 @output_option("table", "json", "yaml")
 @socket_option

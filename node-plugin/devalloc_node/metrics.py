@@ -22,7 +22,7 @@ machine's only in what is told of each machine that runs (T29), of which a node 
 | ``devalloc_node_machines_ended_total`` | | machines that ended and nobody had asked for it |
 | ``devalloc_node_publish_failures_total`` | | looks at the devices and publications that failed; tried again |
 | ``devalloc_node_journal_quarantined`` | | records that nobody can make sense of |
-| ``devalloc_node_warm_setups`` | state | warm setups: idle, taken, making, removing |
+| ``devalloc_node_warm_setups`` | state | warm setups: ready, taken, making, removing |
 | ``devalloc_node_warm_setups_made_total`` | | warm setups made since the plugin runs |
 | ``devalloc_node_warm_setup_failures_total`` | | warm setups that could not be made or removed |
 | ``devalloc_node_state_readable`` | | 0 when the gauges above could not be read |

@@ -40,7 +40,7 @@ def state(journal: SQLiteJournal, machines: Sequence[Machine], warm: Status | No
 
 def _warm(status: Status) -> WarmSetups:
     by_state = {
-        "idle": status.idle,
+        "ready": status.ready,
         "taken": len(status.taken),
         "making": status.making,
         "removing": status.removing,

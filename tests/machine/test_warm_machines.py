@@ -139,7 +139,7 @@ def test_nobody_is_given_a_machine_that_has_died_waiting(open_image: Image) -> N
         before = there_is()
         pool = opened(open_image)
         pool.fill(2)
-        (oldest, _) = pool._shelf.idle
+        (oldest, _) = pool._shelf.ready
         os.kill(pool._builder.process_of(oldest) or 0, signal.SIGKILL)
         while pool._builder.lives(oldest):
             time.sleep(0.01)
@@ -167,7 +167,7 @@ def test_machines_that_wait_no_more_by_the_next_plugins_config_are_ended_too(ope
         os.waitpid(child, 0)
         assert len(there_is()[2]) == 2
         pool = warm_bed.opened(prefix=PREFIX)
-        assert pool.status().idle == 0
+        assert pool.status().ready == 0
         (taken,) = pool.status().taken
         assert told(taken.setup, "query-status")["status"] == "prelaunch"
         assert len(there_is()[2]) == 1

@@ -46,7 +46,7 @@ def ready(plugin: subprocess.Popen[bytes], setups: int = SETUPS) -> set[str]:
         assert plugin.poll() is None, Path("/run/log").read_text()
         with suppress(OSError):  # it is not served yet
             lines = set(metrics().splitlines())
-            if f'devalloc_node_warm_setups{{state="idle"}} {setups}.0' in lines:
+            if f'devalloc_node_warm_setups{{state="ready"}} {setups}.0' in lines:
                 return lines
         time.sleep(0.02)
 

@@ -188,7 +188,7 @@ def test_a_machine_waits_for_a_setup_and_has_it_without_the_machine_that_waited_
         Path("/run/template.yaml").write_text(json.dumps(template))
         words = ("--warm", "1", "--warm-most", "1", "--warm-machine", "/run/template.yaml")
         with a_host(open_image, *words) as host:
-            until(lambda: json.loads(host("warm", "list", "-o", "json")).get("idle") == 1, "one is ready")
+            until(lambda: json.loads(host("warm", "list", "-o", "json")).get("ready") == 1, "one is ready")
             other = json.loads(host("warm", "take", "platform", "-o", "json"))
             host("apply", "-f", "-", stdin=manifest(open_image))
             until(lambda: host.status().get("reason") == "TryAgain", "it waits")
@@ -211,7 +211,7 @@ def test_who_has_taken_a_machine_that_waited_can_have_it_kept_by_the_node(open_i
         template = json.loads(manifest(open_image, nics=[], cpu={"min": 1, "max": 2}))
         Path("/run/template.yaml").write_text(json.dumps(template))
         with a_host(open_image, "--warm", "1", "--warm-most", "2", "--warm-machine", "/run/template.yaml") as host:
-            until(lambda: json.loads(host("warm", "list", "-o", "json")).get("idle") == 1, "one is ready")
+            until(lambda: json.loads(host("warm", "list", "-o", "json")).get("ready") == 1, "one is ready")
             (waits,) = Path("/run/devalloc/warm/machines").iterdir()
 
             def adopted(socket: str, **cpu: int) -> str:

@@ -201,7 +201,7 @@ def test_a_pool_is_filled_in_the_background_and_empties_when_it_is_closed() -> N
         keeper = threading.Thread(target=Keeper(pool).keep, args=(stop,))
         keeper.start()
         for round_ in range(4):
-            while pool.status().idle < 6:
+            while pool.status().ready < 6:
                 time.sleep(0.001)
             taken = [pool.take(f"owner {round_}") for _ in range(6)]
             for each in taken:

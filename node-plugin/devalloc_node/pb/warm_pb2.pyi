@@ -76,10 +76,10 @@ class TakenSetup(_message.Message):
     def __init__(self, setup: _Optional[_Union[Setup, _Mapping]] = ..., owner: _Optional[str] = ..., request: _Optional[str] = ..., taken_ms: _Optional[int] = ...) -> None: ...
 
 class GetPoolReply(_message.Message):
-    __slots__ = ("target", "most", "idle", "making", "removing", "taken", "made", "failures", "problem")
+    __slots__ = ("target", "most", "ready", "making", "removing", "taken", "made", "failures", "problem")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
-    IDLE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
     MAKING_FIELD_NUMBER: _ClassVar[int]
     REMOVING_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
@@ -88,11 +88,11 @@ class GetPoolReply(_message.Message):
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     target: int
     most: int
-    idle: int
+    ready: int
     making: int
     removing: int
     taken: _containers.RepeatedCompositeFieldContainer[TakenSetup]
     made: int
     failures: int
     problem: str
-    def __init__(self, target: _Optional[int] = ..., most: _Optional[int] = ..., idle: _Optional[int] = ..., making: _Optional[int] = ..., removing: _Optional[int] = ..., taken: _Optional[_Iterable[_Union[TakenSetup, _Mapping]]] = ..., made: _Optional[int] = ..., failures: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, target: _Optional[int] = ..., most: _Optional[int] = ..., ready: _Optional[int] = ..., making: _Optional[int] = ..., removing: _Optional[int] = ..., taken: _Optional[_Iterable[_Union[TakenSetup, _Mapping]]] = ..., made: _Optional[int] = ..., failures: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...

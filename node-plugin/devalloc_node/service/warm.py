@@ -61,7 +61,7 @@ class WarmService(warm_pb2_grpc.WarmPoolServicer):
             return pb.GetPoolReply(
                 target=status.target,
                 most=status.most,
-                idle=status.idle,
+                ready=status.ready,
                 making=status.making,
                 removing=status.removing,
                 taken=[

@@ -58,9 +58,9 @@ class Builder:
             self._users |= {record.id: record.user for record in records if record.user is not None}
 
     def make(self, *, bare: bool = False) -> tuple[Setup, Record]:
-        """A new one, and its record, which says ``idle``. Where it fails nothing is left of it, or its record says what
-        and that is told. ``bare``: no machine is to wait in it. Raises Failed: ``SetupFailed``, ``RecordsUnavailable``;
-        TryAgain; Leftover."""
+        """A new one, and its record, which says ``ready``. Where it fails nothing is left of it, or its record says
+        what and that is told. ``bare``: no machine is to wait in it. Raises Failed: ``SetupFailed``,
+        ``RecordsUnavailable``; TryAgain; Leftover."""
         setup = self._config.setup(new_identifier(self._config.prefix))
         setup = replace(setup, user=self._user(setup.id))
         record = Record(setup.id, "making", self._boot, user=setup.user)
@@ -77,7 +77,7 @@ class Builder:
                     record = record.without_part(part.name)  # it is somebody else's, and stays
                     self._records.put(record)
                     raise
-            record = replace(record, state="idle", inode=setup.inode)
+            record = replace(record, state="ready", inode=setup.inode)
             self._records.put(record)
         except (OSError, NodeError) as error:
             why = error if isinstance(error, NodeError) else _failed(setup, record, error)

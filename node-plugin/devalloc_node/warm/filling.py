@@ -65,7 +65,7 @@ class Filling:
         """As ``Pool.refill``."""
         with self._shelf.mutex:
             room = self._config.most - self._shelf.total
-            ready = len(self._shelf.idle) + self._shelf.making
+            ready = len(self._shelf.ready) + self._shelf.making
             missing = self._config.target - ready if self._shelf.is_open else 0
         with suppress(TryAgain):  # somebody else was faster
             self.fill(min(missing, room))

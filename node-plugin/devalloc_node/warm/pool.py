@@ -95,7 +95,7 @@ class Pool:
             log.error("the record of warm setup %s cannot be read; remove by hand what has that name, then it", name)
         self._records.tidy()
         self._builder.recall(found)
-        whole = [record for record in found if record.state == "idle" and self._builder.is_whole(record)]
+        whole = [record for record in found if record.state == "ready" and self._builder.is_whole(record)]
         lived_in = self._clearing.occupants(whole)
         ready = [record for record in whole if record.id not in lived_in]
         with self._shelf.mutex:
@@ -104,7 +104,7 @@ class Pool:
                     self._shelf.taken[record.id] = record
                 elif record not in ready:
                     self._shelf.discard(record)
-            self._shelf.idle.extend(ready)
+            self._shelf.ready.extend(ready)
             self._shelf.is_open = True
 
     def close(self, deadline: Deadline) -> Status:
@@ -118,8 +118,8 @@ class Pool:
             # Whoever makes one, or waits for a setup to be quiet, sees that it is not wanted any more.
             while not shelf.is_quiet and not deadline.passed:
                 shelf.mutex.wait(deadline.seconds)
-            while shelf.idle:
-                shelf.discard(shelf.idle.popleft())
+            while shelf.ready:
+                shelf.discard(shelf.ready.popleft())
         self._wake.set()
         try:
             self._clearing.remove_all()
@@ -237,13 +237,13 @@ class Pool:
     def _put_back(self, record: Record) -> None:
         """One that nobody has had, among those that are ready, if it is as they are. With the lock."""
         if self._builder.has_all(record):
-            self._shelf.idle.appendleft(record)
+            self._shelf.ready.appendleft(record)
         else:
             self._shelf.discard(record)
 
     def _disown(self, record: Record) -> Record:
         """Nobody was told that it is his: it is ready, on disk too where that can be."""
-        record = replace(record, state="idle", owner="", request="", since_ms=0, cpus=(), nodes=())
+        record = replace(record, state="ready", owner="", request="", since_ms=0, cpus=(), nodes=())
         with suppress(NodeError):  # or it counts as taken after a crash, until its lease is over
             self._records.put(record)
         return record
@@ -300,11 +300,11 @@ class Pool:
     def look(self) -> None:
         """See what has died of what is ready; try to remove what could not be removed. Raises NodeError."""
         with self._shelf.mutex:
-            ready = list(self._shelf.idle)
+            ready = list(self._shelf.ready)
         dead = {record.id for record in ready if not self._builder.lives(record)}
         with self._shelf.mutex:
-            for record in [each for each in self._shelf.idle if each.id in dead]:
-                self._shelf.idle.remove(record)
+            for record in [each for each in self._shelf.ready if each.id in dead]:
+                self._shelf.ready.remove(record)
                 self._shelf.discard(record)
         self._clearing.remove_all()
         self._records.keep_spare()
@@ -326,7 +326,7 @@ class Pool:
             return Status(
                 self.config.target,
                 self.config.most,
-                len(shelf.idle),
+                len(shelf.ready),
                 shelf.making,
                 len(shelf.removing),
                 self.taken(),
@@ -359,8 +359,8 @@ class Pool:
     def _oldest(self) -> Record | None:
         """Of those that are ready. One that has died, or that somebody has taken away, is to be removed. With the
         lock."""
-        while self._shelf.idle:
-            record = self._shelf.idle.popleft()
+        while self._shelf.ready:
+            record = self._shelf.ready.popleft()
             if self._builder.lives(record):
                 return record
             self._shelf.discard(record)

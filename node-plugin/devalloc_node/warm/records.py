@@ -19,7 +19,7 @@ from devalloc_node.errors import Failed
 from devalloc_node.warm.identifiers import is_identifier
 from devalloc_node.warm.setup import Inode
 
-State = Literal["making", "idle", "taken", "removing"]
+State = Literal["making", "ready", "taken", "removing"]
 _SUFFIX = ".json"
 _MAX_BYTES = 1 << 16
 _SPARE_BYTES = _MAX_BYTES

@@ -22,7 +22,7 @@ class Shelf:
 
     def __init__(self, config: WarmConfig) -> None:
         self.mutex = threading.Condition()
-        self.idle: deque[Record] = deque()
+        self.ready: deque[Record] = deque()
         """Oldest first."""
         self.taken: dict[str, Record] = {}
         self.asked: set[tuple[str, str]] = set()
@@ -87,7 +87,7 @@ class Shelf:
     @property
     def total(self) -> int:
         with self.mutex:
-            return len(self.idle) + len(self.taken) + self.making + len(self.removing)
+            return len(self.ready) + len(self.taken) + self.making + len(self.removing)
 
     def of_request(self, owner: str, request: str) -> Record | None:
         """What an owner has by that name."""
@@ -116,7 +116,7 @@ class Shelf:
                 raise TryAgain(
                     "setups",
                     f"{number} more warm setups would be {total + number}, and {most} may be: {len(self.taken)} are "
-                    f"taken, {len(self.idle)} ready, {self.making} being made and {len(self.removing)} being removed",
+                    f"taken, {len(self.ready)} ready, {self.making} being made and {len(self.removing)} being removed",
                 )
             self.making += number
 
@@ -125,7 +125,7 @@ class Shelf:
         with self.mutex:
             self.making -= 1
             if record is not None:
-                self.idle.append(record)
+                self.ready.append(record)
             self.mutex.notify_all()
 
     def failed(self, error: BaseException) -> None:

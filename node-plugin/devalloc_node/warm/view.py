@@ -29,7 +29,7 @@ class Status:
 
     target: int
     most: int
-    idle: int
+    ready: int
     making: int
     removing: int
     taken: Sequence[Taken]
@@ -43,4 +43,4 @@ class Status:
 
     @property
     def total(self) -> int:
-        return self.idle + self.making + self.removing + len(self.taken)
+        return self.ready + self.making + self.removing + len(self.taken)

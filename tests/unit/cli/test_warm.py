@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from devalloc.cli import warm as commands
 from devalloc_node.metrics import Metrics
 from devalloc_node.pb import node_pb2
 from devalloc_node.pb import warm_pb2 as pb
 from devalloc_node.pb.warm_pb2_grpc import WarmPoolStub
+from devalloc_node.service import warm as service
 from devalloc_node.service.door import open_door
 from devalloc_node.service.warm import WarmService
 from devalloc_node.warm.pool import Pool
@@ -56,14 +59,15 @@ def test_a_setup_is_taken_shown_and_returned(tmp_path: Path, toy: Toy, devalloc:
 
         head, columns, row = devalloc("warm", "list", "--socket", socket).out.splitlines()
         assert head == "1 ready of 2 wanted, 1 taken, 0 being made, 0 being removed; 3 at most"
-        assert columns.split() == ["SETUP", "OWNER", "SINCE", "CPUS", "FOLDER"]
-        assert [row.split()[0], row.split()[1], row.split()[3]] == [setup.id, "web-7", "0,1"]
+        assert columns.split() == ["SETUP", "OWNER", "AGE", "CPUS", "FOLDER"]
+        assert row.split()[:2] + row.split()[3:4] == [setup.id, "web-7", "0,1"]
+        assert re.fullmatch(r"\d+s", row.split()[2])
 
         assert devalloc("warm", "return", setup.id, "--socket", socket).out == f"{setup.id} returned\n"
         second = devalloc("warm", "return", setup.id, "--socket", socket)
         assert (second.code, "denied" in second.err, "[SetupNotTaken]" in second.err) == (1, True, True)
         listed = devalloc("warm", "list", "-o", "json", "--socket", socket).json
-        assert (listed["idle"], "taken" in listed) == (1, False)
+        assert (listed["ready"], "taken" in listed) == (1, False)
 
 
 def test_nobody_is_called_as_machines_of_the_node_are(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
@@ -72,6 +76,14 @@ def test_nobody_is_called_as_machines_of_the_node_are(tmp_path: Path, toy: Toy, 
         assert refused.code != 0
         assert "owner: must not begin with machine/" in refused.err
         assert toy.there == []
+
+
+def test_more_vcpus_than_any_host_has_are_refused_before_anybody_is_asked(devalloc: Shell) -> None:
+    assert commands.MOST_VCPUS == service.MOST_VCPUS
+    for number in (service.MOST_VCPUS + 1, 1 << 31, 1 << 64):
+        refused = devalloc("warm", "take", "a", "--vcpus", number, "--socket", "/nowhere")
+        assert refused.code == 2
+        assert "0<=x<=65536" in refused.err
 
 
 def test_where_there_is_none_now_the_caller_is_told_to_try_again(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:

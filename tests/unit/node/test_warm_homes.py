@@ -118,7 +118,7 @@ def test_one_that_was_made_for_a_machine_and_not_given_is_for_nobody_else(tmp_pa
     pool.config = replace(config, vcpus_per_cpu=1)
     with pytest.raises(TryAgain, match="1 vCPUs want as many CPUs"):
         pool.take("machine/default/web", "run", vcpus=1, bare=True)
-    assert (pool.status().idle, pool.status().removing, waits.there) == (0, 1, [])
+    assert (pool.status().ready, pool.status().removing, waits.there) == (0, 1, [])
     pool._shelf.taken.clear()
     pool.look()
     assert (folder.there, pool.status().total) == ([], 0)
@@ -131,7 +131,7 @@ def test_what_waits_is_adopted_by_who_has_taken_it_also_through_a_link(tmp_path:
     pool.open()
     pool.fill(1)
     homes = WarmHomes(pool)
-    waits = pool._builder.setup_of(pool._shelf.idle[0]).qmp
+    waits = pool._builder.setup_of(pool._shelf.ready[0]).qmp
     assert waits is not None
     (tmp_path / "link").symlink_to(waits)
     for socket in (waits, tmp_path / "link"):

@@ -35,7 +35,7 @@ def test_those_that_are_ready_go_first_in_first_out_and_then_one_is_made(tmp_pat
         taken = [pool.take("a").setup.id for _ in range(4)]
         assert taken[:3] == ready
         assert taken[3] not in ready
-        assert pool.status().idle == 0
+        assert pool.status().ready == 0
         assert [each.setup.id for each in pool.status().taken] == sorted(taken, key=taken.index)
 
 
@@ -93,11 +93,11 @@ def test_the_first_error_of_filling_is_told_and_what_was_made_is_kept(tmp_path: 
             pool.fill(5)
         assert (failed.value.code, failed.value.retryable) == ("SetupFailed", True)
         status = pool.status()
-        assert (status.idle, status.making, status.removing, status.failures) == (2, 0, 0, 1)
+        assert (status.ready, status.making, status.removing, status.failures) == (2, 0, 0, 1)
         assert "Input/output error" in status.problem
         toy.making = lambda setup: None
         pool.fill(3)
-        assert (pool.status().idle, pool.status().problem) == (5, "")
+        assert (pool.status().ready, pool.status().problem) == (5, "")
 
 
 def test_setups_are_made_at_the_same_time_and_never_under_the_lock(tmp_path: Path, toy: Toy) -> None:
@@ -110,7 +110,7 @@ def test_setups_are_made_at_the_same_time_and_never_under_the_lock(tmp_path: Pat
     toy.making = wait
     with opened(tmp_path, toy, workers=3) as pool:
         pool.fill(3)
-        assert pool.status().idle == 3
+        assert pool.status().ready == 3
 
 
 def test_what_cannot_be_removed_is_not_forgotten_and_takes_its_place(tmp_path: Path, toy: Toy) -> None:
@@ -158,7 +158,7 @@ def test_what_somebody_has_taken_away_is_given_to_nobody(tmp_path: Path, toy: To
         assert pool.take("a").setup.id == kept
         toy.there.remove(gone_too)
         pool.look()
-        assert (pool.status().idle, pool.status().removing) == (0, 0)
+        assert (pool.status().ready, pool.status().removing) == (0, 0)
 
 
 def test_each_setup_has_a_user_of_its_own_as_long_as_there_are_some(tmp_path: Path, toy: Toy) -> None:
@@ -249,7 +249,7 @@ def test_where_no_thread_can_be_had_nothing_counts_as_being_made(
                 pool.fill(4)
         assert pool.status().making == 0
         pool.fill(4)
-        assert pool.status().idle == 4
+        assert pool.status().ready == 4
 
 
 def test_owners_are_texts_of_a_line(tmp_path: Path, toy: Toy) -> None:
@@ -301,7 +301,7 @@ def test_what_a_killed_plugin_had_ready_is_ready_where_it_is_whole(tmp_path: Pat
     kill(killed)
     broken_one = toy.there.pop()
     with opened(tmp_path, toy) as pool:
-        assert pool.status().idle == 2
+        assert pool.status().ready == 2
         assert broken_one not in {pool.take("a").setup.id for _ in range(2)}
 
 
@@ -335,7 +335,7 @@ def test_where_records_cannot_be_written_nothing_is_taken_or_made(tmp_path: Path
             with pytest.raises(Failed) as failed:
                 pool.take("a")
             assert failed.value.code == "RecordsUnavailable"
-        assert (pool.status().idle, len(pool.status().taken)) == (1, 0)
+        assert (pool.status().ready, len(pool.status().taken)) == (1, 0)
         with pytest.raises(NodeError):
             pool.fill(1)
         assert len(toy.there) == 1
@@ -381,7 +381,7 @@ def test_many_at_once_never_have_one_setup_and_never_more_than_may_be(tmp_path: 
             thread.join()
         assert wrong == []
         assert pool.status().making == 0
-        assert len(toy.there) == pool.status().idle
+        assert len(toy.there) == pool.status().ready
     assert toy.there == []
 
 

@@ -64,7 +64,7 @@ def test_as_many_wait_as_the_host_has_room_for_and_nobody_else_is_admitted_then(
     with pytest.raises(TryAgain, match=r"does not fit on this host now: insufficient memory") as short:
         plugin.pool.fill(9)  # four at a time
     assert (short.value.short, short.value.retryable) == ("room", True)
-    assert plugin.pool.status().idle == 4, "as many as there is room for, also where they are made at the same time"
+    assert plugin.pool.status().ready == 4, "as many as there is room for, also where they are made at the same time"
     assert not plugin.admits()
 
     taken = plugin.pool.take("platform")
@@ -78,7 +78,7 @@ def test_as_many_wait_as_the_host_has_room_for_and_nobody_else_is_admitted_then(
 def test_who_brings_a_machine_of_his_own_needs_no_room_for_one_that_waits(plugin: Plugin) -> None:
     plugin.pool.fill(4)
     assert len({plugin.pool.take("web", bare=True).setup.id for _ in range(5)}) == 5
-    assert plugin.pool.status().idle == 0
+    assert plugin.pool.status().ready == 0
 
 
 def test_those_of_an_earlier_plugin_and_of_one_beside_count_too(plugin: Plugin, tmp_path: Path) -> None:
