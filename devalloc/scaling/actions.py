@@ -173,9 +173,20 @@ def _machine(state: State, now: int, wanted: Resources, asking: Resources | None
         return _Planned(warning=other)
     if asking is not None and target.exceeds(asking):
         return _Planned(warning="the plugin is being told of less than the machine should have")
-    if (left := _left(now, machine.failed_at, state.rules.timing.machine_retry)) is not None:
+    if (left := _left(now, machine.failed_at, _machine_retry(state))) is not None:
         return _Planned(wait=left, warning="a change of the machine failed too recently to try another")
     return _Planned(Change(state.using, target))
+
+
+_EARLY = 3
+"""Changes that fail in a row before they are tried less often."""
+
+
+def _machine_retry(state: State) -> int:
+    timing, late = state.rules.timing, state.machine.failures - _EARLY
+    if state.rules.as_peers or late < 0:
+        return timing.machine_retry
+    return max(timing.machine_retry, min(timing.machine_retry << min(late + 1, 32), timing.machine_retry_most))
 
 
 def _upscale(state: State, now: int, wanted: Resources) -> _Planned[Change]:

@@ -29,6 +29,9 @@ class Timing:
     plugin_denied_retry: int = 2_000
     """From the start of a request that was not permitted in full to the next that asks for more."""
     machine_retry: int = 5_000
+    """After a change that failed or fell short."""
+    machine_retry_most: int = 30_000
+    """As it goes on failing it is tried ever more seldom, until it is as seldom as this."""
     monitor_retry: int = 3_000
     monitor_denied: int = 5_000
     """How long a denied downscale counts."""
@@ -89,6 +92,8 @@ class Machine:
 
     in_flight: Resources | None = None
     failed_at: int | None = None
+    failures: int = 0
+    """Changes in a row that failed or fell short."""
     doubt: Doubt | None = None
     """A change that failed may have been made all the same, until the machine is seen."""
 
@@ -244,7 +249,8 @@ def machine_done(state: State, now: int, reached: Resources | None = None) -> St
     assert target is not None, "a change that ends has begun"
     short = reached is not None and reached != target
     using = reached or target
-    return replace(_overruled(state, using), using=using, machine=Machine(failed_at=now if short else None))
+    machine = Machine(failed_at=now, failures=state.machine.failures + 1) if short else Machine()
+    return replace(_overruled(state, using), using=using, machine=machine)
 
 
 def _overruled(state: State, using: Resources) -> State:
@@ -259,7 +265,8 @@ def _overruled(state: State, using: Resources) -> State:
 
 def machine_failed(state: State, now: int) -> State:
     """The change failed, or it is not known what became of it. Only a look at the machine tells: see observed."""
-    return replace(state, machine=Machine(failed_at=now, doubt=Doubt(state.surely, state.utmost)))
+    doubt = Doubt(state.surely, state.utmost)
+    return replace(state, machine=Machine(failed_at=now, failures=state.machine.failures + 1, doubt=doubt))
 
 
 # -- monitor ---------------------------------------------------------------------------------------------------------
@@ -267,7 +274,8 @@ def machine_failed(state: State, now: int) -> State:
 
 def monitor_connected(state: State) -> State:
     """A new connection to the monitor: nothing of an earlier one counts, and what is in use is what it approves."""
-    return replace(state, monitor=Monitor(approved=state.surely))
+    machine = replace(state.machine, failures=0)  # a guest that has begun may do now what it could not
+    return replace(state, monitor=Monitor(approved=state.surely), machine=machine)
 
 
 def monitor_lost(state: State) -> State:

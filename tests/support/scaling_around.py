@@ -11,7 +11,7 @@ from devalloc.scaling.messages.monitor import DownscaleResult
 from devalloc.scaling.metrics import LfcMetrics, SystemMetrics
 from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import Resources
-from devalloc_node.agent.channels import Channels
+from devalloc_node.agent.channels import Channels, Refused
 from devalloc_node.agent.monitor import MonitorStatus
 from devalloc_node.agent.scaler import Scaler
 from tests.support.scaling_world import UNIT
@@ -30,6 +30,8 @@ class Around:
         self.connects = True
         self.guest: Observed | None = None
         self.falls_short: Callable[[Resources], Resources] = lambda target: target
+        self.refuses: Callable[[Resources], Refused] | None = None
+        """More CPUs."""
         self.did: list[str] = []
         self.scaler: Scaler | None = None
 
@@ -46,8 +48,10 @@ class Around:
         self._do("ask")
         return target.least(self.room.most(last or target.least(self.has)))
 
-    async def change(self, target: Resources) -> Resources:
+    async def change(self, target: Resources) -> Resources | Refused:
         self._do(f"change {target.cpu // 250}")
+        if self.refuses is not None and target.cpu > self.has.cpu:
+            return self.refuses(target)
         self.has = self.falls_short(target)
         return self.has
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from devalloc.api.virtualmachine import MEMORY_BLOCK
 from devalloc.scaling.resources import Resources
+from devalloc_node.agent.channels import Refused
 from devalloc_node.agent.lanes import Lanes
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
@@ -27,6 +28,8 @@ STEP_SECONDS = 10.0
 """For one amount. A guest that needs longer is asked again."""
 SLOW_SECONDS = STEP_SECONDS / 2
 """A machine whose change took longer is changed with the slow ones from then on, until one is quick again."""
+_LASTING = ("CpusEmulated", "CpuSlotsExhausted", "OutOfBounds")
+"""Why there will be no more CPUs in this run of a machine."""
 
 
 class MachineBody:
@@ -39,8 +42,10 @@ class MachineBody:
         self._lanes = lanes
         self._slow = False
         """Whether its last change took long: its guest may be one that never does what it is asked."""
+        self._logged: frozenset[str] = frozenset()
+        """How its last change failed: what stays so is logged once."""
 
-    async def change(self, target: Resources) -> Resources:
+    async def change(self, target: Resources) -> Resources | Refused:
         """Have it come to ``target``, and read back what it has then: another amount where its guest or its QEMU
         refused. Raises Failed, Unknown."""
         given_up = threading.Event()
@@ -53,9 +58,9 @@ class MachineBody:
         """What it has, or may come to have by what it was told before. Raises NodeError."""
         return await self._lanes.look(self._key, self._look)
 
-    def _change(self, target: Resources, given_up: threading.Event) -> Resources:
+    def _change(self, target: Resources, given_up: threading.Event) -> Resources | Refused:
         """``given_up``: set when nobody waits for it any more. Then no further step is begun."""
-        errors: list[NodeError] = []
+        errors: list[tuple[str, NodeError]] = []
         machine, is_bounded, began = self._seen(), True, time.monotonic()
         for what, amount in steps(machine.observed, target, machine.started):
             if given_up.is_set():
@@ -68,14 +73,16 @@ class MachineBody:
                 due = Deadline.after(STEP_SECONDS)
                 self._platform.scale(self._key, what, amount, due, owner=self._owner, caller=CALLER)
             except NodeError as error:
-                log.warning("machine %s: %s", self._key, error)
-                errors.append(error)
+                if str(error) not in self._logged:
+                    log.warning("machine %s: %s", self._key, error)
+                errors.append((what, error))
                 is_bounded = is_bounded and what != "cpu"
         self._slow = time.monotonic() - began > SLOW_SECONDS
-        for problem in errors:
+        self._logged = frozenset(str(error) for _, error in errors)
+        for _, problem in errors:
             if not isinstance(problem, Denied):  # what became of it only a look tells
                 raise problem
-        return self._look()
+        return _refused(errors, target, self._look()) if errors else self._look()
 
     def _look(self) -> Resources:
         machine = self._seen()
@@ -93,6 +100,14 @@ class MachineBody:
         if machine.phase != "Running":
             raise Failed("MachineNotRunning", f"machine {self._key} is {machine.phase.lower()}: {machine.message}")
         return machine
+
+
+def _refused(errors: list[tuple[str, NodeError]], target: Resources, reached: Resources) -> Refused:
+    """The first that will not change while the machine runs, or the first."""
+    lasting = [error for what, error in errors if what == "vcpus" and error.code in _LASTING]
+    is_bounded = bool(lasting) and reached.cpu < target.cpu and all(what != "cpu" for what, _ in errors)
+    error = lasting[0] if is_bounded else errors[0][1]
+    return Refused(reached, error.code, error.message, reached.cpu if is_bounded else None)
 
 
 def steps(has: Amounts, target: Resources, spec: MachineSpec | None) -> Iterator[tuple[str, int]]:

@@ -23,10 +23,22 @@ class Permits(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A change that the machine or its guest did not go along with."""
+
+    reached: Resources
+    """What was read back."""
+    code: str
+    why: str
+    most_cpu: int | None = None
+    """Thousandths of a CPU that this run of it can have at most; None: it may have more when it is asked again."""
+
+
 class Body(Protocol):
     """The machine itself."""
 
-    async def change(self, target: Resources) -> Resources:
+    async def change(self, target: Resources) -> Resources | Refused:
         """Have it come to ``target``, and read back what it has then. It ends by itself."""
         ...
 

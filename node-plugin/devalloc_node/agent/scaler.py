@@ -21,8 +21,8 @@ from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.revisions import Revisions
 from devalloc.scaling.state import PermitError, Rules, State
-from devalloc.scaling.stuck import Limits
-from devalloc_node.agent.channels import Channels
+from devalloc.scaling.stuck import Limits, Reason
+from devalloc_node.agent.channels import Channels, Refused
 from devalloc_node.agent.dump import dump
 from devalloc_node.agent.guestview import GuestView
 from devalloc_node.agent.report import Report, report, shown
@@ -76,6 +76,8 @@ class Scaler:
         request that ended."""
         self._machine = machine
         self._bounds, self._config = bounds, config
+        self._limit: Refused | None = None
+        """Why this run of the machine can have no more CPUs than it has."""
         self._settings = settings or Settings()
         self._rng = rng or random.Random()
         # A little sooner than it has to, so that machines that came together do not ask together for ever.
@@ -132,7 +134,7 @@ class Scaler:
             self._track.ended("look")
             self._track.well("machine")
             self._look_again = 0 if self._connected else self._now() + self._settings.look_interval
-            return State(self._rules, self._bounds, self._config, using)
+            return State(self._rules, self._within, self._config, using)
 
     # -- what others tell --------------------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class Scaler:
     def bounded(self, bounds: Bounds, config: ScalingConfig) -> None:
         """The machine's bounds or configuration changed."""
         self._bounds, self._config = bounds, config
-        self._become(lambda state: now_known.bounded(state, bounds, config))
+        self._become(lambda state: now_known.bounded(state, self._within, config))
 
     def report(self) -> Report | None:
         """How far it is; None as long as the machine has not been seen."""
@@ -166,9 +168,14 @@ class Scaler:
             return None
         now = self._now()
         actions = next_actions(self._state, now)
+        wanted, limited = actions.desired, None
+        if self._limit is not None:
+            wanted = next_actions(replace(self._state, bounds=self._bounds), now).desired
+            limited = Reason(self._limit.code, self._limit.why) if wanted != actions.desired else None
         guest, behind = self._guest.observed(now), self._guest.behind(now)
         stuck = self._track.stuck(self._channels.guest.status(), now)
-        return report(self._state, actions, self._seen, self._track.errors, stuck, guest, behind)
+        found = report(self._state, actions, self._seen, self._track.errors, stuck, guest, limited or behind)
+        return replace(found, wanted=wanted)
 
     def dump(self) -> dict[str, Any]:
         """All that is known, as JSON."""
@@ -263,21 +270,25 @@ class Scaler:
 
     async def _change(self, change: Change) -> None:
         try:
-            reached = await self._channels.body.change(change.target)
+            came = await self._channels.body.change(change.target)
         except NodeError as error:
             self._track.ended("change", error)
             self._track.failed("machine", error.message, self._now())
             self._look_again = 0
             self._become(lambda state: now_known.machine_failed(state, self._now()))
             return
+        refused = came if isinstance(came, Refused) else None
+        reached = came.reached if isinstance(came, Refused) else came
         self._seen = reached
         self._track.ended("change", "done" if reached == change.target else "short")
         if reached == change.target:
             self._track.well("machine")
         else:
             why = f"it came to {shown(reached)}, not to {shown(change.target)}"
-            self._track.failed("machine", why, self._now())
+            self._track.failed("machine", why if refused is None else f"{why}: {refused.why}", self._now())
         self._become(lambda state: now_known.machine_done(state, self._now(), reached))
+        if refused is not None and refused.most_cpu is not None:
+            self._limited(refused)
 
     async def _observe(self) -> None:
         changes, connection = self._changes, self._connection
@@ -295,12 +306,28 @@ class Scaler:
             if changes == self._changes:
                 self._seen = seen
                 self._become(lambda state: now_known.observed(state, seen))
+                if self._limit is not None and seen.cpu > (self._limit.most_cpu or 0):
+                    self._limited(None)
                 if connection == self._connection:
                     self._look_again = self._now() + self._settings.look_interval
                     self._greet()
         finally:
             self._looking = False
         self._changed.set()
+
+    def _limited(self, by: Refused | None) -> None:
+        """No more is asked for than what can come, so that nobody keeps room for the rest."""
+        self._limit = by
+        self._become(lambda state: now_known.bounded(state, self._within, self._config))
+
+    @property
+    def _within(self) -> Bounds:
+        """The machine's bounds, as far as this run of it can come."""
+        if self._limit is None or self._limit.most_cpu is None:
+            return self._bounds
+        least, most = self._bounds.min, self._bounds.max
+        cpu = self._limit.most_cpu
+        return Bounds(replace(least, cpu=min(least.cpu, cpu)), replace(most, cpu=min(most.cpu, cpu)))
 
     def _greet(self) -> None:
         """The machine has been seen since the connection to its monitor stands."""

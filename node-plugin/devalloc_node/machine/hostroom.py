@@ -90,7 +90,7 @@ def _use(key: str, record: MachineRecord, permitted: Amounts = UNKNOWN) -> Machi
     if (asked.vcpus or 0) * CPU > has and (told.cpu_milli or has) >= has:
         # Nothing but their number bounds the time of its CPUs, so that more of them have more.
         asked = replace(asked, cpu_milli=max(asked.cpu_milli or 0, (asked.vcpus or 0) * CPU))
-    return MachineUse(key, key, "Running", *_most(floor_of(record.machine), told, asked, permitted))
+    return MachineUse(key, key, "Running", *_most(floor_of(record.machine), told.usable, asked.usable, permitted))
 
 
 def without_object(records: Records, gone: Container[str]) -> Iterator[MachineUse]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from devalloc_node.grant import ClaimRef
-from devalloc_node.machine.spec import MachineSpec, Nic, PlainDevice
+from devalloc_node.machine.spec import CPU, MachineSpec, Nic, PlainDevice
 from devalloc_node.step import Step
 
 
@@ -17,6 +17,13 @@ class Amounts:
     """Thousandths of a CPU whose time it may use: its vCPUs, or less."""
     vcpus: int | None = None
     memory_bytes: int | None = None
+
+    @property
+    def usable(self) -> Amounts:
+        """With no more CPU time than its vCPUs can use: a bound that is above that brings nothing."""
+        if self.cpu_milli is None or self.vcpus is None:
+            return self
+        return replace(self, cpu_milli=min(self.cpu_milli, self.vcpus * CPU))
 
 
 UNKNOWN = Amounts()

@@ -27,7 +27,7 @@ from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
 from devalloc_node.vms.outcome import Outcome
 from devalloc_node.vms.running import Runners, offered
-from devalloc_node.vms.scaling import Scaling, amounts_of, as_permitted, guest_of, scaled_of, why_of
+from devalloc_node.vms.scaling import Scaling, amounts_of, as_permitted, guest_of, no_more, scaled_of, why_of
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
@@ -299,7 +299,8 @@ class Keeper:
             return self._scale(vm, held, machine)
         if self._scaling is None:
             why = "its spec says that it is scaled by its load, and this node does not do that (--scaling)"
-            return [*self._scale(vm, held, machine), Outcome("ScalingOff", f"{why}; it has what cpu and memory say")]
+            has = "it has what cpu and memory say, and no more than it was permitted"
+            return [*self._scale(vm, held, machine), Outcome("ScalingOff", f"{why}; {has}")]
         if machine.phase != "Running":
             if machine.phase != "Unknown":  # a QEMU that is silent for a moment is no other machine afterwards
                 self.leave(key)
@@ -328,6 +329,8 @@ class Keeper:
         key, uid = machine.key, machine.uid
         problems = []
         asked, is_kept = asked_of(spec_of(vm)), True
+        if vm.spec.scaling is not None and (permit := objects.permit_of(held, machine.id)) is not None:
+            asked = no_more(asked, machine.observed, permit)  # nobody asks for more of it now
         ours = dict(_AMOUNTS)
         if vm.spec.runner is not None and self._runners is not None:
             del ours["cpu"]  # its controller decides that
@@ -379,7 +382,9 @@ class Keeper:
         if machine is None and self._platform.machines.lost(key) is not None:  # it is to be known again by what it was
             status = {**{name: old[name] for old in [obj.get("status", {})] for name in _RUN if name in old}, **status}
         at_rest = outcome.at_rest and (machine is None or not machine.runs)
-        objects.tell(self._store, obj, status, at_rest=at_rest)
+        is_alone = self._scaling is None and vm is not None and vm.spec.scaling is not None
+        uses = objects.in_use(machine) if is_alone and machine is not None and machine.phase == "Running" else None
+        objects.tell(self._store, obj, status, at_rest=at_rest, uses=uses)
 
 
 def _with_numa_node(vm: VirtualMachine, held: Object) -> VirtualMachine:

@@ -133,10 +133,18 @@ def let_go(store: Store, obj: Object, node_name: str) -> None:
     _written(store, obj, free, store.replace)
 
 
-def tell(store: Store, obj: Object, status: Mapping[str, Any], *, at_rest: bool = False) -> None:
+def tell(
+    store: Store,
+    obj: Object,
+    status: Mapping[str, Any],
+    *,
+    at_rest: bool = False,
+    uses: Mapping[str, str] | None = None,
+) -> None:
     """Write what is known of the machine, where that is something else than what is there. Raises Failed.
 
     ``at_rest``: nothing of it runs here, and is not about to; what is kept for it is given back with the same write.
+    ``uses``: what it has, where nobody scales it who would give the rest of its permit back: that is done then.
     """
 
     def told(now: Object) -> Object | None:
@@ -144,7 +152,7 @@ def tell(store: Store, obj: Object, status: Mapping[str, Any], *, at_rest: bool 
         kept = [name for name in _KEPT if name in before and not (at_rest and name in _RESERVED)]
         after = {**status, **{name: before[name] for name in kept}}
         if _is_given(before, status):
-            after["permitted"] = before["permitted"]
+            after["permitted"] = before["permitted"] if uses is None else _given_back(before["permitted"], uses)
         elif "permitted" in after and "allocations" in after:
             after["permitted"] = _kept_of(after["permitted"], reserved(now))
         return now if after == before else {**now, "status": after}
@@ -196,6 +204,26 @@ def permitted_on(store: Store, node_name: str) -> dict[str, Amounts]:
     return found
 
 
+def permit_of(obj: Object, run: str) -> Amounts | None:
+    """What a server of permits has given to this run of the machine; None where none has."""
+    status = obj.get("status") or {}
+    if not _is_given(status, {"machineID": run}):
+        return None
+    cpus, memory = (nano_of(status["permitted"].get(name)) for name in ("cpus", "memory"))
+    return Amounts(cpus * 1000 // NANO, None, memory // NANO)
+
+
+def in_use(machine: Machine) -> dict[str, str]:
+    """What it has or was told to have, where both can be told."""
+    return _most(_amounts(machine.observed), _amounts(machine.applied.usable))
+
+
+def _given_back(permit: Mapping[str, Any], uses: Mapping[str, str]) -> dict[str, Any]:
+    """The permit without what is not in use."""
+    given = {name: permit[name] for name in permit if name != "kept"}
+    return given | {name: min(text, str(given.get(name, text)), key=nano_of) for name, text in uses.items()}
+
+
 def _is_given(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a server of permits has given one to this run of the machine: it alone changes it."""
     permit = before.get("permitted")
@@ -205,7 +233,7 @@ def _is_given(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def _told(machine: Machine) -> list[tuple[str, dict[str, str]]]:
-    return [("applied", _amounts(machine.applied)), ("observed", _amounts(machine.observed))]
+    return [("applied", _amounts(machine.applied.usable)), ("observed", _amounts(machine.observed))]
 
 
 def _amounts(of: Amounts) -> dict[str, str]:

@@ -27,7 +27,7 @@ from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.settings import ScalingSettings
 from devalloc_node.errors import Denied
-from devalloc_node.machine.spec import MachineSpec
+from devalloc_node.machine.spec import MachineSpec, whole_cpus
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine
 
@@ -91,6 +91,17 @@ def as_permitted(vm: VirtualMachine, held: Object) -> VirtualMachine:
         amounts = vm.spec.memory.model_copy(update={"use": whole})
         vm = vm.model_copy(update={"spec": vm.spec.model_copy(update={"memory": amounts})})
     return vm
+
+
+def no_more(asked: Amounts, has: Amounts, permit: Amounts) -> Amounts:
+    """What is asked for, as far as it has that or is permitted it; whole CPUs carry a part of one."""
+    cpu = max(has.cpu_milli or 0, permit.cpu_milli or 0)
+    memory = max(has.memory_bytes or 0, permit.memory_bytes or 0)
+    return Amounts(
+        min(asked.cpu_milli or 0, cpu),
+        min(asked.vcpus or 0, max(has.vcpus or 0, whole_cpus(permit.cpu_milli or 0))),
+        min(asked.memory_bytes or 0, memory),
+    )
 
 
 def amounts_of(resources: Resources) -> Amounts:

@@ -15,7 +15,9 @@ from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.observed import Observed
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.state import Rules
+from devalloc.scaling.stuck import Reason
 from devalloc_node.agent.agent import Agent, Machine
+from devalloc_node.agent.channels import Refused
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaler import Scaler, Settings
 from devalloc_node.errors import Denied, Failed
@@ -106,6 +108,47 @@ def test_what_was_not_done_in_full_is_told_as_it_is_and_tried_again_later() -> N
     assert "3Gi, not to 1 CPU and 4Gi" in report.reason.message
     changes = [what for what in around.did if what.startswith("change")]
     assert 2 <= len(changes) <= 3  # every five seconds
+
+
+def test_no_permit_is_held_for_cpus_that_cannot_come_before_the_next_start() -> None:
+    around = Around(UNIT * 2, load=5)
+    around.refuses = lambda target: Refused(around.has, "CpusEmulated", "its QEMU would crash", around.has.cpu)
+    report = run(_after(around, 120.0), sockets=False)
+    assert report.wanted == UNIT * 5
+    assert report.permitted == report.applied == report.observed == Resources(UNIT.cpu * 2, UNIT.memory * 5)
+    assert report.reason == Reason("CpusEmulated", "its QEMU would crash")
+    assert report.stuck == ()
+    assert sum(what.startswith("change") for what in around.did) == 2, "its CPUs once, and then its memory"
+
+
+def test_a_machine_that_has_more_than_it_could_may_have_more_again() -> None:
+    around = Around(UNIT * 2, load=5)
+    around.refuses = lambda target: Refused(around.has, "CpusEmulated", "its QEMU would crash", around.has.cpu)
+
+    async def main() -> Report:
+        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+        task = asyncio.create_task(scaler.run())
+        await asyncio.sleep(60)
+        around.has, around.refuses = Resources(UNIT.cpu * 3, around.has.memory), None
+        await asyncio.sleep(60)
+        report = scaler.report()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert report is not None
+        return report
+
+    report = run(main(), sockets=False)
+    assert report.applied == report.permitted == UNIT * 5
+    assert report.reason is None
+
+
+def test_why_it_fell_short_is_told_and_it_is_tried_ever_more_seldom() -> None:
+    around = Around(load=4)
+    around.refuses = lambda target: Refused(UNIT, "GuestRefused", "its guest keeps it")
+    report = run(_after(around, 300.0), sockets=False)
+    assert report.reason is not None
+    assert report.reason.message.endswith("its guest keeps it")
+    assert 10 <= sum(what.startswith("change") for what in around.did) <= 14, "three times soon, then every 30 s"
 
 
 def test_a_change_that_failed_but_was_made_is_found_by_looking() -> None:

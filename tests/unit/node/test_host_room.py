@@ -79,7 +79,9 @@ def test_a_permit_of_a_machine_that_is_not_here_takes_nothing() -> None:
         ({}, {"vcpus": 4}, 4),  # CPUs that nothing bounds have all of their time
         ({"vcpus": 2, "cpu_milli": 1500}, {"vcpus": 4}, 2),  # and these what their cgroup gives them, rounded up here
         ({"vcpus": 4, "cpu_milli": 4000}, {"vcpus": 2}, 4),  # until it has let go of them
-        ({}, {"cpu_milli": 3000}, 3),
+        ({"vcpus": 4, "cpu_milli": 2000}, {"cpu_milli": 3000}, 3),
+        ({}, {"cpu_milli": 3000}, 1),  # more than its one CPU can use, until it is to have more of them
+        ({"vcpus": 1, "cpu_milli": 2000}, {"cpu_milli": 2000, "vcpus": 1}, 1),
     ],
 )
 def test_what_was_asked_of_one_counts_before_it_has_it(has: dict[str, int], asked: dict[str, int], counts: int) -> None:

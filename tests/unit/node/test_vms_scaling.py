@@ -25,6 +25,7 @@ from devalloc.scaling.resources import Resources
 from devalloc.scaling.stuck import Reason
 from devalloc.store.sqlite import SQLiteStore
 from devalloc_node.agent.body import MachineBody, steps, whole_memory
+from devalloc_node.agent.channels import Refused
 from devalloc_node.agent.lanes import Lanes
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
@@ -338,6 +339,44 @@ def test_nobody_is_sent_to_an_address_that_no_guest_can_have(world: World) -> No
     assert "10.0.0.5 is in none of the networks of this node's guests (192.168.7.0/24)" in world.status()["message"]
 
 
+def _permit(world: World, cpus: str, memory: str) -> None:
+    """Stands where the server of permits is."""
+    old = world.store.get("VirtualMachine", "default", "web")
+    permit = {"cpus": cpus, "memory": memory, "givenBy": "server", "machineID": old["status"]["machineID"]}
+    world.store.replace_status({**old, "status": {**old["status"], "permitted": permit}})
+
+
+def test_where_nobody_scales_any_more_it_gets_no_more_than_it_was_permitted(world: World) -> None:
+    world.loop = world.loop_with(None)
+    _permit(world, "3", "1Gi")
+    world.apply(cpu={"min": 1, "max": 4, "use": 4}, memory={"min": "512Mi", "max": "2Gi", "use": "2Gi"})
+    world.round()
+    assert world.status()["observed"] == {"cpus": "3", "memory": "1Gi"}
+    assert world.status()["reason"] == "ScalingOff"
+
+
+def test_and_what_it_does_not_use_of_its_permit_is_given_back(world: World) -> None:
+    assert world.status()["observed"] == {"cpus": "2", "memory": "1Gi"}
+    _permit(world, "4", "2Gi")
+    world.round()
+    assert world.status()["permitted"]["cpus"] == "4", "who scales it gives it back"
+    world.loop = world.loop_with(None)
+    world.round()
+    assert {**world.status()["permitted"], "machineID": ""} == {
+        "cpus": "2",
+        "memory": "1Gi",
+        "givenBy": "server",
+        "machineID": "",
+    }
+
+
+def test_cpu_time_beyond_what_its_cpus_can_use_is_nothing_that_it_was_given(world: World) -> None:
+    there = world.machines.known[KEY]
+    world.machines.known[KEY] = replace(there, applied=replace(there.applied, cpu_milli=4000))
+    world.round()
+    assert world.status()["applied"]["cpus"] == "2"
+
+
 def test_where_nobody_scales_it_has_what_its_spec_says_and_tells_why(world: World) -> None:
     world.loop = world.loop_with(None)
     world.apply(cpu={"min": 1, "max": 4, "use": 3})
@@ -371,8 +410,8 @@ class TestBody:
         assert made == GIB // 2 or amount - block < made <= amount
 
     def change(self, world: World, target: Resources) -> Resources:
-        body = self.body(world)
-        return asyncio.run(body.change(target))
+        came = asyncio.run(self.body(world).change(target))
+        return came.reached if isinstance(came, Refused) else came
 
     def body(self, world: World, **changed: str) -> MachineBody:
         uid = world.store.get("VirtualMachine", "default", "web")["metadata"]["uid"]
@@ -451,6 +490,41 @@ class TestBody:
         monkeypatch.setattr(world.machines, "scale", without_cgroup)
         assert self.change(world, Resources(3250, GIB)) == Resources(3000, GIB)
         assert self.change(world, Resources(1750, GIB)) == Resources(1000, GIB)
+
+    @pytest.mark.parametrize(
+        ("amount", "code", "retryable", "most_cpu"),
+        [
+            ("vcpus", "CpusEmulated", False, 2000),
+            ("vcpus", "CpuSlotsExhausted", False, 2000),
+            ("vcpus", "HostFull", True, None),
+            ("memory", "GuestRefused", True, None),
+        ],
+    )
+    def test_why_it_came_no_further_is_told_and_whether_that_stays_so(
+        self,
+        world: World,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        amount: str,
+        code: str,
+        retryable: bool,
+        most_cpu: int | None,
+    ) -> None:
+        scale = world.machines.scale
+
+        def refuses(key: str, what: str, goal: int, deadline: Deadline) -> None:
+            if what == amount:
+                raise Denied(code, "there is a cause", retryable=retryable)
+            if what != "cpu":  # time that its CPUs cannot use is not seen
+                scale(key, what, goal, deadline)
+
+        monkeypatch.setattr(world.machines, "scale", refuses)
+        body = self.body(world)
+        for _ in range(3):
+            came = asyncio.run(body.change(Resources(3000, 2 * GIB)))
+        assert isinstance(came, Refused)
+        assert (came.code, came.why, came.most_cpu) == (code, "there is a cause", most_cpu)
+        assert caplog.text.count("there is a cause") == 1
 
     def test_what_could_not_be_done_is_told(self, world: World) -> None:
         world.machines.fail.add("scale")
