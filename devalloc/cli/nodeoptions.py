@@ -13,6 +13,7 @@ import click
 from devalloc.cli.hostcapacity import capacity_options
 from devalloc.cli.nodesocket import DEFAULT as SOCKET
 from devalloc.cli.options import duration
+from devalloc.cli.output import note
 from devalloc.cli.scalingoptions import networks_of, scaling_settings
 from devalloc.cli.verb import BadInput
 
@@ -339,7 +340,7 @@ def node_settings(
             else None
         ),
         runners=networks_of("--runner-network", runner_networks),
-        warm=None if warm is None or dry_run else _warm(sizes, warm_machine, door, machines),
+        warm=None if warm is None or dry_run else _warm(sizes, warm_machine, node, door, machines),
         metrics=metrics,
         resync=resync,
         grace=grace,
@@ -352,14 +353,16 @@ def _capacity(root: Path, limits: dict[str, Any], home: Path) -> HostCapacity:
     return discovered(root, settings(limits, home))
 
 
-def _warm(sizes: tuple[int, int, int | None], file: str | None, door: Path, machines: MachineConfig) -> WarmConfig:
+def _warm(
+    sizes: tuple[int, int, int | None], file: str | None, node: str, door: Path, machines: MachineConfig
+) -> WarmConfig:
     """``sizes``: setups that are ready, setups in all, and vCPUs for each CPU."""
     from devalloc_node.warm.setup import WarmConfig
 
     target, most, vcpus = sizes
     if target > most:
         raise BadInput(f"--warm: {target} warm setups cannot be kept ready where --warm-most allows {most}")
-    waiting = None if file is None else _waiting_machine(file)
+    waiting = None if file is None else _waiting_machine(file, node)
     own = _WARM_USERS if waiting is not None and os.geteuid() == 0 else None
     return WarmConfig(
         target,
@@ -372,7 +375,7 @@ def _warm(sizes: tuple[int, int, int | None], file: str | None, door: Path, mach
     )
 
 
-def _waiting_machine(file: str) -> VirtualMachine:
+def _waiting_machine(file: str, node: str) -> VirtualMachine:
     from devalloc.api.virtualmachine import VirtualMachine
     from devalloc.cli.documents import read
     from devalloc_node.errors import Denied
@@ -386,4 +389,11 @@ def _waiting_machine(file: str) -> VirtualMachine:
         check_template(machine)
     except Denied as error:
         raise BadInput(f"--warm-machine: {error.message}") from None
+    for ignored, field, why in (
+        (machine.spec.scaling is not None, "scaling", "the machine that adopts one says that"),
+        (not machine.spec.running, "running", "it waits, and its owner lets it run"),
+        (machine.spec.node_name not in (None, node), "nodeName", f"it waits on this node, {node}"),
+    ):
+        if ignored:
+            note(f"--warm-machine {file}: warning: spec.{field}: is ignored: {why}")
     return machine

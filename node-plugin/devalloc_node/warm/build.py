@@ -77,10 +77,12 @@ class Builder:
                     record = record.without_part(part.name)  # it is somebody else's, and stays
                     self._records.put(record)
                     raise
+                except NodeError as error:
+                    raise _failed(setup, record, error.message, retryable=error.retryable) from error
             record = replace(record, state="ready", inode=setup.inode)
             self._records.put(record)
         except (OSError, NodeError) as error:
-            why = error if isinstance(error, NodeError) else _failed(setup, record, error)
+            why = error if isinstance(error, NodeError) else _failed(setup, record, _words(error))
             raise self._taken_back(replace(record, state="removing", inode=setup.inode), why) from error
         return setup, record
 
@@ -132,7 +134,9 @@ class Builder:
                 log.warning("setup %s: its %s stays, for it is somebody else's: %s", setup.id, name, error)
                 audit("left", setup=setup.id, part=name, reason=str(error))
             except OSError as error:
-                raise Failed("SetupNotRemoved", f"the {name} of setup {setup.id} cannot be removed: {error}") from error
+                raise Failed(
+                    "SetupNotRemoved", f"the {name} of setup {setup.id} cannot be removed: {_words(error)}"
+                ) from error
             record = record.without_part(name)
             self._records.put(record)
         self._records.drop(setup.id)
@@ -146,7 +150,9 @@ class Builder:
         try:
             self._machine.remove(self.setup_of(record))
         except OSError as error:
-            raise Failed("SetupNotRemoved", f"the machine of setup {record.id} cannot be ended: {error}") from error
+            raise Failed(
+                "SetupNotRemoved", f"the machine of setup {record.id} cannot be ended: {_words(error)}"
+            ) from error
         record = replace(record.without_part(self._machine.name), cpu_milli=0, memory_bytes=0)
         self._records.put(record)
         return record
@@ -197,6 +203,12 @@ class Leftover(Failed):
         self.record = record
 
 
-def _failed(setup: Setup, record: Record, error: OSError) -> Failed:
+def _failed(setup: Setup, record: Record, why: str, *, retryable: bool = True) -> Failed:
     which = record.parts[-1] if record.parts else "first part"
-    return Failed("SetupFailed", f"the {which} of setup {setup.id} cannot be made: {error}")
+    return Failed("SetupFailed", f"the {which} of setup {setup.id} cannot be made: {why}", retryable=retryable)
+
+
+def _words(error: OSError) -> str:
+    """For people, who do not count errors."""
+    why = error.strerror or str(error)
+    return f"{why}: {error.filename}" if error.filename else why

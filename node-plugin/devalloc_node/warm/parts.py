@@ -24,7 +24,7 @@ class Part(Protocol):
 
     def make(self, setup: Setup) -> Setup:
         """Make it; the setup with what is known of it now. Raises OSError, FileExistsError where something has its
-        place already, which is then somebody else's."""
+        place already, which is then somebody else's; NodeError."""
 
     def remove(self, setup: Setup) -> None:
         """Remove it from whatever a crash left of it; nothing to do where it is gone. Raises OSError, NotOurs where

@@ -61,13 +61,10 @@ class MachinePart:
         if self.process(setup) is not None:
             raise FileExistsError(errno.EEXIST, "a machine of that name runs already", spec.key)
         given = launch.Launch(str(uuid.uuid4()), setup.user, accel.chosen(self.config))
-        try:
-            launch.check(spec, self.config, given)
-            launch.launch(spec, self.config, given, Home(setup.namespace))
-            with self._monitor(setup) as monitor:
-                launch.await_monitor(spec, self.config, monitor, due)
-        except NodeError as error:
-            raise OSError(errno.EIO, error.message) from error
+        launch.check(spec, self.config, given)
+        launch.launch(spec, self.config, given, Home(setup.namespace))
+        with self._monitor(setup) as monitor:
+            launch.await_monitor(spec, self.config, monitor, due)
         return replace(setup, qmp=self.config.folder(spec.id) / "qmp")
 
     def remove(self, setup: Setup) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import grpc
 import pytest
 
 from devalloc.cli import warm as commands
+from devalloc.cli.nodeoptions import _waiting_machine
 from devalloc_node.metrics import Metrics
 from devalloc_node.pb import node_pb2
 from devalloc_node.pb import warm_pb2 as pb
@@ -141,3 +143,18 @@ def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc
         told = devalloc(*arguments, *words, "--socket", tmp_path / "node.sock")
         assert (told.code, why in told.err) == (2, True), told.err
     assert os.listdir(tmp_path) == ["machine.yaml"]
+
+
+def test_what_says_nothing_about_machines_that_wait_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def waiting(**more: object) -> list[str]:
+        sizes = {"cpu": {"min": "1", "max": "1"}, "memory": {"min": "64Mi", "max": "64Mi"}}
+        spec = {**sizes, "start": {"kernel": "/images/vmlinuz"}, **more}
+        kind = {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachine", "metadata": {"name": "any"}}
+        file = tmp_path / "machine.yaml"
+        file.write_text(json.dumps({**kind, "spec": spec}))
+        _waiting_machine(str(file), "here")
+        return [line.split(": ")[2] for line in capsys.readouterr().err.splitlines()]
+
+    assert waiting(nodeName="here") == []
+    assert waiting(nodeName="there", running=False) == ["spec.running", "spec.nodeName"]
+    assert waiting(scaling={}) == ["spec.scaling"]

@@ -82,6 +82,18 @@ def test_without_making_on_demand_who_finds_none_is_to_ask_again(tmp_path: Path,
         pool.take("a")
 
 
+def test_why_a_machine_cannot_wait_is_told_in_its_words(tmp_path: Path, toy: Toy) -> None:
+    def nowhere(setup: Setup) -> None:
+        raise Denied("PathNotAllowed", "kernel /nope is not below a folder")
+
+    toy.making = nowhere
+    with opened(tmp_path, toy) as pool:
+        with pytest.raises(Failed, match=r"^the toy of setup \S+ cannot be made: kernel /nope is not below") as failed:
+            pool.take("a")
+        assert (failed.value.code, failed.value.retryable) == ("SetupFailed", False)
+        assert (pool.status().total, toy.there) == (0, [])
+
+
 def test_the_first_error_of_filling_is_told_and_what_was_made_is_kept(tmp_path: Path, toy: Toy) -> None:
     def third_fails(setup: Setup) -> None:
         if len(toy.there) == 2:
@@ -89,7 +101,7 @@ def test_the_first_error_of_filling_is_told_and_what_was_made_is_kept(tmp_path: 
 
     toy.making = third_fails
     with opened(tmp_path, toy, workers=1) as pool:
-        with pytest.raises(Failed, match=r"the toy of setup warm-.* cannot be made: .*Input/output error") as failed:
+        with pytest.raises(Failed, match=r"the toy of setup warm-.* cannot be made: Input/output error$") as failed:
             pool.fill(5)
         assert (failed.value.code, failed.value.retryable) == ("SetupFailed", True)
         status = pool.status()
