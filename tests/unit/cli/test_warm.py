@@ -157,4 +157,4 @@ def test_what_says_nothing_about_machines_that_wait_is_told(tmp_path: Path, caps
 
     assert waiting(nodeName="here") == []
     assert waiting(nodeName="there", running=False) == ["spec.running", "spec.nodeName"]
-    assert waiting(scaling={}) == ["spec.scaling"]
+    assert waiting(scaling={"address": "10.0.0.2"}) == ["spec.scaling"]
