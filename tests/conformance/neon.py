@@ -18,6 +18,7 @@ import yaml
 
 from tests.support.tables import (
     agents,
+    capacity,
     encodings,
     goals,
     guest,
@@ -32,6 +33,7 @@ from tests.support.tables.forms import Failure, Form, Verdict, explained
 
 FORMS: list[Form] = [
     *agents.FORMS,
+    *capacity.FORMS,
     *encodings.FORMS,
     *goals.FORMS,
     *workingsets.FORMS,
