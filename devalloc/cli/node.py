@@ -131,10 +131,7 @@ def node(
                     on.store_publishing(pools, plugin, look, lambda done: say_published(display, done))
                 )
                 if not dry_run:  # nothing is started in one, and nothing ended either
-                    beside += on.store_machines(pools, plugin)
-                    if settings.scaling is not None and options["permits"] is None:
-                        limits = options["limits"]
-                        beside.append(on.store_permits(pools, plugin, limits, alone=False, say=display.say))
+                    beside += on.store_loops(pools, plugin, options["limits"], alone=False, say=display.say)
             with signals(plugin):
                 run(plugin, publishing, display.say, beside=beside)
         except NodeError as error:

@@ -113,6 +113,22 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "DEVALLOC_PERMITS].",
         ),
         click.option(
+            "--permits-port",
+            type=click.IntRange(1, 65535),
+            metavar="PORT",
+            envvar="DEVALLOC_PERMITS_PORT",
+            help="The port of 127.0.0.1 of the server of permits that is run here [env: DEVALLOC_PERMITS_PORT; "
+            "default: 10299].",
+        ),
+        click.option(
+            "--permits-dump-port",
+            type=click.IntRange(0, 65535),
+            metavar="PORT",
+            envvar="DEVALLOC_PERMITS_DUMP_PORT",
+            help="Show the ledgers and metrics of that server at this port of 127.0.0.1; 0: nowhere [env: "
+            "DEVALLOC_PERMITS_DUMP_PORT; default: 10298].",
+        ),
+        click.option(
             "--permits-token-file",
             type=click.Path(dir_okay=False, exists=True, path_type=Path),
             metavar="PATH",
@@ -159,12 +175,10 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--dump-port",
             type=click.IntRange(0, 65535),
-            default=10300,
-            show_default=True,
             metavar="PORT",
             envvar="DEVALLOC_DUMP_PORT",
             help="Show what the agent of --scaling knows of its machines at this port of 127.0.0.1, as JSON; 0: "
-            "nowhere [env: DEVALLOC_DUMP_PORT].",
+            "nowhere [env: DEVALLOC_DUMP_PORT; default: 10300].",
         ),
         click.option(
             "--warm",
@@ -263,12 +277,14 @@ def node_settings(
     machine_dir: Path | None,
     scaling: bool,
     permits: str | None,
+    permits_port: int | None,
+    permits_dump_port: int | None,
     permits_token_file: Path | None,
     agent_config: Path | None,
     compute_unit: str | None,
     compat: str | None,
     guest_networks: Sequence[str],
-    dump_port: int,
+    dump_port: int | None,
     runner_networks: Sequence[str],
     warm: int | None,
     warm_most: int,
@@ -332,12 +348,20 @@ def node_settings(
         kubelet=kubelet,
         machines=machines,
         capacity=_capacity(sysfs_root, limits, home) if enforce_capacity else None,
-        scaling=(
-            scaling_settings(
-                permits, permits_token_file, agent_config, compute_unit, compat, guest_networks, dump_port or None
-            )
-            if scaling
-            else None
+        scaling=scaling_settings(
+            scaling,
+            {
+                "--permits": permits,
+                "--permits-port": permits_port,
+                "--permits-dump-port": permits_dump_port,
+                "--permits-token-file": permits_token_file,
+                "--agent-config": agent_config,
+                "--compute-unit": compute_unit,
+                "--compat": compat,
+                "--guest-network": guest_networks or None,
+                "--dump-port": dump_port,
+            },
+            metrics,
         ),
         runners=networks_of("--runner-network", runner_networks),
         warm=None if warm is None or dry_run else _warm(sizes, warm_machine, node, door, machines),

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devalloc.cli.verb import Failed
-
 if TYPE_CHECKING:
     from devalloc.controller.permits import Host as Limits
     from devalloc.controller.permits.hosts import Still
@@ -33,6 +31,8 @@ LIMIT_SECONDS = 10.0
 """How long what the host has is taken for unchanged."""
 STILL_SECONDS = 5.0
 """How long a permit waits for a machine that begins."""
+LISTEN_SECONDS, MOST_LISTEN_SECONDS = 5.0, 60.0
+"""The pause after the server of permits could not have its port, twice as long after each further one; the longest."""
 
 
 @contextmanager
@@ -123,8 +123,23 @@ def store_publishing(
         yield Publishing((host.watch, host.repair), host.rescan)
 
 
-def store_machines(store: Store, node: Node) -> list[Loop]:
-    """The loops that run machines as the store's VirtualMachines say, and scale those that are to be."""
+def store_loops(store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say) -> list[Loop]:
+    """All that the plugin does for the VirtualMachines of a store. ``limits``: what the host may promise; ``alone``: no
+    other process runs such loops on the store."""
+    not_ours = threading.Event()
+    loops = store_machines(store, node, not_ours)
+    scaling = node.settings.scaling
+    if scaling is not None and scaling.server is not None:
+        loops.append(store_permits(store, node, limits, not_ours, alone=alone, say=say))
+    return loops
+
+
+def store_machines(store: Store, node: Node, not_ours: threading.Event | None = None) -> list[Loop]:
+    """The loops that run machines as the store's VirtualMachines say, and scale those that are to be.
+
+    ``not_ours``: whether somebody else listens where our own server of permits should. He may have another ledger, so
+    that nobody is asked meanwhile.
+    """
     from devalloc_node.vms import Settings, VirtualMachines
 
     settings = Settings(resync=node.settings.resync, grace=node.settings.grace)
@@ -137,6 +152,7 @@ def store_machines(store: Store, node: Node) -> list[Loop]:
             node.settings.scaling,
             changed=lambda key: node.pulse.beat(),
             registry=node.metrics.registry,
+            may_ask=lambda: not_ours is None or not not_ours.is_set(),
         )
         node.platform.report = scalers.report
     runners = None
@@ -184,10 +200,16 @@ def as_they_are(node: Node, limits: dict[str, Any]) -> Still:
     return still
 
 
-def store_permits(store: Store, node: Node, limits: dict[str, Any], *, alone: bool, say: Say) -> Loop:
-    """The server of permits for the machines of this node, at its usual port of this host only. ``alone``: no other
-    process runs such loops on the store."""
+def store_permits(
+    store: Store, node: Node, limits: dict[str, Any], not_ours: threading.Event, *, alone: bool, say: Say
+) -> Loop:
+    """The server of permits for the machines of this node, on loopback only.
+
+    A port that somebody else has is waited for, for whatever else goes on here does not need it; ``not_ours`` is set
+    meanwhile.
+    """
     from devalloc.controller.permits import PermitServer, Settings
+    from devalloc.controller.permits.server import Addresses
 
     still = as_they_are(node, limits)
 
@@ -196,25 +218,54 @@ def store_permits(store: Store, node: Node, limits: dict[str, Any], *, alone: bo
             return found
 
     scaling = node.settings.scaling
+    assert scaling is not None
+    assert scaling.server is not None
+    settings = Settings(
+        port=scaling.server.requests,
+        dump_port=scaling.server.dump,
+        token=scaling.token,
+        era=scaling.compat or Settings.era,
+        unit=scaling.unit,
+    )
+    pause = LISTEN_SECONDS
+
+    def ready(at: Addresses) -> None:
+        nonlocal pause
+        pause = LISTEN_SECONDS
+        not_ours.clear()
+        say("permits are given at http://{}:{}/".format(*at.requests))
+
+    def waiting(text: str) -> None:
+        not_ours.clear()  # who has the lease may have the port as well
+        say(text)
+
     server = PermitServer(
         store,
         hosts,
-        Settings()
-        if scaling is None
-        else Settings(token=scaling.token, era=scaling.compat or Settings.era, unit=scaling.unit),
+        settings,
         node=node.settings.node_name,
         alone=alone,
         still=still,
-        on_ready=lambda at: say("permits are given at http://{}:{}/".format(*at.requests)),
+        on_ready=ready,
+        on_waiting=waiting,
     )
 
     def run(stop: threading.Event) -> None:
-        try:
-            server.run(stop)
-        except OSError as error:
-            raise Failed(
-                f"permits cannot be given: {error}; who has that port? With --permits another server is asked"
-            ) from error
+        nonlocal pause
+        while not stop.is_set():
+            try:
+                server.run(stop)
+            except OSError as error:
+                if not not_ours.is_set():
+                    why = os.strerror(error.errno or 0)
+                    say(
+                        "WARNING: no permits are given, so that machines that are scaled get no more: the server of "
+                        f"permits cannot have port {settings.port} of {settings.host}: {why}; end who has it, or "
+                        "choose another with --permits-port; it is tried again"
+                    )
+                not_ours.set()
+                stop.wait(pause)
+                pause = min(2 * pause, MOST_LISTEN_SECONDS)
 
     return run
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from devalloc.scaling.agentconfig import AgentConfig
     from devalloc.scaling.eras import Era
     from devalloc.scaling.resources import Resources
-    from devalloc_node.agent.settings import Network, ScalingSettings
+    from devalloc_node.agent.settings import Network, ScalingSettings, ServerPorts
 
 _NOT_OF_AGENTS = {
     "scheduler_name": "machines name no scheduler",
@@ -29,38 +31,89 @@ _NOT_OF_AGENTS = {
     "dump_timeout": "the state is shown at once",
 }
 """What is not taken from a configuration of agents in use, and why."""
+_LEAST_TOKEN, _LONGEST_TOKEN = 16, 2048
+"""Characters; a header has room for some more."""
 
 
-def scaling_settings(
-    permits: str | None,
-    token: Path | None,
-    file: Path | None,
-    unit: str | None,
-    compat: str | None,
-    networks: Sequence[str],
-    dump_port: int | None,
-) -> ScalingSettings:
-    """What options say of the agent and of its server of permits. Raises BadInput."""
-    from urllib.parse import urlsplit
+def scaling_settings(scaling: bool, options: Mapping[str, Any], metrics: str | None) -> ScalingSettings | None:
+    """What options say of the agent and of its server of permits; None where nothing is scaled.
 
+    ``options``: their values by name, None where nothing is said; ``metrics``: where these are served. Raises BadInput.
+    """
     from devalloc.scaling.eras import Era
     from devalloc_node.agent.settings import ScalingSettings
 
+    given = [name for name, value in options.items() if value is not None]
+    if not scaling:
+        if given:
+            raise BadInput(f"{' and '.join(given)} need{'s' if len(given) == 1 else ''} --scaling")
+        return None
+    permits, compat, unit, token = (
+        options[name] for name in ("--permits", "--compat", "--compute-unit", "--permits-token-file")
+    )
     plain, era = ScalingSettings(), None if compat is None else Era(compat)
-    agent = _agent(file, era or plain.era)
-    if permits is not None and (urlsplit(permits).scheme not in ("http", "https") or not urlsplit(permits).hostname):
-        raise BadInput(f"--permits must be a URL such as http://127.0.0.1:10299/, not {permits}")
-    guests = networks_of("--guest-network", networks)
+    agent = _agent(options["--agent-config"], era or plain.era)
+    server = _server(options)
+    dump_port = plain.dump_port if options["--dump-port"] is None else options["--dump-port"] or None
+    _check_ports({"--dump-port": dump_port, "--metrics": _port_of(metrics)}, server)
     return replace(
         plain,
-        permits=permits or plain.permits,
+        permits=_url(permits) if server is None else f"http://127.0.0.1:{server.requests}/",
+        server=server,
         token=None if token is None else _token(token),
         unit=_whole(agent.unit, "scaling.computeUnit") if unit is None else _unit(unit),
         agent=agent,
         compat=era,
-        guests=guests or plain.guests,
+        guests=networks_of("--guest-network", options["--guest-network"] or ()) or plain.guests,
         dump_port=dump_port,
     )
+
+
+def _server(options: Mapping[str, Any]) -> ServerPorts | None:
+    """That of this host; None where another one is asked."""
+    port, dump = (options[name] for name in ("--permits-port", "--permits-dump-port"))
+    if options["--permits"] is None:
+        from devalloc.controller.permits.settings import DUMP_PORT, PORT
+        from devalloc_node.agent.settings import ServerPorts
+
+        return ServerPorts(PORT if port is None else port, DUMP_PORT if dump is None else dump or None)
+    for name in ("--permits-port", "--permits-dump-port"):
+        if options[name] is not None:
+            raise BadInput(f"{name} is of the server of permits that is run here; with --permits there is none")
+    return None
+
+
+def _check_ports(ports: Mapping[str, int | None], server: ServerPorts | None) -> None:
+    """That we ourselves do not want one twice. Raises BadInput."""
+    wanted = dict(ports)
+    if server is not None:
+        wanted |= {"--permits-port": server.requests, "--permits-dump-port": server.dump}
+    owners: dict[int, str] = {}
+    for name, port in wanted.items():
+        if port is not None and (other := owners.setdefault(port, name)) != name:
+            raise BadInput(f"{other} and {name} are both port {port}; choose another one for either")
+
+
+def _port_of(metrics: str | None) -> int | None:
+    """Where metrics are served at 127.0.0.1."""
+    host, _, port = (metrics or "").rpartition(":")
+    return int(port) if host in ("127.0.0.1", "localhost") and port.isdecimal() and int(port) else None
+
+
+def _url(text: str) -> str:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        good = good and parts.username is None and parts.password is None and not (parts.query or parts.fragment)
+    except ValueError:  # no port, no address
+        good = False
+    if not good or not text.isascii() or not text.isprintable() or " " in text:
+        raise BadInput(
+            f"--permits must be a URL such as http://127.0.0.1:10299/, without user, query and fragment, not {text}"
+        )
+    return text
 
 
 def _agent(path: Path | None, era: Era) -> AgentConfig:
@@ -113,11 +166,21 @@ def _whole(unit: Resources, name: str) -> Resources:
 
 def _token(path: Path) -> str:
     try:
-        text = path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--permits-token-file {path}: {error}") from None
-    if not text.isprintable() or len(text) < 16:
-        raise BadInput(f"--permits-token-file {path} must have one line of 16 characters or more")
+        with path.open("rb") as file:
+            mode, content = os.fstat(file.fileno()).st_mode, file.read(_LONGEST_TOKEN + 1)
+    except OSError as error:
+        raise BadInput(f"--permits-token-file {path}: {error.strerror}") from None
+    if stat.S_ISREG(mode) and mode & 0o077:
+        raise BadInput(
+            f"--permits-token-file {path} is open to others (mode {stat.S_IMODE(mode):04o}), who could then ask for "
+            f"permits as this node; `chmod 600 {path}`"
+        )
+    text = content.decode("ascii", "replace").strip()
+    if not text.isascii() or not text.isprintable() or not _LEAST_TOKEN <= len(text) <= _LONGEST_TOKEN:
+        raise BadInput(
+            f"--permits-token-file {path} must have one line of {_LEAST_TOKEN} to {_LONGEST_TOKEN} ASCII characters "
+            "that can be printed"
+        )
     return text
 
 

@@ -130,10 +130,7 @@ class UpNode:
             self._rescan()
             beside: list[Callable[[threading.Event], None]] = [self._has_begun]
             if not self._options["dry_run"]:  # nothing is started in one, and nothing ended either
-                beside += on.store_machines(store, node)
-                if settings.scaling is not None and self._options["permits"] is None:
-                    limits = self._options["limits"]
-                    beside.append(on.store_permits(store, node, limits, alone=True, say=self._say))
+                beside += on.store_loops(store, node, self._options["limits"], alone=True, say=self._say)
             run(node, Publishing((), self._rescan), self._say, beside=beside)
 
     def _has_begun(self, stop: threading.Event) -> None:

@@ -56,6 +56,8 @@ class Lease:
         self._clock = clock
         self._seen: dict[str, tuple[str, float]] = {}
         """The resourceVersions of others' leases by name, and since when they have been that."""
+        self.held_by: str | None = None
+        """Whose it is instead, for people, where the last ``take`` found that somebody else has it."""
         self._version: str | None = None
         """Of our own."""
         self._until = 0.0
@@ -73,7 +75,8 @@ class Lease:
         are_free = {
             name: self._is_free(obj, began) for name, obj in leases.items() if name == self.name or self._is_rival(name)
         }
-        if not all(are_free.values()):
+        self.held_by = next((self._told(leases[name]) for name, free in are_free.items() if not free), None)
+        if self.held_by is not None:
             return False
         with suppress(AlreadyExists, Conflict, NotFound):
             for name in are_free:
@@ -139,9 +142,19 @@ class Lease:
             return True
         if self._seen.get(name, ("", 0.0))[0] != version:
             self._seen[name] = (version, now)
+        return now - self._seen[name][1] > self._believed(obj)
+
+    def _believed(self, obj: Object) -> float:
+        """For how many seconds that nobody renews it somebody else's is taken for held."""
         seconds = _spec(obj).get("leaseDurationSeconds")
         told = float(seconds) if isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST else LONGEST
-        return now - self._seen[name][1] > max(told, self.seconds)
+        return max(told, self.seconds)
+
+    def _told(self, obj: Object) -> str:
+        return (
+            f"the lease {NAMESPACE}/{obj['metadata']['name']}, held by {_holder(obj)}, until that is given back or has "
+            f"not been renewed for {self._believed(obj):.0f} s"
+        )
 
     def _ours(self) -> Object:
         try:

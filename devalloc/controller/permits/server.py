@@ -34,6 +34,8 @@ from devalloc.scaling.messages.plugin import MAX_BODY, Refused, decode
 from devalloc.store import Expired, Store, StoreError, Unavailable
 
 log = logging.getLogger(__name__)
+SHOW_AGAIN_SECONDS = 30.0
+"""How long after the port for people was found taken it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,13 @@ class PermitServer:
         still: Still | None = None,
         lease_seconds: float = 15.0,
         on_ready: Callable[[Addresses], None] = lambda addresses: None,
+        on_waiting: Callable[[str], None] = log.warning,
     ) -> None:
         """``node``: answer for the machines of this node only, beside the servers of other nodes; None: for those of
         all. ``alone``: the caller holds a lock (``devalloc.store.lease.hold``) by which no other server lives on this
         store. ``still``: what a permit is written within, where others take of the hosts too, so that these are as they
-        were when it was decided. ``on_ready`` is told each time it begins to listen, from the server's thread.
+        were when it was decided. From the server's thread ``on_ready`` is told each time it begins to listen, and
+        ``on_waiting`` each time it begins to wait for somebody else's lease.
         """
         self.settings = settings or Settings()
         self.book = Book(self.settings, overhead=overhead, can_move=can_move, migrates=migrator is not None, node=node)
@@ -78,15 +82,28 @@ class PermitServer:
         self._still = still
         self._migrator = migrator
         self._on_ready = on_ready
+        self._on_waiting = on_waiting
+        self._waits_for: str | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Serve until ``stop`` is set: whenever this server has the lease.
 
-        What is wrong with the store for a time is waited out. Raises OSError where it cannot listen.
+        What is wrong with the store for a time is waited out. Raises OSError where it cannot listen for requests.
         """
+        try:
+            self._run(stop)
+        finally:
+            with suppress(StoreError):
+                self.lease.give()
+
+    def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():
             try:
-                if self.lease.take():
+                taken = self.lease.take()
+                if (waits_for := self.lease.held_by) not in (None, self._waits_for):
+                    self._on_waiting(f"permits are not served yet: waiting for {waits_for}")
+                self._waits_for = waits_for
+                if taken:
                     asyncio.run(self._serve(stop))
                 else:
                     stop.wait(min(RETRY_SECONDS / 2, self.lease.seconds / 5))
@@ -103,8 +120,6 @@ class PermitServer:
             except Exception:
                 log.exception("permits are not served; beginning anew with what the store has")
                 stop.wait(RETRY_SECONDS)
-        with suppress(StoreError):
-            self.lease.give()
 
     # -- the life of one lease ---------------------------------------------------------------------------------------
 
@@ -140,7 +155,9 @@ class PermitServer:
             ]
             try:
                 asked = await doors[0].listen(s.host, s.port, s.tls)
-                shown = None if s.dump_port is None else await doors[1].listen(s.host, s.dump_port, s.tls)
+                shown = await self._listen_for_people(doors[1])
+                if shown is None and s.dump_port is not None:
+                    tasks.append(asyncio.create_task(self._keep_trying(doors[1])))
                 self._on_ready(Addresses(asked, shown))
                 log.info("permits are served at %s:%d", *asked)
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -157,6 +174,30 @@ class PermitServer:
                 if self.lease.is_valid:
                     with suppress(StoreError):
                         await self.usage.save(decider.in_writer)
+
+    async def _listen_for_people(self, door: Door, *, tell: bool = True) -> tuple[str, int] | None:
+        """Where the state is shown; None for nowhere. Machines do not wait for that: who has the port is told once."""
+        s = self.settings
+        if s.dump_port is None:
+            return None
+        try:
+            return await door.listen(s.host, s.dump_port, s.tls)
+        except OSError as error:
+            if tell:
+                log.warning(
+                    "the ledgers of permits are not shown at %s port %d (--permits-dump-port): %s; that is tried again",
+                    s.host,
+                    s.dump_port,
+                    os.strerror(error.errno or 0),
+                )
+            return None
+
+    async def _keep_trying(self, door: Door) -> None:
+        """Have the state shown as soon as it can be."""
+        while True:
+            await asyncio.sleep(SHOW_AGAIN_SECONDS)
+            if await self._listen_for_people(door, tell=False) is not None:
+                await asyncio.Event().wait()  # whoever waits for the first task to end goes on
 
     def _refused(self, reason: str) -> None:
         self.metrics.refused.labels(reason).inc()

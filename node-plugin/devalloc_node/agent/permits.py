@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import aiohttp
 
 from devalloc.scaling.messages.plugin import (
@@ -28,10 +30,17 @@ class HttpPermits:
     """Asks for one machine. Many share a session."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, pod: PodName, unit: Resources, token: str | None = None
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        pod: PodName,
+        unit: Resources,
+        token: str | None = None,
+        may_ask: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``url``: of the server, such as ``http://127.0.0.1:10299/``; ``pod``: what the machine is called there."""
-        self._session, self._url, self._pod = session, url, pod
+        """``url``: of the server, such as ``http://127.0.0.1:10299/``; ``pod``: what the machine is called there;
+        ``may_ask``: whether who listens there is that server."""
+        self._session, self._url, self._pod, self._may_ask = session, url, pod, may_ask
         self._unit = WireResources(unit.cpu, unit.memory)
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
@@ -42,9 +51,12 @@ class HttpPermits:
 
         Raises:
             Denied: the server refuses the request (``PermitRefused``), or migrates the machine (``MachineMigrating``).
-            Failed: it cannot be reached (``Unreachable``), failed itself or answers nonsense (``PermitFailed``).
+            Failed: it cannot be reached, or another one is there (``Unreachable``), or it failed itself or answers
+                nonsense (``PermitFailed``).
             Unknown: no answer came (``NoAnswer``).
         """
+        if not self._may_ask():
+            raise Failed("Unreachable", f"the server of permits of this node does not serve at {self._url}")
         request = Request(
             VERSION,
             self._pod,

@@ -55,11 +55,14 @@ class Scalers:
         *,
         changed: Callable[[str], None] = lambda key: None,
         registry: CollectorRegistry | None = None,
+        may_ask: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``changed`` is told of machines whose report is another one now. ``registry``: where the metrics go."""
+        """``changed`` is told of machines whose report is another one now. ``registry``: where the metrics go.
+        ``may_ask``: whether who listens where permits are asked for is who is meant."""
         self.settings = settings
         self._platform = platform
         self._changed = changed
+        self._may_ask = may_ask
         self._mutex = threading.Lock()
         self._wanted: dict[str, Scaled] = {}
         self._reports: dict[str, Report] = {}
@@ -112,7 +115,7 @@ class Scalers:
             stack.callback(lanes.close)
             permits = await stack.enter_async_context(new_session())
             guests = await stack.enter_async_context(new_session())
-            wiring = Wiring(self._platform, self.settings, permits, guests, lanes)
+            wiring = Wiring(self._platform, self.settings, permits, guests, lanes, self._may_ask)
             rules = Rules(self.settings.unit, self.settings.timing, self.settings.era)
             metrics = self._metrics
             agent = Agent(

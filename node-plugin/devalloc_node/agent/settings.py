@@ -21,11 +21,22 @@ PRIVATE: tuple[Network, ...] = tuple(
 
 
 @dataclass(frozen=True, slots=True)
+class ServerPorts:
+    """Of a server of permits, on loopback."""
+
+    requests: int
+    dump: int | None
+    """Where its ledgers are shown; None: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScalingSettings:
     """All of the agent."""
 
     permits: str = PERMITS
     """URL of the server of permits."""
+    server: ServerPorts | None = None
+    """Where the server of permits is to listen that is run beside the agent; None: it is another's."""
     token: str | None = None
     """What it wants as ``Authorization: Bearer``."""
     unit: Resources = SHIPPED.unit

@@ -33,12 +33,15 @@ class Wiring:
     guests: ClientSession
     lanes: Lanes
     """Where the platform is waited for."""
+    may_ask: Callable[[], bool] = lambda: True
+    """Whether the server of permits is who is meant."""
 
     def channels(self, scaled: Scaled, scaler: Scaler) -> Channels:
         """Those of one machine."""
         settings, address = self.settings, scaled.address
         namespace, _, name = scaled.key.partition("/")
-        permits = HttpPermits(self.permits, settings.permits, PodName(namespace, name), settings.unit, settings.token)
+        pod = PodName(namespace, name)
+        permits = HttpPermits(self.permits, settings.permits, pod, settings.unit, settings.token, self.may_ask)
         body = MachineBody(self.platform, scaled.key, scaled.uid, scaled.run, self.lanes)
 
         def metrics(port: int | Callable[[], int]) -> HttpMetrics:

@@ -15,6 +15,7 @@ from devalloc.cli.nodeoptions import node_options, node_settings
 from devalloc.cli.nodesources import host_of
 from devalloc.scaling.eras import Era
 from devalloc.scaling.resources import Resources
+from devalloc_node.agent.settings import ServerPorts
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.settings import NodeSettings
@@ -52,7 +53,17 @@ def arguments(folder: Path, *more: str) -> list[str]:
         (["--runner-network", "10.0.0.1/8"], "--runner-network must be a network such as 10.1.0.0/16"),
         (["--scaling", "--dump-port", "65536"], "65535"),
         (["--scaling", "--permits", "somewhere"], "must be a URL such as http://127.0.0.1:10299/"),
-        (["--scaling", "--permits-token-file", "/dev/null"], "one line of 16 characters or more"),
+        (["--scaling", "--permits", "http://127.0.0.1:99999/"], "must be a URL such as"),
+        (["--scaling", "--permits", "http://me:word@127.0.0.1/"], "without user, query and fragment"),
+        (["--scaling", "--permits", "http://127.0.0.1/?x=1"], "without user, query and fragment"),
+        (["--scaling", "--permits-token-file", "/dev/null"], "one line of 16 to 2048 ASCII characters"),
+        (["--permits", "http://127.0.0.1:1/", "--compute-unit", "1"], "--permits and --compute-unit need --scaling"),
+        (["--guest-network", "10.0.0.0/8"], "--guest-network needs --scaling"),
+        (["--dump-port", "10300"], "--dump-port needs --scaling"),
+        (["--scaling", "--dump-port", "10299"], "--dump-port and --permits-port are both port 10299"),
+        (["--scaling", "--permits-port", "10298"], "--permits-port and --permits-dump-port are both port 10298"),
+        (["--scaling", "--metrics", "127.0.0.1:10300"], "--dump-port and --metrics are both port 10300"),
+        (["--scaling", "--permits", "http://127.0.0.1/", "--permits-port", "1"], "with --permits there is none"),
     ],
 )
 def test_bad_options_are_told(folder: Path, devalloc: Shell, options: list[str], message: str) -> None:
@@ -89,6 +100,36 @@ def settings_of(folder: Path, *words: str) -> NodeSettings:
     inventory = {"kinds": (), "max_vfs": None, "allow_shared_groups": False, "adopted": ()}
     where = {"node": "node-a", "sysfs_root": folder / "host", "resync": 60.0}
     return node_settings(**{**seen, **inventory, **where})
+
+
+def test_where_permits_are_given_can_be_chosen(folder: Path) -> None:
+    def told(*words: str) -> tuple[str, ServerPorts | None]:
+        scaling = settings_of(folder, "--scaling", *words).scaling
+        assert scaling is not None
+        return scaling.permits, scaling.server
+
+    assert told() == ("http://127.0.0.1:10299/", ServerPorts(10299, 10298))
+    chosen = told("--permits-port", "20299", "--permits-dump-port", "0")
+    assert chosen == ("http://127.0.0.1:20299/", ServerPorts(20299, None))
+    assert told("--permits", "http://10.0.0.1:5/", "--dump-port", "10299") == ("http://10.0.0.1:5/", None)
+
+
+def test_a_token_that_others_can_read_or_nobody_can_send_is_told(folder: Path, devalloc: Shell) -> None:
+    file = folder / "token"
+    for content, mode, told in (
+        (b"0123456789abcdef\n", 0o666, "is open to others (mode 0666), who could then ask for permits as this node"),
+        (b"0123456789abcdef\n", 0o640, f"`chmod 600 {file}`"),
+        (bytes(range(128, 192)), 0o600, "one line of 16 to 2048 ASCII characters that can be printed"),
+        (b"0123456789abcdef\n0123456789abcdef\n", 0o600, "one line of 16"),
+    ):
+        file.write_bytes(content)
+        file.chmod(mode)
+        result = devalloc(*arguments(folder, "--scaling", "--permits-token-file", str(file)))
+        assert (result.code, told in result.err) == (2, True), result.err
+    file.write_bytes(b"0123456789abcdef\n")
+    scaling = settings_of(folder, "--scaling", "--permits-token-file", str(file)).scaling
+    assert scaling is not None
+    assert scaling.token == "0123456789abcdef"
 
 
 def test_other_releases_are_followed_when_asked_for(folder: Path) -> None:

@@ -118,6 +118,24 @@ def test_what_is_no_permit_is_told_apart(handler: Handler, kind: type[NodeError]
     assert error.value.message.isprintable()
 
 
+def test_who_listens_and_is_not_the_one_meant_is_asked_nothing() -> None:
+    seen: list[object] = []
+
+    async def stranger(request: web.Request) -> web.Response:
+        seen.append(request)
+        return web.json_response({"permit": {"vCPUs": 9, "mem": "9Gi"}})
+
+    async def asked() -> None:
+        async with answering(stranger) as port, new_session() as session:
+            pod = PodName("ns", "vm")
+            permits = HttpPermits(session, f"http://127.0.0.1:{port}/", pod, UNIT, "secret" * 4, lambda: False)
+            await permits.ask(None, UNIT, None)
+
+    with pytest.raises(Failed, match="does not serve at") as failed:
+        run(asked())
+    assert (failed.value.code, failed.value.retryable, seen) == ("Unreachable", True, [])
+
+
 def test_nobody_there_is_a_failure_and_an_answer_cut_off_is_unknown() -> None:
     async def nobody() -> None:
         async with answering(_says()) as port:

@@ -1,0 +1,131 @@
+"""The server of permits where somebody else has its ports: nothing else waits for that, and nobody is told wrong."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from contextlib import closing, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from devalloc.cli import nodesources
+from devalloc.controller.permits import Settings, server
+from devalloc.scaling.resources import Resources
+from devalloc.store.sqlite import SQLiteStore
+from devalloc_node.agent.settings import ScalingSettings, ServerPorts
+from devalloc_node.binding.config import BindingConfig
+from devalloc_node.settings import NodeSettings
+from tests.support.machines import until
+from tests.support.permit_bench import machine, node_of, running, serving
+
+
+def somebody() -> socket.socket:
+    """Who has a port."""
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def test_a_port_that_is_taken_is_waited_for_and_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodesources, "LISTEN_SECONDS", 0.05)
+    with somebody() as other, closing(SQLiteStore(tmp_path / "store.db")) as store:
+        port = other.getsockname()[1]
+        scaling = ScalingSettings(server=ServerPorts(port, None))
+        settings = NodeSettings("node-a", BindingConfig("node-a"), state=tmp_path, scaling=scaling)
+        node: Any = SimpleNamespace(
+            settings=settings,
+            machines=SimpleNamespace(still=lambda *_: nullcontext([])),
+            platform=SimpleNamespace(without_object=None),
+        )
+        limits = {"ratios": {}, "disk": None, "network": None, "disk_io": None, "uplink": None}
+        said: list[str] = []
+        stop, not_ours = threading.Event(), threading.Event()
+        loop = nodesources.store_permits(
+            store, node, {**limits, "data_dir": None, "image_fraction": None}, not_ours, alone=False, say=said.append
+        )
+        thread = threading.Thread(target=loop, args=(stop,))
+        thread.start()
+        try:
+            until(lambda: lease(store).get("leaseTransitions", 0) >= 2, "it is tried again")
+            assert not_ours.is_set(), "who listens there is not to be asked"
+            assert len(said) == 1
+            for part in ("WARNING: no permits are given", f"port {port} of 127.0.0.1", "in use", "--permits-port"):
+                assert part in said[0]
+            other.close()
+            until(lambda: len(said) == 2, "the port is free")
+            assert said[1] == f"permits are given at http://127.0.0.1:{port}/"
+            assert not not_ours.is_set()
+        finally:
+            stop.set()
+            thread.join(60)
+        assert not thread.is_alive()
+        assert "holderIdentity" not in lease(store)
+
+
+def lease(store: SQLiteStore) -> dict[str, Any]:
+    found = [each for each in store.list("Lease").objects if each["metadata"]["name"] == "devalloc-permits-node-a"]
+    return found[0]["spec"] if found else {}
+
+
+def test_a_server_that_cannot_listen_leaves_its_lease_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with somebody() as other, pytest.raises(OSError, match="in use"):  # noqa: SIM117
+        with serving(path, node_of(Resources(1000, 2**30)), Settings(port=other.getsockname()[1], dump_port=None)):
+            pass
+    with closing(SQLiteStore(path)) as store:
+        assert "holderIdentity" not in store.get("Lease", "default", "devalloc-permits")["spec"]
+
+
+def test_ledgers_that_cannot_be_shown_keep_nobody_from_a_permit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "SHOW_AGAIN_SECONDS", 0.05)
+    path = tmp_path / "store.db"
+    with closing(SQLiteStore(path)) as store:
+        running(store, machine("a"), None)
+    with somebody() as other:
+        port = other.getsockname()[1]
+        ten = node_of(Resources(10_000, 10 * 2**30))
+        with serving(path, ten, Settings(port=0, dump_port=port)) as bench, closing(bench.client()) as client:
+            assert bench.addresses.dump is None
+            assert client.ask("a", 2, "2Gi")["permit"] == {"vCPUs": 2, "mem": "2Gi"}
+            assert caplog.text.count(f"not shown at 127.0.0.1 port {port} (--permits-dump-port)") == 1
+            other.close()
+            until(lambda: is_shown(port), "the ledgers are shown")
+            assert client.ask("a", 3, "3Gi")["permit"] == {"vCPUs": 3, "mem": "3Gi"}
+
+
+def is_shown(port: int) -> bool:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        try:
+            connection.request("GET", "/")
+        except ConnectionRefusedError:
+            return False
+        return connection.getresponse().status == 200
+
+
+def test_waiting_for_a_lease_is_told_once_with_who_has_it(tmp_path: Path) -> None:
+    path, told = tmp_path / "store.db", list[str]()
+    ten = node_of(Resources(10_000, 10 * 2**30))
+    with closing(SQLiteStore(path)) as store:
+        second = server.PermitServer(
+            store, ten, Settings(port=0, dump_port=None), lease_seconds=1.0, on_waiting=told.append
+        )
+        stop = threading.Event()
+        with serving(path, ten, alone=False, lease_seconds=60.0) as first:
+            thread = threading.Thread(target=second.run, args=(stop,))
+            thread.start()
+            until(lambda: told, "it waits")
+            until(lambda: second.lease.held_by is not None, "it looks again")
+            holder = first.server.lease.holder
+        try:
+            until(lambda: second.lease.is_valid, "it has the lease")
+        finally:
+            stop.set()
+            thread.join(60)
+    assert told == [
+        f"permits are not served yet: waiting for the lease default/devalloc-permits, held by {holder}, until that is "
+        "given back or has not been renewed for 60 s"
+    ]
