@@ -13,21 +13,16 @@ import click
 from devalloc.cli.hostcapacity import capacity_options
 from devalloc.cli.nodesocket import DEFAULT as SOCKET
 from devalloc.cli.options import duration
-from devalloc.cli.output import note
 from devalloc.cli.scalingoptions import networks_of, scaling_settings
 from devalloc.cli.verb import BadInput
+from devalloc.cli.warmoptions import tell_of_setups, warm_settings
 
 if TYPE_CHECKING:
-    from devalloc.api.virtualmachine import VirtualMachine
     from devalloc.inventory.capacity import HostCapacity
     from devalloc_node.binding.config import BindingConfig
-    from devalloc_node.machine.config import MachineConfig
     from devalloc_node.settings import KubeletSettings, NodeSettings
-    from devalloc_node.warm.setup import WarmConfig
 
 _OFFERS = ("gpu", "vgpu", "vf", "nic", "accelerator", "storage")
-_WARM_USERS = range(71000, 72000)
-"""User ids of machines that wait, one for each; those of other machines are below."""
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -328,6 +323,8 @@ def node_settings(
         raise BadInput("--warm-machine needs --warm, which says how many are to wait")
     if warm_vcpus_per_cpu is not None and warm is None:
         raise BadInput("--warm-vcpus-per-cpu needs --warm: CPUs are chosen for those who have warm setups")
+    if warm is None and not dry_run:
+        tell_of_setups(door.parent)
     sizes = (warm or 0, warm_most, warm_vcpus_per_cpu)
     machines = MachineConfig(
         state=home / "machines",
@@ -364,7 +361,7 @@ def node_settings(
             metrics,
         ),
         runners=networks_of("--runner-network", runner_networks),
-        warm=None if warm is None or dry_run else _warm(sizes, warm_machine, node, door, machines),
+        warm=None if warm is None or dry_run else warm_settings(sizes, warm_machine, node, door.parent, machines),
         metrics=metrics,
         resync=resync,
         grace=grace,
@@ -375,49 +372,3 @@ def _capacity(root: Path, limits: dict[str, Any], home: Path) -> HostCapacity:
     from devalloc.cli.hostcapacity import discovered, settings
 
     return discovered(root, settings(limits, home))
-
-
-def _warm(
-    sizes: tuple[int, int, int | None], file: str | None, node: str, door: Path, machines: MachineConfig
-) -> WarmConfig:
-    """``sizes``: setups that are ready, setups in all, and vCPUs for each CPU."""
-    from devalloc_node.warm.setup import WarmConfig
-
-    target, most, vcpus = sizes
-    if target > most:
-        raise BadInput(f"--warm: {target} warm setups cannot be kept ready where --warm-most allows {most}")
-    waiting = None if file is None else _waiting_machine(file, node)
-    own = _WARM_USERS if waiting is not None and os.geteuid() == 0 else None
-    return WarmConfig(
-        target,
-        most,
-        run=door.parent / "warm",
-        users=own,
-        machine=waiting,
-        machines=replace(machines, users=None),
-        vcpus_per_cpu=vcpus,
-    )
-
-
-def _waiting_machine(file: str, node: str) -> VirtualMachine:
-    from devalloc.api.virtualmachine import VirtualMachine
-    from devalloc.cli.documents import read
-    from devalloc_node.errors import Denied
-    from devalloc_node.warm.paused import check_template
-
-    found = [document.content for document in read([file], "default").good]
-    if len(found) != 1 or found[0]["kind"] != "VirtualMachine":
-        raise BadInput(f"--warm-machine: {file} must hold one VirtualMachine, and nothing else")
-    machine = VirtualMachine.model_validate(found[0])
-    try:
-        check_template(machine)
-    except Denied as error:
-        raise BadInput(f"--warm-machine: {error.message}") from None
-    for ignored, field, why in (
-        (machine.spec.scaling is not None, "scaling", "the machine that adopts one says that"),
-        (not machine.spec.running, "running", "it waits, and its owner lets it run"),
-        (machine.spec.node_name not in (None, node), "nodeName", f"it waits on this node, {node}"),
-    ):
-        if ignored:
-            note(f"--warm-machine {file}: warning: spec.{field}: is ignored: {why}")
-    return machine

@@ -49,7 +49,9 @@ class WarmService(warm_pb2_grpc.WarmPoolServicer):
 
     def ReturnSetup(self, request: pb.ReturnSetupRequest, context: grpc.ServicerContext) -> pb.ReturnSetupReply:
         def work(due: Deadline, caller: str) -> pb.ReturnSetupReply:
-            self._served().give_back(request.id, due)
+            pool = self._served()
+            _check_not_of_a_machine(pool, request.id)
+            pool.give_back(request.id, due)
             return pb.ReturnSetupReply()
 
         about = {"setup": request.id[:_ID_SHOWN]}
@@ -75,8 +77,24 @@ class WarmService(warm_pb2_grpc.WarmPoolServicer):
 
     def _served(self) -> Pool:
         if self._pool is None:
-            raise Denied("PoolMissing", "this node keeps no warm setups; start its plugin with --warm")
+            raise Denied(
+                "PoolMissing",
+                "this node keeps no warm setups; start its plugin with --warm (0: those that are asked for, and those "
+                "that are taken since an earlier run)",
+            )
         return self._pool
+
+
+def _check_not_of_a_machine(pool: Pool, setup: str) -> None:
+    """One that is just about to start does not live there yet. Raises Denied ``SetupInUse``."""
+    for taken in pool.taken():
+        if taken.setup.id == setup and taken.owner.startswith(OWNER):
+            key = taken.owner.removeprefix(OWNER)
+            raise Denied(
+                "SetupInUse",
+                f"setup {setup} is that of machine {key} of this node, which gives it back when it ends: stop it "
+                "(spec.running: false) or delete it",
+            )
 
 
 def _setup(taken: Taken) -> pb.Setup:

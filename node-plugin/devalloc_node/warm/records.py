@@ -1,7 +1,7 @@
 """What outlives a plugin that is killed: one small file for each setup, written before the host is changed.
 
-The files lie beside what they tell of and live as long: after a reboot neither is there. So nothing waits for a disk,
-and a rename is enough for a reader to see the old record or the new one.
+The files lie beside what they tell of and live as long: after a reboot neither is there, or the records name another
+boot. So nothing waits for a disk, and a rename is enough for a reader to see the old record or the new one.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class WarmConfig:
     on_demand: bool = True
     """Whether one is made for who finds none ready, which takes him tens of milliseconds."""
     run: Path = Path("/run/devalloc/warm")
-    """Records and folders of setups. In memory, as the namespaces are: neither outlives a reboot."""
+    """Records and folders of setups, best in memory, as the namespaces are. Those of another boot are removed."""
     namespaces: Path = Path("/run/netns")
     """Where namespaces get their names; ``ip netns`` looks there."""
     prefix: str = "warm"

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from devalloc.cli import warm as commands
-from devalloc.cli.nodeoptions import _waiting_machine
+from devalloc.cli.warmoptions import _waiting_machine, tell_of_setups
 from devalloc_node.metrics import Metrics
 from devalloc_node.pb import node_pb2
 from devalloc_node.pb import warm_pb2 as pb
@@ -22,8 +22,9 @@ from devalloc_node.service import warm as service
 from devalloc_node.service.door import open_door
 from devalloc_node.service.warm import WarmService
 from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.setup import WarmConfig
 from tests.support.shell import Shell
-from tests.support.toysetups import Toy, opened
+from tests.support.toysetups import Toy, opened, soon
 
 
 @contextmanager
@@ -78,6 +79,16 @@ def test_nobody_is_called_as_machines_of_the_node_are(tmp_path: Path, toy: Toy, 
         assert refused.code != 0
         assert "owner: must not begin with machine/" in refused.err
         assert toy.there == []
+
+
+def test_only_a_machine_of_the_node_gives_back_its_own(tmp_path: Path, toy: Toy, devalloc: Shell) -> None:
+    with opened(tmp_path, toy) as pool, served(tmp_path, pool) as socket:
+        setup = pool.take("machine/default/web", "run").setup.id  # it is about to start, and does not live there yet
+        refused = devalloc("warm", "return", setup, "--socket", socket)
+        assert (refused.code, "[SetupInUse]" in refused.err) == (1, True)
+        assert "stop it (spec.running: false) or delete it" in refused.err
+        assert toy.there == [setup]
+        pool.give_back(setup, soon())
 
 
 def test_more_vcpus_than_any_host_has_are_refused_before_anybody_is_asked(devalloc: Shell) -> None:
@@ -143,6 +154,17 @@ def test_more_ready_than_may_be_is_refused_at_the_start(tmp_path: Path, devalloc
         told = devalloc(*arguments, *words, "--socket", tmp_path / "node.sock")
         assert (told.code, why in told.err) == (2, True), told.err
     assert os.listdir(tmp_path) == ["machine.yaml"]
+
+
+def test_setups_that_nobody_looks_after_are_told(tmp_path: Path, toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    tell_of_setups(tmp_path)
+    assert capsys.readouterr().err == ""
+    pool = Pool(WarmConfig(run=tmp_path / "warm", namespaces=tmp_path / "netns"), "boot", parts=[toy])
+    pool.open()
+    pool.take("a")
+    tell_of_setups(tmp_path)
+    assert f"warning: 1 warm setups of another run are in {tmp_path}/warm" in capsys.readouterr().err
+    pool.close(soon())
 
 
 def test_what_says_nothing_about_machines_that_wait_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

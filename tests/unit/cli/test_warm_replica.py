@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,13 @@ def test_what_is_wrong_is_said_and_nothing_is_printed(
     assert (done.code, done.out) == (2, "")
     assert wrong in done.err
     assert "hidden" not in done.err
+
+
+def test_the_deployment_of_the_docs_can_be_applied(tmp_path: Path, devalloc: Shell) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "warm.md").read_text()
+    file = tmp_path / "resize.yaml"
+    (example,) = re.findall(r"^```yaml\n(service:.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    file.write_text(example)
+    done = devalloc("warm", "replica", "-f", file, "--requests", "23")
+    assert [each["metadata"]["name"] for each in machines(done.out)] == [f"resize-{number}" for number in range(1, 6)]
+    assert "23 requests take 5 replicas of 5" in page
