@@ -32,6 +32,15 @@ Object = dict[str, Any]
     metavar="DIR",
     help="With --host: read this tree instead of the host's, the folder that holds sys and proc.",
 )
+@click.option(
+    "--socket",
+    "plugin",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    envvar="DEVALLOC_NODE_SOCKET",
+    help="With --host: the socket of the node plugin, whose machines without an object of the store count too [env: "
+    "DEVALLOC_NODE_SOCKET; default: where a plugin of this host has it, if there is one].",
+)
 @hostcapacity.capacity_options
 def capacity(
     name: str | None,
@@ -42,6 +51,7 @@ def capacity(
     host: bool,
     node_name: str | None,
     sysfs_root: Path,
+    plugin: Path | None,
     limits: dict[str, Any],
 ) -> int:
     """Count how many more claims like one fit beside all that are allocated. Pending claims are left aside.
@@ -62,7 +72,7 @@ def capacity(
     if host:
         if name is not None or files:
             raise BadInput("--host tells what the host has and counts no claim: leave the claim out")
-        return _host(node_name, sysfs_root, output, store, limits)
+        return _host(node_name, sysfs_root, output, store, plugin, limits)
     from devalloc.cli.output import dump, working
     from devalloc_solver import capacity as count
 
@@ -80,16 +90,21 @@ def capacity(
     return 0
 
 
-def _host(node_name: str | None, root: Path, output: str, store: Path | None, limits: dict[str, Any]) -> int:
+def _host(
+    node_name: str | None, root: Path, output: str, store: Path | None, plugin: Path | None, limits: dict[str, Any]
+) -> int:
     import socket
 
+    from devalloc.cli import hostmachines
     from devalloc.cli.output import dump
     from devalloc.cli.storage import store_path
 
     where = store_path(store)
     # The disk of a recorded host is not here.
     config = hostcapacity.settings(limits, data_dir=where.absolute().parent if root == Path("/") else None)
-    found = hostcapacity.status(root, node_name or socket.gethostname().lower(), where, config)
+    if plugin is None and root == Path("/"):
+        plugin = hostmachines.plugin_here()
+    found = hostcapacity.status(root, node_name or socket.gethostname().lower(), where, config, plugin)
     if output in ("json", "yaml"):
         dump(found.to_dict(), output)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,14 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
             raise click.BadParameter(str(error), param=parameter) from None
 
     return read
+
+
+def _part(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    """A ratio that is a part of something. 0 is the default, as it is for those whose settings these were."""
+    part = _amount("parse_ratio")(context, parameter, text)
+    if part is not None and not 0 <= part <= 1:
+        raise click.BadParameter(f"{text} is no part of the disk: write 0.2 for a fifth, at most 1", param=parameter)
+    return part
 
 
 def capacity_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +101,7 @@ def capacity_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--data-dir",
-            type=click.Path(path_type=Path),
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
             metavar="DIR",
             envvar="DEVALLOC_DATA_DIR",
             help="Folder of machines' disks and images [env: DEVALLOC_DATA_DIR; default: that of the store].",
@@ -102,8 +111,8 @@ def capacity_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "image_fraction",
             metavar="FRACTION",
             envvar="DEVALLOC_MAX_IMAGE_STORAGE",
-            callback=_amount("parse_ratio"),
-            help="Part of the disk that images may take [env: DEVALLOC_MAX_IMAGE_STORAGE; default: 0.2].",
+            callback=_part,
+            help="Part of the disk that images may take, at most 1 [env: DEVALLOC_MAX_IMAGE_STORAGE; default: 0.2].",
         ),
     ]
 
@@ -140,34 +149,45 @@ def discovered(root: Path, config: CapacityConfig) -> HostCapacity:
         raise Failed(str(error)) from None
 
 
-def status(root: Path, node_name: str, store: Path, config: CapacityConfig) -> HostStatus:
-    """The host's status, with the machines and claims of the store where there is one."""
+def status(root: Path, node_name: str, store: Path, config: CapacityConfig, plugin: Path | None = None) -> HostStatus:
+    """The host's status, with the machines and claims of the store where there is one, and the other machines of the
+    node plugin at this socket."""
+    from devalloc.cli.hostmachines import Beside, beside
     from devalloc.inventory import InventoryConfig, discover
     from devalloc.inventory.capacity.gpus import gpu_status
     from devalloc.inventory.capacity.machines import of_machine
     from devalloc.inventory.capacity.status import host_status
 
     found = discovered(root, config)
-    machines, held = _in_store(store, node_name)
+    machines, held, elsewhere = _in_store(store, node_name)
     pools = discover(root, node_name=node_name, config=InventoryConfig(held=held)).pools
     uses = [of_machine(machine) for machine in machines]
-    return host_status(found, lambda: uses, gpus=lambda: gpu_status(pools, held=held))
+    others = Beside() if plugin is None else beside(plugin, node_name, {use.id for use in uses})
+    problems = [others.problem] if others.problem else []
+    if elsewhere and not machines and not others.is_of_node:
+        what = f"the store has machines of {', '.join(elsewhere)} and none of {node_name}"
+        problems.append(f"{what}; if this host is one of them, name it with --node-name")
+    uses += others.uses
+    told = host_status(found, lambda: uses, gpus=lambda: gpu_status(pools, held=held))
+    return replace(told, problems=(*told.problems, *problems))
 
 
-def _in_store(path: Path, node_name: str) -> tuple[list[VirtualMachine], frozenset[str]]:
-    """The node's machines, and the devices of it that claims hold; nothing without a store."""
+def _in_store(path: Path, node_name: str) -> tuple[list[VirtualMachine], frozenset[str], list[str]]:
+    """The node's machines, the devices of it that claims hold, and the other nodes that have machines; nothing without
+    a store."""
     from devalloc.api.decode import decode
     from devalloc.api.virtualmachine import VirtualMachine
     from devalloc.cli.storage import opened
     from devalloc.controller.availability import held_on
 
     if not path.exists():
-        return [], frozenset()
+        return [], frozenset(), []
     with opened(path) as objects:
         listed = list(objects.list(["VirtualMachine", "DeviceClaim", "DeviceClass"]).objects)
     decoded = (decode(obj).object for obj in listed if obj["kind"] == "VirtualMachine")
-    machines = [each for each in decoded if isinstance(each, VirtualMachine) and each.node == node_name]
-    return machines, held_on(node_name, listed)
+    placed = [each for each in decoded if isinstance(each, VirtualMachine) and each.node]
+    machines = [each for each in placed if each.node == node_name]
+    return machines, held_on(node_name, listed), sorted({each.node for each in placed if each.node} - {node_name})
 
 
 def show(found: HostStatus) -> None:

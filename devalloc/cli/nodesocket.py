@@ -32,7 +32,7 @@ def socket_option(function: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Path(path_type=Path),
         metavar="PATH",
         envvar="DEVALLOC_NODE_SOCKET",
-        callback=lambda ctx, param, path: path or _default(),
+        callback=lambda ctx, param, path: path or default_socket(),
         help="The node plugin's socket [env: DEVALLOC_NODE_SOCKET; default: that of this user's own plugin, or where "
         f"there is none, and for root, {DEFAULT}].",
     )(function)
@@ -50,7 +50,7 @@ def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--force", is_flag=True, help=what)(function)
 
 
-def _default() -> Path:
+def default_socket() -> Path:
     """As ``devalloc node`` chooses it. A user's own plugin goes before root's, whose socket no user may open."""
     import os
 

@@ -9,7 +9,9 @@ import pytest
 from devalloc.store.sqlite import SQLiteStore
 from tests.support import cards
 from tests.support.fakesysfs import FakeSysfs
+from tests.support.nodeservice import served
 from tests.support.shell import Shell, text
+from tests.support.toymachines import vm
 
 MACHINE = {
     "apiVersion": "devalloc.io/v1alpha1",
@@ -102,6 +104,34 @@ def test_the_machines_of_the_store_count_and_those_of_other_nodes_do_not(devallo
     assert "default/web   Running   2" in devalloc(*run(devalloc, host)).out
 
 
+def test_machines_without_an_object_count_where_the_plugin_can_be_asked(
+    devalloc: Shell, host: FakeSysfs, tmp_path: Path
+) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(MACHINE)).code == 0
+    with served(tmp_path / "node") as plugin:
+        socket = ("--socket", str(plugin.socket))
+        assert devalloc("vm", "create", "-f", "-", *socket, stdin=text(vm("own"))).code == 0
+        assert devalloc("vm", "create", "-f", "-", *socket, stdin=text(vm("ended"))).code == 0
+        assert devalloc("vm", "stop", "ended", *socket).code == 0
+        there = run(devalloc, host, "-o", "json", *socket)
+        found = devalloc(*there).json
+        assert [row["instance_id"] for row in found["allocations"]] == ["default/own"]
+        assert (found["cpu"]["allocated"], found["memory"]["allocated"]) == (2, 1 << 30)
+        other = devalloc(*(each if each != "node-a" else "node-b" for each in there)).json
+        assert (other["cpu"]["allocated"], other["allocations"]) == (0, [])
+        assert "is that of node node-a, and this tells of node-b: its machines are not counted" in str(other)
+    gone = devalloc(*there).json["problems"]
+    assert any("machines of `devalloc vm create` are not counted: " in each for each in gone), gone
+
+
+def test_a_store_that_knows_this_host_by_another_name_is_told(devalloc: Shell, host: FakeSysfs) -> None:
+    assert devalloc("apply", "-f", "-", stdin=text(MACHINE)).code == 0
+    warning = "the store has machines of node-a and none of node-b; if this host is one of them, name it"
+    of_b = [each if each != "node-a" else "node-b" for each in run(devalloc, host)]
+    assert warning in devalloc(*of_b).err
+    assert "none of" not in devalloc(*run(devalloc, host)).err
+
+
 def test_what_is_not_known_is_said(devalloc: Shell, host: FakeSysfs) -> None:
     found = devalloc(*run(devalloc, host, "--uplink", "eth7"))
     assert found.code == 0
@@ -116,6 +146,10 @@ def test_what_is_not_known_is_said(devalloc: Shell, host: FakeSysfs) -> None:
         (("--disk-limit", "-5GB"), 2, "is no size"),
         (("--oversub-cpu", "many"), 2, "is no ratio"),
         (("train",), 2, "counts no claim"),
+        (("--data-dir", "/nope"), 2, "Directory '/nope' does not exist"),
+        (("--data-dir", "/etc/passwd"), 2, "Directory '/etc/passwd' is a file"),
+        (("--max-image-storage", "2"), 2, "2 is no part of the disk: write 0.2 for a fifth, at most 1"),
+        (("--max-image-storage", "-1"), 2, "-1 is no part of the disk"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

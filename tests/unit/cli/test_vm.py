@@ -288,12 +288,12 @@ class TestSocket:
         monkeypatch.setattr(Path, "exists", seen)
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        assert nodesocket._default() == root
+        assert nodesocket.default_socket() == root
         own.parent.mkdir(parents=True)
         own.touch()
-        assert nodesocket._default() == own
+        assert nodesocket.default_socket() == own
         monkeypatch.setattr(os, "geteuid", lambda: 0)
-        assert nodesocket._default() == root
+        assert nodesocket.default_socket() == root
 
     def test_without_a_plugin_it_says_how_to_start_one(self, devalloc: Shell, tmp_path: Path) -> None:
         for verb in (["vm", "list"], ["top"]):
