@@ -125,7 +125,7 @@ def node(
                 pools = stack.enter_context(closing(SQLiteStore(path)))
                 plugin = stack.enter_context(opened(settings, host, on.store_source(pools, name)))
                 look: Look = plugin.survey.discover
-                if host_capacity:
+                if host_capacity and not dry_run:  # where no machine is run none is to be placed
                     look = with_host_pool(look, settings.root, name, path, options["limits"])
                 publishing = stack.enter_context(
                     on.store_publishing(pools, plugin, look, lambda done: say_published(display, done))

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from devalloc.inventory import Discovery, Known
 
 
+_TURNS_ON = ("enforce_capacity", "host_capacity", "scaling", "warm")
+"""Options without which the node plugin does less."""
+
+
 @verb("up")
 @store_option
 @inventory_options
@@ -95,11 +99,16 @@ def up(
             config = replace(config, allowed=bindings(name, options).allowed)
         return discover(sysfs_root, node_name=name, config=config)
 
-    looked = (
-        with_host_pool(look, sysfs_root, name, path, options["limits"]) if host_capacity and not no_inventory else look
-    )
+    if with_node is False and (idle := _of_node(env=False)):
+        raise BadInput(f"{' and '.join(idle)}: of the node plugin, which does not run with --no-node")
     with displayed() as display, cutting_off(display.say):
         display.say(f"node {name}, store {path}; Ctrl-C stops")
+        runs_node = _wants_node(with_node, no_inventory, sysfs_root, display)
+        if not runs_node and (idle := _of_node(env=True)):
+            display.say(f"WARNING: without the node plugin these have no effect: {', '.join(idle)}")
+        # Where no machine is run none is to be placed.
+        has_pool = host_capacity and runs_node and not options["dry_run"]
+        looked = with_host_pool(look, sysfs_root, name, path, options["limits"]) if has_pool else look
         loops = Up(
             path,
             None if no_inventory else Inventory(name, looked),
@@ -109,7 +118,7 @@ def up(
             on_published=lambda done: say_published(display, done),
         )
         plugin = None
-        if _wants_node(with_node, no_inventory, sysfs_root, display):
+        if runs_node:
             options |= {"node": name, "sysfs_root": sysfs_root, "state": state, "socket": door, "resync": resync}
             node_settings(**options)  # what is wrong with them is said before anything begins
             plugin = UpNode(path, state, options, rescan=loops.rescan, say=display.say, failed=loops.fail)
@@ -143,6 +152,21 @@ def _wants_node(asked: bool | None, no_inventory: bool, sysfs_root: Path, displa
     if why is not None:
         display.say(f"without the node plugin, so that devices are allocated and not bound: {why}")
     return why is None
+
+
+def _of_node(*, env: bool) -> list[str]:
+    """Options of the node plugin that were given. ``env``: those too that variables turn on; limits and places, which
+    other verbs read from there as well, are not meant then."""
+    from click.core import ParameterSource
+
+    context, found = click.get_current_context(), []
+    own = {each.name for each in click.command()(host_pool_options(node_options(lambda: None))).params}
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        turned_on = env and source is ParameterSource.ENVIRONMENT and option.name in _TURNS_ON
+        if option.name in own and (source is ParameterSource.COMMANDLINE or turned_on):
+            found.append(option.opts[0])
+    return sorted(found)
 
 
 def _answered(display: Display, done: Round) -> None:

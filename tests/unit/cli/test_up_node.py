@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
-from devalloc.cli import upnode
+from devalloc.cli import hostpool, upnode
+from devalloc.controller import up
 from devalloc.store import Unavailable
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.step import Value
@@ -25,6 +27,29 @@ def test_it_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, devalloc: Sh
 
 def test_it_needs_the_inventory(devalloc: Shell) -> None:
     assert devalloc("up", "--node", "--no-inventory").code == 2
+
+
+def test_what_only_it_does_is_not_asked_for_without_it(devalloc: Shell) -> None:
+    refused = devalloc("up", "--no-node", "--warm", "5", "--scaling", "--host-capacity", "--oversub-cpu", "1")
+    assert refused.code == 2
+    said = "--host-capacity and --oversub-cpu and --scaling and --warm: of the node plugin, which does not run"
+    assert said in refused.err
+
+
+def test_where_it_does_not_run_what_has_no_effect_is_named_and_nothing_is_published_of_it(
+    monkeypatch: pytest.MonkeyPatch, devalloc: Shell, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(up, "Up", lambda *_, **__: SimpleNamespace(run=lambda: None, stop=lambda: None))
+    monkeypatch.setattr(hostpool, "with_host_pool", lambda *_: pytest.fail("a pool for machines that nobody runs"))
+    monkeypatch.setenv("DEVALLOC_ENFORCE_CAPACITY", "1")
+    monkeypatch.setenv("DEVALLOC_DATA_DIR", str(tmp_path))  # other verbs read it as well
+    elsewhere = ("up", "--sysfs-root", str(tmp_path), "--kind", "gpu")
+    done = devalloc(*elsewhere, "--scaling", "--warm", "5", "--host-capacity")
+    assert done.code == 0
+    names = "--enforce-capacity, --host-capacity, --scaling, --warm"
+    assert done.out.count(f"WARNING: without the node plugin these have no effect: {names}\n") == 1
+    monkeypatch.delenv("DEVALLOC_ENFORCE_CAPACITY")
+    assert "no effect" not in devalloc(*elsewhere).out
 
 
 def test_that_it_does_not_run_beside_the_loops_cannot_be_overlooked(
