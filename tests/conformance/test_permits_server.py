@@ -754,6 +754,15 @@ def test_a_node_that_is_not_known_grants_nothing_and_one_that_shrinks_takes_noth
         assert client.ask("a", 6, "6Gi")["permit"] == {"vCPUs": 5, "mem": "5Gi"}
 
 
+def test_the_server_holds_the_limit_of_the_node_and_leaves_a_machines_bounds_to_its_agent(path: Path) -> None:
+    """As its peers do: who asks for more than `max` has a guest that gives nothing back."""
+    create(path, machine("a", least=amounts(1000, 1), most=amounts(2000, 2)))
+    with serving(path, TEN) as bench, closing(bench.client()) as client:
+        assert client.ask("a", 100, "100Gi")["permit"] == {"vCPUs": 10, "mem": "20Gi"}
+        assert client.ask("a", 0, 0)["permit"] == {"vCPUs": 0, "mem": 0}
+        assert bench.state()["counted"] == {"cpu": 1, "memory": "1Gi"}
+
+
 def test_twenty_machines_never_have_more_than_there_is(path: Path) -> None:
     """A short form of `make permits-soak`."""
     tally = Storm(path, seed=6).run(500, between_kills=200)
