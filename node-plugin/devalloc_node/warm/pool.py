@@ -87,7 +87,7 @@ class Pool:
         except BaseException:
             os.close(self._lock)
             raise
-        self._clearing.remove_all()
+        self._remove_all()
 
     def _recall(self) -> None:
         found, unreadable = self._records.all()
@@ -121,13 +121,16 @@ class Pool:
             while shelf.ready:
                 shelf.discard(shelf.ready.popleft())
         self._wake.set()
-        try:
-            self._clearing.remove_all()
-        except NodeError as error:
-            log.warning("%s", error)
+        self._remove_all()
         if shelf.is_quiet:  # else the next plugin waits for the end of this process
             os.close(self._lock)
         return self.status()
+
+    def _remove_all(self) -> None:
+        try:
+            self._clearing.remove_all()
+        except NodeError as error:  # who lives there is not seen now; it is tried again
+            log.warning("%s", error)
 
     def _locked(self) -> int:
         path = self.config.run / "lock"
@@ -160,7 +163,7 @@ class Pool:
         it may be asked for again: the same setup is the answer. ``vcpus``: choose so many CPUs for him, with
         ``one_node`` of one NUMA node, with ``node`` of that one. ``bare``: he brings a machine of his own, so that none
         is made to wait in one that is made for him (``end_waiting`` ends it in any other). Raises TryAgain where there
-        is none to be had now, Denied ``OwnerInvalid``, ``CpusTooFew``, Failed.
+        is none to be had now, Denied ``OwnerInvalid``, ``CpusTooFew``, ``SetupBusy`` (retryable), Failed.
         """
         for what, text, least in (("owner", owner, 1), ("request", request, 0)):
             if not least <= len(text) <= MOST_TEXT or not text.isprintable():

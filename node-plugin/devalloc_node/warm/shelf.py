@@ -66,15 +66,18 @@ class Shelf:
             record = self.taken.get(setup)
             if record is None:
                 raise NotTaken(setup)
-            if setup in self._changing:
-                why = f"setup {setup} is being given back, or changed, by somebody else just now"
-                raise Denied("SetupBusy", why, retryable=True)
+            self._check_still(setup)
             self._changing.add(setup)
         try:
             yield record
         finally:
             with self.mutex:
                 self._changing.discard(setup)
+
+    def _check_still(self, setup: str) -> None:
+        if setup in self._changing:
+            why = f"setup {setup} is being given back, or changed, by somebody else just now"
+            raise Denied("SetupBusy", why, retryable=True)
 
     @property
     def is_quiet(self) -> bool:
@@ -90,9 +93,12 @@ class Shelf:
             return len(self.ready) + len(self.taken) + self.making + len(self.removing)
 
     def of_request(self, owner: str, request: str) -> Record | None:
-        """What an owner has by that name."""
+        """What an owner has by that name. Raises Denied ``SetupBusy``."""
         with self.mutex:
-            return next((r for r in self.taken.values() if (r.request, r.owner) == (request, owner)), None)
+            found = next((r for r in self.taken.values() if (r.request, r.owner) == (request, owner)), None)
+            if found is not None:
+                self._check_still(found.id)
+            return found
 
     def loads(self) -> Counter[int]:
         """vCPUs by CPU of the host: counted anew from those who have them, so that none stays counted whose owner has

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied
 from devalloc_node.machine.home import HOST, NoHomes
 from devalloc_node.machine.spec import CPU, Bounds, MachineSpec, Nic
@@ -99,6 +100,23 @@ def test_nobody_gives_back_what_its_owner_changes_just_then(tmp_path: Path, toy:
             pool.give_back(name, soon())
         assert (refused.value.code, refused.value.retryable) == ("SetupBusy", True)
         pool.give_back(name, soon())
+
+
+def test_nobody_is_told_of_a_setup_that_is_given_back_just_then(tmp_path: Path, toy: Toy) -> None:
+    told: list[str] = []
+
+    def ask_again(record: Record, due: Deadline) -> None:
+        try:
+            told.append(pool.take("a", "request").setup.id)
+        except Denied as error:
+            told.append(error.code)
+
+    with opened(tmp_path, toy) as pool:
+        name = pool.take("a", "request").setup.id
+        pool._await_quiet = ask_again  # type: ignore[method-assign]
+        pool.give_back(name, soon())
+        assert told == ["SetupBusy"]
+        assert pool.take("a", "request").setup.id != name
 
 
 def test_one_that_was_made_for_a_machine_and_not_given_is_for_nobody_else(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
 import time
 from contextlib import suppress
@@ -234,6 +235,31 @@ def test_a_pool_that_could_not_be_opened_can_be_tried_again(tmp_path: Path, toy:
     pool._records.make_folder = make_folder  # type: ignore[method-assign]
     pool.open()
     pool.take("a")
+    pool.close(soon())
+
+
+def test_a_pool_opens_though_it_is_not_seen_now_who_lives_in_what_is_to_go(
+    tmp_path: Path, toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns")
+    killed = Pool(config, BOOT, parts=[toy])
+    killed.open()
+    killed.fill(1)
+    os.close(killed._lock)
+    toy.there.clear()  # so that it is not whole
+    pool = Pool(config, BOOT, parts=[toy])
+    with monkeypatch.context() as blind:
+
+        def unseen(*setups: object) -> dict[str, list[str]]:
+            if setups[0]:
+                raise Failed("ProcessesUnseen", "out of file descriptors")
+            return {}
+
+        blind.setattr("devalloc_node.warm.clearing.occupants", unseen)
+        pool.open()
+        assert pool.status().removing == 1
+    pool.look()
+    assert pool.status().total == 0
     pool.close(soon())
 
 
