@@ -117,7 +117,7 @@ def read_agent_config(content: object, era: Era = Era.NEWEST) -> ReadAgentConfig
     problems: list[Problem] = []
     known = _known(era)
     for path, value in _leaves(content, set(known)):
-        if path.partition(".")[0] in _UNUSED:
+        if path.partition(".")[0] in UNUSED:
             continue
         setting = known.get(path)
         if setting is None:
@@ -204,7 +204,7 @@ _OLDEST = (
     _setting("metrics.secondsBetweenRequests", "system_interval"),
 )
 """What only the oldest era calls so."""
-_UNUSED = {"billing", "refereshStateIntervalSeconds", "informant", "scalingEvents", "reporting"}
+UNUSED = {"billing", "refereshStateIntervalSeconds", "informant", "scalingEvents", "reporting"}
 """Settings of other parts, or of none here. The odd spelling is theirs."""
 
 

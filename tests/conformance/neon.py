@@ -2,7 +2,8 @@
 
 The files hold facts about the agents, schedulers and monitors in use that devalloc speaks with (JSON or YAML; forms in
 ``tests/support/tables``, recognised by content). Each failure is printed with its file, case and path, and at the end
-how many cases hold; the exit status is 1 when one does not. A file that cannot be read, a table of no known form and a
+how many cases hold; the exit status is 1 when one does not. A fact that devalloc has nothing to hold against is
+printed as ``not judged``, and is no case. A file that cannot be read, a table of no known form and a
 section that nothing judges are a case each that does not hold.
 """
 
@@ -47,8 +48,8 @@ FORMS: list[Form] = [
 """Every form that is known. To add one: FORMS of a module of ``tests/support/tables``, and its line here."""
 NO_FACTS = {"provenance", "source", "form"}
 """Sections that say where a table is from."""
-NOT_OURS = {"node_labels_update_changed"}
-"""Sections about what devalloc has no counterpart of: it compares whole objects, not the labels of nodes."""
+NOT_OURS = {"node_labels_update_changed": "devalloc compares whole objects, not the labels of nodes"}
+"""Sections about what devalloc has no counterpart of, and why."""
 MAX_SHOWN = 400
 """Characters of a value that are printed."""
 
@@ -74,6 +75,9 @@ def judge(content: Any) -> Iterator[Verdict]:
         for name in table:
             if not any(form.sections is not None and form.sections(name) for form in known) and _is_fact(name):
                 yield Verdict(name, [Failure("a section of a known form", "a section that nothing judges")])
+    for name, why in NOT_OURS.items():
+        if name in table:
+            yield Verdict(name, unjudged=why)
 
 
 def forms_of(table: dict[str, Any]) -> list[Form]:
@@ -82,9 +86,7 @@ def forms_of(table: dict[str, Any]) -> list[Form]:
 
 
 def _is_fact(section: str) -> bool:
-    return (
-        section not in ("provenance", "source", "form") and not section.startswith("note") and section not in NOT_OURS
-    )
+    return section not in NO_FACTS and not section.startswith("note") and section not in NOT_OURS
 
 
 def read(path: Path) -> Any:
@@ -132,6 +134,9 @@ def main(arguments: list[str]) -> int:
     held = total = 0
     for name in arguments:
         for verdict in judge_file(Path(name)):
+            if verdict.unjudged:
+                print(f"{_clipped(name)}: {_clipped(verdict.name)}: not judged: {_clipped(verdict.unjudged)}")
+                continue
             total += 1
             if verdict.failures:
                 print(shown(verdict, name))

@@ -82,6 +82,60 @@ def test_runner_counts_what_holds_and_prints_what_does_not(
         assert any("expected" in line for line in before)
 
 
+TWICE = {"observe same revision twice": "second gives nothing"}
+REVISIONS: dict[str, Any] = {"revision_source": [TWICE, {"next": 1, "observe_after_s": 5, "latency_s": 5}]}
+STEADY = ["steady state at 1 CU, tick 5 s, request takes 50 ms"]
+STEADY += ["request starts exactly every 5 s measured from request START; between them wait = 5 - elapsed"]
+DOWN = ["cur 2, bounds become 1..1", "monitorDownscale 2->1, then neonvm 2->1, then plugin{last:2,target:1}"]
+UP = ["cur 2, bounds become 3..3", "plugin{last:2,target:3}, then neonvm 2->3, then monitorUpscale 2->3"]
+UPS_AND_DOWNS = "up 2..4 then down 3..1 one at a time; CPU 0 is never offlined"
+FACTS: list[tuple[dict[str, Any], str, str]] = [
+    ({"scenarios": {"PeriodicPluginRequest": [STEADY]}}, "every 5 s", "every 9 s"),
+    ({"scenarios": {"PeriodicPluginRequest": [STEADY]}}, "tick 5 s", "tick 7 s"),
+    ({"scenarios": {"PeriodicPluginRequest": [STEADY]}}, "= 5 - elapsed", "= 4 - elapsed"),
+    ({"scenarios": {"PeriodicPluginRequest": [STEADY]}}, "request starts", "nothing starts"),
+    ({"scenarios": {"BoundsChangeRequiresDownscale": [DOWN]}}, "target:1", "target:2"),
+    ({"scenarios": {"BoundsChangeRequiresDownscale": [DOWN]}}, "neonvm 2->1", "neonvm 3->1"),
+    ({"scenarios": {"BoundsChangeRequiresDownscale": [DOWN]}}, DOWN[1], "nothing"),
+    ({"scenarios": {"BoundsChangeRequiresUpscale": [UP]}}, "3..3", "4..4"),
+    ({"scenarios": {"BoundsChangeRequiresUpscale": [UP]}}, ", then monitorUpscale 2->3", ""),
+    (REVISIONS, "gives nothing", "gives the same again"),
+    (REVISIONS, '"next": 1', '"next": 2'),
+    ({"normalize_score_random": {"score 0": "unchanged"}}, "unchanged", "doubled"),
+    ({"normalize_score_random": {"score s>0": "uniform integer in [1, s]"}}, "[1, s]", "[2, s]"),
+    ({"cpu_scaler": [{"cpus": 4, "note": UPS_AND_DOWNS}]}, "up 2..4", "up 2..5"),
+    ({"cpu_scaler": [{"cpus": 4, "note": UPS_AND_DOWNS}]}, "never", "always"),
+]
+
+
+@pytest.mark.parametrize(("table", "fact", "other"), FACTS)
+def test_a_fact_that_is_changed_holds_no_longer(table: dict[str, Any], fact: str, other: str) -> None:
+    text = json.dumps(table)
+    assert text.count(fact) == 1
+    assert not [shown(verdict, "as it is") for verdict in judge(json.loads(text)) if verdict.failures]
+    changed = judge(json.loads(text.replace(fact, other)))
+    assert [verdict for verdict in changed if verdict.failures]
+
+
+def test_sentences_are_played_by_their_own_numbers() -> None:
+    down = ["cur 3, bounds become 2..2", "monitorDownscale 3->2, then neonvm 3->2, then plugin{last:3,target:2}"]
+    (verdict,) = judge({"scenarios": {"BoundsChangeRequiresDownscale": [down]}})
+    assert not verdict.failures, shown(verdict, "sentence")
+
+
+def test_what_is_not_judged_is_told_and_no_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "table.json"
+    labels = {"node_labels_update_changed": {"same": True}}
+    path.write_text(json.dumps({"namespaced_name_format": {"default": "foo/bar", "plus_v": "what?"}, **labels}))
+    assert main([str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": not judged: ")[0] for line in lines] == [
+        f"{path}: namespaced_name_format plus_v",
+        f"{path}: node_labels_update_changed",
+        "1/1 cases",
+    ]
+
+
 def test_runner_tells_file_case_and_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = _changed(goalCU=2, mem=0.5)
     wrong["name"] = "half a pair \ud800"

@@ -36,6 +36,8 @@ class Verdict:
 
     name: str
     failures: list[Failure] = field(default_factory=list)
+    unjudged: str = ""
+    """Why nothing was judged: told, and never counted as a case that holds."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Form:
 def section(name: str, key: str, judge: Callable[[dict[str, Any]], Iterable[Verdict]]) -> Form:
     """A form that is one section of a table, and may stand beside others."""
     return Form(name, lambda content: key in content, judge, sections=lambda other: other == key)
+
+
+def unjudged(content: dict[str, Any], names: Iterable[str], why: str) -> Iterator[Verdict]:
+    """Those of a table's values that devalloc has nothing to hold against, by their names."""
+    yield from (Verdict(name, unjudged=why) for name in names if name in content)
 
 
 def verdict(name: str, expected: Any, judge: Callable[[], Any], *, step: str = "") -> Verdict:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from devalloc.scaling.desired import DeniedDownscale, RequestedUpscale, desired
 from devalloc.scaling.eras import Era
 from devalloc.scaling.goals import goal
 from devalloc.scaling.resources import More
-from tests.support.tables.forms import Failure, Form, Verdict, each, has_cases, verdict
+from tests.support.tables.forms import Failure, Form, Verdict, differences, each, has_cases, verdict
 from tests.support.tables.values import config, lfc, resources, system, told
 
 
@@ -75,6 +75,13 @@ def _all_desired(content: dict[str, Any]) -> Iterator[Verdict]:
         failures = []
         if got.resources != resources(case["expected"]):
             failures.append(Failure(case["expected"], told(got.resources, gib="mem_gib" in case["expected"])))
+        failures += _gist(case.get("warning_gist", ()), got.warnings)
+        if era is Era.NEWEST and case.get("versions") == "v0.31+":
+            wish = goal(unit, parameters, *metrics, Era.V0_31)
+            before = desired(unit, minimum, maximum, using, wish, upscale, denied, Era.V0_31)
+            failures += differences(
+                case["expected"], told(before.resources, gib="mem_gib" in case["expected"]), "v0.31"
+            )
         # Peers tell that metrics are missing before there are any, too: a difference that is listed.
         told_by_peers = era is Era.NEWEST and metrics == (None, None)
         count = case.get("expected_warning_count", len(got.warnings))
@@ -83,6 +90,33 @@ def _all_desired(content: dict[str, Any]) -> Iterator[Verdict]:
         return Verdict(case["name"], failures)
 
     yield from each(content["cases"], one)
+    for number, case in enumerate(content["cases"], 1):
+        if not isinstance(case, dict):
+            continue
+        name, releases, gists = case.get("name", number), case.get("versions"), case.get("warning_gist")
+        if releases is not None and releases != "v0.31+" and not str(releases).startswith("HEAD"):
+            yield Verdict(f"versions {releases} of {name}", unjudged="no releases that are known")
+        for gist in gists if isinstance(gists, list) else []:
+            if str(gist) not in _GISTS:
+                yield Verdict(f"warning {gist} of {name}", unjudged="no warning that is known; how many there are is")
+
+
+_GISTS = {"cannot decrease to within VM maximum because of denied downscale": "cannot decrease to within the machine's"}
+_GISTS |= {"deciding without all required metrics": "deciding without all required metrics"}
+
+
+def _gist(theirs: Iterable[str], ours: Iterable[str]) -> list[Failure]:
+    """Each warning of a peer must be one of ours, which has words of its own."""
+    left, failures = list(ours), []
+    for gist in theirs:
+        if (words := _GISTS.get(str(gist))) is None:
+            continue
+        same = next((warning for warning in left if warning.startswith(words)), None)
+        if same is None:
+            failures.append(Failure(gist, left, "warnings"))
+        else:
+            left.remove(same)
+    return failures
 
 
 FORMS = [

@@ -28,9 +28,23 @@ def _scaler(content: dict[str, Any]) -> Iterator[Verdict]:
         count = case["cpus"]
         if count not in range(1, 1025):
             raise ValueError(f"cpus must be 1 to 1024, not {count!r}")
-        asked = case.get("set") or [*range(2, count + 1), *range(count - 1, 0, -1)]  # up and down, one at a time
+        asked = case.get("set") or _one_at_a_time(case.get("note"), count)
         expected = case.get("active", asked)
         yield verdict(f"cpu_scaler {count} CPUs", expected, lambda case=case, asked=asked: _active(case, asked))
+
+
+def _one_at_a_time(note: str | None, count: int) -> list[int]:
+    """What a note says is asked for, and that CPU 0 stays; all CPUs, up and down, where there is none."""
+    said = re.fullmatch(
+        r"up (\d+)\.\.(\d+) then down (\d+)\.\.(\d+) one at a time; CPU 0 is never offlined",
+        note or f"up 2..{count} then down {count - 1}..1 one at a time; CPU 0 is never offlined",
+    )
+    if said is None:
+        raise ValueError(f"no such course: {note!r}")
+    low, high, first, last = (min(int(number), 1025) for number in said.groups())
+    if high != count:
+        raise ValueError(f"up to {high} of {count} CPUs")
+    return [*range(low, high + 1), *range(first, last - 1, -1)]
 
 
 def _active(case: dict[str, Any], asked: list[int]) -> list[int]:

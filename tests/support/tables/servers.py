@@ -14,8 +14,11 @@ from devalloc.scaling.permits.scoring import Curve, spread
 from devalloc.scaling.resources import Resources
 from devalloc.scaling.revisions import Revisions
 from devalloc.scaling.scalars import bytes_from_json, cpu_from_json
-from tests.support.tables.forms import Failure, Form, Verdict, section, verdict
+from tests.support.tables.forms import Failure, Form, Verdict, section, unjudged, verdict
 
+_JUDGED = {"provenance", "source", "form", "nodeConfig", "nodeDefaults", "cpu", "memory", "watermark", "scoring"}
+_JUDGED |= {"minUsageScore", "maxUsageScore", "scorePeak", "computeUnit", "memBlockSize", "dumpState"}
+_JUDGED |= {"startupEventHandlingTimeoutSeconds"}
 _NODE = Resources(10_000, 10 * 2**30)
 """A node that the settings are tried on."""
 
@@ -55,7 +58,10 @@ def _server(content: dict[str, Any]) -> Iterator[Verdict]:
         yield verdict("startupEventHandlingTimeoutSeconds", theirs, lambda: shipped.startup_seconds)
     if "dumpState" in content:
         yield verdict("port of the state", content["dumpState"]["port"], lambda: shipped.dump_port)
+    # Agents know it; no table of a server has it.
     yield verdict("port", PORT, lambda: shipped.port)
+    for given in (content, node):
+        yield from unjudged(given, (name for name in given if name not in _JUDGED), "devalloc has no such setting")
 
 
 def _is_server(content: dict[str, Any]) -> bool:
@@ -64,16 +70,22 @@ def _is_server(content: dict[str, Any]) -> bool:
 
 
 def _spread(content: dict[str, Any]) -> Iterator[Verdict]:
-    """As told: 0 stays 0, and any other score becomes each whole number from 1 to itself, as often as any other."""
+    """``score 0`` or ``score s>0`` : ``unchanged``, or ``uniform integer in [1, s]``, each as often as any other."""
     rng = random.Random(1)
-    for score in (0, 1, 7):
-        drawn = [spread(score, rng.randint) for _ in range(2000)]
-        expected = list(range(1, score + 1)) or [0]
-        failures = [] if sorted(set(drawn)) == expected else [Failure(expected, sorted(set(drawn)))]
-        counts = [drawn.count(value) for value in expected]
-        if min(counts) < 0.7 * 2000 / len(expected):
-            failures.append(Failure("each as often as any other", counts))
-        yield Verdict(f"normalize_score_random {score}", failures)
+    for scores, told in content["normalize_score_random"].items():
+        which = re.fullmatch(r"score (?:(\d+)|s>(\d+))", scores)
+        says = re.fullmatch(r"unchanged|uniform integer in \[(\d+), s\]", told)
+        if which is None or says is None:
+            yield Verdict(f"normalize_score_random {scores}", [Failure("words that are known", told)])
+            continue
+        for score in [int(which[1])] if which[1] else [int(which[2]) + 1, int(which[2]) + 7]:
+            drawn = [spread(score, rng.randint) for _ in range(2000)]
+            expected = list(range(int(says[1]), score + 1)) if says[1] else [score]
+            failures = [] if sorted(set(drawn)) == expected else [Failure(expected, sorted(set(drawn)))]
+            counts = [drawn.count(value) for value in expected]
+            if min(counts, default=0) < 0.7 * 2000 / max(1, len(expected)):
+                failures.append(Failure("each as often as any other", counts))
+            yield Verdict(f"normalize_score_random {score}", failures)
 
 
 def _revisions(content: dict[str, Any]) -> Iterator[Verdict]:
@@ -87,7 +99,7 @@ def _asked(row: dict[str, Any]) -> tuple[Any, Any]:
         expected = [row["next"], row["latency_s"]]
 
         def alone() -> list[Any]:
-            source = Revisions(row["next"] - 1)
+            source = Revisions(row.get("initial", 0))
             return [source.next(0), _seconds(source.observed(row["next"], 1000 * row["observe_after_s"]))]
 
         return expected, alone
@@ -97,7 +109,8 @@ def _asked(row: dict[str, Any]) -> tuple[Any, Any]:
             source = Revisions()
             return [_seconds(source.observed(source.next(0), 1000)), source.observed(1, 2000)]
 
-        return [1, None], twice
+        known = {"second gives nothing": [1, None]}
+        return known.get(row["observe same revision twice"], row["observe same revision twice"]), twice
     if (initial := next((re.fullmatch(r"initial (\d+)", key) for key in row), None)) is not None:
         expected_next = int(re.fullmatch(r"next is (\d+)", row[initial[0]])[1])  # type: ignore[index]
         return expected_next, lambda: Revisions(int(initial[1])).next(0)

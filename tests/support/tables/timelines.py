@@ -2,7 +2,8 @@
 
 A table of ours has ``timelines``, each a list of steps ``[seconds, events, actions]`` with an optional fourth entry:
 how a reference tells the step. A table of the reference has ``scenarios`` whose events are prose: the events come from
-our timelines of that name, and the actions from the table.
+our timelines of that name, the actions from the table, and bounds and waits from its title. What is told in a sentence
+(``sentence``) is the course of our timeline; one with numbers is played by them as well, others must be word for word.
 """
 
 from __future__ import annotations
@@ -193,13 +194,13 @@ def _own() -> dict[str, list[dict[str, Any]]]:
 
 def _scenarios(content: dict[str, Any]) -> Iterator[Verdict]:
     for title, lines in content["scenarios"].items():
-        name = title.partition(" (")[0]
+        name, _, more = title.partition(" (")
         timelines = _own().get(name, [])
         if not timelines:
             yield Verdict(title, [Failure("a scenario that has been translated", "prose that is not known")])
         for timeline in timelines:
             try:
-                yield _scenario(title, timeline, lines)
+                yield _scenario(title, _told_by(more.removesuffix(")"), timeline), lines)
             except Exception as error:
                 yield Verdict(title, [Failure("steps that can be read", f"{type(error).__name__}: {error}")])
 
@@ -208,15 +209,109 @@ def _scenario(title: str, timeline: dict[str, Any], lines: list[list[str]]) -> V
     """Each line of the table must be one of ours by its prose; what it expects replaces what ours expects."""
     steps = [_step(step) for step in timeline["steps"]]
     ours = [step.says for step in steps if step.says is not None]
+    if timeline.get("sentence") and len(lines) == 1 and (failures := _by_numbers(*lines[0])) is not None:
+        return Verdict(title, failures or _run(timeline, steps).failures)
     if ours != [says for says, _ in lines]:
         return Verdict(title, [Failure([says for says, _ in lines], ours, "prose that has been translated")])
+    if timeline.get("sentence"):
+        (_, sentence) = lines[0]
+        failures = differences(sentence, timeline["sentence"], "a sentence that has been translated")
+        return Verdict(title, failures or _run(timeline, steps).failures)
     expected = iter(lines)
     told = []
     for step in steps:
         text = next(expected)[1] if step.says is not None else None
-        # A sentence about the whole course is told by the timeline's own steps.
-        told.append(replace(step, expected=text) if text and not timeline.get("sentence") else step)
+        told.append(replace(step, expected=text) if text else step)
     return _run({**timeline, "name": title}, told)
+
+
+_TITLES = {"tick": "plugin_tick", "cooldown": "monitor_denied", "valid": "upscale_valid"}
+_TITLES |= {"plugin retry": "plugin_retry", "neonvm retry": "machine_retry"}
+
+
+def _told_by(text: str, timeline: dict[str, Any]) -> dict[str, Any]:
+    """A timeline begins with what stands in brackets behind its title, such as ``HEAD; min1 max8 cur6, tick 7``."""
+    (low, high), timing = timeline.get("bounds", [1, 4]), dict(timeline.get("timing", {}))
+    begins: dict[str, Any] = {}
+    for word, value in re.findall(r"([a-z][a-z ]*?) ?(\d+)", text):
+        if word in _TITLES:
+            timing[_TITLES[word]] = int(value)
+        else:
+            begins[word] = int(value)
+    if unknown := begins.keys() - {"min", "max", "cur"}:
+        raise ValueError(f"no such words of a title: {', '.join(sorted(unknown))}")
+    bounds = [begins.get("min", low), begins.get("max", high)]
+    using = begins.get("cur", timeline.get("using", bounds[0]))
+    return {**timeline, "bounds": bounds, "using": using, "timing": timing}
+
+
+# -- sentences with numbers ------------------------------------------------------------------------------------------
+
+
+def _by_numbers(says: str, sentence: str) -> list[Failure] | None:
+    """A sentence of either kind that can be played by its own numbers; None where it is of no such kind."""
+    if (bounds := re.fullmatch(r"cur (\d+), bounds become (\d+)\.\.(\d+)", says)) is not None:
+        current, low, high = map(int, bounds.groups())
+        steps = [{**_expected(step), "warnings": 0} for step in re.split(r",\s+then\s+", sentence)]
+        return differences(steps, _course(current, f"bounds {low}..{high}"), says)
+    steady = re.fullmatch(r"steady state at (\d+) CU, tick ([\d.]+) s, request takes ([\d.]+) ms", says)
+    every = re.fullmatch(
+        r"request starts exactly every ([\d.]+) s measured from request START; between them wait = ([\d.]+) - elapsed",
+        sentence,
+    )
+    if steady is None or every is None:
+        return None
+    took = int(Fraction(steady[3]))
+    return _ticks(int(steady[1]), _ms(steady[2]), took, _ms(every[1]), _ms(every[2]))
+
+
+def _course(current: int, event: str) -> list[dict[str, Any]]:
+    """What is done from an event on, one after the other, when each request succeeds after 0.1 s."""
+    state = _steady(current, {"bounds": [current, current]}, 100)
+    now, course = 200, []
+    state = _after(state, now, event)
+    while len(course) < 20:
+        told = _told(next_actions(state, now), {})
+        told.pop("wait", None)
+        if told == {"warnings": 0}:
+            break
+        course.append(told)
+        _, target = told.get("plugin") or told.get("machine") or told.get("up") or told["down"]
+        units = f"{target.cpu // UNIT.cpu}/{target.memory // UNIT.memory}"
+        start, end = {
+            "plugin": ("plugin start", f"permit {units}"),
+            "machine": ("machine start", "machine done"),
+            "up": ("up start", "up done"),
+            "down": ("down start", "down allowed"),
+        }[next(name for name in ("plugin", "machine", "up", "down") if name in told)]
+        state = _after(state, now, f"{start} {units}")
+        now += 100
+        state = _after(state, now, end)
+    return course
+
+
+def _ticks(units: int, tick: int, took: int, every: int, wait: int) -> list[Failure]:
+    """Requests that take so long, one after the other, all in milliseconds: when each begins, and the waits between."""
+    state, failures, began = _steady(units, {"timing": {"plugin_tick": tick / 1000}}, took), [], 0
+    for _ in range(3):
+        for elapsed in (took, (took + wait) // 2, every - 1):
+            got = _told(next_actions(state, began + elapsed), {})
+            failures += differences(
+                {"warnings": 0, "wait": wait - elapsed}, got, f"{elapsed} ms after the request began"
+            )
+        began += every
+        got = _told(next_actions(state, began), {})
+        failures += differences({"warnings": 0, "plugin": (_units(str(units)),) * 2}, got, f"request at {began} ms")
+        state = _after(_after(state, began, f"plugin start {units}"), began + took, f"permit {units}")
+    return failures
+
+
+def _steady(units: int, begins: dict[str, Any], took: int) -> State:
+    """A machine of so many units that wants as many, whose first request began at 0 and took so many milliseconds."""
+    state = _begin({"using": units, "bounds": [units, units], **begins})
+    for event in ("monitor active", "load 0", f"plugin start {units}"):
+        state = _after(state, 0, event)
+    return _after(state, took, f"permit {units}")
 
 
 FORMS = [
