@@ -716,6 +716,7 @@ def test_state_and_metrics(path: Path) -> None:
             'devalloc_permit_outcomes_total{outcome="partly"} 1.0',
             'devalloc_permit_node_counted{node="node-a",resource="cpu"} 10.0',
             'devalloc_permit_node_watermark{node="node-a",resource="cpu"} 9.0',
+            "# HELP devalloc_permit_node_watermark From where on machines should leave the node; CPUs, or bytes.",
         ):
             assert line in page
         until(lambda: b'devalloc_permitted_cpu_seconds_total{billing_id="ep-1"}' in bench.get("/metrics")[2])

@@ -63,6 +63,16 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+_SUMS = {
+    "total": "What there is for machines: the node's effective limit",
+    "watermark": "From where on machines should leave the node",
+    "counted": "What all machines count for, with their overheads",
+    "buffer": "Of that: kept for machines whose permit is not known, in case it is their max",
+    "pressure": "What machines asked for and did not get",
+    "accounted": "What machines that are on their way to other nodes will give back, and asked for and did not get",
+}
+
+
 class _Ledgers:
     """A collector of the ledgers' sums."""
 
@@ -71,10 +81,9 @@ class _Ledgers:
 
     def collect(self) -> Iterator[Metric]:
         """One gauge for each sum, by node and resource."""
-        names = ("total", "watermark", "counted", "buffer", "pressure", "accounted")
-        for name in names:
+        for name, what in _SUMS.items():
             gauge = GaugeMetricFamily(
-                f"devalloc_permit_node_{name}", "Of the ledger: CPUs, or bytes.", labels=["node", "resource"]
+                f"devalloc_permit_node_{name}", f"{what}; CPUs, or bytes.", labels=["node", "resource"]
             )
             for node_name, node in sorted(self._book.nodes.items()):
                 amount = getattr(node, name)

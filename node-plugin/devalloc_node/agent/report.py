@@ -43,7 +43,7 @@ def report(
     guest: Observed | None = None,
     behind: Reason | None = None,
 ) -> Report:
-    """``errors``: how the last request of a channel failed (``plugin``, ``machine``, ``monitor``), if it did.
+    """``errors``: how the last request of a channel failed (``permits``, ``machine``, ``monitor``), if it did.
     ``behind``: why the guest has not what the machine has."""
     reason = _reason(state, actions.desired, errors) or behind
     permit = state.plugin.permit
@@ -61,18 +61,18 @@ def _reason(state: State, wanted: Resources, errors: Mapping[str, str]) -> Reaso
     if state.using.exceeds(wanted):
         return _why_not_less(state, wanted, errors)
     if state.plugin.permit is None:
-        return Reason("PermitPending", errors.get("plugin", "no permit has been given yet"))
+        return Reason("PermitPending", errors.get("permits", "no permit has been given yet"))
     if state.plugin.permit != state.using:
         what = f"the permit is {shown(state.plugin.permit)} and the machine has {shown(state.using)}"
-        return Reason("PermitPending", f"{what}: {errors['plugin']}" if "plugin" in errors else what)
+        return Reason("PermitPending", f"{what}: {errors['permits']}" if "permits" in errors else what)
     return None
 
 
 def _why_not_more(state: State, wanted: Resources, errors: Mapping[str, str]) -> Reason:
     permit, last = state.plugin.permit, state.plugin.last
     if permit is None or wanted.exceeds(permit):
-        if state.plugin.failed_at is not None and "plugin" in errors:
-            return Reason("PermitFailed", errors["plugin"])
+        if state.plugin.failed_at is not None and "permits" in errors:
+            return Reason("PermitFailed", errors["permits"])
         if permit is not None and last is not None and not state.plugin.in_flight and last.resources.exceeds(permit):
             what = (
                 f"of {shown(last.resources)} that were asked for, {shown(permit)} are permitted: the node has no room"

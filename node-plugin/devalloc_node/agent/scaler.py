@@ -179,7 +179,7 @@ class Scaler:
 
     def dump(self) -> dict[str, Any]:
         """All that is known, as JSON."""
-        return dump(self._state, self.report(), self._track.errors)
+        return dump(self._state, self.report(), self._track.errors, self._now())
 
     # -- one turn ----------------------------------------------------------------------------------------------------
 
@@ -259,10 +259,10 @@ class Scaler:
             self._become(lambda state: now_known.plugin_permitted(state, permit))
         except (NodeError, PermitError) as error:
             self._track.ended("permit", error if isinstance(error, NodeError) else "failed")
-            self._track.failed("plugin", str(error), self._now())
+            self._track.failed("permits", str(error), self._now())
             self._become(lambda state: now_known.plugin_failed(state, self._now()))
             return
-        self._track.well("plugin")
+        self._track.well("permits")
         short = request.target.exceeds(permit)
         self._track.ended("permit", "short" if short else "done")
         if short:

@@ -12,7 +12,7 @@ from devalloc_node.agent.monitor import MonitorStatus
 from devalloc_node.errors import Denied, Failed, NodeError
 
 _log = logging.getLogger("devalloc.agent.scaler")
-Channel = Literal["plugin", "machine", "monitor"]
+Channel = Literal["permits", "machine", "monitor"]
 Request = Literal["permit", "change", "look", "upscale", "downscale", "metrics", "lfc"]
 Result = Literal["done", "short", "denied", "failed", "unknown"]
 """``short``: less was permitted, or reached, than was asked for, or the guest refused."""
@@ -35,7 +35,7 @@ class Track:
         self.errors: dict[str, str] = {}
         """How the last request of a channel failed, where it did."""
         self._unseen: str | None = None
-        self._failures = {name: RecentCount(limits.window) for name in ("plugin", "machine", "denied")}
+        self._failures = {name: RecentCount(limits.window) for name in ("permits", "machine", "denied")}
 
     def ended(self, request: Request, result: Result | NodeError = "done") -> None:
         """A request ended so, or with this error."""
@@ -51,7 +51,7 @@ class Track:
         """It did."""
         self.errors[channel] = why
 
-    def failed(self, channel: Literal["plugin", "machine"], why: str, now: int) -> None:
+    def failed(self, channel: Literal["permits", "machine"], why: str, now: int) -> None:
         """The same, and it counts."""
         if self.errors.get(channel) != why:
             _log.warning("%s: %s: %s", self._machine, channel, why)
@@ -75,7 +75,7 @@ class Track:
             monitor.last_success,
             self.measured_at,
             monitor_failures=monitor.failures,
-            plugin_failures=self._failures["plugin"].count(now),
+            plugin_failures=self._failures["permits"].count(now),
             plugin_denials=self._failures["denied"].count(now),
             machine_failures=self._failures["machine"].count(now),
         )

@@ -405,7 +405,13 @@ def test_all_that_is_known_is_told_as_json() -> None:
         return text
 
     told = json.loads(run(main(), sockets=False))
-    assert told["a"]["state"]["plugin"]["permit"] == {"cpus": "500m", "memory": "2Gi"}
+    permits = told["a"]["state"]["permits"]
+    assert permits["permit"] == {"cpus": "500m", "memory": "2Gi"}
+    assert (permits["last"]["resources"], permits["failedSecondsAgo"]) == ({"cpus": 1, "memory": "4Gi"}, None)
+    assert 0 <= permits["last"]["secondsAgo"] <= 2, "less was permitted than was asked for: asked again every 2 s"
+    assert told["a"]["state"]["rules"]["timing"]["machineRetrySeconds"] == 5.0
+    assert "enableLFCMetrics" in told["a"]["state"]["config"]
+    assert "memoryUsageBytes" in told["a"]["state"]["system"]
     assert told["a"]["report"]["wanted"] == {"cpus": 1, "memory": "4Gi"}
     assert told["a"]["report"]["reason"]["code"] == "PermitShort"
     assert told["b"] == {"state": None, "report": None, "errors": {"machine": "it broke"}}
