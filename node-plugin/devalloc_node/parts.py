@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from devalloc.api.virtualmachine import VirtualMachine
@@ -94,6 +94,9 @@ class Machines(Protocol):
 
     def scale(self, key: str, what: str, amount: int, deadline: Deadline) -> None:
         """``what``: vcpus, cpu (thousandths of a core, 0 for no bound) or memory (bytes)."""
+
+    def guest_addresses(self, key: str) -> Mapping[str, str]:
+        """Where its guest finds the devices plugged in, by the ids of devices; nothing where nobody answers."""
 
     def plug_in(self, key: str, device: PlainDevice, deadline: Deadline) -> PlainDevice:
         """A disk or network card without hardware behind it, into a machine that runs; as it is there then."""

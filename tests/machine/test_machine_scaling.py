@@ -121,8 +121,9 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
             cpus()
             guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-3 ]")
             guest.until("[ $(cat /sys/bus/pci/devices/*/device | grep -c 0x1044) = 3 ]")
-            address = pci.guest_address(line, "card.f2", soon())
+            address = pci.guest_addresses(line, soon())["card.f2"]
             assert guest.check(f"cat /sys/bus/pci/devices/{address}/device") == "0x1044"
+            assert machines.guest_addresses(KEY)["card"] == address.replace(".2", ".0")
             assert guest.until("cat /sys/block/vda/serial") == "data"
             assert guest.check("head -c 22 /dev/vda") == "a disk that came later"
             guest.check("echo written by the guest | dd of=/dev/vda conv=notrunc,fsync 2>&1")

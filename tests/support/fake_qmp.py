@@ -231,6 +231,20 @@ class FakeQemu:
             self.status = "running"
         return {}
 
+    def _do_query_pci(self, a: dict[str, Any]) -> Any:
+        """As firmware numbers it: each port a bus of its own."""
+        buses = []
+        for number, port in enumerate(self.ports, 1):
+            behind = [device for device in self.devices.values() if device.get("bus") == port]
+            devices = [
+                {"bus": number, "slot": 0, "function": int(device.get("addr", "0x0.0").partition(".")[2] or 0)}
+                | {"qdev_id": device["id"]}
+                for device in behind
+            ]
+            bridge = {"bus": 0, "slot": number, "function": 0, "qdev_id": port, "pci_bridge": {"devices": devices}}
+            buses.append(bridge)
+        return [{"bus": 0, "devices": buses}]
+
     def _do_qom_list(self, a: dict[str, Any]) -> Any:
         path = a["path"].removeprefix("/machine/")
         if path == "/objects":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,6 +49,10 @@ class ToyMachines:
 
     def get(self, key: str) -> Machine | None:
         return self.known.get(key)
+
+    def guest_addresses(self, key: str) -> Mapping[str, str]:
+        ids = [target.partition(f"{key}/")[2] for target in self.devices if target.startswith(f"{key}/")]
+        return {name: f"0000:{bus:02x}:00.0" for bus, name in enumerate(ids, 1)}
 
     def start(self, machine: VirtualMachine, deadline: Deadline, *, as_it_was: bool = False) -> None:
         key = self._check("start", "/".join(machine.key))

@@ -7,14 +7,14 @@ is, by its record in the journal and by QEMU itself. So nothing here has to surv
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed, NodeError
-from devalloc_node.machine import adopt, amounts, lifefile, plain
+from devalloc_node.machine import adopt, amounts, lifefile, pci, plain
 from devalloc_node.machine.config import MachineConfig
 from devalloc_node.machine.home import Homes, NoHomes
 from devalloc_node.machine.lines import Lines
@@ -78,6 +78,19 @@ class Kept:
         if busy is not None and look.problem is not None and look.problem.code == "MonitorSilent":
             record, look = record.become(record.state, "MachineBusy", busy), replace(look, problem=None)
         return view(record, process, look, self.config)
+
+    def guest_addresses(self, key: str) -> Mapping[str, str]:
+        """Where its guest finds the devices plugged in, by the ids of devices; nothing where nobody answers."""
+        content = self.records.record(MACHINES, key)
+        if content is None:
+            return {}
+        try:
+            with self.line(record_of(key, content)) as monitor:
+                found = pci.guest_addresses(monitor, Deadline.after(LOOK_SECONDS))
+        except NodeError:
+            return {}
+        first = pci.function_id("", 0)
+        return {name.removesuffix(first): address for name, address in found.items() if name.endswith(first)}
 
     def to_restart(self) -> Sequence[VirtualMachine]:
         """Machines that should run by their restart policy and do not: after a reboot, because they ended, or because

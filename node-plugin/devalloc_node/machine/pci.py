@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,19 +122,17 @@ def place(monitor: Monitor, name: str, deadline: Deadline) -> str | None:
     return str(where)
 
 
-def guest_address(monitor: Monitor, name: str, deadline: Deadline) -> str | None:
-    """``0000:01:00.0`` as the guest numbers it; None before its firmware or its kernel did."""
+def guest_addresses(monitor: Monitor, deadline: Deadline) -> dict[str, str]:
+    """Of each device that has an id: ``0000:01:00.0`` as the guest numbers it, once its firmware or kernel did."""
 
-    def search(devices: list[Mapping[str, Any]]) -> str | None:
+    def search(devices: list[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         for device in devices:
-            if device.get("qdev_id") == name:
-                return f"0000:{device['bus']:02x}:{device['slot']:02x}.{device['function']}"
-            below = device.get("pci_bridge", {}).get("devices") or []
-            if (found := search(below)) is not None:
-                return found
-        return None
+            if name := device.get("qdev_id"):
+                yield name, f"0000:{device['bus']:02x}:{device['slot']:02x}.{device['function']}"
+            yield from search(device.get("pci_bridge", {}).get("devices") or [])
 
-    for bus in monitor.execute("query-pci", deadline=deadline):
-        if (found := search(bus["devices"])) is not None:
-            return found
-    return None
+    return {
+        name: address
+        for bus in monitor.execute("query-pci", deadline=deadline)
+        for name, address in search(bus["devices"])
+    }

@@ -375,7 +375,9 @@ class Keeper:
         reason, message = outcome.reason, outcome.message
         if machine is not None and not reason and machine.phase != "Running":
             reason, message = machine.reason, machine.message
-        status = objects.status_of(vm, machine, plugs, reason, message)
+        is_asked = bool(plugs) and machine is not None and machine.phase == "Running"
+        addresses = self._platform.machines.guest_addresses(key) if is_asked else {}
+        status = objects.status_of(vm, machine, plugs, reason, message, addresses)
         if (report := self.scaling(objects.key_of(obj))) is not None:
             status |= objects.status_of_scaling(amounts_of(report.wanted), guest_of(report))
             status.pop("permitted", None)  # the server of permits writes that

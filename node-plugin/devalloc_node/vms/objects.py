@@ -8,6 +8,7 @@ and one that moves to another node is begun there only after it ended here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from devalloc.api import meta
@@ -161,9 +162,14 @@ def tell(
 
 
 def status_of(
-    vm: VirtualMachine | None, machine: Machine | None, plugs: Iterable[Plug], reason: str, message: str
+    vm: VirtualMachine | None,
+    machine: Machine | None,
+    plugs: Iterable[Plug],
+    reason: str,
+    message: str,
+    addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The status for an object; without what is not known."""
+    """The status for an object; without what is not known. ``addresses``: where its guest finds its devices, by id."""
     status: dict[str, Any] = {"phase": "Pending" if machine is None or machine.is_paused else machine.phase}
     if vm is not None:
         wanted = {"cpus": str(vm.spec.cpu.wanted), "memory": str(vm.spec.memory.wanted)}
@@ -174,7 +180,7 @@ def status_of(
             status |= {name: amounts for name, amounts in _told(machine) if amounts}
         status |= {"pid": machine.pid} if machine.pid else {}
         status |= {"machineID": machine.id} if machine.id else {}
-    devices = [_device(plug) for plug in plugs] if machine is not None and machine.runs else []
+    devices = [_device(plug, addresses.get(plug.id)) for plug in plugs] if machine is not None and machine.runs else []
     status |= {"devices": devices} if devices else {}
     status |= {"reason": reason[:253]} if reason else {}
     status |= {"message": message[:4096]} if message else {}
@@ -259,9 +265,10 @@ def _kept_of(amounts: Mapping[str, str], entries: Sequence[Any]) -> dict[str, st
     return {name: min(text, str(kept[name]), key=nano_of) for name, text in amounts.items()}
 
 
-def _device(plug: Plug) -> dict[str, str]:
+def _device(plug: Plug, address: str | None) -> dict[str, str]:
     pool, _, device = plug.device.rpartition("/")
-    return {"claim": plug.ref.name, "pool": pool, "device": device, "id": plug.id}
+    told = {"claim": plug.ref.name, "pool": pool, "device": device, "id": plug.id}
+    return told if address is None else told | {"address": address}
 
 
 def _written(

@@ -152,6 +152,7 @@ class TestStart:
             ("gpu", "a", "slot-0"),
             ("nic", "b", "slot-1"),
         ]
+        assert [d["address"] for d in status["devices"]] == ["0000:01:00.0", "0000:02:00.0"]
         assert status["wanted"] == status["permitted"] == {"cpus": "2", "memory": "1Gi"}
         assert status["observed"]["memory"] == "1Gi"
         assert world.store.get("DeviceClaim", "default", "gpu")["status"]["podNames"] == ["default/web"]
