@@ -52,9 +52,9 @@ def show(claim: Answer, *, only_would: bool = False, machine: bool = False) -> N
         heading(f"{name} is not {allocated}: {claim['reason']}")
         click.echo(claim["message"])
     if "machine" in claim:
-        click.echo(
-            f"It is placed with machine {claim['machine']}: devalloc explain vm/{claim['machine'].split('/')[1]}"
-        )
+        namespace, _, placed_with = claim["machine"].partition("/")
+        where = "" if namespace == "default" else f" -n {namespace}"
+        click.echo(f"It is placed with machine {claim['machine']}: devalloc explain vm/{placed_with}{where}")
     for warning in claim.get("warnings", []):
         click.echo(f"warning: {warning}")
     for funnel in claim.get("funnel", []):

@@ -62,3 +62,14 @@ def test_a_machine_that_is_to_have_more_and_does_not_get_it_is_explained(devallo
     assert told.out.startswith("default/web is placed on node a: ")
     assert "It is to have more, and does not get it: InsufficientCapacity" in told.out
     assert "What to do: " in told.out
+
+
+def test_the_machine_of_another_namespace_is_explained_by_the_command_that_is_told(devalloc: Shell) -> None:
+    fleet = (gpu_class(), host("a"), gpu_pool("p", node="a"), gpu_claim("gpu"), machine("web", "1", "1Gi", "gpu"))
+    for manifest in fleet:
+        if "namespace" in manifest["metadata"]:
+            manifest["metadata"]["namespace"] = "team"
+    assert devalloc("apply", "-n", "team", "-f", "-", stdin=text(*fleet)).code == 0
+    told = devalloc("explain", "gpu", "-n", "team").out
+    (command,) = (line.partition("devalloc ")[2] for line in told.splitlines() if "It is placed with machine" in line)
+    assert "team/web" in devalloc(*command.split()).out
