@@ -1,12 +1,14 @@
-"""DeviceClaims that this node holds and should not, or not for ever; and who uses those that it holds."""
+"""DeviceClaims of machines: whose devices are here; which this node holds and should not, or not for ever; and who uses
+those that it holds."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from devalloc.api import meta
+from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.store import NotFound, Object, Store
 from devalloc_node import marks
 from devalloc_node.claims.store_grants import claim_ref
@@ -16,11 +18,14 @@ from devalloc_node.grant import ClaimRef
 from devalloc_node.held import Held
 from devalloc_node.platform import Platform
 from devalloc_node.vms import objects
+from devalloc_node.vms.outcome import Outcome
 
 log = logging.getLogger(__name__)
 
 CALLER = "virtualmachine"
 WORK_SECONDS = 30.0
+Claims = Mapping[tuple[str, str], Object]
+"""DeviceClaims by namespace and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,45 @@ class Due:
     why: str
     unless_allocated: bool = False
     """Not if it holds devices by now: it was prepared after the claims were listed."""
+
+
+def ready(vm: VirtualMachine, claims: Claims, node_name: str) -> tuple[list[ClaimRef], Outcome | None]:
+    """Those of a machine's claims whose devices are on this node, and what is waited for."""
+    refs, waits = [], []
+    for name in vm.spec.claims:
+        claim = claims.get((vm.namespace, name))
+        if claim is None:
+            waits.append(Outcome("ClaimNotFound", f"claim {vm.namespace}/{name} does not exist"))
+        elif (why := _not_ready(claim, node_name)) is not None:
+            waits.append(why)
+        else:
+            refs.append(claim_ref(claim))
+    if not waits:
+        return refs, None
+    return refs, Outcome(waits[0].reason, "; ".join(one.message for one in waits))
+
+
+def _not_ready(claim: Object, node_name: str) -> Outcome | None:
+    ref = claim_ref(claim)
+    if not claim.get("status", {}).get("allocations"):
+        return Outcome("ClaimNotAllocated", f"claim {ref} holds no devices yet")
+    if marks.is_wanted_back(claim):
+        return Outcome("ClaimReleased", f"claim {ref} is being released")
+    node = claim["metadata"].get("annotations", {}).get(meta.ALLOCATED_NODE)
+    if node not in (None, node_name):
+        return Outcome("ClaimElsewhere", f"claim {ref} holds devices of node {node}")
+    if objects.is_deleting(claim) and not marks.is_marked(claim):
+        return Outcome("ClaimBeingDeleted", f"claim {ref} is being deleted")
+    return None
+
+
+def has_left(ref: ClaimRef, vm: VirtualMachine, claims: Claims) -> bool:
+    """Whether a claim whose devices are in the machine is not meant to be there any more."""
+    now = claims.get((ref.namespace, ref.name))
+    if ref.namespace != vm.namespace or ref.name not in vm.spec.claims:
+        return True
+    # One that is gone without its node's leave may be there again: reconcile waits before it takes that for granted.
+    return now is not None and now["metadata"]["uid"] != ref.uid
 
 
 def due(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.hostpool import node_of_host_pool
 from devalloc.api.virtualmachine import VirtualMachine
 from devalloc.inventory.capacity import host_pool_name
 from devalloc.store import NotFound, Object, Store
-from devalloc_node import marks
 from devalloc_node.agent.report import Report
-from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.grant import ClaimRef
@@ -23,8 +20,10 @@ from devalloc_node.machine.amounts import asked_of
 from devalloc_node.machine.translate import spec_of
 from devalloc_node.machine.view import Amounts, Machine
 from devalloc_node.platform import STANDING, Platform
+from devalloc_node.vms import claims as claimed
 from devalloc_node.vms import objects
 from devalloc_node.vms.backoff import Backoff
+from devalloc_node.vms.claims import Claims
 from devalloc_node.vms.outcome import Outcome
 from devalloc_node.vms.running import Runners, offered
 from devalloc_node.vms.scaling import Scaling, amounts_of, as_permitted, guest_of, no_more, scaled_of, why_of
@@ -38,9 +37,6 @@ _AMOUNTS = {"vcpus": "vcpus", "cpu": "cpu_milli", "memory": "memory_bytes"}
 """What is scaled, in order, and what it is called among amounts."""
 _RUN = ("machineID", "pid")
 """Parts of the status that tell which run of a machine there is."""
-
-Claims = Mapping[tuple[str, str], Object]
-"""DeviceClaims by namespace and name."""
 
 
 class Keeper:
@@ -102,7 +98,7 @@ class Keeper:
     def _run(self, vm: VirtualMachine, held: Object, claims: Claims) -> Outcome:
         """``held``: its object as it is now."""
         key, uid = "/".join(vm.key), vm.metadata.uid or ""
-        refs, waits = self._claims(vm, claims)
+        refs, waits = claimed.ready(vm, claims, self._platform.node_name)
         machine = self._mine(key, uid)
         if machine is None or not machine.runs or machine.is_paused:
             self.leave(key)
@@ -207,34 +203,6 @@ class Keeper:
             )
         return machine
 
-    def _claims(self, vm: VirtualMachine, claims: Claims) -> tuple[list[ClaimRef], Outcome | None]:
-        """Those of its claims whose devices are here, and what is waited for."""
-        refs, waits = [], []
-        for name in vm.spec.claims:
-            claim = claims.get((vm.namespace, name))
-            if claim is None:
-                waits.append(Outcome("ClaimNotFound", f"claim {vm.namespace}/{name} does not exist"))
-            elif (why := self._not_ready(claim)) is not None:
-                waits.append(why)
-            else:
-                refs.append(claim_ref(claim))
-        if not waits:
-            return refs, None
-        return refs, Outcome(waits[0].reason, "; ".join(one.message for one in waits))
-
-    def _not_ready(self, claim: Object) -> Outcome | None:
-        ref = claim_ref(claim)
-        if not claim.get("status", {}).get("allocations"):
-            return Outcome("ClaimNotAllocated", f"claim {ref} holds no devices yet")
-        if marks.is_wanted_back(claim):
-            return Outcome("ClaimReleased", f"claim {ref} is being released")
-        node = claim["metadata"].get("annotations", {}).get(meta.ALLOCATED_NODE)
-        if node not in (None, self._platform.node_name):
-            return Outcome("ClaimElsewhere", f"claim {ref} holds devices of node {node}")
-        if objects.is_deleting(claim) and not marks.is_marked(claim):
-            return Outcome("ClaimBeingDeleted", f"claim {ref} is being deleted")
-        return None
-
     def _over(self, vm: VirtualMachine, machine: Machine) -> Outcome | None:
         """Why a machine that ran is not started again."""
         if vm.spec.restart_policy == "Always" or machine.is_paused or machine.adopted:
@@ -276,7 +244,7 @@ class Keeper:
         problems = []
         plugs = self._platform.claims.plugs(key)
         for ref in dict.fromkeys(plug.ref for plug in plugs):
-            if _left(ref, vm, claims):
+            if claimed.has_left(ref, vm, claims):
                 try:
                     due = Deadline.after(WORK_SECONDS)
                     self._platform.detach(ref, key, due, owner=uid, caller=CALLER)
@@ -432,12 +400,3 @@ def _pending(vm: VirtualMachine, machine: Machine) -> list[Outcome]:
     if not changed:
         return []
     return [Outcome("RestartNeeded", f"what its spec says now of {', '.join(changed)} counts from its next start")]
-
-
-def _left(ref: ClaimRef, vm: VirtualMachine, claims: Claims) -> bool:
-    """Whether a claim whose devices are in the machine is not meant to be there any more."""
-    now = claims.get((ref.namespace, ref.name))
-    if ref.namespace != vm.namespace or ref.name not in vm.spec.claims:
-        return True
-    # One that is gone without its node's leave may be there again: reconcile waits before it takes that for granted.
-    return now is not None and now["metadata"]["uid"] != ref.uid

@@ -25,7 +25,8 @@ from devalloc_node.platform import Platform
 from devalloc_node.service.watching import Pulse
 from devalloc_node.vms import claims as claimed
 from devalloc_node.vms import objects
-from devalloc_node.vms.keeper import Claims, Keeper
+from devalloc_node.vms.claims import Claims
+from devalloc_node.vms.keeper import Keeper
 from devalloc_node.vms.outcome import Outcome
 from devalloc_node.vms.running import Runners
 from devalloc_node.vms.scaling import Scaling
