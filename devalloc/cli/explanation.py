@@ -25,6 +25,8 @@ ADVICE = {
     "MatchAttributesConflict": "Drop an attribute from matchAttributes, or ask for fewer devices that share it.",
     "PoolResourcesExhausted": "Ask for fewer or smaller partitions of a card, or let them come from several cards.",
     "DevicesInUse": "Release or delete the claims named as in the way, or wait for them.",
+    "NoRoom": "Stop machines, have them ask for less, or wait; `devalloc describe pool/NODE-host` shows who has what.",
+    "NodesTooSmall": "Ask for less, or promise more of a node (--oversub-cpu, --oversub-memory, its limits).",
     "LostToHigherPriority": "Raise annotation devalloc.io/priority, or wait until the claims in the way are gone.",
     "LostToCompetition": "Give the claim a priority, or wait until the claims in the way are gone.",
     "GroupUnsatisfiable": "Members of a group get a node together or nothing; explain the member that is named.",
@@ -78,7 +80,7 @@ def _blocker(blocker: Answer) -> tuple[str, str]:
     """What it is, and which: with numbers, and with what was most likely meant."""
     kind, path = blocker["kind"], blocker.get("path", "")
     match kind:
-        case "claim":
+        case "claim" | "machine":
             return kind, f"{blocker['namespace']}/{blocker['name']} (priority {blocker['priority']})"
         case "member":
             return "group member", f"{blocker['namespace']}/{blocker['name']}"

@@ -104,8 +104,8 @@ def test_of_200_objects_50_run_and_the_others_say_why(node: ForgedNode) -> None:
             until(lambda: phases() == {"Running": ROOM, "Pending": MANY - ROOM}, "50 run")
             assert len(placed(store)) == len(node.processes) == ROOM
             rest = [one["status"] for one in objects() if one["status"]["phase"] == "Pending"]
-            assert {one["reason"] for one in rest} <= {"DevicesInUse", "LostToCompetition"}
-            assert all("cpu" in one["message"] or "memory" in one["message"] for one in rest)
+            assert {one["reason"] for one in rest} <= {"NoRoom", "LostToCompetition"}
+            assert all("CPU free" in one["message"] or "memory free" in one["message"] for one in rest)
             (pool,) = store.list(["DevicePool"]).objects
             assert pool["status"]["availableDevices"] == 1, "bandwidth and disk are left"
 

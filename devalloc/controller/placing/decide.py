@@ -10,6 +10,7 @@ from devalloc.controller.claims import ClaimKey
 from devalloc.controller.decision import Unit
 from devalloc.controller.placing import machines
 from devalloc.controller.placing.documents import Placing
+from devalloc.controller.placing.words import Words
 from devalloc.store import Change, Key, Object
 
 PLACED = "Placed"
@@ -27,7 +28,8 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
     left = {id(unit): unit for unit in units}
     done: list[Unit] = []
     joint: dict[tuple[str, str], list[Change]] = {}
-    for wish in placing.wishes.values():
+    words = Words(placing, answer["claims"])
+    for key, wish in placing.wishes.items():
         found = [answers[part] for part in wish.parts]
         if all(one["allocated"] for one in found):
             change = _placed(wish.machine, found, placing.pools, now)
@@ -37,7 +39,8 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
                 joint.setdefault(wish.group, []).append(change)
         else:
             told = next(one for one in found if not one["allocated"])
-            done += _told(wish.machine, told["reason"], named(told["message"], placing), now)
+            reason, message, _ = words.why(key, told)
+            done += _told(wish.machine, reason, message, now)
     for group, claims in placing.members.items():
         mine = {claim: by_claim.get(claim) for claim in claims if answers[claim]["allocated"]}
         members = {id(unit): unit for unit in mine.values() if unit is not None}
@@ -52,14 +55,14 @@ def decide_machines(placing: Placing, answer: Mapping[str, Any], units: Iterable
         done += _told(placing.objects[key], reason, message, now)
     for key, entries in placing.running.items():
         done.append(Unit((_taken_up(placing.objects[key], entries, placing.pools, now),), granted=False))
-    for growth in placing.growing.values():
+    for key, growth in placing.growing.items():
         one = answers[growth.part]
         if one["allocated"]:
             entries = growth.grown(one["allocations"])
             done.append(Unit((_taken_up(growth.machine, entries, placing.pools, now),), granted=False))
         else:
-            message = f"{one['message']}; what is kept for it stays as it is"
-            done += _told(growth.machine, one["reason"], named(message, placing), now, FITS)
+            reason, message, _ = words.why(key, one)
+            done += _told(growth.machine, reason, f"{message}; what is kept for it stays as it is", now, FITS)
     for key, entries in placing.fitted.items():
         change = _taken_up(placing.objects[key], entries, placing.pools, now)
         done.append(Unit((change,), granted=False, released=True))
@@ -113,14 +116,6 @@ def _conditions(machine: Object, name: str, value: str, reason: str, message: st
     since = before.get("lastTransitionTime", now) if before.get("status") == value else now
     told = {"type": name, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
     return [*others, told]
-
-
-def named(message: str, placing: Placing) -> str:
-    """With machines called what they are called, and not by the claims that stand for them in the solver's input."""
-    for (namespace, name), key in placing.names.items():
-        if name in message:
-            message = message.replace(f"{namespace}/{name}", f"machine {'/'.join(key)}")
-    return message
 
 
 def _change(machine: Object, status: Mapping[str, Any]) -> Change:

@@ -7,9 +7,9 @@ from typing import Any
 
 from devalloc.api.reservation import reserved
 from devalloc.controller.placing import machines
-from devalloc.controller.placing.decide import named
 from devalloc.controller.placing.documents import Placing, with_machines
 from devalloc.controller.placing.growth import Growth
+from devalloc.controller.placing.words import Words, named
 from devalloc.store import Object
 from devalloc_solver.reasons import Reason
 
@@ -39,14 +39,14 @@ def _with_machines_named(answer: Answer, placing: Placing) -> Answer:
     own = [_told(one, placing) for key, one in claims.items() if key not in placing.names]
     own += [_kept_back(claim, placing) for claim in placing.kept_back]
     own.sort(key=lambda one: (one["namespace"], one["name"]))
-    found = []
+    found, words = [], Words(placing, answer["claims"])
     for key, machine in sorted(placing.objects.items()):
         if (wish := placing.wishes.get(key)) is not None:
-            found.append(_merged(key, [claims[part] for part in wish.parts], placing))
+            found.append(_merged(key, [claims[part] for part in wish.parts], words))
         elif (why := placing.waiting.get(key)) is not None:
             found.append(_entry(key, False, None, (), *why))
         elif (more := placing.growing.get(key)) is not None:
-            found.append(_grown(key, more, claims[more.part], placing))
+            found.append(_grown(key, more, claims[more.part], words))
         elif key in placing.running or reserved(machine):
             entries = placing.running.get(key) or reserved(machine)
             found.append(_entry(key, True, machines.status_of(machine).get("nodeName"), entries, None, None))
@@ -54,26 +54,22 @@ def _with_machines_named(answer: Answer, placing: Placing) -> Answer:
     return {**answer, "claims": own, "machines": found, "problems": problems}
 
 
-def _grown(key: tuple[str, str], growth: Growth, more: Answer, placing: Placing) -> Answer:
+def _grown(key: tuple[str, str], growth: Growth, more: Answer, words: Words) -> Answer:
     """Of a machine that is placed and is to have more; the reason is why it does not get it."""
     node = machines.status_of(growth.machine).get("nodeName")
     if more["allocated"]:
         return _entry(key, True, node, growth.grown(more["allocations"]), None, None)
-    told = _entry(key, True, node, reserved(growth.machine), more["reason"], named(more["message"], placing))
-    return {**told, **_details(more)}
+    reason, message, details = words.why(key, more)
+    return {**_entry(key, True, node, reserved(growth.machine), reason, message), **details}
 
 
-def _merged(key: tuple[str, str], parts: Sequence[Answer], placing: Placing) -> Answer:
+def _merged(key: tuple[str, str], parts: Sequence[Answer], words: Words) -> Answer:
     refused = next((part for part in parts if not part["allocated"]), None)
     if refused is None:
         entries = [entry for part in parts for entry in part["allocations"]]
         return _entry(key, True, parts[0]["node"], entries, None, None)
-    told = _entry(key, False, None, (), refused["reason"], named(refused["message"], placing))
-    return {**told, **_details(refused)}
-
-
-def _details(refused: Answer) -> Answer:
-    return {name: value for name, value in refused.items() if name in ("warnings", "funnel", "blockers")}
+    reason, message, details = words.why(key, refused)
+    return {**_entry(key, False, None, (), reason, message), **details}
 
 
 def _entry(

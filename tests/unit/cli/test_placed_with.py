@@ -60,7 +60,7 @@ def test_a_machine_that_is_to_have_more_and_does_not_get_it_is_explained(devallo
     told = devalloc("explain", "vm/web")
     assert told.code == 0
     assert told.out.startswith("default/web is placed on node a: ")
-    assert "It is to have more, and does not get it: InsufficientCapacity" in told.out
+    assert "It is to have more, and does not get it: NodesTooSmall" in told.out
     assert "What to do: " in told.out
 
 

@@ -127,7 +127,7 @@ class TestWhere:
         fill(store, machine("z", nics=[{}]))
         rounds(store)
         assert placed(store) == {"x": "a", "z": "a"}
-        assert "network" in status(store, "y")["message"]
+        assert "node a: 400/s of 1k/s bandwidth free, 600/s wanted" in status(store, "y")["message"]
 
 
 class TestGoals:
@@ -152,10 +152,17 @@ class TestHowMuch:
         assert len(placed(store)) == 50
         rest = [status(store, f"m{n}") for n in range(200) if f"m{n}" not in placed(store)]
         assert {one["reason"] for one in rest} == {"LostToCompetition"}
-        assert all("cpu" in one["message"] and "machine default/" in one["message"] for one in rest)
+        assert all("node a: 0 of 50 CPU free, 1 wanted; without machine default/" in one["message"] for one in rest)
         rounds(store, 1)
-        assert {status(store, f"m{n}").get("reason") for n in range(200)} == {None, "DevicesInUse"}
+        assert {status(store, f"m{n}").get("reason") for n in range(200)} == {None, "NoRoom"}
         assert len(placed(store)) == 50
+
+    def test_what_is_too_large_for_any_node_is_told_so(self, store: SQLiteStore) -> None:
+        fill(store, host("a", cpus=4, memory=4), host("b", cpus=2, memory=64), machine("web", "5", "8Gi"))
+        rounds(store)
+        assert status(store, "web")["reason"] == "NodesTooSmall"
+        a = "node a: 4 CPU, 5 wanted and 4Gi memory, 8Gi wanted"
+        assert status(store, "web")["message"] == f"it is larger than what there is: {a}; node b: 2 CPU, 5 wanted"
 
     def test_the_whole_ceiling_is_kept_where_that_is_asked_for(self, store: SQLiteStore) -> None:
         fill(store, host("a", cpus=16, memory=16), machine("web", "1", "1Gi", reserveMax=True))
@@ -244,9 +251,10 @@ class TestOtherAmounts:
         assert kept(store, "web") == {"numa0": {"cpu": "1", "memory": "1Gi"}}
         assert self.conditions(store) == {"Placed": "True", "Fits": "False"}
         told = next(one for one in status(store, "web")["conditions"] if one["type"] == "Fits")
-        assert told["reason"] == "DevicesInUse"
-        assert "cpu" in told["message"]
+        assert told["reason"] == "NoRoom"
+        assert "CPU free, 2 more wanted" in told["message"]
         assert "machine default/" in told["message"]
+        assert "machine default/web" not in told["message"], "which is itself"
         assert told["message"].endswith("what is kept for it stays as it is")
         assert status(store, "web")["phase"] == "Running"
         store.create(machine("small", "1", "1Gi"))

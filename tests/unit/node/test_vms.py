@@ -905,7 +905,7 @@ class TestPlaced:
         for _ in range(3):
             self.allocate(world)
             world.round()
-        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InsufficientCapacity")
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "NodesTooSmall")
         assert world.machines.known == {}
         pool = world.store.get("DevicePool", None, f"{NODE}-host")
         world.store.replace({**host(NODE, cpus=4, numa=1), "metadata": pool["metadata"]})
@@ -974,7 +974,7 @@ class TestPlaced:
             assert (world.status()["phase"], world.status()["reason"]) == ("Running", "NoRoomToGrow")
             assert world.status()["permitted"] == {"cpus": "2", "memory": "512Mi"}
             self.allocate(world)
-        assert "cpu" in world.status()["message"]
+        assert "1 of 3 CPU free, 2 more wanted" in world.status()["message"]
         pool = world.store.get("DevicePool", None, f"{NODE}-host")
         world.store.replace({**host(NODE, cpus=4, numa=1), "metadata": pool["metadata"]})
         self.allocate(world)
@@ -995,7 +995,7 @@ class TestPlaced:
         self.allocate(world)
         world.round()
         assert (world.status()["phase"], world.status()["reason"]) == ("Running", "NoRoomToGrow")
-        assert "network" in world.status()["message"]
+        assert "1k/s bandwidth, 2000/s more wanted" in world.status()["message"]
 
     def test_it_counts_for_more_before_it_gets_it(self, world: World) -> None:
         """Lowered again while it is being raised: what its node was about to give it is nobody else's."""
@@ -1013,7 +1013,7 @@ class TestPlaced:
                 other = vm("other", cpu={"min": "2", "max": "4"})
                 world.apply(other)
                 self.allocate(world)
-                assert world.status("other")["reason"] in ("DevicesInUse", "LostToCompetition", "InsufficientCapacity")
+                assert world.status("other")["reason"] in ("NoRoom", "LostToCompetition", "NodesTooSmall")
                 assert not world.status("other").get("allocations")
             scale(key, what, amount, deadline)
 
@@ -1038,7 +1038,7 @@ class TestPlaced:
         for _ in range(2):
             self.allocate(world)
             world.round()
-        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "InsufficientCapacity")
+        assert (world.status()["phase"], world.status()["reason"]) == ("Pending", "NodesTooSmall")
         assert not world.status().get("allocations")
         world.apply(self.use("3"))
         self.allocate(world)
@@ -1069,7 +1069,7 @@ class TestPlaced:
         world.machines.end("default/web")
         world.round(times=2)
         assert (world.status()["phase"], world.status()["reason"]) == ("Stopped", "NotPlaced")
-        assert "cpu" in world.status()["message"]
+        assert "2 CPU, 3 more wanted" in world.status()["message"]
 
     def test_a_claim_that_comes_while_it_runs_and_finds_nothing_leaves_it_as_it_is(self, world: World) -> None:
         world.store.create(host(NODE))
