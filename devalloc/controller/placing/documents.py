@@ -25,7 +25,7 @@ from devalloc.controller.claims import (
     is_prepared,
     wants_release,
 )
-from devalloc.controller.placing import growth, machines
+from devalloc.controller.placing import asked, growth, machines
 from devalloc.controller.placing.joined import Joined
 from devalloc.controller.placing.machines import MachineKey
 from devalloc.store import Object
@@ -38,8 +38,6 @@ _CLASS: Object = {
     "metadata": {"name": hostpool.CLASS},
     "spec": {"driver": hostpool.DRIVER},
 }
-_FUNCTION = "device.function == '{}'"
-_ON_NUMA = " && device.numa == {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +233,7 @@ class _Reader:
             label = labels.get(("claim", *claim))
             if label is not None and claim not in kept_back:
                 agree = self.owners.get(claim) in self.agree
-                changed[claim] = _labelled(doc, label, agree=agree)
+                changed[claim] = asked.labelled(doc, label, agree=agree)
                 if not allocations(doc):
                     members.setdefault((claim[0], label), set()).add(claim)
         wishes = {}
@@ -316,15 +314,15 @@ class _Reader:
             self._add(key, "io", doc, [{}], notes, others)
 
     def _ask(self, key: MachineKey, doc: Object, machine: VirtualMachine, label: str | None) -> Wish:
-        compute, *io = _details(wants(machine.spec))
+        compute, *io = asked.details(wants(machine.spec))
         if key in self.agree:
             compute["limits"] = {"count": "1"}
         if (start := machine.spec.start) is not None and start.numa_node is not None:
-            compute["constraints"] += _ON_NUMA.format(start.numa_node)
+            asked.keep_on_numa(compute, start.numa_node)
         notes = {} if label is None else {meta.GROUP: label}
         if (node := self._pin(doc, machine)) is not None:
             notes[meta.NODE] = node
-        notes |= _priority(doc)
+        notes |= asked.priority(doc)
         if label is None or key not in self.agree:
             parts = [self._add(key, "", doc, [compute, *io], notes)]
         else:
@@ -346,12 +344,11 @@ class _Reader:
         if machines.is_deleting(doc) or machines.has_ended(machine) or machine.spec.node_name not in (None, node):
             return
         if short := lacking(machine.spec, entries):
-            details = _details(short)
+            details = asked.details(short)
             if (numa := growth.numa_of(doc, entries, self.pools)) is not None:
                 for detail in details:
-                    if hostpool.FUNCTION_COMPUTE in detail["constraints"]:
-                        detail["constraints"] += _ON_NUMA.format(numa)
-            part = self._add(key, "more", doc, details, {meta.NODE: str(node)} | _priority(doc))
+                    asked.keep_on_numa(detail, numa)
+            part = self._add(key, "more", doc, details, {meta.NODE: str(node)} | asked.priority(doc))
             self.growing[key] = growth.Growth(doc, machine.spec, part, entries)
         elif (kept := growth.settled(doc, machine.spec, entries)) is not None:
             self.fitted[key] = kept
@@ -386,33 +383,6 @@ class _Reader:
         self.extra.append(claim)
         self.names[key[0], name] = key
         return key[0], name
-
-
-def _details(amounts: Mapping[str, Any]) -> list[Object]:
-    """What is asked for of NUMA nodes, and of the node as a whole."""
-    compute = {name: amounts[name] for name in hostpool.COMPUTE if name in amounts}
-    others = {name: amount for name, amount in amounts.items() if name not in compute}
-    found = [_detail(hostpool.FUNCTION_COMPUTE, compute)] if compute else []
-    return [*found, _detail(hostpool.FUNCTION_IO, others)] if others else found
-
-
-def _priority(doc: Object) -> dict[str, str]:
-    priority = doc["metadata"].get("annotations", {}).get(meta.PRIORITY)
-    return {} if priority is None else {meta.PRIORITY: priority}
-
-
-def _detail(function: str, amounts: Mapping[str, Any]) -> Object:
-    requests = {name: str(amount) for name, amount in amounts.items()}
-    return {"constraints": _FUNCTION.format(function), "requests": requests}
-
-
-def _labelled(claim: Object, label: str, *, agree: bool) -> Object:
-    metadata = claim["metadata"]
-    annotations = {**metadata.get("annotations", {}), meta.GROUP: label}
-    if agree:
-        before = annotations.get(meta.GROUP_MATCH)
-        annotations[meta.GROUP_MATCH] = "numa" if before is None else f"{before},numa"
-    return {**claim, "metadata": {**metadata, "annotations": annotations}}
 
 
 def _is_class(doc: Object) -> bool:
