@@ -19,7 +19,8 @@ from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.fetch import new_session
 from devalloc_node.agent.permits import HttpPermits
 from devalloc_node.agent.report import Report
-from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.waits import Waits
 from tests.support.faketree import memory_folder
 from tests.support.permit_bench import machine, node_of, running, serving
 from tests.support.scaling_around import Around
@@ -29,7 +30,7 @@ ROOM = 10
 QUICK = Timing(
     plugin_tick=300, plugin_retry=50, plugin_denied_retry=50, machine_retry=50, monitor_retry=50, monitor_denied=100
 )
-OFTEN = Settings(metrics_interval=20, look_interval=50)
+OFTEN = Waits(metrics_interval=20, look_interval=50)
 PORTS = ServerSettings(port=0, dump_port=None)
 
 

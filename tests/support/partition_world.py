@@ -33,7 +33,8 @@ from devalloc_node.agent.measure import HttpMetrics
 from devalloc_node.agent.monitor import MonitorConnection, MonitorStatus
 from devalloc_node.agent.permits import HttpPermits
 from devalloc_node.agent.report import Report
-from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.waits import Waits
 from devalloc_node.errors import Denied, Failed, NodeError, Unknown
 from devalloc_node.guest.program import GuestMonitor
 from devalloc_node.guest.settings import Settings as MonitorSettings
@@ -315,11 +316,11 @@ class World:
         self._begin_scaler()
 
     def _begin_scaler(self) -> None:
-        settings = Settings(look_interval=10_000)
+        waits = Waits(look_interval=10_000)
         config = ScalingConfig(load_average_fraction_target=1.0)
         rules = Rules(UNIT, as_peers=self.as_peers)
         rng = random.Random(1)
-        self.scaler = Scaler(NAME, rules, Bounds(LEAST, MOST), config, self._channels, settings, rng)
+        self.scaler = Scaler(NAME, rules, Bounds(LEAST, MOST), config, self._channels, waits, rng)
         self._agent = self.spawn(self._kept(self.scaler))
 
     async def _kept(self, scaler: Scaler) -> None:

@@ -23,7 +23,8 @@ from devalloc.scaling.state import Rules
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.monitor import MonitorStatus
 from devalloc_node.agent.report import Report
-from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.waits import Waits
 from devalloc_node.errors import Failed, Unknown
 from tests.support.scaling_plugin import BookPlugin
 
@@ -87,10 +88,10 @@ class Vm:
     # Who can be restarted.
 
     def begin(self) -> None:
-        settings = Settings(look_interval=10_000)
+        waits = Waits(look_interval=10_000)
         rng = random.Random(self.name)
         self.scaler = Scaler(
-            self.name, Rules(UNIT, as_peers=self.world.as_peers), self.bounds, CONFIG, self._channels, settings, rng
+            self.name, Rules(UNIT, as_peers=self.world.as_peers), self.bounds, CONFIG, self._channels, waits, rng
         )
         self.task = asyncio.get_running_loop().create_task(self.scaler.run())
 

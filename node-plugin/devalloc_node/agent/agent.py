@@ -14,8 +14,9 @@ from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.state import Rules
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.report import Report
-from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.track import Counted, nobody
+from devalloc_node.agent.waits import Waits
 
 _log = logging.getLogger("devalloc.agent")
 RESTART_SECONDS = (5.0, 10.0)
@@ -42,7 +43,7 @@ class Agent:
     def __init__(
         self,
         rules: Rules,
-        settings: Settings | None = None,
+        waits: Waits | None = None,
         rng: random.Random | None = None,
         came_through: Callable[[int], None] = lambda milliseconds: None,
         counted: Counted = nobody,
@@ -50,7 +51,7 @@ class Agent:
         """``came_through`` is told how long each decision took until a machine had what it should have; ``counted`` of
         each request that ended."""
         self._came_through, self._counted = came_through, counted
-        self._rules, self._settings = rules, settings or Settings()
+        self._rules, self._waits = rules, waits or Waits()
         self._rng = rng or random.Random()
         self._machines: dict[str, Machine] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -139,7 +140,7 @@ class Agent:
             machine.bounds,
             machine.config,
             machine.channels,
-            self._settings,
+            self._waits,
             self._rng,
             self._came_through,
             self._counted,

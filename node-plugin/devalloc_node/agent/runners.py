@@ -129,7 +129,10 @@ class Runners:
         open_ones: dict[RunnerAt, Runner] = {}
         try:
             while not stop.is_set():
-                await self._match(open_ones)
+                try:
+                    await self._match(open_ones)
+                except Exception:
+                    _log.exception("runners could not be looked after; that is tried again")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
                         await news.wait()

@@ -11,49 +11,28 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from devalloc.scaling import state as now_known
-from devalloc.scaling.actions import Actions, Change, PluginRequest, next_actions
+from devalloc.scaling.actions import Change, PluginRequest, next_actions
 from devalloc.scaling.bounds import Bounds
 from devalloc.scaling.config import ScalingConfig
 from devalloc.scaling.resources import More, Resources
-from devalloc.scaling.revisions import Revisions
 from devalloc.scaling.state import PermitError, Rules, State
-from devalloc.scaling.stuck import Limits, Reason
+from devalloc.scaling.stuck import Reason
 from devalloc_node.agent.channels import Channels, Refused
 from devalloc_node.agent.dump import dump
 from devalloc_node.agent.guestview import GuestView
 from devalloc_node.agent.report import Report, report, shown
 from devalloc_node.agent.track import Counted, Request, Track, nobody
+from devalloc_node.agent.waits import Waits
 from devalloc_node.errors import NodeError, Unknown
 
 _log = logging.getLogger("devalloc.agent.scaler")
 _Result = TypeVar("_Result")
 JITTER = 100
 """Milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """All in milliseconds."""
-
-    plugin_timeout: int = 2_000
-    metrics_interval: int = 5_000
-    metrics_timeout: int = 2_000
-    lfc_interval: int = 15_000
-    lfc_timeout: int = 5_000
-    look_interval: int = 30_000
-    """The machine is looked at this often though nobody changed it,"""
-    look_retry: int = 2_000
-    """and again after this when it could not be."""
-    look_timeout: int = 10_000
-    patience: int = 300_000
-    """How long a guest may keep more than the machine's maximum by not agreeing to less."""
-    guest_patience: int = 60_000
-    """How long a guest may take to bring online what its machine has before that is told."""
-    stuck: Limits = field(default_factory=Limits)
 
 
 class Scaler:
@@ -66,7 +45,7 @@ class Scaler:
         bounds: Bounds,
         config: ScalingConfig,
         channels: Callable[[Scaler], Channels],
-        settings: Settings | None = None,
+        waits: Waits | None = None,
         rng: random.Random | None = None,
         came_through: Callable[[int], None] = lambda milliseconds: None,
         counted: Counted = nobody,
@@ -78,7 +57,7 @@ class Scaler:
         self._bounds, self._config = bounds, config
         self._limit: Refused | None = None
         """Why this run of the machine can have no more CPUs than it has."""
-        self._settings = settings or Settings()
+        self._waits = waits or Waits()
         self._rng = rng or random.Random()
         # A little sooner than it has to, so that machines that came together do not ask together for ever.
         tick = rules.timing.plugin_tick
@@ -101,12 +80,8 @@ class Scaler:
         self._look_again = 0
         self._seen: Resources | None = None
         self._over_since: int | None = None
-        self._warned: tuple[str, ...] = ()
-        self._revisions = Revisions()
-        self._wanted: Resources | None = None
-        self._came_through = came_through
-        self._track = Track(machine, self._settings.stuck, counted)
-        self._guest = GuestView(self._settings.guest_patience, self._settings.stuck.silence)
+        self._track = Track(machine, self._waits.stuck, counted, came_through)
+        self._guest = GuestView(self._waits.guest_patience, self._waits.stuck.silence)
 
     async def run(self) -> None:
         """Look at the machine, and scale it until cancelled."""
@@ -124,16 +99,16 @@ class Scaler:
         """The state of a machine of which nothing is known but what it has."""
         while True:
             try:
-                using = await self._bounded(self._channels.body.look(), self._settings.look_timeout)
+                using = await self._bounded(self._channels.body.look(), self._waits.look_timeout)
             except NodeError as error:
                 self._track.ended("look", error)
                 self._track.ill("machine", error.message)
-                await asyncio.sleep(self._settings.look_retry / 1000)
+                await asyncio.sleep(self._waits.look_retry / 1000)
                 continue
             self._seen = using
             self._track.ended("look")
             self._track.well("machine")
-            self._look_again = 0 if self._connected else self._now() + self._settings.look_interval
+            self._look_again = 0 if self._connected else self._now() + self._waits.look_interval
             return State(self._rules, self._within, self._config, using)
 
     # -- what others tell --------------------------------------------------------------------------------------------
@@ -189,8 +164,8 @@ class Scaler:
         waits = [self._insist(now), self._look(tasks, now)]
         self._introduce(tasks)
         actions = next_actions(self._known, now)
-        self._warn(actions)
-        self._number(actions.desired, now)
+        self._track.warned(actions.warnings)
+        self._track.decided(actions.desired, self._known.using, now)
         if actions.plugin is not None:
             self._state = now_known.plugin_started(self._known, now, actions.plugin.target)
             tasks.create_task(self._ask(actions.plugin))
@@ -211,7 +186,7 @@ class Scaler:
         """A guest that keeps more than the maximum has some time to agree to less, and then is not asked any more."""
         over = self._known.using.exceeds(self._known.bounds.max)
         self._over_since = (now if self._over_since is None else self._over_since) if over else None
-        left = None if self._over_since is None else self._over_since + self._settings.patience - now
+        left = None if self._over_since is None else self._over_since + self._waits.patience - now
         insist = left is not None and left <= 0
         if insist is not self._known.insisting:
             self._state = now_known.insisting(self._known, insist)
@@ -226,22 +201,6 @@ class Scaler:
         tasks.create_task(self._observe())
         return None
 
-    def _number(self, wanted: Resources, now: int) -> None:
-        """Each decision has a number, so that it is told how long it took to come through."""
-        if wanted != self._wanted:
-            first, self._wanted = self._wanted is None, wanted
-            if not first:
-                self._revisions.next(now)
-        if self._known.using == wanted and (took := self._revisions.observed(self._revisions.last, now)) is not None:
-            self._came_through(took)
-
-    def _warn(self, actions: Actions) -> None:
-        """Told once, not with each turn."""
-        for warning in actions.warnings:
-            if warning not in self._warned:
-                _log.info("%s: %s", self._machine, warning)
-        self._warned = actions.warnings
-
     async def _wait(self, wait: int | None) -> None:
         try:
             async with asyncio.timeout(None if wait is None else wait / 1000):
@@ -255,7 +214,7 @@ class Scaler:
     async def _ask(self, request: PluginRequest) -> None:
         asking = self._channels.permits.ask(request.last_permit, request.target, request.metrics)
         try:
-            permit = await self._bounded(asking, self._settings.plugin_timeout)
+            permit = await self._bounded(asking, self._waits.plugin_timeout)
             self._become(lambda state: now_known.plugin_permitted(state, permit))
         except (NodeError, PermitError) as error:
             self._track.ended("permit", error if isinstance(error, NodeError) else "failed")
@@ -293,13 +252,13 @@ class Scaler:
     async def _observe(self) -> None:
         changes, connection = self._changes, self._connection
         try:
-            seen = await self._bounded(self._channels.body.look(), self._settings.look_timeout)
+            seen = await self._bounded(self._channels.body.look(), self._waits.look_timeout)
         except NodeError as error:
             self._track.unseen(error.message)
             self._track.ended("look", error)
             if self._known.machine.doubt is not None:
                 self._track.ill("machine", error.message)
-            self._look_again = self._now() + self._settings.look_retry
+            self._look_again = self._now() + self._waits.look_retry
         else:
             self._track.unseen(None)
             self._track.ended("look")
@@ -309,7 +268,7 @@ class Scaler:
                 if self._limit is not None and seen.cpu > (self._limit.most_cpu or 0):
                     self._limited(None)
                 if connection == self._connection:
-                    self._look_again = self._now() + self._settings.look_interval
+                    self._look_again = self._now() + self._waits.look_interval
                     self._greet()
         finally:
             self._looking = False
@@ -373,27 +332,27 @@ class Scaler:
     # -- metrics -----------------------------------------------------------------------------------------------------
 
     async def _measure_system(self) -> None:
-        settings = self._settings
+        waits = self._waits
 
         async def measure() -> None:
-            metrics = await self._bounded(self._channels.metrics.system(), settings.metrics_timeout)
+            metrics = await self._bounded(self._channels.metrics.system(), waits.metrics_timeout)
             self._track.measured_at = self._now()
             self._track.ended("metrics")
             self._guest.says(metrics.guest, self._known.using, self._now())
             self._become(lambda state: now_known.measured(state, metrics))
 
-        await self._measure("metrics", settings.metrics_interval, measure)
+        await self._measure("metrics", waits.metrics_interval, measure)
 
     async def _measure_lfc(self) -> None:
-        settings = self._settings
+        waits = self._waits
 
         async def measure() -> None:
             if self._config.enable_lfc_metrics:
-                metrics = await self._bounded(self._channels.metrics.lfc(), settings.lfc_timeout)
+                metrics = await self._bounded(self._channels.metrics.lfc(), waits.lfc_timeout)
                 self._track.ended("lfc")
                 self._become(lambda state: now_known.measured_lfc(state, metrics))
 
-        await self._measure("lfc", settings.lfc_interval, measure)
+        await self._measure("lfc", waits.lfc_interval, measure)
 
     async def _measure(self, what: Request, interval: int, measure: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Every so often, beginning at a random instant, so that machines that come together are not asked together."""

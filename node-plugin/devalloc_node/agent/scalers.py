@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, suppress
 
 from prometheus_client import CollectorRegistry
 
-from devalloc.scaling.agentconfig import AgentConfig
 from devalloc.scaling.state import Rules
 from devalloc_node.agent.agent import Agent, Machine
 from devalloc_node.agent.channels import Channels
@@ -23,26 +22,15 @@ from devalloc_node.agent.lanes import Lanes
 from devalloc_node.agent.metrics import ScalingMetrics
 from devalloc_node.agent.report import Report
 from devalloc_node.agent.scaled import Scaled
-from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.agent.scaler import Scaler
 from devalloc_node.agent.settings import ScalingSettings
+from devalloc_node.agent.waits import waits_of
 from devalloc_node.agent.wiring import Wiring
 from devalloc_node.platform import Platform
 
 _log = logging.getLogger("devalloc.agent")
 REPORT_SECONDS = 1.0
 """How often it is looked whether there is something to tell."""
-
-
-def waits_of(config: AgentConfig) -> Settings:
-    """What of an agent's configuration is for each of its scalers."""
-    return Settings(
-        plugin_timeout=config.plugin_timeout,
-        metrics_interval=config.system_interval,
-        metrics_timeout=config.system_timeout,
-        lfc_interval=config.lfc_interval,
-        lfc_timeout=config.lfc_timeout,
-        stuck=config.limits,
-    )
 
 
 class Scalers:
@@ -162,4 +150,7 @@ class Scalers:
                     news.append(key)
                 self._reports[key] = report
         for key in news:
-            self._changed(key)
+            try:
+                self._changed(key)
+            except Exception:  # whoever is told of one machine must not keep others' news back: they are told once
+                _log.exception("%s: its news could not be told", key)

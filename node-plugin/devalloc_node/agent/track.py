@@ -1,4 +1,4 @@
-"""How the requests of one machine's scaler ended: what failed last, how often lately, and whether scaling is stuck."""
+"""How one machine's scaler comes on: how its requests ended, whether it is stuck, and how long its decisions take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from devalloc.scaling.recent import RecentCount
+from devalloc.scaling.resources import Resources
+from devalloc.scaling.revisions import Revisions
 from devalloc.scaling.stuck import Health, Limits, Reason, stuck
 from devalloc_node.agent.monitor import MonitorStatus
 from devalloc_node.errors import Denied, Failed, NodeError
@@ -26,9 +28,20 @@ def nobody(request: Request, result: Result) -> None:
 class Track:
     """Of one machine. Instants in milliseconds."""
 
-    def __init__(self, machine: str, limits: Limits, counted: Counted = nobody) -> None:
-        """``machine``: what log lines call it. ``counted`` is told of each request that ended."""
+    def __init__(
+        self,
+        machine: str,
+        limits: Limits,
+        counted: Counted = nobody,
+        came_through: Callable[[int], None] = lambda milliseconds: None,
+    ) -> None:
+        """``machine``: what log lines call it. ``counted`` is told of each request that ended, ``came_through`` how
+        long each decision took until the machine had what it should have."""
         self._machine, self._limits, self._counted = machine, limits, counted
+        self._came_through = came_through
+        self._warned: tuple[str, ...] = ()
+        self._revisions = Revisions()
+        self._wanted: Resources | None = None
         self.since = 0
         """When the scaler began."""
         self.measured_at: int | None = None
@@ -63,6 +76,22 @@ class Track:
         if why is not None and why != self._unseen:
             _log.warning("%s: cannot be seen: %s", self._machine, why)
         self._unseen = why
+
+    def warned(self, warnings: tuple[str, ...]) -> None:
+        """What deciding warns of now. Told once, not with each turn."""
+        for warning in warnings:
+            if warning not in self._warned:
+                _log.info("%s: %s", self._machine, warning)
+        self._warned = warnings
+
+    def decided(self, wanted: Resources, using: Resources, now: int) -> None:
+        """Each decision has a number, so that it is told how long it took to come through."""
+        if wanted != self._wanted:
+            first, self._wanted = self._wanted is None, wanted
+            if not first:
+                self._revisions.next(now)
+        if using == wanted and (took := self._revisions.observed(self._revisions.last, now)) is not None:
+            self._came_through(took)
 
     def denied(self, now: int) -> None:
         """Less was permitted than was asked for."""

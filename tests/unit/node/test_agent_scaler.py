@@ -19,15 +19,16 @@ from devalloc.scaling.stuck import Reason
 from devalloc_node.agent.agent import Agent, Machine
 from devalloc_node.agent.channels import Refused
 from devalloc_node.agent.report import Report
-from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.waits import Waits
 from devalloc_node.errors import Denied, Failed
 from tests.support.scaling_around import BOUNDS, Around
 from tests.support.scaling_world import CONFIG, UNIT
 from tests.support.virtual_time import run
 
 
-async def _after(around: Around, seconds: float, bounds: Bounds = BOUNDS, settings: Settings | None = None) -> Report:
-    scaler = Scaler("ns/vm", Rules(UNIT), bounds, CONFIG, around.channels, settings, random.Random(1))
+async def _after(around: Around, seconds: float, bounds: Bounds = BOUNDS, waits: Waits | None = None) -> Report:
+    scaler = Scaler("ns/vm", Rules(UNIT), bounds, CONFIG, around.channels, waits, random.Random(1))
     task = asyncio.create_task(scaler.run())
     await asyncio.sleep(seconds)
     assert not task.done(), task
@@ -189,10 +190,10 @@ def test_a_machine_that_cannot_be_seen_is_not_changed() -> None:
 
 @pytest.mark.parametrize("around", [_refusing, _alone])
 def test_a_guest_keeps_what_is_above_the_maximum_only_for_a_time(around: Callable[[], Around]) -> None:
-    lower, settings = Bounds(UNIT, UNIT * 3), Settings(patience=60_000)
-    before = run(_after(around(), 55.0, lower, settings), sockets=False)
+    lower, waits = Bounds(UNIT, UNIT * 3), Waits(patience=60_000)
+    before = run(_after(around(), 55.0, lower, waits), sockets=False)
     assert before.applied == UNIT * 4
-    after = run(_after(around(), 75.0, lower, settings), sockets=False)
+    after = run(_after(around(), 75.0, lower, waits), sockets=False)
     assert after.applied == after.permitted == UNIT * 3
 
 
@@ -293,7 +294,7 @@ def test_it_is_told_how_long_a_decision_took() -> None:
     around, took = Around(load=1), []
 
     async def main() -> None:
-        agent = Agent(Rules(UNIT), Settings(metrics_interval=1000), random.Random(1), took.append)
+        agent = Agent(Rules(UNIT), Waits(metrics_interval=1000), random.Random(1), took.append)
         await agent.scale(Machine("vm", "run-1", BOUNDS, CONFIG, around.channels))
         await asyncio.sleep(10)
         around.room, around.load = UNIT * 2, 4

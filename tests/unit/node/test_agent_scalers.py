@@ -140,21 +140,20 @@ def test_whoever_fails_to_hear_the_news_does_not_end_it(
 
     monkeypatch.setattr(served.scalers, "_changed", fails)
 
+    served.arounds["ns/other run-1"] = Around(UNIT, load=2)
+
     async def then(scalers: Scalers) -> None:
         scalers.keep(scaled())
+        scalers.keep(scaled("ns/other"))
         await asyncio.sleep(30)
-        report = scalers.report("ns/vm")
-        assert report is not None
-        assert report.applied == UNIT * 3
-        said, served.arounds["ns/vm run-1"].load = len(served.news), 6
-        await asyncio.sleep(30)
-        report = scalers.report("ns/vm")
-        assert report is not None
-        assert report.applied == UNIT * 6
-        assert len(served.news) > said > 0
+        for key, units in (("ns/vm", 3), ("ns/other", 2)):
+            report = scalers.report(key)
+            assert report is not None
+            assert report.applied == UNIT * units
+        assert set(served.news) == {"ns/vm", "ns/other"}, "one's news are not kept back by the other's"
 
     served.run(then)
-    assert "machines could not be looked after" in caplog.text
+    assert "ns/other: its news could not be told" in caplog.text
 
 
 class Clinging(Around):

@@ -24,7 +24,8 @@ from devalloc.scaling.versions import INFORMANT_VERSIONS, InformantVersion, Vers
 from devalloc_node.agent.channels import Channels
 from devalloc_node.agent.informant.connection import InformantConnection, Timers
 from devalloc_node.agent.informant.life import Again, next_start
-from devalloc_node.agent.scaler import Scaler, Settings
+from devalloc_node.agent.scaler import Scaler
+from devalloc_node.agent.waits import Waits
 from devalloc_node.errors import Failed, NodeError, Unknown
 from devalloc_node.guest.informant import Informant
 from devalloc_node.guest.program import GuestMonitor
@@ -598,7 +599,7 @@ def test_a_machine_with_an_informant_is_scaled_as_one_with_a_monitor() -> None:
     async def scenario() -> None:
         async with World(INFORMANT_VERSIONS) as world:
             machine = Machine(world.port)
-            scaler = Scaler("vm1", Rules(UNIT), Bounds(UNIT, UNIT * 6), CONFIG, machine.channels, Settings(), Random(1))
+            scaler = Scaler("vm1", Rules(UNIT), Bounds(UNIT, UNIT * 6), CONFIG, machine.channels, Waits(), Random(1))
             world.running.append(asyncio.create_task(scaler.run()))
             machine.load = 4
             await until(lambda: machine.has == UNIT * 4)

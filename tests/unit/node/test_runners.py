@@ -248,3 +248,31 @@ def test_only_those_in_its_networks_and_the_host_itself_are_heard(world: World) 
     runners = Runners(world.platform, (ip_network("10.3.0.0/24"), ip_network("fd00::/64")))
     heard = {peer: runners.hears(peer) for peer in ("10.3.0.9", "fd00::9", "127.0.0.1", "10.4.0.1", "fd01::1")}
     assert heard == {"10.3.0.9": True, "fd00::9": True, "127.0.0.1": True, "10.4.0.1": False, "fd01::1": False}
+
+
+def test_whoever_fails_to_hear_that_one_listens_does_not_end_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("devalloc_node.agent.runners.LOOK_SECONDS", 0.05)
+
+    def fails(key: str) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def main() -> None:
+        stop, port = threading.Event(), free_port()
+        runners = Runners(world.platform, NETWORKS, changed=fails)
+        serving = asyncio.create_task(runners.serve(stop))
+        await asyncio.sleep(0.05)
+
+        async def is_told() -> bool:
+            return runners.problem(KEY) is not None
+
+        with socket.create_server((HERE, port)):
+            runners.keep(world.at(port))
+            await until(is_told)
+        await until(lambda: obeys(port))
+        stop.set()
+        await serving
+
+    asyncio.run(main())
+    assert "runners could not be looked after" in caplog.text
