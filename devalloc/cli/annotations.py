@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 def wrong_annotations(document: Document) -> Iterator[Problem]:
     """What is wrong with how a machine is to be scaled, and what of it is ignored."""
     from devalloc.api.problems import Problem
+    from devalloc.scaling.bounds import ANNOTATION as BOUNDS
     from devalloc.scaling.config import ANNOTATION, ANNOTATION_PATH, read_annotation
 
     content, metadata = document.content, document.content["metadata"]
-    text = (metadata.get("annotations") or {}).get(ANNOTATION)
-    if content["kind"] != "VirtualMachine" or text is None:
+    annotations = metadata.get("annotations") or {}
+    if content["kind"] != "VirtualMachine":
         return
     here = document.place(Problem("", ANNOTATION_PATH, content["kind"], metadata.get("namespace"), metadata["name"]))
+    if BOUNDS in annotations:
+        message = "is ignored: spec.cpu and spec.memory have a machine's bounds, min and max"
+        yield replace(here, message=message, path=f"metadata.annotations[{BOUNDS}]", severity="warning")
+    if (text := annotations.get(ANNOTATION)) is None:
+        return
     if not content["spec"].get("scaling"):
         yield replace(here, message="is ignored: the machine has no spec.scaling", severity="warning")
     for problem in read_annotation(text, path=ANNOTATION_PATH).problems:

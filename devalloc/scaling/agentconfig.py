@@ -16,13 +16,12 @@ from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
 from devalloc.scaling.config import ScalingConfig, read_defaults
 from devalloc.scaling.eras import Era
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import UNIT, Resources
 from devalloc.scaling.scalars import bytes_from_json, cpu_from_json
 from devalloc.scaling.state import Timing
 from devalloc.scaling.stuck import Limits
 
 MOST_SECONDS = 7 * 24 * 3600
-UNIT = Resources(250, 2**30)
 SCALING = ScalingConfig()
 
 

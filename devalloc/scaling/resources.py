@@ -71,3 +71,7 @@ class Resources:
             raise ValueError("a unit of resources has some of each")
         count = self.cpu // unit.cpu
         return count if unit * count == self else None
+
+
+UNIT = Resources(250, 2**30)
+"""One compute unit, as agents and servers of permits are shipped with."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from devalloc.scaling.eras import Era
 from devalloc.scaling.permits.ledger import NOTHING, ONCE, fraction_of
-from devalloc.scaling.resources import Resources
+from devalloc.scaling.resources import UNIT, Resources
 
 PORT = 10299
 DUMP_PORT = 10298
-UNIT = Resources(250, 2**30)
 LEAST_TOKEN = 16
 """Characters of a token."""
 

@@ -72,9 +72,11 @@ def test_the_spec_can_say_all_that_the_annotation_can_and_between_the_same_bound
 
 
 class TestAnnotation:
-    def validated(self, devalloc: Shell, tmp_path: Path, annotation: str, **spec: Any) -> tuple[int, str]:
+    def validated(
+        self, devalloc: Shell, tmp_path: Path, annotation: str, others: dict[str, str] | None = None, **spec: Any
+    ) -> tuple[int, str]:
         manifest = vm("web", **{"scaling": HERE, **spec})
-        manifest["metadata"]["annotations"] = {ANNOTATION: annotation}
+        manifest["metadata"]["annotations"] = {ANNOTATION: annotation, **(others or {})}
         file = tmp_path / "vm.yaml"
         file.write_text(text(manifest))
         found = devalloc("validate", "-f", file)
@@ -102,6 +104,12 @@ class TestAnnotation:
         assert code == 0
         assert "warning" in told
         assert "did you mean loadAverageFractionTarget?" in told
+
+    def test_bounds_that_are_not_the_specs_are_ignored_with_a_warning(self, devalloc: Shell, tmp_path: Path) -> None:
+        bounds = {"autoscaling.neon.tech/bounds": "{}"}
+        code, told = self.validated(devalloc, tmp_path, "{}", others=bounds)
+        assert code == 0
+        assert "metadata.annotations[autoscaling.neon.tech/bounds]: is ignored: spec.cpu and spec.memory" in told
 
     def test_without_scaling_it_says_nothing(self, devalloc: Shell, tmp_path: Path) -> None:
         code, told = self.validated(devalloc, tmp_path, "{}", scaling=None)
