@@ -15,6 +15,7 @@ import pytest
 from devalloc_node.errors import Denied, Failed, NodeError
 from devalloc_node.warm.errors import NotTaken, TryAgain
 from devalloc_node.warm.pool import Pool
+from devalloc_node.warm.records import Record, Records
 from devalloc_node.warm.setup import Setup, WarmConfig
 from tests.support.toysetups import BOOT, Toy, host, opened, soon
 
@@ -81,6 +82,22 @@ def test_without_making_on_demand_who_finds_none_is_to_ask_again(tmp_path: Path,
             pool.take("a")
         pool.fill(1)
         pool.take("a")
+
+
+def test_after_the_first_error_nobody_begins_another_one(tmp_path: Path, toy: Toy) -> None:
+    turns = iter(range(1000))
+
+    def first_fails(setup: Setup) -> None:
+        if next(turns) == 0:
+            broken(setup)
+        time.sleep(0.01)
+
+    toy.making = first_fails
+    with opened(tmp_path, toy, workers=2) as pool:
+        with pytest.raises(Failed):
+            pool.fill(100)
+        assert pool.status().ready < 50
+        assert pool.status().making == 0
 
 
 def test_why_a_machine_cannot_wait_is_told_in_its_words(tmp_path: Path, toy: Toy) -> None:
@@ -261,6 +278,15 @@ def test_a_pool_opens_though_it_is_not_seen_now_who_lives_in_what_is_to_go(
     pool.look()
     assert pool.status().total == 0
     pool.close(soon())
+
+
+def test_machines_of_another_boot_take_nothing_of_the_host(tmp_path: Path, toy: Toy) -> None:
+    pool = Pool(WarmConfig(run=tmp_path / "run", namespaces=tmp_path / "netns"), BOOT, parts=[toy])
+    records = Records(tmp_path / "run" / "records")
+    records.make_folder()
+    for name, boot in (("warm-1", BOOT), ("warm-2", "boot-0")):
+        records.put(Record(name, "taken", boot, cpu_milli=1000, memory_bytes=1 << 30))
+    assert [use.id for use in pool.uses()] == ["warm-1"]
 
 
 def test_cpus_that_went_away_meanwhile_are_not_chosen(tmp_path: Path, toy: Toy) -> None:

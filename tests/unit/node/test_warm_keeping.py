@@ -1,0 +1,61 @@
+"""What goes on behind a pool of warm setups. The setups are of toy parts, the clock stands still."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from devalloc_node.warm.keeping import Keeper
+from devalloc_node.warm.setup import Setup
+from tests.support.toysetups import Toy, opened
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+def test_a_setup_is_forgotten_once_nobody_has_lived_in_it_for_so_long_without_a_break(
+    tmp_path: Path, toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    lived_in: list[str] = []
+    monkeypatch.setattr(
+        "devalloc_node.warm.clearing.occupants",
+        lambda setups, own: {setup.id: ["somebody"] for setup in setups if setup.id in lived_in},
+    )
+    with opened(tmp_path, toy, lease_seconds=300.0) as pool:
+        keeper = Keeper(pool, clock=lambda: now)
+        left, used = pool.take("a").setup.id, pool.take("b").setup.id
+        for now, lives in ((0.0, []), (200.0, [used]), (299.0, []), (300.0, []), (598.0, []), (599.0, [])):
+            lived_in[:] = lives
+            keeper.take_back_forgotten()
+            expected = {left, used} if now < 300 else {used} if now < 599 else set()
+            assert set(toy.there) == expected, now
+
+
+def test_what_cannot_be_made_is_tried_again_after_a_while_and_each_time_a_longer_one(
+    tmp_path: Path, toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            if len(pauses) == 8:
+                toy.making = lambda setup: None
+            return True
+
+    stop = Stop()
+
+    def broken(setup: Setup) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    toy.making = broken
+    with opened(tmp_path, toy, target=1) as pool:
+        monkeypatch.setattr(pool, "await_change", lambda seconds: stop.set())  # what is wanted is there
+        Keeper(pool, clock=lambda: 0.0).keep(stop)
+        assert (pauses, pool.status().ready) == ([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0], 1)
