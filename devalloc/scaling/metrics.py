@@ -67,8 +67,8 @@ def read_system_metrics(text: bytes | str, era: Era = Era.NEWEST, prefix: str = 
         Era.NEWEST: ("load1", "load5", "memory_total_bytes", "memory_available_bytes", "memory_cached_bytes"),
     }[era]
     limits = {prefix + name: MAX_LOAD if name.startswith("load") else MAX_AMOUNT for name in wanted}
-    decoded = _decoded(text)
-    gauges = _single_gauges(decoded, limits)
+    families = _families(_decoded(text), (*limits, CPUS))
+    gauges = _single_gauges(families, limits)
     total, available = (gauges.get(f"{prefix}memory_{name}_bytes") for name in ("total", "available"))
     usage = 0.0
     if total is not None and available is not None:
@@ -80,14 +80,14 @@ def read_system_metrics(text: bytes | str, era: Era = Era.NEWEST, prefix: str = 
         load5=gauges.get(f"{prefix}load5", 0.0),
         memory_usage=usage,
         memory_cached=gauges.get(f"{prefix}memory_cached_bytes", 0.0),
-        guest=_guest(decoded, total),
+        guest=_guest(families, total),
     )
 
 
-def _guest(text: str, total: float | None) -> Observed | None:
+def _guest(families: dict[str, _Family], total: float | None) -> Observed | None:
     """Only the guest monitor tells of its CPUs: an exporter that does not, or not well, is good enough for goals."""
     try:
-        cpus: int | None = int(_single_gauges(text, {CPUS: MAX_CPUS})[CPUS])
+        cpus: int | None = int(_single_gauges(families, {CPUS: MAX_CPUS})[CPUS])
     except MetricsError:
         cpus = None
     return None if cpus is None and total is None else Observed(cpus, None if total is None else int(total))
@@ -97,8 +97,9 @@ def read_lfc_metrics(text: bytes | str, era: Era = Era.NEWEST) -> LfcMetrics:
     """The local file cache's metrics from a guest's database exporter. Raises MetricsError."""
     decoded = _decoded(text)
     names = ("lfc_hits", "lfc_misses", "lfc_writes")
-    gauges = _single_gauges(decoded, dict.fromkeys(names, MAX_AMOUNT))
-    working_sets = _working_sets(decoded) if era is Era.NEWEST else ()
+    families = _families(decoded, (*names, _WINDOWS) if era is Era.NEWEST else names)
+    gauges = _single_gauges(families, dict.fromkeys(names, MAX_AMOUNT))
+    working_sets = _working_sets(families[_WINDOWS]) if era is Era.NEWEST else ()
     return LfcMetrics(gauges["lfc_hits"], gauges["lfc_misses"], gauges["lfc_writes"], working_sets)
 
 
@@ -128,11 +129,10 @@ def _decoded(text: bytes | str) -> str:
         raise MetricsError(f"the text is not UTF-8: byte {error.start}") from None
 
 
-def _single_gauges(text: str, limits: dict[str, float]) -> dict[str, float]:
+def _single_gauges(families: dict[str, _Family], limits: dict[str, float]) -> dict[str, float]:
     """The value of each gauge, which must have exactly one sample; ``limits`` is the most that each may be."""
     values: dict[str, float] = {}
     problems: list[str] = []
-    families = _families(text, tuple(limits))
     for name, limit in limits.items():
         try:
             samples = _samples(name, families[name], limit, most=1)
@@ -144,9 +144,9 @@ def _single_gauges(text: str, limits: dict[str, float]) -> dict[str, float]:
     return values
 
 
-def _working_sets(text: str) -> tuple[float, ...]:
+def _working_sets(family: _Family) -> tuple[float, ...]:
     by_duration: dict[int, float] = {}
-    for sample in _samples(_WINDOWS, _families(text, (_WINDOWS,))[_WINDOWS], MAX_AMOUNT, most=MAX_WINDOWS):
+    for sample in _samples(_WINDOWS, family, MAX_AMOUNT, most=MAX_WINDOWS):
         label = sample.labels.get(_DURATION, "")
         if not re.fullmatch(r"[0-9]{1,6}", label, re.ASCII):
             raise MetricsError(f"{_WINDOWS} has a sample without a whole {_DURATION}")
@@ -167,25 +167,32 @@ class _Family:
     lines: list[str]
     """What follows the name in each line of a sample."""
 
+    @property
+    def is_too_long(self) -> bool:
+        return len(self.lines) + len(self.types) > MAX_WINDOWS + 1
+
 
 @lru_cache(maxsize=16)
 def _lines_of(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Lines of samples and types of these names. The line's rest is bounded only when it is read."""
+    """Lines of samples and types of these names, each after the end of the one before: what begins with a character is
+    searched for several times as fast as what begins a line. The line's rest is bounded only when it is read."""
     either = "|".join(re.escape(name) for name in names)
-    return re.compile(rf"^[ \t]*(#[ \t]*TYPE[ \t]+)?({either})(?![a-zA-Z0-9_:])([^\n]*)$", re.MULTILINE)
+    return re.compile(rf"\n[ \t]*(#[ \t]*TYPE[ \t]+)?({either})(?![a-zA-Z0-9_:])([^\n]*)")
 
 
 def _families(text: str, names: tuple[str, ...]) -> dict[str, _Family]:
     families = {name: _Family([], []) for name in names}
-    for comment, name, rest in _lines_of(names).findall(text):
+    for comment, name, rest in _lines_of(names).findall("\n" + text):
         family = families[name]
-        if len(family.lines) + len(family.types) > MAX_WINDOWS + 1:
-            raise MetricsError(f"{name} has more than {MAX_WINDOWS} samples")
+        if family.is_too_long:  # whether that matters is for who reads it
+            continue
         (family.types if comment else family.lines).append(rest.rstrip("\r"))
     return families
 
 
 def _samples(name: str, family: _Family, limit: float, *, most: int) -> list[_Sample]:
+    if family.is_too_long:
+        raise MetricsError(f"{name} has more than {MAX_WINDOWS} samples")
     if not family.lines:
         raise MetricsError(f"{name} is missing")
     if len(family.types) != 1 or family.types[0].strip() != "gauge":

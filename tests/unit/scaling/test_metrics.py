@@ -66,6 +66,7 @@ def test_usage_is_what_is_not_available_and_what_the_kernel_needs() -> None:
         (_gauge(CPUS, int(MAX_CPUS) + 1), None),
         (_gauge(CPUS, 3) * 2, None),
         (f"{CPUS} 3\n", None),
+        (f"{CPUS} 3\n" * 5000, None),
     ],
 )
 def test_what_a_guest_says_of_its_cpus_never_costs_the_rest(gauge: str, cpus: int | None) -> None:
