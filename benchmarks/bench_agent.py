@@ -26,9 +26,9 @@ NOISE = 2000
     "The agent: what scaling the machines of a node costs",
     method=f"CPU time of {SECONDS} seconds of scaling, on a clock that jumps: what the agent does by itself. Each "
     f"guest's metrics are read each 5 s from a text with {NOISE} other lines; all whom the agent asks are in the same "
-    "process and answer at once, so that no sockets are in it. `calm`: loads stay. `restless`: every 5 s a third of "
-    "the machines get another load, so that permits, machines and guests are asked all the time. The figures are "
-    "those of all machines.",
+    "process and answer at once, so that no sockets are in it (`agent_sockets` has them). `calm`: loads stay. "
+    "`restless`: every 5 s a third of the machines get another load, so that permits, machines and guests are asked "
+    "all the time. The figures are those of all machines.",
 )
 def agent(runs: int) -> Iterator[Row]:
     for count in MACHINES:
