@@ -48,7 +48,7 @@ def stuck(health: Health, now: int, limits: Limits | None = None) -> list[Reason
     window = f"in the last {limits.window // 1000} s"
     reasons = []
     if health.machine_failures > limits.machine_failures:
-        what = f"the machine could not be changed more than {limits.machine_failures} times {window}"
+        what = f"changing the machine failed more than {limits.machine_failures} times {window}"
         reasons.append(Reason("MachineFailing", what))
     if health.plugin_failures + health.plugin_denials > limits.plugin_failures:
         failing = health.plugin_failures >= health.plugin_denials

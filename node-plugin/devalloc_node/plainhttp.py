@@ -17,6 +17,7 @@ import h11
 
 from devalloc.scaling.recent import Allowance
 from devalloc_node.errors import Failed, Unknown
+from devalloc_node.listening import comes
 
 _log = logging.getLogger(__name__)
 PLAIN = "text/plain; charset=utf-8"
@@ -110,7 +111,7 @@ class Server:
         while True:
             while not self._allowance.take(1, round(loop.time() * 1000)):
                 await asyncio.sleep(_PAUSE)
-            await _readable(door)
+            await comes(door)
             try:
                 connection, peer = door.accept()
                 connection.setblocking(False)
@@ -179,18 +180,6 @@ class Server:
         except Exception:
             _log.exception("%s %s could not be answered", request.method[:20], request.path[:80])
             return Response(500, b"internal error")
-
-
-async def _readable(door: socket.socket) -> None:
-    """Wait until a connection waits there. The loop's own ``sock_accept`` may take one just when it is cancelled: then
-    nobody has it, and who made it waits in vain."""
-    loop = asyncio.get_running_loop()
-    waits = asyncio.Event()
-    loop.add_reader(door, waits.set)
-    try:
-        await waits.wait()
-    finally:
-        loop.remove_reader(door)
 
 
 async def call(host: str, port: int, request: Request, seconds: float, limits: Limits | None = None) -> Response:

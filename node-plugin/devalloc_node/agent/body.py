@@ -73,7 +73,7 @@ class MachineBody:
                 due = Deadline.after(STEP_SECONDS)
                 self._platform.scale(self._key, what, amount, due, owner=self._owner, caller=CALLER)
             except NodeError as error:
-                if str(error) not in self._logged:
+                if str(error) not in self._logged and not given_up.is_set():  # who gave up may have closed the journal
                     log.warning("machine %s: %s", self._key, error)
                 errors.append((what, error))
                 is_bounded = is_bounded and what != "cpu"

@@ -110,6 +110,7 @@ class MonitorConnection:
         self._passed_on: int | None = None
         self._failures = RecentCount(self._timers.failures)
         self._status = MonitorStatus(False, "not tried yet", _now(), None, 0, 0)
+        self._warned = False
 
     async def run(self) -> NoReturn:
         """Connect, check, and connect again, until cancelled; then the connection is closed."""
@@ -165,7 +166,10 @@ class MonitorConnection:
             raise Failed("GuestMonitorUnreachable", self._sentence(session.ended))
         self._session = session
         self._status = replace(self._status, connected=True, why="", since=_now(), last_success=_now())
-        _log.info("%s: connected to the monitor in its guest", self._machine)
+        # Who reads that it cannot be reached is to read that it can again.
+        level = logging.WARNING if self._warned else logging.INFO
+        _log.log(level, "%s: connected to the monitor in its guest", self._machine)
+        self._warned = False
         self._listener.monitor_connected()
 
     async def _watch(self, session: _Session) -> NoReturn:
@@ -206,6 +210,7 @@ class MonitorConnection:
         since = _now() if self._status.connected else self._status.since
         if why != self._status.why:
             _log.warning("%s: %s", self._machine, why)
+            self._warned = True
         self._status = replace(self._status, connected=False, why=why, since=since)
         self._listener.monitor_disconnected(why)
 

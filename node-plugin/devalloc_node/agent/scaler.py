@@ -336,7 +336,7 @@ class Scaler:
 
         async def measure() -> None:
             metrics = await self._bounded(self._channels.metrics.system(), waits.metrics_timeout)
-            self._track.measured_at = self._now()
+            self._track.measured_at, self._track.unmeasured = self._now(), ""
             self._track.ended("metrics")
             self._guest.says(metrics.guest, self._known.using, self._now())
             self._become(lambda state: now_known.measured(state, metrics))
@@ -362,9 +362,13 @@ class Scaler:
             began = self._now()
             try:
                 await measure()
+                if failing:
+                    _log.warning("%s: the metrics of the guest are there again", self._machine)
                 failing = False
             except NodeError as error:
                 self._track.ended(what, error)
+                if what == "metrics":
+                    self._track.unmeasured = error.message
                 if not failing:
                     _log.warning("%s: no metrics of the guest: %s", self._machine, error)
                 failing = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from devalloc.scaling.recent import RecentCount
@@ -45,6 +46,8 @@ class Track:
         self.since = 0
         """When the scaler began."""
         self.measured_at: int | None = None
+        self.unmeasured = ""
+        """Why its metrics could not be read when they were asked for last; empty where they could."""
         self.errors: dict[str, str] = {}
         """How the last request of a channel failed, where it did."""
         self._unseen: str | None = None
@@ -108,4 +111,8 @@ class Track:
             plugin_denials=self._failures["denied"].count(now),
             machine_failures=self._failures["machine"].count(now),
         )
-        return stuck(health, now, self._limits)
+        why = {"GuestMonitorQuiet": self.errors.get("monitor"), "MetricsMissing": self.unmeasured}
+        return [
+            replace(each, message=f"{each.message}: {what}") if (what := why.get(each.code)) else each
+            for each in stuck(health, now, self._limits)
+        ]

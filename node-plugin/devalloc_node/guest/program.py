@@ -36,7 +36,10 @@ class GuestMonitor:
         """Raises ValueError where what is to be measured is not there, OSError where nothing can be."""
         self._settings = settings
         self._system = system or System(settings.root)
-        measure = measure_of(self._system, settings.measure)
+        try:
+            measure = measure_of(self._system, settings.measure)
+        except ValueError as error:
+            raise ValueError(f"--measure: {error}") from None
         cache = ProgramCache(settings.cache_program, settings.cache_where) if settings.cache_program else None
         self.guard = Guard(measure, memory(self._system).total, cache)
         self.sessions = Sessions(self._handle, self._greeted, settings.allow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -112,6 +113,12 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def _program(text: str) -> str | None:
+    if text and not (os.path.isabs(text) and os.path.isfile(text) and os.access(text, os.X_OK)):
+        raise ValueError(f"{text!r} is no program that can be started; say its absolute path")
+    return text or None
+
+
 def _ratio(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 100:
         raise ValueError(f"{text!r} is not a whole number from 1 to 100")
@@ -153,7 +160,7 @@ OPTIONS = (
         "higher gives back more.",
     ),
     Option(
-        "cache-program", "PATH", "", lambda text: text or None,
+        "cache-program", "PATH", "", _program,
         "A program that sets the size of a cache: started with the size in bytes as its only argument whenever it "
         "changes, it has 3 s and exits with 0.",
     ),

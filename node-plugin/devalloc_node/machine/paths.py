@@ -39,7 +39,8 @@ def resolved(path: str, folders: Sequence[Path], what: str) -> Path:
         where = f", which is {real}," if str(real) != path else ""
         raise Denied(
             "PathNotAllowed",
-            f"{what} {path}{where} is not below a folder that machines of this node may use (these are: {allowed})",
+            f"{what} {path}{where} is not below a folder that machines of this node may use (these are: {allowed}; "
+            "--image-folder of `devalloc node` and `devalloc up` names them)",
         )
     if missing is not None:
         raise Denied("PathMissing", f"{what} {path}: {missing.strerror}", retryable=True)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devalloc_node.errors import Failed
+from devalloc_node.listening import comes
 from devalloc_node.service import server
 from devalloc_node.service.server import Limits, Service, SocketServer
 
@@ -120,7 +121,10 @@ class Door:
     async def _accept(self) -> None:
         while True:
             try:
-                outer, _ = await self._loop.sock_accept(self._listener)
+                await comes(self._listener)
+                outer, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):  # it has gone again
+                continue
             except OSError as error:  # out of descriptors: those who are served go on
                 log.warning("cannot take a call on %s: %s", self.path, error)
                 await asyncio.sleep(0.1)

@@ -71,7 +71,9 @@ def test_health_is_checked_every_five_seconds() -> None:
     assert [after - seen[0] for after in seen] == [0, 5_000, 10_000, 15_000, 20_000]
 
 
-def test_a_silent_monitor_is_given_up_after_thirty_seconds_of_failures_with_1011() -> None:
+def test_a_silent_monitor_is_given_up_after_thirty_seconds_of_failures_with_1011(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     codes: list[tuple[int | None, int]] = []
 
     async def script(monitor: Played) -> None:
@@ -88,7 +90,11 @@ def test_a_silent_monitor_is_given_up_after_thirty_seconds_of_failures_with_1011
             assert "have failed for" in heard.told[1][1]
             assert "no reply to a HealthCheck within 5 s" in heard.told[1][1]
 
-    run(main())
+    with caplog.at_level("WARNING"):
+        run(main())
+    lost, found = [record.message for record in caplog.records][:2]
+    assert "have failed for" in lost
+    assert "connected to the monitor in its guest" in found, "who reads the one reads the other"
     # The first failure is known after 5 s, and 30 s later they have failed for no longer than that.
     assert codes[0] == (1011, 40_000)
 

@@ -477,3 +477,37 @@ class TestGuestObserved:
         assert report is not None
         assert (report.guest, report.reason) == (None, None)
         assert [reason.code for reason in report.stuck] == ["MetricsMissing"]
+
+
+@pytest.mark.parametrize(
+    ("around", "message"),
+    [
+        (_alone, "the monitor in the guest has not been heard of for more than 20 s: nobody listens"),
+        (
+            lambda: _failing("measure", NO),
+            "the metrics of the guest have not been heard of for more than 20 s: it broke",
+        ),
+    ],
+)
+def test_why_a_guest_is_not_heard_of_is_told(around: Callable[[], Around], message: str) -> None:
+    report = run(_after(around(), 30.0), sockets=False)
+    assert [reason.message for reason in report.stuck] == [message]
+
+
+def test_metrics_that_are_there_again_are_told_where_their_loss_was(caplog: pytest.LogCaptureFixture) -> None:
+    around = _failing("measure", NO)
+
+    async def main() -> None:
+        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+        task = asyncio.create_task(scaler.run())
+        await asyncio.sleep(30)
+        around.failing.clear()
+        await asyncio.sleep(30)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with caplog.at_level("WARNING"):
+        run(main(), sockets=False)
+    lost, found = [record.message for record in caplog.records]
+    assert "no metrics of the guest" in lost
+    assert "the metrics of the guest are there again" in found

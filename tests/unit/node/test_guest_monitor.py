@@ -450,3 +450,15 @@ def test_settings_tell_every_mistake() -> None:
     ]  # fmt: skip
     assert settings_from({"listen": "[::]:1"}).listen == ("::", 1)
     assert settings_from({"metrics_listen": "off"}).metrics_listen is None
+
+
+@pytest.mark.parametrize("program", ["/nope", "bin/true", "/etc/passwd", "/bin"])
+def test_a_cache_program_that_cannot_be_started_is_told_at_once(program: str) -> None:
+    with pytest.raises(ValueError, match=r"--cache-program: .* is no program that can be started"):
+        settings_from({"cache_program": program})
+
+
+def test_what_cannot_be_measured_names_the_option(tmp_path: Path) -> None:
+    for what in ("foo", "cgroup:nope"):
+        with pytest.raises(ValueError, match=r"^--measure: "):
+            GuestMonitor(settings_from({"measure": what, "root": str(tmp_path)}))

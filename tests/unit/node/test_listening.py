@@ -1,0 +1,30 @@
+"""Connections that come just when nobody is there to take them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from devalloc_node.listening import comes
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_who_comes_while_it_is_cancelled_is_still_there_to_be_taken(turns: int) -> None:
+    """Whichever turn of the event loop it is."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            door.setblocking(False)
+            waiting = asyncio.create_task(comes(door))
+            await asyncio.sleep(0)
+            with socket.create_connection(door.getsockname()):
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                taken, _ = door.accept()
+                taken.close()
+
+    asyncio.run(main())
