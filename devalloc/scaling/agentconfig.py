@@ -16,6 +16,7 @@ from devalloc.api.problems import Problem
 from devalloc.api.quantity import type_name
 from devalloc.scaling.config import ScalingConfig, read_defaults
 from devalloc.scaling.eras import Era
+from devalloc.scaling.messages.plugin import PORT
 from devalloc.scaling.resources import UNIT, Resources
 from devalloc.scaling.scalars import bytes_from_json, cpu_from_json
 from devalloc.scaling.state import Timing
@@ -34,7 +35,7 @@ class AgentConfig:
     scaling: ScalingConfig = SCALING
     """For machines that say nothing else."""
     scheduler_name: str = "autoscale-scheduler"
-    plugin_port: int = 10299
+    plugin_port: int = PORT
     plugin_timeout: int = 2_000
     plugin_tick: int = 15_000
     plugin_retry: int = 3_000

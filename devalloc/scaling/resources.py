@@ -61,10 +61,6 @@ class Resources:
         """Whether there is more of either."""
         return self.cpu > other.cpu or self.memory > other.memory
 
-    def more_than(self, other: Resources) -> More:
-        """Of which there is more."""
-        return More(self.cpu > other.cpu, self.memory > other.memory)
-
     def times(self, unit: Resources) -> int | None:
         """The number of units that this is, both resources alike; None where there is none such."""
         if unit.cpu == 0 or unit.memory == 0:

@@ -7,10 +7,10 @@ import ssl
 from dataclasses import dataclass
 
 from devalloc.scaling.eras import Era
+from devalloc.scaling.messages.plugin import PORT as PORT
 from devalloc.scaling.permits.ledger import NOTHING, ONCE, fraction_of
 from devalloc.scaling.resources import UNIT, Resources
 
-PORT = 10299
 DUMP_PORT = 10298
 LEAST_TOKEN = 16
 """Characters of a token."""

@@ -96,7 +96,8 @@ class Usage:
 
     async def save(self, in_writer: InWriter) -> None:
         """Write it down. Raises StoreError."""
-        totals = {key: total for key, total in self._totals.items() if self._until - total.last < FORGOTTEN}
+        kept = {key: total for key, total in self._totals.items() if self._until - total.last < FORGOTTEN}
+        self._totals, totals = kept, dict(kept)  # it is counted on while that is written
         if not totals and self._found is None:
             return
         try:

@@ -57,21 +57,10 @@ def observed(machine: Machine, use: Resources) -> Machine:
     return replace(changed, reserved=reserved, buffer=reserved.above(changed.floor))
 
 
-def unscaled(machine: Machine) -> Machine:
-    """It does not ask for permits any more: it counts for what it uses."""
-    changed = replace(machine, scaled=False, permit=None, buffer=NOTHING, pressure=NOTHING)
-    return replace(changed, reserved=changed.floor)
-
-
 def leaving(machine: Machine) -> Machine:
     """Its migration begins. What it counts for is taken to be given back soon."""
     reserved = machine.reserved.above(machine.buffer).most(machine.floor)
     return replace(machine, migrating=True, reserved=reserved, buffer=NOTHING, pressure=NOTHING)
-
-
-def staying(machine: Machine) -> Machine:
-    """Its migration ended, and it is still here: what it counts for is not expected back any more."""
-    return replace(machine, migrating=False)
 
 
 def changed(node: Node, key: Key, machine: Machine) -> Node:

@@ -13,8 +13,7 @@ from devalloc.scaling.state import Timing
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 SHIPPED = AgentConfig()
-DUMP_PORT = 10300
-PERMITS = "http://127.0.0.1:10299/"
+PERMITS = f"http://127.0.0.1:{SHIPPED.plugin_port}/"
 PRIVATE: tuple[Network, ...] = tuple(
     ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
 )
@@ -48,7 +47,7 @@ class ScalingSettings:
     guests: tuple[Network, ...] = PRIVATE
     """Networks in which guests may be. Whoever writes a machine's object chooses its guest's address, and the plugin
     must not be sent to anybody else."""
-    dump_port: int | None = DUMP_PORT
+    dump_port: int | None = SHIPPED.dump_port
     """Where what the agent knows is shown, to this host only; None: nowhere."""
     threads: int = 16
     """Machines that are changed at the same time, and as many that are looked at."""

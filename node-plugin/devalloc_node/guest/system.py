@@ -44,6 +44,3 @@ class System:
 
     def has(self, name: str) -> bool:
         return os.path.exists(self.path(name))
-
-    def may_write(self, name: str) -> bool:
-        return os.access(self.path(name), os.W_OK)

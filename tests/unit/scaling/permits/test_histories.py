@@ -144,7 +144,7 @@ def _play(node: Node, books: tuple[Book, Book], action: tuple[str, str, Any, Any
     if what == "stay":
         for book in books:
             book.gone_soon.discard(name)
-        return node.with_machine(key, events.staying(machine))
+        return node.with_machine(key, replace(machine, migrating=False))
     for book in books:
         del book.rows[name]
         book.gone_soon.discard(name)
@@ -240,9 +240,8 @@ def test_bounds_change_what_a_machine_may_have_been_permitted_only_before_it_ask
 
 def test_a_machine_that_is_not_scaled_counts_for_what_it_uses() -> None:
     one = events.found(Machine(Resources(1, 1), Resources(6, 6), NOTHING, use=Resources(2, 2)))
-    plain = events.unscaled(replace(one, pressure=Resources(1, 1)))
-    assert (plain.reserved, plain.buffer, plain.pressure) == (Resources(2, 2), NOTHING, NOTHING)
-    assert events.found(replace(one, scaled=False)).reserved == Resources(2, 2)
+    plain = events.found(replace(one, scaled=False))
+    assert (plain.reserved, plain.buffer) == (Resources(2, 2), NOTHING)
     assert events.observed(plain, Resources(3, 1)).reserved == Resources(3, 1)
 
 
