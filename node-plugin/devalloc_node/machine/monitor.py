@@ -221,6 +221,10 @@ class QmpMonitor:
             raise Unknown("MonitorSilent", f"{what} was not sent: others still wait for answers; it hangs, or is busy")
         try:
             self._open(deadline)
+            if (
+                deadline.passed
+            ):  # The line is sound: dropped, it would cost the next one's time, and others their events.
+                raise Unknown("MonitorSilent", f"{what} was not sent: no time is left; it hangs, or is busy")
             limit = (deadline if command in _SLOW else deadline.capped(self._command_seconds)).seconds
             try:
                 return _LOOP.run(asyncio.wait_for(_asked(self._client, command, arguments, fd), limit))

@@ -223,6 +223,17 @@ def test_who_waits_behind_a_command_that_hangs_waits_no_longer_than_its_own_dead
     other.join()
 
 
+def test_who_has_no_time_left_asks_nothing_and_leaves_the_line_to_others(qemu: FakeQemu, line: QmpMonitor) -> None:
+    line.execute("query-status", deadline=soon())
+    with line.expect("DEVICE_DELETED") as events:
+        with pytest.raises(Unknown, match="cont to QEMU of machine default/m was not sent: no time is left"):
+            line.execute("cont", deadline=soon(0.0))
+        assert "cont" not in [command for command, _ in qemu.said]
+        assert events.next(soon(0.0)) is None, "nobody is told that the line broke"
+    assert line.execute("query-status", deadline=soon())["running"]
+    assert qemu.connections == 1
+
+
 def test_events_that_nobody_waits_for_are_not_kept(qemu: FakeQemu, line: QmpMonitor) -> None:
     with line.expect("DEVICE_DELETED") as events:
         line.execute("query-status", deadline=soon())
