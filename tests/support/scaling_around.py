@@ -84,4 +84,5 @@ class Around:
         return SystemMetrics(self.load * UNIT.cpu / 1000, guest=self.guest)
 
     async def lfc(self) -> LfcMetrics:
-        raise AssertionError("it is not wanted")
+        self._do("cache")  # only where its machine's configuration wants it
+        return LfcMetrics(0, 0, 0, (0.0,) * 20)

@@ -8,7 +8,6 @@ and asks again.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
@@ -25,11 +24,10 @@ from devalloc_node.agent.channels import Channels, Refused
 from devalloc_node.agent.dump import dump
 from devalloc_node.agent.guestview import GuestView
 from devalloc_node.agent.report import Report, report, shown
-from devalloc_node.agent.track import Counted, Request, Track, nobody
+from devalloc_node.agent.track import Counted, Metrics, Track, nobody
 from devalloc_node.agent.waits import Waits
 from devalloc_node.errors import NodeError, Unknown
 
-_log = logging.getLogger("devalloc.agent.scaler")
 _Result = TypeVar("_Result")
 JITTER = 100
 """Milliseconds."""
@@ -336,8 +334,7 @@ class Scaler:
 
         async def measure() -> None:
             metrics = await self._bounded(self._channels.metrics.system(), waits.metrics_timeout)
-            self._track.measured_at, self._track.unmeasured = self._now(), ""
-            self._track.ended("metrics")
+            self._track.measured("metrics", self._now())
             self._guest.says(metrics.guest, self._known.using, self._now())
             self._become(lambda state: now_known.measured(state, metrics))
 
@@ -349,29 +346,20 @@ class Scaler:
         async def measure() -> None:
             if self._config.enable_lfc_metrics:
                 metrics = await self._bounded(self._channels.metrics.lfc(), waits.lfc_timeout)
-                self._track.ended("lfc")
+                self._track.measured("lfc", self._now())
                 self._become(lambda state: now_known.measured_lfc(state, metrics))
 
         await self._measure("lfc", waits.lfc_interval, measure)
 
-    async def _measure(self, what: Request, interval: int, measure: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _measure(self, what: Metrics, interval: int, measure: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Every so often, beginning at a random instant, so that machines that come together are not asked together."""
         await asyncio.sleep(self._rng.uniform(0, interval) / 1000)
-        failing = False
         while True:
             began = self._now()
             try:
                 await measure()
-                if failing:
-                    _log.warning("%s: the metrics of the guest are there again", self._machine)
-                failing = False
             except NodeError as error:
-                self._track.ended(what, error)
-                if what == "metrics":
-                    self._track.unmeasured = error.message
-                if not failing:
-                    _log.warning("%s: no metrics of the guest: %s", self._machine, error)
-                failing = True
+                self._track.unmeasured(what, error)
             await asyncio.sleep(max(0, began + interval - self._now()) / 1000)
 
     # -- small things ------------------------------------------------------------------------------------------------

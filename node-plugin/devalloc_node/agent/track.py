@@ -17,8 +17,10 @@ from devalloc_node.errors import Denied, Failed, NodeError
 _log = logging.getLogger("devalloc.agent.scaler")
 Channel = Literal["permits", "machine", "monitor"]
 Request = Literal["permit", "change", "look", "upscale", "downscale", "metrics", "lfc"]
+Metrics = Literal["metrics", "lfc"]
 Result = Literal["done", "short", "denied", "failed", "unknown"]
 """``short``: less was permitted, or reached, than was asked for, or the guest refused."""
+_METRICS: dict[Metrics, str] = {"metrics": "metrics of the guest", "lfc": "metrics of the guest's cache"}
 Counted = Callable[[Request, Result], None]
 
 
@@ -45,9 +47,9 @@ class Track:
         self._wanted: Resources | None = None
         self.since = 0
         """When the scaler began."""
-        self.measured_at: int | None = None
-        self.unmeasured = ""
-        """Why its metrics could not be read when they were asked for last; empty where they could."""
+        self._measured_at: int | None = None
+        self._unmeasured: dict[Metrics, str] = {}
+        """Why they could not be read when they were asked for last, where they could not."""
         self.errors: dict[str, str] = {}
         """How the last request of a channel failed, where it did."""
         self._unseen: str | None = None
@@ -73,6 +75,21 @@ class Track:
             _log.warning("%s: %s: %s", self._machine, channel, why)
         self.ill(channel, why)
         self._failures[channel].add(now)
+
+    def measured(self, what: Metrics, now: int) -> None:
+        """Its metrics, or its cache's, were read."""
+        self.ended(what)
+        if what == "metrics":
+            self._measured_at = now
+        if self._unmeasured.pop(what, None) is not None:
+            _log.warning("%s: the %s are there again", self._machine, _METRICS[what])
+
+    def unmeasured(self, what: Metrics, error: NodeError) -> None:
+        """They could not be. Told once, until they are again."""
+        self.ended(what, error)
+        if what not in self._unmeasured:
+            _log.warning("%s: the %s are missing: %s", self._machine, _METRICS[what], error)
+        self._unmeasured[what] = error.message
 
     def unseen(self, why: str | None) -> None:
         """It could not be looked at; None: it could. Told once, not with each look."""
@@ -105,13 +122,13 @@ class Track:
         health = Health(
             self.since,
             monitor.last_success,
-            self.measured_at,
+            self._measured_at,
             monitor_failures=monitor.failures,
             plugin_failures=self._failures["permits"].count(now),
             plugin_denials=self._failures["denied"].count(now),
             machine_failures=self._failures["machine"].count(now),
         )
-        why = {"GuestMonitorQuiet": self.errors.get("monitor"), "MetricsMissing": self.unmeasured}
+        why = {"GuestMonitorQuiet": self.errors.get("monitor"), "MetricsMissing": self._unmeasured.get("metrics")}
         return [
             replace(each, message=f"{each.message}: {what}") if (what := why.get(each.code)) else each
             for each in stuck(health, now, self._limits)

@@ -494,11 +494,16 @@ def test_why_a_guest_is_not_heard_of_is_told(around: Callable[[], Around], messa
     assert [reason.message for reason in report.stuck] == [message]
 
 
-def test_metrics_that_are_there_again_are_told_where_their_loss_was(caplog: pytest.LogCaptureFixture) -> None:
-    around = _failing("measure", NO)
+@pytest.mark.parametrize(
+    ("call", "which"), [("measure", "metrics of the guest"), ("cache", "metrics of the guest's cache")]
+)
+def test_metrics_that_are_there_again_are_told_where_their_loss_was(
+    call: str, which: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    around, config = _failing(call, NO), replace(CONFIG, enable_lfc_metrics=True)
 
     async def main() -> None:
-        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, CONFIG, around.channels, None, random.Random(1))
+        scaler = Scaler("ns/vm", Rules(UNIT), BOUNDS, config, around.channels, None, random.Random(1))
         task = asyncio.create_task(scaler.run())
         await asyncio.sleep(30)
         around.failing.clear()
@@ -509,5 +514,5 @@ def test_metrics_that_are_there_again_are_told_where_their_loss_was(caplog: pyte
     with caplog.at_level("WARNING"):
         run(main(), sockets=False)
     lost, found = [record.message for record in caplog.records]
-    assert "no metrics of the guest" in lost
-    assert "the metrics of the guest are there again" in found
+    assert f"the {which} are missing: " in lost
+    assert f"the {which} are there again" in found

@@ -84,6 +84,7 @@ def test_what_is_told_is_scaled_and_left_and_each_news_is_said(served: Served) -
         did = len(served.arounds["ns/vm run-1"].did)
         await asyncio.sleep(60)
         assert len(served.arounds["ns/vm run-1"].did) == did
+        assert "cache" not in served.arounds["ns/vm run-1"].did, "its metrics are not wanted"
 
     served.run(then)
 
