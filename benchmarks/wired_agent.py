@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.played_guests import METRICS, MONITOR, address, many_files
 from devalloc_node.agent.fetch import new_session
 from devalloc_node.agent.measure import HttpMetrics
+from devalloc_node.agent.metrics import REQUESTS
 from devalloc_node.agent.scaled import Scaled
 from devalloc_node.agent.scalers import Scalers
 from devalloc_node.agent.settings import ScalingSettings
@@ -53,7 +54,7 @@ class Figures:
     memory: int
     """Bytes that all machines together take of this process."""
     failed: int
-    """Requests that failed or were not answered in time, in all."""
+    """Requests that failed or were not answered in time meanwhile."""
 
 
 class Bodies:
@@ -88,18 +89,20 @@ async def agent(count: int, runs: int, seconds: float, url: str) -> Figures:
     for number in range(count):
         scalers.keep(Scaled(_key(number), "", "run-1", BOUNDS, CONFIG, address(number), MONITOR, METRICS))
     await _settled(scalers, count)
+    failed = _failed(registry)
     windows, cpu = await _measured(runs, seconds)
-    memory = _memory() - before
+    failed, memory = _failed(registry) - failed, _memory() - before
     stop.set()
     await served
-    requests = [
-        sample
-        for family in registry.collect()
-        for sample in family.samples
-        if sample.name == "devalloc_node_scaling_requests_total"
-    ]
-    failed = sum(each.value for each in requests if each.labels["result"] in ("failed", "unknown", "denied"))
-    return Figures(windows, cpu, memory, int(failed))
+    return Figures(windows, cpu, memory, failed)
+
+
+def _failed(registry: CollectorRegistry) -> int:
+    """Requests that did not go well, so far."""
+    ways = [(request, result) for request in REQUESTS for result in ("denied", "failed", "unknown")]
+    name, labels = "devalloc_node_scaling_requests_total", ("request", "result")
+    counts = (registry.get_sample_value(name, dict(zip(labels, way, strict=True))) for way in ways)
+    return round(sum(count or 0 for count in counts))
 
 
 async def _settled(scalers: Scalers, count: int) -> None:
@@ -138,6 +141,7 @@ async def scrapes(count: int, runs: int, seconds: float) -> Figures:
         guests = [HttpMetrics(session, address(number), system_port=METRICS) for number in range(count)]
         tasks = [asyncio.create_task(ask(guest, rng.uniform(0, _INTERVAL))) for guest in guests]
         await asyncio.sleep(_INTERVAL)
+        failures[0] = 0
         windows, cpu = await _measured(runs, seconds)
         memory = _memory() - before
         for task in tasks:
