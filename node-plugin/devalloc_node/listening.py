@@ -11,8 +11,9 @@ async def comes(door: socket.socket) -> None:
     is cancelled: then nobody has it, and who made it waits in vain."""
     loop = asyncio.get_running_loop()
     waits = asyncio.Event()
-    loop.add_reader(door, waits.set)
+    number = door.fileno()  # another thread may close it meanwhile
+    loop.add_reader(number, waits.set)
     try:
         await waits.wait()
     finally:
-        loop.remove_reader(door)
+        loop.remove_reader(number)

@@ -269,6 +269,10 @@ def test_cpus_leave_while_devices_come_and_go(settings: MachineConfig, micro: Im
         with pytest.raises(Denied, match="some may have left") as denied:
             machines.scale(KEY, "vcpus", 2, soon())
         assert denied.value.code == "CpusEmulated", "the next plugin knows too"
+        machines.scale(KEY, "cpu", 2000, soon())  # as who scales it does before there are more of them
+        with pytest.raises(Denied):
+            machines.scale(KEY, "vcpus", 2, soon())
         seen = machines.get(KEY)
         assert seen is not None
         assert (seen.phase, seen.observed.vcpus, seen.applied.vcpus) == ("Running", 1, 1)
+        assert seen.applied.usable.cpu_milli == seen.observed.cpu_milli == 1000, "time that no CPU can use counts not"

@@ -28,3 +28,16 @@ def test_who_comes_while_it_is_cancelled_is_still_there_to_be_taken(turns: int) 
                 taken.close()
 
     asyncio.run(main())
+
+
+def test_a_door_that_another_thread_closes_is_left_without_an_error() -> None:
+    async def main() -> None:
+        door = socket.create_server(("127.0.0.1", 0))
+        waiting = asyncio.create_task(comes(door))
+        await asyncio.sleep(0)
+        door.close()
+        waiting.cancel()
+        (ended,) = await asyncio.gather(waiting, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError)
+
+    asyncio.run(main())
