@@ -115,7 +115,7 @@ def read_agent_config(content: object, era: Era = Era.NEWEST) -> ReadAgentConfig
         return ReadAgentConfig(None, [Problem(f"must be an object, not {type_name(content)}")])
     values: dict[str, Any] = {}
     problems: list[Problem] = []
-    known = _known(era)
+    known = known_settings(era)
     for path, value in _leaves(content, set(known)):
         if path.partition(".")[0] in UNUSED:
             continue
@@ -208,7 +208,8 @@ UNUSED = {"billing", "refereshStateIntervalSeconds", "informant", "scalingEvents
 """Settings of other parts, or of none here. The odd spelling is theirs."""
 
 
-def _known(era: Era) -> dict[str, Setting]:
+def known_settings(era: Era) -> dict[str, Setting]:
+    """Those that agents of this era have, by their paths."""
     settings = (*SETTINGS, *_OLDEST) if era is Era.V0_12 else SETTINGS
     return {setting.path: setting for setting in settings}
 

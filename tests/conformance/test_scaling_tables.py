@@ -123,6 +123,14 @@ def test_sentences_are_played_by_their_own_numbers() -> None:
     assert not verdict.failures, shown(verdict, "sentence")
 
 
+def test_what_a_table_does_not_tell_is_no_case() -> None:
+    targets = {"loadAverageFractionTarget": 0.9, "memoryUsageFractionTarget": 0.75, "enableLFCMetrics": False}
+    content: dict[str, Any] = {"scaling": {"defaultConfig": targets}}
+    two = [*judge(content)]
+    content["scheduler"] = {"requestPort": 10299}
+    assert [verdict.name for verdict in judge(content)] == [*(one.name for one in two), "plugin_port of v0.31"]
+
+
 def test_what_is_not_judged_is_told_and_no_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "table.json"
     labels = {"node_labels_update_changed": {"same": True}}

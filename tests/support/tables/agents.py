@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from devalloc.scaling.agentconfig import SETTINGS, UNUSED, read_agent_config, shipped
+from devalloc.scaling.agentconfig import UNUSED, known_settings, read_agent_config, shipped
 from devalloc.scaling.eras import Era
 from devalloc.scaling.stuck import Health, stuck
-from tests.support.tables.forms import Failure, Form, Verdict, each, section, unjudged, verdict
+from tests.support.tables.forms import Failure, Form, Verdict, each, has, section, unjudged, verdict
 
 
 def era_of(content: dict[str, Any]) -> Era:
@@ -26,7 +26,8 @@ def _agent(content: dict[str, Any]) -> Iterator[Verdict]:
     if read.config is None:
         return
     yield from unjudged(content, sorted(UNUSED), "devalloc's agent has no such settings")
-    for attribute in ["scaling", *(setting.attribute for setting in SETTINGS)]:
+    told = [setting.attribute for path, setting in known_settings(era).items() if has(content, path)]
+    for attribute in ["scaling", *told]:
         theirs, own = getattr(read.config, attribute), getattr(ours, attribute)
         yield Verdict(f"{attribute} of {era.value}", [] if theirs == own else [Failure(repr(theirs), repr(own))])
 

@@ -96,10 +96,11 @@ def _same(expected: Any, got: Any) -> bool:
 def has_cases(content: dict[str, Any], *paths: str) -> bool:
     """Whether any case has something at each of these paths, such as ``input.computeUnit``."""
     cases = content.get("cases")
-    return isinstance(cases, list) and any(all(_has(case, path) for path in paths) for case in cases)
+    return isinstance(cases, list) and any(all(has(case, path) for path in paths) for case in cases)
 
 
-def _has(case: Any, path: str) -> bool:
+def has(case: Any, path: str) -> bool:
+    """Whether there is something at a path such as ``input.computeUnit``."""
     for name in path.split("."):
         if not isinstance(case, dict) or name not in case:
             return False

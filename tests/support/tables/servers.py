@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from devalloc.controller.permits.settings import PORT, Settings
+from devalloc.controller.permits.settings import Settings
 from devalloc.scaling.eras import Era
 from devalloc.scaling.permits.scoring import Curve, spread
 from devalloc.scaling.resources import Resources
@@ -58,8 +58,6 @@ def _server(content: dict[str, Any]) -> Iterator[Verdict]:
         yield verdict("startupEventHandlingTimeoutSeconds", theirs, lambda: shipped.startup_seconds)
     if "dumpState" in content:
         yield verdict("port of the state", content["dumpState"]["port"], lambda: shipped.dump_port)
-    # Agents know it; no table of a server has it.
-    yield verdict("port", PORT, lambda: shipped.port)
     for given in (content, node):
         yield from unjudged(given, (name for name in given if name not in _JUDGED), "devalloc has no such setting")
 
