@@ -88,6 +88,8 @@ STEADY = ["steady state at 1 CU, tick 5 s, request takes 50 ms"]
 STEADY += ["request starts exactly every 5 s measured from request START; between them wait = 5 - elapsed"]
 DOWN = ["cur 2, bounds become 1..1", "monitorDownscale 2->1, then neonvm 2->1, then plugin{last:2,target:1}"]
 UP = ["cur 2, bounds become 3..3", "plugin{last:2,target:3}, then neonvm 2->3, then monitorUpscale 2->3"]
+RETRY = [["plugin request fails", "wait 2 + 1 warning"], ["+2", "plugin{last:1,target:2} again"]]
+RETRY += [["neonvm fails", "wait 3 + 1 warning"], ["+3", "wait 1.8; neonvm 1->2 again"]]
 UPS_AND_DOWNS = "up 2..4 then down 3..1 one at a time; CPU 0 is never offlined"
 FACTS: list[tuple[dict[str, Any], str, str]] = [
     ({"scenarios": {"PeriodicPluginRequest": [STEADY]}}, "every 5 s", "every 9 s"),
@@ -99,6 +101,13 @@ FACTS: list[tuple[dict[str, Any], str, str]] = [
     ({"scenarios": {"BoundsChangeRequiresDownscale": [DOWN]}}, DOWN[1], "nothing"),
     ({"scenarios": {"BoundsChangeRequiresUpscale": [UP]}}, "3..3", "4..4"),
     ({"scenarios": {"BoundsChangeRequiresUpscale": [UP]}}, ", then monitorUpscale 2->3", ""),
+    ({"defaults": {"plugin_tick_s": 5}, "scenarios": {"BoundsChangeRequiresUpscale": [UP]}}, '_s": 5', '_s": 6'),
+    (
+        {"defaults": {"laft": 0.5}, "scenarios": {"FailedRequestRetry (plugin retry 2, neonvm retry 3)": RETRY}},
+        "0.5",
+        "0.2",
+    ),
+    ({"scenarios": {"FailedRequestRetry (plugin retry 2, neonvm retry 3)": RETRY}}, "neonvm retry 3", "neonvm retry 4"),
     (REVISIONS, "gives nothing", "gives the same again"),
     (REVISIONS, '"next": 1', '"next": 2'),
     ({"normalize_score_random": {"score 0": "unchanged"}}, "unchanged", "doubled"),

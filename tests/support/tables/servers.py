@@ -57,6 +57,8 @@ def _server(content: dict[str, Any]) -> Iterator[Verdict]:
         theirs = float(content["startupEventHandlingTimeoutSeconds"])
         yield verdict("startupEventHandlingTimeoutSeconds", theirs, lambda: shipped.startup_seconds)
     if "dumpState" in content:
+        others = (f"dumpState.{name}" for name in content["dumpState"] if name != "port")
+        yield from (Verdict(name, unjudged="devalloc has no such setting") for name in others)
         yield verdict("port of the state", content["dumpState"]["port"], lambda: shipped.dump_port)
     for given in (content, node):
         yield from unjudged(given, (name for name in given if name not in _JUDGED), "devalloc has no such setting")

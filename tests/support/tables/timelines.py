@@ -25,7 +25,7 @@ from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.resources import More, Resources
 from devalloc.scaling.state import Rules, State, Timing
 from tests.support.tables.forms import Failure, Form, Verdict, differences, each
-from tests.support.tables.values import config, number
+from tests.support.tables.values import config, number, resources
 
 OWN = Path(__file__).parents[2] / "conformance" / "cases" / "scaling" / "timelines.yaml"
 UNIT = Resources(250, 2**30)
@@ -70,7 +70,7 @@ def _begin(case: dict[str, Any]) -> State:
     timing = Timing(
         **{"plugin_tick": 5000, **{name: _ms(str(value)) for name, value in case.get("timing", {}).items()}}
     )
-    targets = {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5}
+    targets = case.get("targets", {"loadAverageFractionTarget": 0.5, "memoryUsageFractionTarget": 0.5})
     rules = Rules(UNIT, timing, as_peers=case.get("asPeers", True))
     return State(rules, Bounds(UNIT * low, UNIT * high), config(targets), using=UNIT * _whole(case.get("using", low)))
 
@@ -192,7 +192,25 @@ def _own() -> dict[str, list[dict[str, Any]]]:
     return by_name
 
 
+_DEFAULTS = {"plugin_tick_s": "plugin_tick", "plugin_retry_s": "plugin_retry", "neonvm_retry_s": "machine_retry"}
+_DEFAULTS |= {"plugin_denied_retry_s": "plugin_denied_retry", "monitor_retry_s": "monitor_retry"}
+_DEFAULTS |= {"monitor_denied_cooldown_s": "monitor_denied", "requested_upscale_valid_s": "upscale_valid"}
+
+
+def _by_default(content: dict[str, Any]) -> dict[str, Any]:
+    """With what all scenarios of a table begin that say nothing else. Raises ValueError."""
+    if "defaults" not in content:
+        return {}
+    given = content["defaults"]
+    if "compute_unit" in given and resources(given["compute_unit"]) != UNIT:
+        raise ValueError(f"timelines are in units of {UNIT}, not of {given['compute_unit']}")
+    targets = {"loadAverageFractionTarget": given.get("laft", 0.5), "memoryUsageFractionTarget": given.get("muft", 0.5)}
+    timing = {name: given[theirs] for theirs, name in _DEFAULTS.items() if theirs in given}
+    return {"targets": targets, "timing": timing, "bounds": [given.get("min_cu", 1), given.get("max_cu", 4)]}
+
+
 def _scenarios(content: dict[str, Any]) -> Iterator[Verdict]:
+    default = _by_default(content)
     for title, lines in content["scenarios"].items():
         name, _, more = title.partition(" (")
         timelines = _own().get(name, [])
@@ -200,7 +218,8 @@ def _scenarios(content: dict[str, Any]) -> Iterator[Verdict]:
             yield Verdict(title, [Failure("a scenario that has been translated", "prose that is not known")])
         for timeline in timelines:
             try:
-                yield _scenario(title, _told_by(more.removesuffix(")"), timeline), lines)
+                begins = {**default, **timeline, "timing": {**default.get("timing", {}), **timeline.get("timing", {})}}
+                yield _scenario(title, _told_by(more.removesuffix(")"), begins), lines)
             except Exception as error:
                 yield Verdict(title, [Failure("steps that can be read", f"{type(error).__name__}: {error}")])
 
