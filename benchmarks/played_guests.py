@@ -74,7 +74,7 @@ class Guest:
         if (needs := UNIT * self._units) != self._said:
             if self._since is not None:  # it was never told what it needed before
                 self._note(self._since)
-            self._said, self._since = needs, time.monotonic()
+            self._said, self._since = needs, None if needs == self._has else time.monotonic()
         return Response(200, (_OTHERS + gauges).encode())
 
     async def handle(self, message: wire.ToMonitor) -> wire.ToAgent | None:

@@ -51,3 +51,17 @@ def test_a_need_that_nobody_met_before_the_next_counts_too() -> None:
         assert len(guest.late) == 2
 
     asyncio.run(scenario())
+
+
+def test_who_needs_again_what_it_has_waits_for_nobody() -> None:
+    async def scenario() -> None:
+        guest = Guest(1)
+        guest.change(random.Random(1))
+        await guest.respond(ASKED)
+        while read_system_metrics((await guest.respond(ASKED)).body).load1 != 0.5 * UNIT.cpu / 1000:
+            guest.change(random.Random())
+        overtaken = len(guest.late)
+        await guest.handle(UpscaleNotification(UNIT))
+        assert len(guest.late) == overtaken
+
+    asyncio.run(scenario())
