@@ -240,6 +240,7 @@ class _Reader:
         for key, (doc, entries) in self.placed.items():
             self._hold(key, doc, entries, labels.get(("machine", *key)))
             self._resize(key, doc, entries)
+        self._fill()
         for key, (doc, machine) in self.asking.items():
             label = labels.get(("machine", *key))
             if label is not None and (key[0], label) in self.blocked:
@@ -312,6 +313,19 @@ class _Reader:
         self._add(key, "", doc, [{}], notes | {meta.GROUP_MATCH: "numa"}, compute)
         if others:
             self._add(key, "io", doc, [{}], notes, others)
+
+    def _fill(self) -> None:
+        """Hold what machines count for beyond what the devices that it is counted on have, on others of their pool."""
+        taken: dict[tuple[str, str, str], int] = {}
+        for _, entries in self.placed.values():
+            for place, nano in machines.taken_by(entries).items():
+                taken[place] = taken.get(place, 0) + nano
+        for node, pool in self.hosts.items():
+            if entries := machines.elsewhere(pool, taken):
+                name = pool["metadata"]["name"]
+                on_it = ((key, doc) for key, (doc, held) in self.placed.items() if _is_of(name, held))
+                key, doc = next(on_it)  # none of it is there without one
+                self._add(key, "over", doc, [{}], {meta.ALLOCATED_NODE: node}, entries)
 
     def _ask(self, key: MachineKey, doc: Object, machine: VirtualMachine, label: str | None) -> Wish:
         compute, *io = asked.details(wants(machine.spec))
@@ -387,6 +401,10 @@ class _Reader:
 
 def _is_class(doc: Object) -> bool:
     return doc.get("kind") == "DeviceClass" and doc["metadata"]["name"] == hostpool.CLASS
+
+
+def _is_of(pool: str, entries: Sequence[Any]) -> bool:
+    return any(entry["devicePoolName"] == pool for entry in entries)
 
 
 def _names(entry: Mapping[str, Any]) -> set[str]:

@@ -140,9 +140,34 @@ def entries_of_running(machine: VirtualMachine, pool: Object, taken: Taken) -> l
                 left -= part
         if left and order:
             given[order[0]][resource] = given[order[0]].get(resource, 0) + left
+    return _on_devices(name, given)
+
+
+def elsewhere(pool: Object, taken: Taken) -> list[Any]:
+    """What is counted on devices of a pool beyond what they have, as entries on those that have room.
+
+    A machine counts on one device for what it was told to have beyond what is kept for it, though it may run on all:
+    the room that the others seem to have is not there either.
+    """
+    name, rooms = pool["metadata"]["name"], defaultdict[str, dict[str, int]](dict)
+    for device in pool["spec"].get("devices", ()):
+        for one in device.get("resources", ()):
+            used = taken.get((name, device["name"], one.get("name")), 0)
+            rooms[one.get("name")][device["name"]] = nano_of(one.get("capacity")) - used
+    given: dict[str, dict[str, int]] = defaultdict(dict)
+    for resource, left in rooms.items():
+        over = -sum(min(0, room) for room in left.values())
+        for device in sorted(left, key=lambda device: (-left[device], device)):
+            if (part := max(0, min(over, left[device]))) > 0:
+                given[device][resource] = part
+                over -= part
+    return _on_devices(name, given)
+
+
+def _on_devices(pool: str, given: Mapping[str, Mapping[str, int]]) -> list[Any]:
     return [
         {
-            "devicePoolName": name,
+            "devicePoolName": pool,
             "deviceName": device,
             "allocations": [{"name": one, "allocation": str(Quantity(nano))} for one, nano in amounts.items()],
         }

@@ -307,6 +307,20 @@ class TestOtherAmounts:
         assert sum(int(amounts["cpu"]) for amounts in kept(store, "web").values()) == 3
         assert self.conditions(store) == {"Placed": "True"}
 
+    def test_what_it_is_told_to_have_beyond_the_numa_node_it_is_kept_on_is_not_free_on_the_other(
+        self, store: SQLiteStore
+    ) -> None:
+        fill(store, host("a", cpus=8, numa=2), machine("web", "2", "1Gi"))
+        rounds(store)
+        amounts = {"cpus": "7", "memory": "1Gi"}
+        hold(store, "web", "a", phase="Running", applied=amounts, observed=amounts)
+        fill(store, machine("second", "2", "1Gi"))
+        rounds(store)
+        assert placed(store) == {"web": "a"}, "7 of 8 are taken, though 4 are of the node that it is not kept on"
+        fill(store, machine("third", "1", "1Gi"))
+        rounds(store)
+        assert placed(store) == {"web": "a", "third": "a"}
+
     def test_a_round_that_changes_nothing_writes_nothing(self, store: SQLiteStore) -> None:
         self.start(store)
         edit(store, "web", cpu={"min": "1", "max": "8", "use": "8"})
