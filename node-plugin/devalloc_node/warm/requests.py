@@ -99,18 +99,6 @@ def number(labels: Mapping[str, str], label: str) -> tuple[int, str]:
     return default, f"label {label} is {shown(text)} and not a whole number of at least {least}: {default} holds"
 
 
-def min_replicas(labels: Mapping[str, str]) -> int:
-    return number(labels, MIN_REPLICAS)[0]
-
-
-def max_replicas(labels: Mapping[str, str]) -> int:
-    return number(labels, MAX_REPLICAS)[0]
-
-
-def execution_environments(labels: Mapping[str, str]) -> int:
-    return number(labels, ENVIRONMENTS)[0]
-
-
 def image_name(image: str) -> str:
     """Without the tag that kubelets add where there is none: once, and no other tag."""
     return image.removesuffix(IMAGE_SUFFIX)
