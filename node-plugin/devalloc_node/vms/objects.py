@@ -62,7 +62,7 @@ def why_not_admitted(obj: Object) -> str:
     conditions = (obj.get("status") or {}).get("conditions")
     for one in conditions if isinstance(conditions, list) else ():
         if isinstance(one, dict) and one.get("type") in ("Placed", FITS) and one.get("status") == "False":
-            return str(one.get("message"))
+            return str(one.get("message") or one.get("reason") or "nobody says why")
     answered = "kept more for" if (obj.get("status") or {}).get("allocations") else "placed"
     return f"nobody has {answered} it yet: is `devalloc up` running on this store?"
 
