@@ -149,7 +149,10 @@ def serve(path: Path, services: Sequence[Service], limits: Limits | None = None)
 
 
 def check_path(path: Path) -> None:
-    """Raises Denied: ``SocketPathInvalid``, ``SocketPathTooLong``."""
+    """Raises Denied: ``SocketPathInvalid``, ``SocketPathTooLong``, ``SocketFolderShared``.
+
+    Whoever may write in the folder could have what is put there, the socket and the warm setups, lie elsewhere.
+    """
     length = len(os.fsencode(path))
     if not path.is_absolute():
         raise Denied("SocketPathInvalid", f"the socket {path} must be given by its full path")
@@ -159,6 +162,14 @@ def check_path(path: Path) -> None:
             f"the path of the socket {path} has {length} bytes, and the kernel takes {MAX_PATH_BYTES}; "
             "choose a folder with a shorter path",
         )
+    with suppress(OSError):  # else it is made, by us and for us
+        found = path.parent.stat()
+        if found.st_mode & stat.S_IWOTH or found.st_uid not in (0, os.geteuid()):
+            raise Denied(
+                "SocketFolderShared",
+                f"others may write in {path.parent}, so no socket is put there; choose a folder of your own, such as "
+                f"{path.parent / 'devalloc' / path.name}",
+            )
 
 
 @contextmanager

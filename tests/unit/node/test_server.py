@@ -189,6 +189,14 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_nothing_is_put_where_others_may_write(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    with pytest.raises(Denied, match="choose a folder of your own") as error:
+        serve(folder / "node.sock", [])
+    assert (error.value.code, os.listdir(folder)) == ("SocketFolderShared", [])
+
+
 def test_who_has_the_folder_locked_is_told_and_not_waited_for_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
