@@ -119,13 +119,15 @@ class Door:
             os.close(self._way)
 
     async def _accept(self) -> None:
-        while True:
+        while self._listener.fileno() >= 0:
             try:
                 await comes(self._listener)
                 outer, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):  # it has gone again
                 continue
             except OSError as error:  # out of descriptors: those who are served go on
+                if self._listener.fileno() < 0:
+                    break
                 log.warning("cannot take a call on %s: %s", self.path, error)
                 await asyncio.sleep(0.1)
                 continue
@@ -137,6 +139,7 @@ class Door:
             task = self._loop.create_task(self._serve(outer))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
+        await asyncio.Event().wait()  # those who are served have until `stop` cancels this
 
     async def _serve(self, outer: socket.socket) -> None:
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
