@@ -31,7 +31,7 @@ PERMIT_REQUESTS ?= 100000
 # At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults soak permits-soak partitions cuts timeline clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults soak permits-soak partitions cuts guest-soak timeline clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -122,6 +122,9 @@ partitions: setup ## cut off or kill anybody at every step of a machine that is 
 
 cuts: setup ## the six cuts of a real machine that is scaled (as root): minutes
 	DEVALLOC_CUTS=all $(PYTEST) tests/machine/test_guest_partitions.py -n 1 $(ARGS)
+
+guest-soak: setup ## a machine with a VF by VFIO, inside an emulated host with SR-IOV, scaled up and down: minutes
+	$(BIN)/python -m tests.machine.vf_scaling
 
 timeline: setup ## docs/scaling-timeline.svg and .json anew, from a real machine that is scaled
 	DEVALLOC_UPDATE_DOCS=1 $(PYTEST) tests/machine/test_guest_scaling.py -n 1 $(ARGS)

@@ -32,9 +32,10 @@ PACKAGES = ("devalloc", "solver/devalloc_solver", "node-plugin/devalloc_node", "
 REPOSITORY = Path(__file__).parents[2]
 
 
-def arguments(image: Image, project: Path, state: Path) -> list[str]:
+def arguments(image: Image, project: Path, state: Path, *, cpus: int = 1, gibibytes: int = 2) -> list[str]:
     """Of QEMU. ``project``: a disk of ``project_disk``. ``state``: a disk of ``state_disk``, which stays after the
-    machine has ended; of the root disk nothing does."""
+    machine has ended; of the root disk nothing does. CPUs are near node 0, half of the memory near each node."""
+    half = f"{gibibytes * 512}M"
     near, far = ("bus=pxb0", "bus=pxb1")
     ports = (
         (("rpa", near, 0), ("rpb", near, 1), ("rpv", near, 2), ("hot0", near, 3)),
@@ -49,12 +50,12 @@ def arguments(image: Image, project: Path, state: Path) -> list[str]:
             "-machine",
             "q35",
             "-smp",
-            "1",
+            str(cpus),
             "-m",
-            "2G",
+            f"{gibibytes}G",
         ),
-        *("-object", "memory-backend-ram,id=m0,size=1G", "-object", "memory-backend-ram,id=m1,size=1G"),
-        *("-numa", "node,nodeid=0,memdev=m0,cpus=0", "-numa", "node,nodeid=1,memdev=m1"),
+        *("-object", f"memory-backend-ram,id=m0,size={half}", "-object", f"memory-backend-ram,id=m1,size={half}"),
+        *("-numa", f"node,nodeid=0,memdev=m0,cpus=0-{cpus - 1}", "-numa", "node,nodeid=1,memdev=m1"),
         *("-device", "intel-iommu,intremap=on,caching-mode=on,device-iotlb=on"),
         *("-drive", f"if=none,id=root,file={image.folder / 'root.ext4'},format=raw,snapshot=on"),
         *("-device", "virtio-blk-pci,drive=root"),
