@@ -16,25 +16,24 @@ MAX_MINUTES = 24 * 60
 """Working sets are told one a minute, for a day at most."""
 
 
-def _guest_address(value: object) -> object:
+def _address(value: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         if not isinstance(value, str) or "%" in value:
             raise ValueError
-        address = ipaddress.ip_address(value)
+        return ipaddress.ip_address(value)
     except ValueError:
         raise ValueError(f"must be an IPv4 or IPv6 address, not {shown(value)}") from None
+
+
+def _guest_address(value: object) -> object:
+    address = _address(value)
     if address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local:
         raise ValueError(f"must be an address that only a guest can have, and {address} is none")
     return str(address)
 
 
 def _own_address(value: object) -> object:
-    try:
-        if not isinstance(value, str) or "%" in value:
-            raise ValueError
-        address = ipaddress.ip_address(value)
-    except ValueError:
-        raise ValueError(f"must be an IPv4 or IPv6 address, not {shown(value)}") from None
+    address = _address(value)
     if address.is_unspecified or address.is_multicast:
         raise ValueError(f"must be one address of the node, and {address} is none")
     return str(address)
