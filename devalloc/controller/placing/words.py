@@ -113,7 +113,9 @@ class Words:
         return found | {(one["namespace"], one["name"]): one["allocations"] for one in self._claims if one["allocated"]}
 
     def _blocker(self, blocker: Mapping[str, Any]) -> dict[str, Any]:
-        """A machine is called by its own name."""
+        """A machine is called by its own name, and an amount by the machine's own field."""
+        if blocker["kind"] == "amount" and blocker.get("resource") in _FIELDS:
+            return {**blocker, "path": _FIELDS[blocker["resource"]]}
         machine = self._placing.names.get((blocker.get("namespace", ""), blocker.get("name", "")))
         if blocker["kind"] != "claim" or machine is None:
             return dict(blocker)
@@ -121,6 +123,7 @@ class Words:
 
 
 _HOLDERS = ("claim", "machine")
+_FIELDS = {hostpool.CPU: "spec.cpu", hostpool.MEMORY: "spec.memory", hostpool.DISK: "spec.disk"}
 
 
 def _shortage(rooms: Mapping[str, Room], wanted: Mapping[str, Quantity], code: str, is_whole: bool) -> str | None:

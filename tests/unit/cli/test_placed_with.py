@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from devalloc.controller.allocate import Allocator
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
@@ -73,3 +75,9 @@ def test_the_machine_of_another_namespace_is_explained_by_the_command_that_is_to
     told = devalloc("explain", "gpu", "-n", "team").out
     (command,) = (line.partition("devalloc ")[2] for line in told.splitlines() if "It is placed with machine" in line)
     assert "team/web" in devalloc(*command.split()).out
+
+
+def test_what_is_in_the_way_of_a_machine_is_a_field_of_its_own(devalloc: Shell) -> None:
+    told = devalloc("explain", "vm/analytics", "-f", str(Path(__file__).parents[3] / "examples/placed-machines")).out
+    assert "spec.memory: 96Gi, at most 64Gi fits" in told
+    assert "spec.claims" not in told
