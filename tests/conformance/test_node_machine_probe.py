@@ -30,7 +30,7 @@ def hangs(folder: Path) -> Path:
 def lives(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second where it ends between opening and reading
         return False
     return state not in "ZX"
 
