@@ -20,6 +20,7 @@ KUBERNETES = "1.37.1"
 CONTAINERD = "2.2.1"
 API_SERVER = {"kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver", "etcd": "go.etcd.io/etcd/server/v3"}
 NODE = {name: f"k8s.io/kubernetes/cmd/{name}" for name in ("kube-scheduler", "kube-controller-manager", "kubelet")}
+KUBECTL = {"kubectl": "k8s.io/kubernetes/cmd/kubectl"}
 RUNTIME = {name: f"./cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")}
 _RUNTIME_TAGS = "no_btrfs,no_zfs,no_devmapper"
 
@@ -38,6 +39,11 @@ def binaries(progress: Progress = lambda line: None) -> Path:
 def node_binaries(progress: Progress = lambda line: None) -> Path:
     """The folder that holds kube-scheduler, kube-controller-manager and kubelet. Raises Unavailable."""
     return _kubernetes(NODE, progress)
+
+
+def kubectl(progress: Progress = lambda line: None) -> Path:
+    """kubectl of the same version; one on PATH may be any. Raises Unavailable."""
+    return _kubernetes(KUBECTL, progress) / "kubectl"
 
 
 def runtime_binaries(progress: Progress = lambda line: None) -> Path:
@@ -140,7 +146,7 @@ if __name__ == "__main__":
     from tests.support.kube_node import why_not
 
     try:
-        for built in (binaries,) if why_not() else (binaries, node_binaries, runtime_binaries):
+        for built in (binaries, kubectl) if why_not() else (binaries, kubectl, node_binaries, runtime_binaries):
             print(built(lambda line: print(line, file=sys.stderr)))
     except Unavailable as reason:
         sys.exit(f"no Kubernetes: {reason}")
