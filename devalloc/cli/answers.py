@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from devalloc.cli.columns import devices_text
+from devalloc.api.inwords import devices_text
 from devalloc.cli.output import Cell, Styled, note, table
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ def _fleet(store: Store) -> None:
 
 
 def _claims(store: Store) -> None:
-    from devalloc.cli.columns import devices_text
+    from devalloc.api.inwords import devices_text
     from devalloc.cli.explanation import show
     from devalloc.controller.allocate import Allocator
     from devalloc_solver import solve_manifests

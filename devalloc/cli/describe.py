@@ -98,12 +98,11 @@ def _as_yaml(title: str, content: object) -> None:
 
 def _claim_facts(claim: Object) -> list[tuple[str, str]]:
     from devalloc.api import meta
-    from devalloc.cli.columns import claim_state
+    from devalloc.api.inwords import claim_state
 
     annotations = claim["metadata"].get("annotations", {})
-    state = claim_state(claim)
     return [
-        ("State", state if isinstance(state, str) else state[0]),
+        ("State", claim_state(claim)),
         ("Node", annotations.get(meta.ALLOCATED_NODE, "")),
         ("Prepared on", annotations.get(meta.PREPARED_ON, "")),
         ("Used by", ", ".join(map(str, claim.get("status", {}).get("podNames", [])))),
@@ -117,7 +116,7 @@ def _claim_facts(claim: Object) -> list[tuple[str, str]]:
 
 def _machines_of(store: SQLiteStore, claim: Object) -> list[str]:
     """The machines that name a claim, with where they are: it is placed with the first one."""
-    from devalloc.cli.columns import machine_node
+    from devalloc.api.inwords import machine_node
 
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace", "default")
     return [
@@ -128,11 +127,11 @@ def _machines_of(store: SQLiteStore, claim: Object) -> list[str]:
 
 
 def _machine_facts(machine: Object) -> list[tuple[str, str]]:
-    from devalloc.cli.columns import machine_node, machine_phase
+    from devalloc.api.inwords import machine_node, machine_phase
 
-    phase, status = machine_phase(machine), machine.get("status", {})
+    status = machine.get("status", {})
     return [
-        ("Phase", phase if isinstance(phase, str) else phase[0]),
+        ("Phase", machine_phase(machine)),
         ("Node", machine_node(machine)),
         ("Reason", status.get("reason", "")),
         ("Message", status.get("message", "")),

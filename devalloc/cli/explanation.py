@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from devalloc.cli.columns import devices_text
+from devalloc.api.inwords import devices_text
 from devalloc.cli.output import Cell, heading, table
 
 Answer = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from devalloc.api import meta
-from devalloc.cli.columns import attribute
+from devalloc.api.inwords import attribute
 from devalloc.cli.output import Cell, Styled, table
 
 if TYPE_CHECKING:

@@ -83,7 +83,7 @@ def _differences(before: Answer, now: Answer) -> Iterator[str]:
 
 
 def _brief(claim: Answer | None) -> str:
-    from devalloc.cli.columns import devices_text
+    from devalloc.api.inwords import devices_text
 
     if claim is None:
         return "no such claim"

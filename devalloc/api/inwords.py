@@ -1,0 +1,114 @@
+"""Claims, machines and pools in a few words, the same in every table and on the page.
+
+What is read are manifests as a store has them. Where they are not what the API says, AttributeError, KeyError or
+TypeError is raised: another program wrote that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from devalloc.api import meta
+
+Object = dict[str, Any]
+
+
+def devices_text(entries: Sequence[Object] | Object, *, limit: int | None = 4) -> str:
+    """Allocation entries, or those of an AllocationResult, as "pool/device (memory 3Gi)", at most ``limit`` of them.
+
+    A pool is named once for its run.
+    """
+    if isinstance(entries, Mapping):
+        entries = [_entry(one) for one in entries.get("devices", {}).get("results", [])]
+    shown = entries if limit is None or len(entries) <= limit else entries[: limit - 1]
+    texts, last = [], None
+    for entry in shown:
+        pool = entry["devicePoolName"]
+        amounts = ", ".join(f"{amount['name']} {amount['allocation']}" for amount in entry.get("allocations", []))
+        name = entry["deviceName"] if pool == last else f"{pool}/{entry['deviceName']}"
+        texts.append(f"{name} ({amounts})" if amounts else name)
+        last = pool
+    if len(shown) < len(entries):
+        texts.append(f"{len(entries) - len(shown)} more")
+    return ", ".join(texts)
+
+
+def _entry(result: Object) -> Object:
+    """A device of an AllocationResult in the form of an allocation entry."""
+    amounts = [{"name": name, "allocation": amount} for name, amount in result.get("consumedCapacity", {}).items()]
+    pool = f"{result['driver']}/{result['pool']}"
+    return {"devicePoolName": pool, "deviceName": result["device"], "allocations": amounts}
+
+
+def attribute(device_or_spec: Object, name: str) -> str:
+    """The value of an attribute as text, "" where there is none."""
+    for entry in device_or_spec.get("attributes", []):
+        if entry["name"] == name:
+            return next(str(value) for key, value in entry.items() if key != "name")
+    return ""
+
+
+def claim_state(claim: Object) -> str:
+    """Allocated, Prepared (its node has bound the devices), Pending, Releasing or Deleting."""
+    if claim["metadata"].get("deletionTimestamp"):
+        return "Deleting"
+    if annotation(claim, meta.RELEASE):
+        return "Releasing"
+    if meta.NODE_FINALIZER in claim["metadata"].get("finalizers", []):
+        return "Prepared"
+    return "Allocated" if claim.get("status", {}).get("allocations") else "Pending"
+
+
+def annotation(obj: Object, name: str) -> str:
+    """The value of an annotation, "" where there is none."""
+    return str(obj["metadata"].get("annotations", {}).get(name, ""))
+
+
+def wanted(claim: Object) -> str:
+    """What a claim asks for: "4 gpu, 1 vf"."""
+    return ", ".join(_detail(entry) for entry in claim.get("spec", {}).get("claims", []))
+
+
+def _detail(detail: Object) -> str:
+    if detail.get("oneOf"):
+        return " or ".join(_detail(alternative) for alternative in detail["oneOf"])
+    what = detail.get("deviceClass") or detail.get("deviceType") or "any device"
+    requests = dict(detail.get("requests", {}))
+    count = requests.pop("count", None)
+    amounts = " ".join(f"{amount} {name}" for name, amount in requests.items())
+    if amounts and count is None:
+        return f"{amounts} of {what}"
+    return f"{count or 1} {what}" + (f" with {amounts}" if amounts else "")
+
+
+def machine_node(machine: Object) -> str:
+    """The node of its spec, else the one that it was placed on."""
+    return str(machine["spec"].get("nodeName") or machine.get("status", {}).get("nodeName") or "")
+
+
+def machine_phase(machine: Object) -> str:
+    """Its phase; Pending while no node has said anything of it."""
+    return str(machine.get("status", {}).get("phase", "Pending"))
+
+
+def machine_amount(machine: Object, name: str) -> str:
+    """What it has of what it is to have: "2/4"."""
+    bounds = machine["spec"]["cpu" if name == "cpus" else name]
+    asked = str(bounds.get("use", bounds["min"]))
+    observed = machine.get("status", {}).get("observed", {}).get(name)
+    return asked if observed is None or str(observed) == asked else f"{observed}/{asked}"
+
+
+def pool_model(pool: Object) -> str:
+    """The card's model: its virtual functions, which come later, often have another."""
+    spec = pool.get("spec", {})
+    models = [attribute(spec, "model"), *(attribute(device, "model") for device in spec.get("devices", []))]
+    return next((model for model in models if model), "")
+
+
+def pool_numas(pool: Object) -> str:
+    """The NUMA nodes of its devices: "0,1"."""
+    spec = pool.get("spec", {})
+    values = [attribute(spec, "numa"), *(attribute(device, "numa") for device in spec.get("devices", []))]
+    return ",".join(dict.fromkeys(value for value in values if value))
