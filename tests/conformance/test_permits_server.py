@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
+from devalloc.controller.http import _Guard
 from devalloc.controller.permits import Host, Settings
-from devalloc.controller.permits.http import _Guard
 from devalloc.controller.permits.settings import server_tls
 from devalloc.scaling.eras import Era
 from devalloc.scaling.permits.ledger import Key

@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
+from devalloc.controller.http import Response
 from devalloc.controller.permits.book import Book
 from devalloc.controller.permits.draft import Draft, Granted, Told
 from devalloc.controller.permits.hosts import Host, Still
-from devalloc.controller.permits.http import Response
 from devalloc.controller.permits.lease import KIND as LEASE
 from devalloc.controller.permits.lease import Lease, Lost
 from devalloc.controller.permits.metrics import Metrics

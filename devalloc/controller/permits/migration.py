@@ -11,9 +11,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from devalloc.api.meta import parse_time
+from devalloc.controller.http import JSON, Response
 from devalloc.controller.permits.book import Book, leaving_by_age
 from devalloc.controller.permits.draft import PRESSURE, Granted, Told
-from devalloc.controller.permits.http import JSON, Response
 from devalloc.controller.permits.metrics import Metrics
 from devalloc.controller.permits.records import MIGRATING, SHOULD_MIGRATE, Condition
 from devalloc.scaling.permits.ledger import Key

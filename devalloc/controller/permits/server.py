@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from devalloc.controller.http import JSON, Bounds, Door, Response, has_hung_up, read_some
 from devalloc.controller.permits.book import Book, nothing_more, without_devices
 from devalloc.controller.permits.decider import KINDS, RETRY_SECONDS, Decider, Seen
 from devalloc.controller.permits.draft import Granted
 from devalloc.controller.permits.dump import dump
 from devalloc.controller.permits.hosts import CanMove, Hosts, Overhead, Still
-from devalloc.controller.permits.http import JSON, Bounds, Door, Response, has_hung_up, read_some
 from devalloc.controller.permits.lease import KIND as LEASE
 from devalloc.controller.permits.lease import Lease, Lost
 from devalloc.controller.permits.metrics import TYPE, Metrics

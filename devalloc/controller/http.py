@@ -12,9 +12,9 @@ import logging
 import resource
 import select
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from aiohttp import ClientError, web
@@ -40,6 +40,8 @@ class Response:
     status: int
     body: bytes
     type: str = PLAIN
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """More of them."""
 
 
 Respond = Callable[[web.BaseRequest], Awaitable[Response]]
@@ -139,9 +141,8 @@ class Door:
         finally:
             if guard is not None:
                 guard.end()
-        return web.Response(
-            status=response.status, body=response.body, headers={"Content-Type": response.type, "Server": "devalloc"}
-        )
+        headers = {**response.headers, "Content-Type": response.type, "Server": "devalloc"}
+        return web.Response(status=response.status, body=response.body, headers=headers)
 
     async def _answered(self, request: web.BaseRequest) -> Response:
         if not self._knows(request):

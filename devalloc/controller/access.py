@@ -1,0 +1,77 @@
+"""Whether somebody may read a path, as the cluster says: who a token is, and what that one may do (T31).
+
+Asked is what Kubernetes' own components ask: a TokenReview, then a SubjectAccessReview for ``get`` of the path, which
+a role allows by ``nonResourceURLs``. Answers are kept for a few seconds, so that one who looks every second is not
+three requests a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+Post = Callable[[str, Object], Object]
+"""Creates an object at a path of the API server and returns what it answers. Raises whatever it raises."""
+
+KEPT_SECONDS = 10.0
+MOST_KEPT = 1000
+MAX_TOKEN = 16 << 10
+TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
+ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+class Access:
+    """Use from any thread; a call may take as long as the API server does."""
+
+    def __init__(self, post: Post, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._post = post
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
+
+    def status(self, token: str | None, path: str) -> int:
+        """Of HTTP: 200 where it may be read, 401 without a good token, 403, or 503 where nobody can tell."""
+        if not token or len(token) > MAX_TOKEN:
+            return 401
+        key, now = (hashlib.sha256(token.encode("utf-8", "replace")).digest(), path), self._clock()
+        with self._lock:
+            status, since = self._known.get(key, (0, -KEPT_SECONDS))
+        if now - since < KEPT_SECONDS:
+            return status
+        try:
+            status = self._asked(token, path)
+        except Exception as error:  # whatever way to the API server there is
+            log.warning("the API server does not tell who may read %s: %s", path, error)
+            return 503
+        with self._lock:
+            if len(self._known) >= MOST_KEPT:
+                self._known.clear()
+            self._known[key] = status, now
+        return status
+
+    def _asked(self, token: str, path: str) -> int:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        told = _map(self._post(TOKENS, review).get("status"))
+        user = _map(told.get("user"))
+        if told.get("authenticated") is not True or not user.get("username"):
+            return 401
+        spec = {
+            "user": user["username"],
+            "uid": user.get("uid", ""),
+            "groups": user.get("groups") or [],
+            "extra": user.get("extra") or {},
+            "nonResourceAttributes": {"path": path, "verb": "get"},
+        }
+        asked = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        return 200 if _map(self._post(ACCESS, asked).get("status")).get("allowed") is True else 403
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,122 @@
+"""What the controller shows over HTTP: health for whoever asks, all else for those who may read it.
+
+Pages are mounted by their path; one that ends in ``/`` is also answered for all below it. They only show: there is no
+other method than GET.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from devalloc.controller.access import Access
+from devalloc.controller.http import Bounds, Door, Response
+
+log = logging.getLogger(__name__)
+
+PORT = 10301
+LOOK_SECONDS = 60.0
+"""How often a certificate is read again, which somebody renews."""
+_REFUSED = {
+    401: b"a token is needed: Authorization: Bearer ...",
+    403: b"this user may not read this path; a ClusterRole with nonResourceURLs and the verb get allows it",
+    503: b"the API server does not tell who may read this; try again",
+}
+_SAFE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is answered at a path."""
+
+    respond: Callable[[web.BaseRequest], Awaitable[Response]]
+    """In the site's event loop: what takes long belongs into a thread."""
+    is_open: bool = False
+    """Anybody may read it."""
+
+
+class Site:
+    """The pages at one port. ``run`` in a thread."""
+
+    def __init__(
+        self,
+        pages: Mapping[str, Page],
+        access: Access | None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        tls: ssl.SSLContext | None = None,
+        certificate: tuple[str, str] | None = None,
+        on_ready: Callable[[tuple[str, int]], None] = lambda address: None,
+    ) -> None:
+        """``access`` None: whoever can connect may read all pages, which is for loopback. ``certificate``: the files
+        that ``tls`` was made of, to be read again when they change. ``on_ready``: told host and port in the site's
+        thread."""
+        self._pages = dict(pages)
+        self._access = access
+        self._at = host, port
+        self._tls = tls
+        self._certificate = certificate
+        self._on_ready = on_ready
+        # Apart from the loop's own threads: what pages do there must not keep tokens from being looked at.
+        self._asking = ThreadPoolExecutor(4, "access")
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until ``stop`` is set. Raises OSError where it cannot listen."""
+        try:
+            asyncio.run(self._run(stop))
+        finally:
+            self._asking.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, stop: threading.Event) -> None:
+        door = Door(self._respond, Bounds(connections=256))
+        address = await door.listen(*self._at, self._tls)
+        renewing = asyncio.create_task(self._renew())
+        try:
+            self._on_ready(address)
+            while not stop.is_set():
+                await asyncio.sleep(0.1)
+        finally:
+            renewing.cancel()
+            await door.close()
+
+    async def _renew(self) -> None:
+        while self._tls is not None and self._certificate is not None:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                self._tls.load_cert_chain(*self._certificate)
+            except (OSError, ssl.SSLError) as error:
+                log.warning(
+                    "the certificate %s cannot be read; going on with the last one: %s", self._certificate, error
+                )
+
+    async def _respond(self, request: web.BaseRequest) -> Response:
+        page = self._page(request.path)
+        if page is None:
+            return Response(404, b"there is nothing here", headers=_SAFE)
+        if request.method not in ("GET", "HEAD"):
+            return Response(405, b"must be GET", headers={**_SAFE, "Allow": "GET, HEAD"})
+        if not page.is_open and self._access is not None:
+            scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+            given = token.strip() if scheme.lower() == "bearer" else None
+            loop = asyncio.get_running_loop()
+            status = await loop.run_in_executor(self._asking, self._access.status, given, request.path)
+            if status != 200:
+                asked = {"WWW-Authenticate": 'Bearer realm="devalloc"'} if status == 401 else {}
+                return Response(status, _REFUSED[status], headers={**_SAFE, **asked})
+        answer = await page.respond(request)
+        return Response(answer.status, answer.body, answer.type, {**_SAFE, **answer.headers})
+
+    def _page(self, path: str) -> Page | None:
+        """The one at this path, or at the longest folder that it is below."""
+        if path in self._pages:
+            return self._pages[path]
+        below = [folder for folder in self._pages if folder.endswith("/") and path.startswith(folder)]
+        return self._pages[max(below, key=len)] if below else None

@@ -1,0 +1,134 @@
+"""What is shown over HTTP: to whom, and what else is answered."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from devalloc.controller.access import ACCESS, TOKENS, Access
+from devalloc.controller.certificate import self_signed
+from devalloc.controller.http import Response
+from devalloc.controller.site import Page, Site
+
+
+class Cluster:
+    """Who tokens are, and who may read what. Counts what it is asked."""
+
+    def __init__(self, users: Mapping[str, str], rights: set[tuple[str, str]]) -> None:
+        self.users, self.rights, self.asked = users, rights, 0
+        self.is_away = False
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.asked += 1
+        if self.is_away:
+            raise OSError("no route to host")
+        if path == TOKENS:
+            name = self.users.get(body["spec"]["token"])
+            user = {"username": name, "groups": ["g"], "extra": {"e": ["1"]}}
+            return {"status": {"authenticated": True, "user": user} if name else {"error": "unknown"}}
+        assert path == ACCESS
+        spec = body["spec"]
+        assert (spec["groups"], spec["extra"], spec["nonResourceAttributes"]["verb"]) == (["g"], {"e": ["1"]}, "get")
+        return {"status": {"allowed": (spec["user"], spec["nonResourceAttributes"]["path"]) in self.rights}}
+
+
+async def shown(request: web.BaseRequest) -> Response:
+    return Response(200, b"shown " + request.path.encode(), headers={"X-Page": "1"})
+
+
+PAGES = {"/healthz": Page(shown, is_open=True), "/metrics": Page(shown), "/page/": Page(shown)}
+
+
+@contextmanager
+def served(access: Access | None, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    stop, ready, at = threading.Event(), threading.Event(), []
+
+    def on_ready(address: tuple[str, int]) -> None:
+        at.append(address)
+        ready.set()
+
+    thread = threading.Thread(target=Site(PAGES, access, port=0, tls=tls, on_ready=on_ready).run, args=(stop,))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield f"{'http' if tls is None else 'https'}://{at[0][0]}:{at[0][1]}"
+    finally:
+        stop.set()
+        thread.join()
+
+
+def ask(url: str, token: str | None = None, method: str = "GET") -> tuple[int, bytes, Mapping[str, str]]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    context = ssl._create_unverified_context()
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers, method=method), timeout=60, context=context
+        ) as answer:
+            return answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), error.headers
+
+
+def test_health_is_for_all_and_the_rest_for_those_who_may_read_it() -> None:
+    cluster = Cluster({"good": "reader", "other": "stranger"}, {("reader", "/metrics"), ("reader", "/page/a")})
+    with served(Access(cluster.post)) as url:
+        assert ask(f"{url}/healthz")[:2] == (200, b"shown /healthz")
+        status, _, headers = ask(f"{url}/metrics")
+        assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="devalloc"')
+        assert ask(f"{url}/metrics", "made up")[0] == 401
+        assert ask(f"{url}/metrics", "other")[0] == 403
+        status, body, headers = ask(f"{url}/metrics", "good")
+        assert (status, body, headers["X-Page"]) == (200, b"shown /metrics", "1")
+        assert headers["Cache-Control"] == "no-store"
+        assert ask(f"{url}/page/a", "good")[1] == b"shown /page/a"
+        assert ask(f"{url}/page/b", "good")[0] == 403, "a right is for a path"
+
+
+def test_what_is_not_there_and_what_is_not_looking_is_refused() -> None:
+    with served(None) as url:
+        assert ask(f"{url}/page/x/y")[0] == 200
+        assert ask(f"{url}/page")[0] == 404
+        assert ask(f"{url}/metrics/")[0] == 404
+        status, _, headers = ask(f"{url}/metrics", method="POST")
+        assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_an_api_server_that_is_away_lets_nobody_in_and_is_asked_again() -> None:
+    cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
+    cluster.is_away = True
+    with served(Access(cluster.post)) as url:
+        assert ask(f"{url}/metrics", "good")[0] == 503
+        cluster.is_away = False
+        assert ask(f"{url}/metrics", "good")[0] == 200
+
+
+def test_answers_are_kept_for_some_seconds() -> None:
+    cluster = Cluster({"good": "reader"}, {("reader", "/metrics")})
+    now = 0.0
+    access = Access(cluster.post, clock=lambda: now)
+    assert [access.status("good", "/metrics") for _ in range(5)] == [200] * 5
+    assert cluster.asked == 2
+    cluster.rights.clear()
+    now = 11.0
+    assert access.status("good", "/metrics") == 403
+    assert access.status("g" * 100_000, "/metrics") == 401
+    assert cluster.asked == 4
+
+
+@pytest.mark.parametrize("told", [{}, {"status": None}, {"status": {"authenticated": "yes"}}, {"status": []}])
+def test_an_answer_that_says_nothing_lets_nobody_in(told: dict[str, Any]) -> None:
+    post: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda path, body: told  # noqa: E731
+    assert Access(post).status("good", "/metrics") == 401
+
+
+def test_a_certificate_of_its_own_where_there_is_no_other() -> None:
+    with served(None, self_signed(["localhost", "127.0.0.1"])) as url:
+        assert ask(f"{url}/healthz")[0] == 200
