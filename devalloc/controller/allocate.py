@@ -181,12 +181,13 @@ class Allocator:
         ``basis``: what the decision rests on. A node that only says how its devices are breaks the fence as well; while
         nothing of this changed the decision holds, and long ones would otherwise never be written on a busy host.
         """
-        left = [] if self._stop.is_set() else list(units)
+        if self._stop.is_set() or not units:
+            return {}
         renewals = _RENEWALS
-        while left:
-            changes = [change for unit in left for change in unit.changes]
+        while True:
             try:
-                done = self._store.commit(changes, fence)
+                outcomes = self._store.commit_each([unit.changes for unit in units], fence)
+                break
             except FenceBroken as broken:
                 if fence is not None and renewals:
                     now = self._store.list(EXCLUSIVE_SPECS | EXCLUSIVE_STATUSES)
@@ -195,14 +196,13 @@ class Allocator:
                         continue
                 log.info("decided on a state that is over, deciding again: %s", broken)
                 return {}
-            except Conflict as conflict:
-                log.info("left for the next round: %s", conflict)
-                kept = [unit for unit in left if not unit.keys & conflict.conflicts.keys()]
-                assert len(kept) < len(left), "a conflict names one of the changes"
-                left = kept
+        written: dict[Key, Object] = {}
+        for outcome in outcomes:
+            if isinstance(outcome, Conflict):
+                log.info("left for the next round: %s", outcome)
             else:
-                return {Key.of(obj): obj for obj in done}
-        return {}
+                written |= {Key.of(obj): obj for obj in outcome}
+        return written
 
     def _publish_availability(self, state: Sequence[Object]) -> tuple[int, int, int]:
         """Write availableDevices where it differs; returns the numbers of pools, devices and available devices."""
@@ -232,7 +232,7 @@ class Allocator:
         """Until somebody else changed something after ``version``, the resync is due, or ``stop`` is set."""
         with closing(self._store.watch(None, version, timeout=self._settings.resync, stop=stop)) as events:
             for event in events:
-                if event.resource_version not in self._own_writes:
+                if event.object["metadata"]["resourceVersion"] not in self._own_writes:
                     stop.wait(self._settings.batch)
                     return
 

@@ -96,7 +96,7 @@ def _commit(
             for pool in pools
         ]
         try:
-            done = store.commit(changes)
+            done = store.commit(changes).objects
         except Conflict:
             continue
         before = [pool["metadata"]["resourceVersion"] for pool in pools]

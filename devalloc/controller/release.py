@@ -55,7 +55,7 @@ def _released(store: Store, claim: Object, force: bool) -> Outcome:
 def _abandoned(store: Store, claim: Object) -> Outcome:
     """The status goes first: a claim that holds devices is never seen without its mark."""
     if allocations(claim):
-        (claim,) = store.commit([released(claim)])
+        (claim,) = store.commit([released(claim)]).objects
     left = [name for name in claim["metadata"]["finalizers"] if name != meta.NODE_FINALIZER]
     annotations = {k: v for k, v in claim["metadata"].get("annotations", {}).items() if k != meta.PREPARED_ON}
     store.replace({**claim, "metadata": {**claim["metadata"], "finalizers": left, "annotations": annotations}})

@@ -13,7 +13,7 @@ from devalloc.store.errors import (
     Unusable,
 )
 from devalloc.store.key import Key, Object
-from devalloc.store.protocol import Change, Event, EventType, Fence, Listing, Store
+from devalloc.store.protocol import Change, Event, EventType, Fence, Listing, Store, Written
 
 __all__ = [
     "AlreadyExists",
@@ -34,4 +34,5 @@ __all__ = [
     "StoreError",
     "Unavailable",
     "Unusable",
+    "Written",
 ]

@@ -19,12 +19,14 @@ an object of one kind, namespace and name.
 
 from __future__ import annotations
 
+import builtins
 import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from devalloc.store.errors import Conflict
 from devalloc.store.key import Key, Object
 
 
@@ -38,22 +40,30 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """One change; for DELETED, ``object`` is the last state, at the resourceVersion of its deletion."""
+    """One change; for DELETED, ``object`` is the last state."""
 
     type: EventType
     object: Object
-
-    @property
-    def resource_version(self) -> str:
-        """Where a later watch resumes."""
-        return str(self.object["metadata"]["resourceVersion"])
+    resource_version: str
+    """The place in the store's history where a later watch resumes: a decimal number that grows. Which state of the
+    object this is its own metadata say."""
 
 
 class Listing(NamedTuple):
-    """Objects ordered by kind, namespace and name, and the resourceVersion from which to watch for later changes."""
+    """Objects ordered by kind, namespace and name, and the place in the store's history that they are of: from it a
+    watch tells later changes, and a fence holds."""
 
     objects: list[Object]
     resource_version: str
+
+
+class Written(NamedTuple):
+    """Objects as ``commit`` stored them, in the order of its changes."""
+
+    objects: list[Object]
+    resource_version: str
+    """A place in the store's history up to which nothing that the fence forbids happened but this commit: the next
+    fence may be of it."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +130,21 @@ class Store(Protocol):
     def replace_status(self, obj: Object) -> Object:
         """Write status only (without one: remove it); returns the object as stored. Raises NotFound, Conflict."""
 
-    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Sequence[Object]:
-        """Write status and annotations of several objects, all or none; returns them as stored.
+    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Written:
+        """Write status and annotations of several objects, all or none.
 
         Raises FenceBroken that lists what the fence forbids and happened, or else Conflict that lists every object of
         ``changes`` that has changed or is gone; Expired for a fence that is too old to tell, or of another store. No
         crash leaves a part.
+        """
+
+    def commit_each(
+        self, units: Sequence[Sequence[Change]], fence: Fence | None = None
+    ) -> builtins.list[Sequence[Object] | Conflict]:
+        """As ``commit`` for each unit by itself: its objects as stored, or why it was not written. No two units change
+        one object.
+
+        Raises FenceBroken and Expired, and then nothing of any unit is written.
         """
 
     def delete(

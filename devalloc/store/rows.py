@@ -109,7 +109,7 @@ class Rows:
                 f"SELECT version, content FROM tombstones WHERE version > ? AND {where}", (since, *parameters)
             )
             found += [(version, EventType.DELETED, content) for version, content in deleted]
-        return [Event(what, lifecycle.decode(content)) for _, what, content in sorted(found)], int(newest)
+        return [Event(what, lifecycle.decode(content), str(at)) for at, what, content in sorted(found)], int(newest)
 
     def broken(self, fence: Fence) -> dict[Key, str]:
         """What the fence forbids and happened."""

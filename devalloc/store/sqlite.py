@@ -8,6 +8,7 @@ Restoring a backup: ``restore``.
 
 from __future__ import annotations
 
+import builtins
 import logging
 import sqlite3
 import threading
@@ -25,7 +26,7 @@ from devalloc.store.errors import AlreadyExists, Conflict, Expired, FenceBroken,
 from devalloc.store.key import Key, Object
 from devalloc.store.lease import hold
 from devalloc.store.paths import file_at, log_of, prepare_folder
-from devalloc.store.protocol import Change, Event, Fence, Listing
+from devalloc.store.protocol import Change, Event, Fence, Listing, Written
 from devalloc.store.rows import Rows, another, changed, version_of
 
 log = logging.getLogger(__name__)
@@ -115,26 +116,23 @@ class SQLiteStore:
             key, old = rows.current(obj)
             return rows.update(key, old, lifecycle.plain(lifecycle.with_status(old, obj.get("status"))))
 
-    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Sequence[Object]:
+    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Written:
         with self._transaction() as rows:
-            if fence is not None and (broken := rows.broken(fence)):
-                raise FenceBroken(broken)
-            conflicts, olds = {}, []
-            for change in changes:
-                old = rows.find(change.key)
-                if old is None:
-                    conflicts[change.key] = f"{change.key} is gone"
-                elif old["metadata"]["resourceVersion"] != change.resource_version:
-                    conflicts[change.key] = changed(change.key, old, change.resource_version)
-                else:
-                    olds.append(old)
-            if conflicts:
-                raise Conflict(conflicts)
-            done = []
-            for change, old in zip(changes, olds, strict=True):
-                new = lifecycle.annotated(lifecycle.with_status(old, change.status), change.annotations)
-                done.append(rows.update(change.key, old, lifecycle.plain(new)))
-            return done
+            _hold(rows, fence)
+            return Written(_write(rows, changes), str(rows.version()))
+
+    def commit_each(
+        self, units: Sequence[Sequence[Change]], fence: Fence | None = None
+    ) -> builtins.list[Sequence[Object] | Conflict]:
+        done: builtins.list[Sequence[Object] | Conflict] = []
+        with self._transaction() as rows:
+            _hold(rows, fence)
+            for unit in units:
+                try:
+                    done.append(_write(rows, unit))
+                except Conflict as conflict:
+                    done.append(conflict)
+        return done
 
     def delete(
         self,
@@ -230,6 +228,32 @@ class SQLiteStore:
         self._log = file_at(log_of(self.path))
         before.close()
         log.warning("the store %s was replaced, by a restore; going on with what is there now", self.path)
+
+
+def _hold(rows: Rows, fence: Fence | None) -> None:
+    """Raises FenceBroken, Expired."""
+    if fence is not None and (broken := rows.broken(fence)):
+        raise FenceBroken(broken)
+
+
+def _write(rows: Rows, changes: Sequence[Change]) -> list[Object]:
+    """All of them, as stored; a Conflict is raised before the first is written."""
+    conflicts, olds = {}, []
+    for change in changes:
+        old = rows.find(change.key)
+        if old is None:
+            conflicts[change.key] = f"{change.key} is gone"
+        elif old["metadata"]["resourceVersion"] != change.resource_version:
+            conflicts[change.key] = changed(change.key, old, change.resource_version)
+        else:
+            olds.append(old)
+    if conflicts:
+        raise Conflict(conflicts)
+    done = []
+    for change, old in zip(changes, olds, strict=True):
+        new = lifecycle.annotated(lifecycle.with_status(old, change.status), change.annotations)
+        done.append(rows.update(change.key, old, lifecycle.plain(new)))
+    return done
 
 
 def _kinds(kinds: str | Iterable[str] | None) -> frozenset[str] | None:

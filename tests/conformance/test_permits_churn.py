@@ -49,7 +49,7 @@ class Judging(SQLiteStore):
         before = {key_of(obj): obj for obj in self.list(KIND).objects}
         done = super().commit(changes, fence)
         self.writes += 1
-        after = before | {key_of(obj): obj for obj in done}
+        after = before | {key_of(obj): obj for obj in done.objects}
         had, has = (begun(objects.values()).nodes["node-a"] for objects in (before, after))
         if has.counted.exceeds(has.total.most(had.counted)):
             self.wrong.append(f"{has.counted} is taken of {has.total}, and was {had.counted}")

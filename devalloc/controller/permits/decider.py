@@ -39,6 +39,7 @@ from devalloc.store import (
     Object,
     Store,
     StoreError,
+    Written,
 )
 
 log = logging.getLogger(__name__)
@@ -300,15 +301,14 @@ class Decider:
                 await self._reread([(key.namespace or "default", key.name) for key in conflict.conflicts])
             else:
                 self._metrics.commits.labels("done").inc()
-                draft.adopt(stored)
-                # The fence held: up to here there is nothing that anybody else wrote.
-                self.seen = str(max(int(self.seen), *(int(obj["metadata"]["resourceVersion"]) for obj in stored)))
+                draft.adopt(stored.objects)
+                self.seen = stored.resource_version
                 self._tell(told)
                 return True
         _answer_all(asked, Response(503, b"the VirtualMachine keeps changing; ask again"))
         return False
 
-    def _commit(self, changes: Sequence[Change]) -> Sequence[Object]:
+    def _commit(self, changes: Sequence[Change]) -> Written:
         began = time.perf_counter()
         try:
             with nullcontext(self._hosts) if self._still is None else self._still() as hosts:

@@ -254,7 +254,7 @@ class TestExclusivity:
             """A store in which a node says something before every commit."""
 
             def __getattr__(self, name: str) -> Any:
-                if name == "commit":
+                if name == "commit_each":
                     claim = store.get("DeviceClaim", "default", "a")
                     names = [str(next(said))]
                     store.replace_status({**claim, "status": {**claim["status"], "podNames": names}})

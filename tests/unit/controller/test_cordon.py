@@ -98,13 +98,13 @@ class TestPublication:
         publisher = Publisher(store, "n")
         publisher.publish(published(gpu_pool()))
         put(store, "p/d0")
-        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store)))
+        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store), "1"))
         assert publisher.publish(published(gpu_pool())) == Published(updated=("p",))
         assert reasons(pool(store)) == {"d0": f"cordoned: {WHY}"}
-        assert not publisher.overwritten(Event(EventType.MODIFIED, pool(store)))
+        assert not publisher.overwritten(Event(EventType.MODIFIED, pool(store), "1"))
         assert Publisher(store, "n").publish(published(gpu_pool())) == Published(), "after a restart it is the same"
         put(store, "p/d0", None)
-        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store)))
+        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store), "1"))
         publisher.publish(published(gpu_pool()))
         assert reasons(pool(store)) == {}
 
@@ -125,7 +125,7 @@ class TestPublication:
         assert reasons(pool(store)) == {"d0": f"cordoned: {WHY}"}
         publisher.publish([])
         put(store, "d0", None)
-        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store)))
+        assert publisher.overwritten(Event(EventType.MODIFIED, pool(store), "1"))
         assert publisher.publish([]) == Published(deleted=("p",))
 
     def test_a_card_that_comes_to_a_cordoned_node_is_cordoned(self, store: SQLiteStore) -> None:

@@ -91,18 +91,18 @@ def test_keeps_what_others_put_on_its_pools(store: SQLiteStore, publisher: Publi
 def test_knows_when_a_pool_of_its_own_was_overwritten(store: SQLiteStore, publisher: Publisher) -> None:
     publisher.publish(found(gpu_pool("a")))
     pool = store.get("DevicePool", None, "a")
-    assert not publisher.overwritten(Event(EventType.ADDED, pool))
+    assert not publisher.overwritten(Event(EventType.ADDED, pool, "1"))
     status = store.replace_status({**pool, "status": {"availableDevices": 1}})
-    assert not publisher.overwritten(Event(EventType.MODIFIED, status))
+    assert not publisher.overwritten(Event(EventType.MODIFIED, status, "1"))
     edited = store.replace({**status, "spec": {**pool["spec"], "devices": []}})
-    assert publisher.overwritten(Event(EventType.MODIFIED, edited))
+    assert publisher.overwritten(Event(EventType.MODIFIED, edited, "1"))
     assert publisher.publish(found(gpu_pool("a"))) == Published(updated=("a",))
-    assert not publisher.overwritten(Event(EventType.MODIFIED, store.get("DevicePool", None, "a")))
-    assert publisher.overwritten(Event(EventType.DELETED, store.delete("DevicePool", None, "a")))
+    assert not publisher.overwritten(Event(EventType.MODIFIED, store.get("DevicePool", None, "a"), "1"))
+    assert publisher.overwritten(Event(EventType.DELETED, store.delete("DevicePool", None, "a"), "1"))
     assert publisher.publish(found(gpu_pool("a"))) == Published(created=("a",))
     publisher.publish([])
-    assert not publisher.overwritten(Event(EventType.DELETED, edited))
-    assert not publisher.overwritten(Event(EventType.MODIFIED, gpu_pool("handmade")))
+    assert not publisher.overwritten(Event(EventType.DELETED, edited, "1"))
+    assert not publisher.overwritten(Event(EventType.MODIFIED, gpu_pool("handmade"), "1"))
 
 
 def test_a_store_that_fails_is_an_error(store: SQLiteStore, publisher: Publisher) -> None:

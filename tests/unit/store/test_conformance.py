@@ -165,7 +165,7 @@ class TestReplace:
         listed = store.list()
         assert store.replace(made) == made
         assert store.replace_status(made) == made
-        assert list(store.commit([Change(A, version(made), made["status"], {"absent": None})])) == [made]
+        assert store.commit([Change(A, version(made), made["status"], {"absent": None})]).objects == [made]
         assert store.list() == listed
         assert seen(store, listed.resource_version) == []
 
@@ -196,7 +196,7 @@ class TestCommit:
                 Change(A, version(a), {"podNames": ["x"]}, {"drop": None, "new": "2"}),
                 Change(Key("DeviceClaim", "default", "b"), version(b), None, {"reason": "Nothing"}),
             ]
-        )
+        ).objects
         assert list(after) == store.list().objects
         assert after[0]["status"] == {"podNames": ["x"]}
         assert after[0]["metadata"]["annotations"] == {"keep": "1", "new": "2"}
@@ -309,6 +309,50 @@ class TestCommit:
         with pytest.raises(Invalid):
             store.replace_status({**made, "status": {"a": float("inf")}})
         assert store.get(*A) == made
+
+
+class TestCommitEach:
+    def test_a_unit_that_conflicts_costs_only_itself(self, store: Store) -> None:
+        a, b, c, d = (store.create(claim(name)) for name in "abcd")
+        late = store.replace_status({**c, "status": {"podNames": ["mine"]}})
+        store.delete(*Key.of(d))
+
+        def change(obj: Object) -> Change:
+            return Change(Key.of(obj), version(obj), {"podNames": ["x"]}, {"x": "1"})
+
+        first, second, third = store.commit_each([[change(a)], [change(b), change(c)], [change(d)]])
+        assert not isinstance(first, Conflict)
+        assert [obj["metadata"]["name"] for obj in first] == ["a"]
+        assert isinstance(second, Conflict)
+        assert [key.name for key in second.conflicts] == ["c"]
+        assert isinstance(third, Conflict)
+        assert [key.name for key in third.conflicts] == ["d"]
+        assert store.list().objects == [*first, b, late]
+        assert first[0]["status"] == {"podNames": ["x"]}
+        assert first[0]["metadata"]["annotations"] == {"x": "1"}
+
+    def test_a_broken_fence_stops_all(self, store: Store) -> None:
+        a, b = store.create(claim("a")), store.create(claim("b"))
+        fence = Fence(store.list().resource_version, specs=frozenset({"DevicePool"}))
+        store.create(pool())
+        before = store.list()
+        with pytest.raises(FenceBroken):
+            store.commit_each([[Change(Key.of(obj), version(obj), {"podNames": ["x"]})] for obj in (a, b)], fence)
+        assert store.list() == before
+
+    def test_nothing_is_nothing(self, store: Store) -> None:
+        assert store.commit_each([]) == []
+
+
+def test_a_fence_goes_on_from_what_was_written_under_it(store: Store) -> None:
+    a = store.create(claim("a"))
+    kinds = frozenset({"DeviceClaim"})
+    at = store.list().resource_version
+    for number in range(3):
+        (a,), at = store.commit([Change(A, version(a), {"podNames": [str(number)]})], Fence(at, statuses=kinds))
+    store.replace_status({**a, "status": {}})
+    with pytest.raises(FenceBroken):
+        store.commit([Change(A, version(a), {"podNames": ["x"]})], Fence(at, statuses=kinds))
 
 
 class TestDelete:
@@ -430,7 +474,7 @@ class TestWatch:
         since = store.list().resource_version
         marked = store.delete(*A)
         (event,) = store.watch(None, since, timeout=0)
-        assert event == Event(EventType.MODIFIED, marked)
+        assert event == Event(EventType.MODIFIED, marked, event.resource_version)
         del marked["metadata"]["finalizers"]
         store.replace(marked)
         assert seen(store, event.resource_version) == [(EventType.DELETED, "a")]

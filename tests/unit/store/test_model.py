@@ -136,7 +136,7 @@ class StoreMachine(RuleBasedStateMachine):
             since = int(listing.resource_version)
             blocked |= any(at > since for at in self.status_writes if at in gone)
         try:
-            done = self.store.commit(changes, fence)
+            done = self.store.commit(changes, fence).objects
         except Conflict:
             return
         assert not blocked
