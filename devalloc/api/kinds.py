@@ -42,10 +42,10 @@ def _kind(model: type[ApiModel], api_version: str, short: tuple[str, ...], *, na
 KINDS: dict[str, Kind] = {
     kind.kind: kind
     for kind in (
-        _kind(DevicePool, DEVMGMT, ("dp",), namespaced=False, plural="devicepools"),
-        _kind(DeviceClass, DEVMGMT, ("dc",), namespaced=False, plural="deviceclasses"),
+        _kind(DevicePool, DEVMGMT, ("dpool",), namespaced=False, plural="devicepools"),
+        _kind(DeviceClass, DEVMGMT, ("dclass",), namespaced=False, plural="deviceclasses"),
         _kind(DeviceClaim, DEVMGMT, ("dclaim",), namespaced=True, plural="deviceclaims"),
-        _kind(VirtualMachine, DEVALLOC, ("vm",), namespaced=True, plural="virtualmachines"),
+        _kind(VirtualMachine, DEVALLOC, ("vmachine",), namespaced=True, plural="virtualmachines"),
         _kind(VfioConfig, DEVALLOC, (), namespaced=True, plural="vfioconfigs"),
         _kind(VfConfig, DEVALLOC, (), namespaced=True, plural="vfconfigs"),
         _kind(VgpuConfig, DEVALLOC, (), namespaced=True, plural="vgpuconfigs"),
@@ -54,9 +54,14 @@ KINDS: dict[str, Kind] = {
 """By kind, such as "DevicePool"."""
 
 
+_WORDS = {"vm": "virtualmachine"}
+"""What the command calls a kind; in clusters others have that short name."""
+
+
 def find_kind(word: str) -> Kind | None:
-    """The kind that somebody means by "DevicePool", "devicepools", "dp", "dp.devmgmtproto.k8s.io" and the like."""
+    """The kind for "DevicePool", "devicepools", "dpool", "dpool.devmgmtproto.k8s.io" and the like."""
     name, _, group = word.lower().partition(".")
+    name = _WORDS.get(name, name)
     for kind in KINDS.values():
         if name in (kind.singular, kind.plural, *kind.short_names) and group in ("", kind.group):
             return kind

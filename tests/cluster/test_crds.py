@@ -13,6 +13,8 @@ import pytest
 from devalloc.api import crds
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS, Kind
+from devalloc.controller.decision import decide
+from devalloc_solver import solve_manifests
 from tests.support.change import changed
 from tests.support.good_manifests import examples, good, good_manifests
 from tests.support.kube import Answer, Cluster
@@ -193,16 +195,97 @@ def test_discovery_tells_short_names_and_categories(installed: Cluster) -> None:
             assert (f"{kind.plural}/status" in resources) == ("status" in kind.model.model_fields)
 
 
-def test_tables_show_the_printer_columns(installed: Cluster) -> None:
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+
+
+def shown(cluster: Cluster, path: str) -> tuple[list[str], list[str], dict[str, list[Any]]]:
+    """Headings, those of ``-o wide``, and the cells of each object by its name."""
+    table = cluster.get(path, accept=TABLE).content
+    columns = [(column["name"], column["priority"]) for column in table["columnDefinitions"]]
+    rows = {row["cells"][0]: row["cells"] for row in table["rows"]}
+    return [name for name, wide in columns if not wide], [name for name, wide in columns if wide], rows
+
+
+def test_pools_are_shown_and_selected_by_their_node(installed: Cluster) -> None:
     pools = path_of(KINDS["DevicePool"])
     assert installed.create(pools, good("DevicePool")).ok
     try:
-        table = installed.get(pools, accept="application/json;as=Table;v=v1;g=meta.k8s.io").content
-        headings = [column["name"] for column in table["columnDefinitions"]]
-        assert headings == ["Name", "Node", "Driver", "Available", "Age"]
-        assert table["rows"][0]["cells"][:3] == ["node-a-0000-08-00", "node-a", "gpu.devalloc.io"]
+        narrow, wide, rows = shown(installed, pools)
+        assert narrow == ["Name", "Node", "Driver", "Available", "Age"]
+        assert wide == ["Node cordoned", "Cordoned"]
+        assert rows["node-a-0000-08-00"][:3] == ["node-a-0000-08-00", "node-a", "gpu.devalloc.io"]
+        for node, names in (("node-a", ["node-a-0000-08-00"]), ("node-b", [])):
+            found = installed.get(f"{pools}?fieldSelector=spec.nodeName%3D{node}").content["items"]
+            assert [pool["metadata"]["name"] for pool in found] == names
     finally:
         installed.delete(f"{pools}/node-a-0000-08-00")
+
+
+def test_claims_show_what_they_hold_or_why_not(installed: Cluster) -> None:
+    """As the allocator writes it: the columns are those that a user of kubectl reads."""
+    claims, gpus = path_of(KINDS["DeviceClaim"], "team-a"), good("DevicePool")
+    detail = {"deviceClass": "gpu", "constraints": "device.function == 'whole'"}
+    for name, count in (("one", 1), ("many", 9)):
+        spec = {"claims": [{**detail, "requests": {"count": count}}]}
+        body = {"apiVersion": "devmgmtproto.k8s.io/v1alpha1", "kind": "DeviceClaim", "metadata": {"name": name}}
+        assert installed.create(claims, body | {"spec": spec}).ok
+    try:
+        listed = installed.get(claims).content["items"]
+        pending = [item | {"kind": "DeviceClaim", "apiVersion": "devmgmtproto.k8s.io/v1alpha1"} for item in listed]
+        device_class = {**good("DeviceClass"), "spec": {"driver": "gpu.devalloc.io"}}
+        answer = solve_manifests([gpus, device_class, *pending])
+        for change in (unit.changes[0] for unit in decide(pending, answer, "2026-01-31T12:00:00Z")):
+            stored = installed.get(f"{claims}/{change.key.name}").content
+            noted = {name: text for name, text in change.annotations.items() if text is not None}
+            stored["metadata"]["annotations"] = noted
+            stored = installed.replace(f"{claims}/{change.key.name}", stored).content
+            assert installed.replace(f"{claims}/{change.key.name}/status", stored | {"status": change.status}).ok
+        narrow, wide, rows = shown(installed, claims)
+        assert narrow == ["Name", "Class", "Node", "Devices", "Reason", "Age"]
+        assert wide == ["Group", "Priority", "Pinned to", "Prepared on", "Message"]
+        assert rows["one"][1:5] == ["gpu", "node-a", "node-a-0000-08-00/whole", None]
+        assert rows["many"][1:5] == ["gpu", None, None, "NotEnoughDevices"]
+        assert rows["many"][-1].startswith("impossible even on an empty fleet: ")
+    finally:
+        for name in ("one", "many"):
+            installed.delete(f"{claims}/{name}")
+
+
+FIXED = [
+    ("DevicePool", "spec.nodeName", "node-b", "a pool keeps its nodeName and its driver"),
+    ("DevicePool", "spec.driver", "nic.devalloc.io", "a pool keeps its nodeName and its driver"),
+    ("VirtualMachine", "spec.adopt", {"qmpSocket": "/run/devalloc/a.qmp"}, "a machine stays what it is"),
+]
+
+
+@pytest.mark.parametrize(("kind", "where", "value", "words"), FIXED)
+def test_what_an_object_is_known_by_never_changes(
+    installed: Cluster, kind: str, where: str, value: Any, words: str
+) -> None:
+    body = good(kind)
+    path = path_of(KINDS[kind], body["metadata"].get("namespace"))
+    created = installed.create(path, body)
+    assert created.ok, created.message
+    name = f"{path}/{body['metadata']['name']}"
+    try:
+        answer = installed.replace(name, changed(created.content, where, value))
+        assert answer.status == 422
+        assert words in answer.message
+        assert installed.replace(name, changed(created.content, "metadata.labels.note", "fine")).ok
+    finally:
+        installed.delete(name)
+
+
+def test_our_short_names_are_nobody_elses(installed: Cluster) -> None:
+    """kubectl looks a word up in all groups: one that a built-in kind has too would show that."""
+    ours = {word for kind in KINDS.values() for word in kind.short_names}
+    assert ours == {"dpool", "dclass", "dclaim", "vmachine"}
+    versions = [f"/apis/{g['preferredVersion']['groupVersion']}" for g in installed.get("/apis").content["groups"]]
+    foreign = {kind.api_version for kind in KINDS.values()}
+    for path in ("/api/v1", *(one for one in versions if one.removeprefix("/apis/") not in foreign)):
+        for entry in installed.get(path).content["resources"]:
+            taken = {entry["name"], entry["singularName"], *entry.get("shortNames", [])}
+            assert not taken & ours, f"{path}: {entry['name']}"
 
 
 # -- agreement -----------------------------------------------------------------------------------------------------

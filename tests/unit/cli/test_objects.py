@@ -25,7 +25,7 @@ def test_apply_creates_then_changes_nothing_then_updates(devalloc: Shell) -> Non
     assert devalloc("apply", "-f", "-", stdin=FLEET).out.splitlines() == [f"{line} created" for line in lines]
     assert devalloc("apply", "-f", "-", stdin=FLEET).out.splitlines() == [f"{line} unchanged" for line in lines]
     assert devalloc("apply", "-f", "-", stdin=text(pool(devices=3))).out == "devicepool/gpus configured\n"
-    assert len(devalloc("get", "dp/gpus", "-o", "json").json["spec"]["devices"]) == 3
+    assert len(devalloc("get", "dpool/gpus", "-o", "json").json["spec"]["devices"]) == 3
 
 
 def test_dry_run_says_the_same_and_changes_nothing(devalloc: Shell) -> None:
@@ -36,7 +36,7 @@ def test_dry_run_says_the_same_and_changes_nothing(devalloc: Shell) -> None:
     changed = devalloc("apply", "--dry-run", "-f", "-", stdin=text(pool(devices=3), claim()))
 
     assert changed.out.splitlines() == ["devicepool/gpus configured (dry run)", "deviceclaim/train created (dry run)"]
-    assert len(devalloc("get", "dp/gpus", "-o", "json").json["spec"]["devices"]) == 2
+    assert len(devalloc("get", "dpool/gpus", "-o", "json").json["spec"]["devices"]) == 2
     assert devalloc("get", "claims").out == ""
 
 

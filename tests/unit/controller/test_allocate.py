@@ -44,7 +44,12 @@ class TestAnswers:
         store.create(gpu_pool())
         allocator.round()
         assert held(store, "a") == ["p/d0"]
-        assert annotations(store, "a").keys() == {"allocated-node", "allocation-details", "allocated-spec"}
+        assert annotations(store, "a").keys() == {
+            "allocated-node",
+            "allocated-devices",
+            "allocation-details",
+            "allocated-spec",
+        }
 
     def test_an_invalid_claim_says_so_and_stops_nobody(self, store: SQLiteStore) -> None:
         wrong = gpu_claim("wrong")

@@ -1,0 +1,222 @@
+"""CEL rules of the CRDs: what the models check and a schema cannot say.
+
+Every list, map and text that a rule walks over is bounded, which keeps the rules within the API server's cost budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A CEL rule and what it says to the author of an object that breaks it; ``field`` is relative to the model."""
+
+    rule: str
+    message: str
+    field: str = ""
+
+
+def _empty(name: str) -> str:
+    return f"(!has(self.{name}) || size(self.{name}) == 0)"
+
+
+def _same(name: str) -> str:
+    """A text is what it was, where none is as good as an empty one."""
+    return f"(has(self.{name}) ? self.{name} : '') == (has(oldSelf.{name}) ? oldSelf.{name} : '')"
+
+
+_WARM = "self.nics.filter(nic, has(nic.backend) && nic.backend == 'warm').size()"
+_DETAIL_FIELDS = ("deviceType", "deviceClass", "constraints", "requests", "limits", "matchAttributes", "configs")
+_NAMES = "self.{field}.all(name, size(name) > 0 && size(name) <= 253)"
+
+
+def _names(field: str) -> Rule:
+    return Rule(f"!has(self.{field}) || {_NAMES.format(field=field)}", "names have 1 to 253 characters", f".{field}")
+
+
+_DETAIL_RULES = (
+    _names("requests"),
+    _names("limits"),
+    *(
+        Rule(
+            f"!has(self.{field}) || !('count' in self.{field}) || quantity(string(self.{field}['count'])).isInteger()",
+            "count must be a whole number",
+            f".{field}",
+        )
+        for field in ("requests", "limits")
+    ),
+    Rule(
+        "!has(self.limits) || !('count' in self.limits) || "
+        "quantity(string(self.limits['count'])).isGreaterThan(quantity('0'))",
+        "count must be at least 1: an allocation has at least one device",
+        ".limits",
+    ),
+    Rule(
+        "!has(self.limits) || !has(self.requests) || self.limits.all(name, !(name in self.requests) || "
+        "quantity(string(self.limits[name])).compareTo(quantity(string(self.requests[name]))) >= 0)",
+        "a limit must not be below its request",
+        ".limits",
+    ),
+)
+
+_METHOD = "(has(self.method) ? self.method : 'virtio-mem')"
+
+
+def _amount(name: str) -> str:
+    return f"quantity(string(self.{name}))"
+
+
+def _is_multiple(name: str, block: str) -> str:
+    return f"({_amount(name)}.isInteger() && {_amount(name)}.asInteger() % {block}.asInteger() == 0)"
+
+
+_BOUNDS = (
+    Rule(f"{_amount('min')}.compareTo({_amount('max')}) <= 0", "max must not be below min", ".max"),
+    Rule(
+        f"!has(self.use) || ({_amount('min')}.compareTo({_amount('use')}) <= 0 && "
+        f"{_amount('use')}.compareTo({_amount('max')}) <= 0)",
+        "use must be between min and max",
+        ".use",
+    ),
+)
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "Attribute": (
+        Rule(
+            " + ".join(f"(has(self.{kind}Value) ? 1 : 0)" for kind in ("string", "int", "quantity", "semVer"))
+            + " == 1",
+            "must have exactly one of stringValue, intValue, quantityValue, semVerValue",
+        ),
+    ),
+    "Device": (_names("requests"),),
+    "DeviceClaimDetail": _DETAIL_RULES,
+    "DeviceClaimInstance": (
+        *_DETAIL_RULES,
+        Rule(
+            f"{_empty('oneOf')} || ({' && '.join(_empty(name) for name in _DETAIL_FIELDS)})",
+            "must not stand next to other fields; move those into each alternative",
+            ".oneOf",
+        ),
+    ),
+    "DeviceStatus": (
+        Rule(
+            f"{_empty('deviceIP')} || {_empty('deviceIPs')} || "
+            "(has(self.deviceIPs[0].ip) && self.deviceIPs[0].ip == self.deviceIP)",
+            "deviceIPs[0] must equal deviceIP",
+        ),
+    ),
+    "DevicePoolSpec": (
+        Rule(
+            f"{_same('nodeName')} && self.driver == oldSelf.driver",
+            "a pool keeps its nodeName and its driver, for its devices are known by them; delete it and create another",
+        ),
+    ),
+    "DeviceClaim": (
+        Rule(
+            "!has(oldSelf.status) || !has(oldSelf.status.allocations) || size(oldSelf.status.allocations) == 0 || "
+            "self.spec == oldSelf.spec",
+            "the spec of an allocated claim is fixed; release the claim first",
+        ),
+    ),
+    "CpuBounds": (
+        *_BOUNDS,
+        Rule(f"{_amount('min')}.compareTo(quantity('10m')) >= 0", "min must be at least 10m", ".min"),
+        Rule(f"{_amount('max')}.compareTo(quantity('1024')) <= 0", "max must not be above 1024", ".max"),
+    ),
+    "MemoryBounds": (
+        *_BOUNDS,
+        *(
+            Rule(
+                f"!has(self.{name}) || {_is_multiple(name, 'quantity(' + repr(block) + ')')}",
+                f"{name} must be a multiple of {block}",
+                f".{name}",
+            )
+            for name, block in (("min", "2Mi"), ("max", "2Mi"), ("use", "2Mi"), ("slotSize", "128Mi"))
+        ),
+        Rule(
+            f"({_METHOD} == 'dimm') == has(self.slotSize)",
+            "slotSize is required with method dimm, and goes with no other",
+        ),
+        *(
+            Rule(
+                f"!has(self.slotSize) || !has(self.{name}) || "
+                f"{_amount(name)}.sub({_amount('min')}).asInteger() % {_amount('slotSize')}.asInteger() == 0",
+                f"{name} must be min and a multiple of slotSize more",
+                f".{name}",
+            )
+            for name in ("max", "use")
+        ),
+        Rule(
+            f"!has(self.slotSize) || "
+            f"{_amount('max')}.sub({_amount('min')}).asInteger() / {_amount('slotSize')}.asInteger() <= 255",
+            "max must be at most 255 times slotSize above min",
+            ".max",
+        ),
+    ),
+    "MachineScaling": (
+        *(
+            Rule(
+                f"!has(self.{name}) || {_amount(name)}.compareTo(quantity('{most}')) < 0",
+                f"{name} must be less than {most}",
+                f".{name}",
+            )
+            for name, most in (
+                ("loadAverageFractionTarget", 2),
+                ("memoryUsageFractionTarget", 1),
+                ("memoryTotalFractionTarget", 1),
+            )
+        ),
+        Rule(
+            "!has(self.lfcWindowSizeMinutes) || !has(self.lfcMinWaitBeforeDownscaleMinutes) || "
+            "self.lfcMinWaitBeforeDownscaleMinutes >= self.lfcWindowSizeMinutes || "
+            "(has(self.lfcUseLargestWindow) && self.lfcUseLargestWindow)",
+            "lfcMinWaitBeforeDownscaleMinutes must be at least lfcWindowSizeMinutes",
+            ".lfcMinWaitBeforeDownscaleMinutes",
+        ),
+    ),
+    "MachineStart": (
+        Rule(f"has(self.kernel) || !{_empty('disks')}", "a kernel is required where there are no disks"),
+        Rule("has(self.kernel) || !has(self.initrd)", "initrd goes with a kernel", ".initrd"),
+        Rule("has(self.kernel) || !has(self.append) || self.append == ''", "append goes with a kernel", ".append"),
+    ),
+    "MachineNic": (
+        Rule(
+            "(has(self.backend) && self.backend == 'tap') == has(self.interface)",
+            "interface is required with backend tap, and goes with no other",
+        ),
+    ),
+    "VirtualMachineSpec": (
+        Rule(
+            "has(self.adopt) == has(oldSelf.adopt)",
+            "a machine stays what it is, started or adopted; delete it and create another",
+        ),
+        Rule("has(self.start) != has(self.adopt)", "a machine is either started or adopted: exactly one of both"),
+        Rule("!has(self.adopt) || has(self.nodeName)", "nodeName is required with adopt", ".nodeName"),
+        Rule(f"!has(self.adopt) || {_empty('nics')}", "nics go with start only", ".nics"),
+        Rule(f"!has(self.nics) || {_WARM} <= 1", "a machine lives in one warm setup", ".nics"),
+        Rule(
+            f"!has(self.start) || !has(self.start.pinned) || !self.start.pinned || (has(self.nics) && {_WARM} == 1)",
+            "start.pinned goes with a network card with backend warm only",
+        ),
+        Rule("!has(self.adopt) || !has(self.pciSlots)", "pciSlots goes with start only", ".pciSlots"),
+        Rule(
+            "!has(self.pciSlots) || !has(self.claims) || size(self.claims) <= self.pciSlots",
+            "pciSlots must be at least one for each claim",
+            ".pciSlots",
+        ),
+        Rule(
+            "!has(self.claims) || self.claims.all(name, self.claims.exists_one(other, other == name))",
+            "a claim can be named once",
+            ".claims",
+        ),
+    ),
+    "VfConfigSpec": (
+        Rule("!has(self.mac) || self.mac != '00:00:00:00:00:00'", "must be a unicast MAC address", ".mac"),
+        Rule(
+            "!has(self.minTxRate) || !has(self.maxTxRate) || self.maxTxRate == 0 || self.minTxRate <= self.maxTxRate",
+            "minTxRate must not be above maxTxRate",
+        ),
+    ),
+}
+"""By model."""
