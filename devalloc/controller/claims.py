@@ -48,21 +48,6 @@ def allocations(claim: Object) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def devices_held(entries: Sequence[Any], limit: int | None = None) -> str:
-    """Allocation entries as "pool/device (memory 3Gi)", at most ``limit`` of them; a pool is named once for its run."""
-    shown = entries if limit is None or len(entries) <= limit else entries[: limit - 1]
-    texts, last = [], None
-    for entry in shown:
-        pool = entry["devicePoolName"]
-        amounts = ", ".join(f"{amount['name']} {amount['allocation']}" for amount in entry.get("allocations", []))
-        name = entry["deviceName"] if pool == last else f"{pool}/{entry['deviceName']}"
-        texts.append(f"{name} ({amounts})" if amounts else name)
-        last = pool
-    if len(shown) < len(entries):
-        texts.append(f"{len(entries) - len(shown)} more")
-    return ", ".join(texts)
-
-
 def is_deleting(claim: Object) -> bool:
     """True once somebody asked for its deletion."""
     return "deletionTimestamp" in claim["metadata"]

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from devalloc.api import meta
 from devalloc.api.claim import DeviceClaimStatus
+from devalloc.api.inwords import devices_text
 from devalloc.controller.claims import (
     OF_ALLOCATION,
     ClaimKey,
@@ -21,7 +22,6 @@ from devalloc.controller.claims import (
     claim_key,
     claims_among,
     classes_named,
-    devices_held,
     group_of,
     is_deleting,
     is_prepared,
@@ -36,8 +36,8 @@ SPEC_CHANGED = "SpecChanged"
 """Reason on an allocated claim: its spec was edited, which takes effect only after a release (S18)."""
 STILL_PREPARED = "StillPrepared"
 """Reason on a claim that holds nothing any more: its node has not let go of what it held."""
-_SHOWN, _LENGTH = 4, 300
-"""How many devices, and how many characters, are shown of an allocated claim in a column."""
+_LENGTH = 300
+"""Characters that a column shows of a claim's devices."""
 DEVICE_LOST = "DeviceLost"
 """Condition of an allocated device that exists no more (S18)."""
 
@@ -114,7 +114,7 @@ def _granted(claim: Object, answer: Mapping[str, Any], admin: frozenset[str]) ->
     status = {name: value for name, value in claim.get("status", {}).items() if name not in written}
     status |= {name: answer[name] for name in written if answer.get(name)}
     annotations = {**answer.get("annotations", {}), meta.ALLOCATED_SPEC: spec_text(claim), meta.RELEASE: None}
-    annotations[meta.ALLOCATED_DEVICES] = devices_held(answer["allocations"], _SHOWN)[:_LENGTH]
+    annotations[meta.ALLOCATED_DEVICES] = devices_text(answer["allocations"])[:_LENGTH]
     if named := sorted(admin & classes_named(claim)):
         annotations[meta.ADMIN_CLASSES] = json.dumps(named)
     return _change(claim, status, annotations)
