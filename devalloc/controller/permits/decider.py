@@ -18,11 +18,12 @@ from functools import partial
 from typing import TypeVar
 
 from devalloc.controller.http import Response
+from devalloc.controller.lease import KIND as LEASE
+from devalloc.controller.lease import Lost
 from devalloc.controller.permits.book import Book
 from devalloc.controller.permits.draft import Draft, Granted, Told
 from devalloc.controller.permits.hosts import Host, Still
-from devalloc.controller.permits.lease import KIND as LEASE
-from devalloc.controller.permits.lease import Lease, Lost
+from devalloc.controller.permits.lease import Right
 from devalloc.controller.permits.metrics import Metrics
 from devalloc.controller.permits.records import KIND, key_of
 from devalloc.scaling.messages.plugin import Refused, Request
@@ -44,8 +45,6 @@ from devalloc.store import (
 
 log = logging.getLogger(__name__)
 
-KINDS = frozenset({KIND, LEASE})
-"""What decisions are made on."""
 ATTEMPTS = 10
 """How often a decision is made anew because an object changed meanwhile."""
 AT_ONCE = 512
@@ -100,7 +99,7 @@ class Decider:
         self,
         store: Store,
         book: Book,
-        lease: Lease,
+        lease: Right,
         metrics: Metrics,
         writer: ThreadPoolExecutor,
         still: Still | None = None,
@@ -115,6 +114,8 @@ class Decider:
         one object as the last of them, after those that others had meanwhile."""
         self._store = store
         self._lease = lease
+        self.kinds = frozenset({KIND}) | lease.kinds
+        """What decisions are made on."""
         self._metrics = metrics
         self._writer = writer
         self._queue: asyncio.Queue[_Asked | Seen | _Wake] = asyncio.Queue()
@@ -314,7 +315,7 @@ class Decider:
             with nullcontext(self._hosts) if self._still is None else self._still() as hosts:
                 if hosts != self._hosts:
                     raise _HostsMoved(hosts)
-                return self._store.commit(changes, Fence(self.seen, specs=KINDS, statuses=KINDS))
+                return self._store.commit(changes, Fence(self.seen, specs=self.kinds, statuses=self.kinds))
         finally:
             self._metrics.committing.observe(time.perf_counter() - began)
 
@@ -339,7 +340,7 @@ class Decider:
 
     async def _reload(self, *, starting: bool = False) -> None:
         """All objects as they are at one moment, from which on a fence holds. Raises StoreError, Lost."""
-        listing = await self.in_writer(partial(self._store.list, KINDS))
+        listing = await self.in_writer(partial(self._store.list, self.kinds))
         self._lease.check([obj for obj in listing.objects if obj["kind"] == LEASE])
         there = set()
         for obj in listing.objects:

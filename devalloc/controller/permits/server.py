@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from devalloc.controller.http import JSON, Bounds, Door, Response, has_hung_up, read_some
+from devalloc.controller.lease import Lost
 from devalloc.controller.permits.book import Book, nothing_more, without_devices
-from devalloc.controller.permits.decider import KINDS, RETRY_SECONDS, Decider, Seen
+from devalloc.controller.permits.decider import RETRY_SECONDS, Decider, Seen
 from devalloc.controller.permits.draft import Granted
 from devalloc.controller.permits.dump import dump
 from devalloc.controller.permits.hosts import CanMove, Hosts, Overhead, Still
-from devalloc.controller.permits.lease import KIND as LEASE
-from devalloc.controller.permits.lease import Lease, Lost
+from devalloc.controller.permits.lease import Right, permits_lease
 from devalloc.controller.permits.metrics import TYPE, Metrics
 from devalloc.controller.permits.migration import Migrations, Migrator
 from devalloc.controller.permits.settings import Settings
@@ -62,20 +62,22 @@ class PermitServer:
         alone: bool = False,
         still: Still | None = None,
         lease_seconds: float = 15.0,
+        right: Right | None = None,
         on_ready: Callable[[Addresses], None] = lambda addresses: None,
         on_waiting: Callable[[str], None] = log.warning,
     ) -> None:
         """``node``: answer for the machines of this node only, beside the servers of other nodes; None: for those of
         all. ``alone``: the caller holds a lock (``devalloc.store.lease.hold``) by which no other server lives on this
         store. ``still``: what a permit is written within, where others take of the hosts too, so that these are as they
-        were when it was decided. From the server's thread ``on_ready`` is told each time it begins to listen, and
-        ``on_waiting`` each time it begins to wait for somebody else's lease.
+        were when it was decided. ``right``: what it may grant by, instead of a lease of its own. From the server's
+        thread ``on_ready`` is told each time it begins to listen, and ``on_waiting`` each time it begins to wait for
+        somebody else's lease.
         """
         self.settings = settings or Settings()
         self.book = Book(self.settings, overhead=overhead, can_move=can_move, migrates=migrator is not None, node=node)
         holder = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self.lease = Lease(store, holder, node=node, seconds=lease_seconds, alone=alone)
-        self.usage = Usage(store, self.book, self.lease.name, holder)
+        self.lease = right or permits_lease(store, holder, node=node, seconds=lease_seconds, alone=alone)
+        self.usage = Usage(store, self.book, self.lease.name, self.lease.holder)
         self.metrics = Metrics(self.book, lambda: self.usage.told)
         self._store = store
         self._hosts = hosts
@@ -219,7 +221,7 @@ class PermitServer:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(decider.see, seen)
 
-        await loop.run_in_executor(helpers, _watch, self._store, decider.seen, over, tell)
+        await loop.run_in_executor(helpers, _watch, self._store, decider, over, tell)
 
     async def _mind_lease(self, writer: ThreadPoolExecutor) -> None:
         """Renew it in time. Raises Lost."""
@@ -273,11 +275,12 @@ class PermitServer:
         return Response(200, json.dumps(shown, indent=1).encode(), JSON)
 
 
-def _watch(store: Store, since: str, over: threading.Event, tell: Callable[[Seen], None]) -> None:
+def _watch(store: Store, decider: Decider, over: threading.Event, tell: Callable[[Seen], None]) -> None:
     """Tell what changes, until it is over. In a thread of its own."""
+    kinds, since = decider.kinds, decider.seen
     while not over.is_set():
         try:
-            for event in store.watch(KINDS, since, stop=over):
+            for event in store.watch(kinds, since, stop=over):
                 tell(Seen(events=(event,)))
                 since = event.resource_version
         except StoreError as error:
@@ -285,7 +288,7 @@ def _watch(store: Store, since: str, over: threading.Event, tell: Callable[[Seen
                 log.warning("VirtualMachines cannot be watched: %s; trying again", error)
             over.wait(RETRY_SECONDS)
             with suppress(StoreError):
-                since = store.list(LEASE).resource_version
+                since = store.list(kinds).resource_version
                 tell(Seen(gap=True))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from devalloc.controller.permits.lease import Lease, Lost
+from devalloc.controller.lease import Lost
+from devalloc.controller.permits.lease import OfProcess, permits_lease
 from devalloc.store import Listing, Object
 from devalloc.store.sqlite import SQLiteStore
 from tests.support.faketree import memory_folder
@@ -30,7 +31,7 @@ def store() -> Iterator[SQLiteStore]:
 
 def test_it_is_taken_from_one_that_does_not_renew_it(store: SQLiteStore) -> None:
     clock = Clock()
-    first, second = (Lease(store, name, seconds=10, clock=clock) for name in ("first", "second"))
+    first, second = (permits_lease(store, name, seconds=10, clock=clock) for name in ("first", "second"))
     assert first.take()
     assert not second.take()
     clock.now = 9
@@ -49,7 +50,7 @@ def test_it_is_taken_from_one_that_does_not_renew_it(store: SQLiteStore) -> None
 
 
 def test_one_that_is_given_away_is_free_at_once(store: SQLiteStore) -> None:
-    first, second = Lease(store, "first"), Lease(store, "second")
+    first, second = permits_lease(store, "first"), permits_lease(store, "second")
     assert first.take()
     first.give()
     assert second.take()
@@ -58,7 +59,7 @@ def test_one_that_is_given_away_is_free_at_once(store: SQLiteStore) -> None:
 
 
 def test_who_knows_that_it_is_alone_does_not_wait(store: SQLiteStore) -> None:
-    dead, new = Lease(store, "dead"), Lease(store, "new", alone=True)
+    dead, new = permits_lease(store, "dead"), permits_lease(store, "new", alone=True)
     assert dead.take()
     assert new.take()
     with pytest.raises(Lost):
@@ -69,7 +70,7 @@ def test_who_knows_that_it_is_alone_does_not_wait(store: SQLiteStore) -> None:
 
 
 def test_of_two_that_take_it_at_once_one_has_it(store: SQLiteStore) -> None:
-    both = [Lease(store, name, alone=True) for name in ("a", "b")]
+    both = [permits_lease(store, name, alone=True) for name in ("a", "b")]
     read = store.list
 
     def raced(*of: Any) -> Listing:
@@ -89,7 +90,9 @@ def leases(store: SQLiteStore) -> list[Object]:
 
 
 def test_servers_of_several_nodes_do_not_keep_each_other_out(store: SQLiteStore) -> None:
-    first, second, again = (Lease(store, name, node=node) for name, node in (("1", "a"), ("2", "b"), ("3", "a")))
+    first, second, again = (
+        permits_lease(store, name, node=node) for name, node in (("1", "a"), ("2", "b"), ("3", "a"))
+    )
     assert first.take()
     assert second.take()
     assert not again.take()
@@ -104,8 +107,8 @@ def test_a_server_of_all_nodes_and_one_of_a_node_are_never_both_there(
     store: SQLiteStore, has: str | None, wants: str | None
 ) -> None:
     clock = Clock()
-    first = Lease(store, "first", node=has, seconds=10, clock=clock)
-    second = Lease(store, "second", node=wants, seconds=10, clock=clock)
+    first = permits_lease(store, "first", node=has, seconds=10, clock=clock)
+    second = permits_lease(store, "second", node=wants, seconds=10, clock=clock)
     assert first.take()
     assert not second.take()
     clock.now = 9
@@ -123,7 +126,7 @@ def test_a_server_of_all_nodes_and_one_of_a_node_are_never_both_there(
 
 def test_a_server_of_all_nodes_and_one_of_a_node_that_begin_at_once_both_give_way(store: SQLiteStore) -> None:
     """Each had looked before the other one wrote."""
-    every, single = Lease(store, "every"), Lease(store, "single", node="a")
+    every, single = permits_lease(store, "every"), permits_lease(store, "single", node="a")
     read, nothing = store.list, store.list("Lease")
     assert every.take()
     store.list = lambda *of: nothing  # type: ignore[method-assign]
@@ -150,7 +153,20 @@ def test_a_damaged_lease_is_taken_in_the_end(store: SQLiteStore, spec: Any) -> N
     store.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
     found = store.get("Lease", "default", "devalloc-permits")
     store.replace({**found, "spec": spec})
-    lease = Lease(store, "new", clock=clock)
+    lease = permits_lease(store, "new", clock=clock)
     lease.take()
     clock.now = 3601
     assert lease.take()
+
+
+def test_a_server_in_a_process_that_leads_has_that_one_s_right() -> None:
+    leads = True
+    right = OfProcess("holder", lambda: leads)
+    assert right.take()
+    right.renew()
+    right.check([])
+    leads = False
+    assert not right.take()
+    assert not right.is_valid
+    with pytest.raises(Lost):
+        right.check([])

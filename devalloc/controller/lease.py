@@ -1,0 +1,262 @@
+"""One process at a time does what only one may do, as Kubernetes' leader election has it.
+
+A lease is an object that its holder renews. Whether the holder still lives is told by whether it is renewed, on the
+clock of who looks: clocks of hosts need not agree. The holder takes it for lost some time before others may take it
+(``deadline``), so that what it has begun by then can end.
+
+A lease keeps two apart only as far as each looks at its clock before it acts. What a holder that stood still would
+still write must be refused by the store: the server of permits has its commits fenced with the leases, the controller
+seals what grants are written on (``devalloc.controller.seal``).
+
+Leases may be *rivals*: one for all nodes, and one for a single node. Whoever sees that a rival is held lets go of its
+own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from devalloc.store import AlreadyExists, Conflict, Listing, NotFound, Object
+
+KIND = "Lease"
+SECONDS = 15.0
+LONGEST = 3600.0
+"""Seconds for which a lease that nobody renews is believed at most, whatever it says."""
+
+
+class Lost(Exception):
+    """Another process has the lease, or may have it."""
+
+
+class Leases(Protocol):
+    """The part of a ``Store`` that is needed here. Errors are the store's."""
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object: ...
+
+    def list(self, kinds: str, namespace: str | None) -> Listing: ...
+
+    def create(self, obj: Object) -> Object: ...
+
+    def replace(self, obj: Object) -> Object: ...
+
+
+def _nobody(name: str) -> bool:
+    return False
+
+
+class Lease:
+    """Use from one thread, but for ``is_valid``."""
+
+    kinds = frozenset({KIND})
+    """What to fence a commit with that must not be made after another took it."""
+
+    def __init__(
+        self,
+        store: Leases,
+        holder: str,
+        name: str,
+        *,
+        namespace: str = "default",
+        seconds: float = SECONDS,
+        deadline: float | None = None,
+        is_rival: Callable[[str], bool] | None = None,
+        whose: Callable[[str], str] = lambda name: "another",
+        alone: bool = False,
+        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        """``holder``: a name that no other process has, not even the next one here. ``seconds``: how long others take
+        it for held without seeing it renewed. ``deadline``: how long its holder does, from when the last renewal began;
+        None: as long. ``is_rival``: whether a lease of this name and namespace keeps ours from being taken, ``whose``:
+        what those are called who have it. ``alone``: this process holds a lock by which it knows that no other lives,
+        so it need not wait until the lease of the one before has run out. ``clock``: one that also goes while the host
+        is suspended."""
+        self.holder = holder
+        self.seconds = seconds
+        self.name = name
+        self.namespace = namespace
+        self.transitions = 0
+        """How often it has changed hands, as of the last time that it was ours."""
+        self._deadline = seconds if deadline is None else deadline
+        self._is_rival = is_rival or _nobody
+        self._has_rivals = is_rival is not None
+        self._whose = whose
+        self._store = store
+        self._alone = alone
+        self._clock = clock
+        self._seen: dict[str, tuple[str, float]] = {}
+        """The resourceVersions of others' leases by name, and since when they have been that."""
+        self.held_by: str | None = None
+        """Whose it is instead, for people, where the last ``take`` found that somebody else has it."""
+        self._own: Object | None = None
+        """Ours, as we wrote it last."""
+        self._until = 0.0
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether nobody else can have taken it yet."""
+        return self._own is not None and self._clock() < self._until
+
+    def take(self) -> bool:
+        """Have it, if it is free, has run out or is ours. Raises StoreError."""
+        began = self._clock()
+        leases = self._found()
+        # All are looked at, so that the time of each runs.
+        are_free = {name: self._is_free(obj, began) for name, obj in leases.items()}
+        self.held_by = next((self._told(leases[name]) for name, free in are_free.items() if not free), None)
+        if self.held_by is not None:
+            return False
+        with suppress(AlreadyExists, Conflict, NotFound):
+            for name, obj in leases.items():
+                if name != self.name and holder_of(obj):
+                    self._store.replace(_without_holder(obj))  # it has run out
+            began = self._clock()
+            found = leases.get(self.name)
+            if found is None:
+                return self._took(self._store.create(self._object({}, 0, _now())), began)
+            spec, is_ours = _spec(found), holder_of(found) == self.holder
+            count = before if isinstance(before := spec.get("leaseTransitions"), int) else 0
+            since = str(spec.get("acquireTime")) if is_ours and spec.get("acquireTime") else _now()
+            return self._took(self._store.replace(self._object(found["metadata"], count + (not is_ours), since)), began)
+        return False
+
+    def renew(self) -> None:
+        """Keep it. Raises Lost, StoreError."""
+        began = self._clock()
+        if self._own is None:
+            raise self._lost()
+        own = self._own
+        for _ in range(2):
+            since = str(_spec(own).get("acquireTime") or _now())
+            try:
+                self._took(self._store.replace(self._object(own["metadata"], self.transitions, since)), began)
+                return
+            except Conflict:  # somebody labelled it, or the answer to our last renewal was lost
+                own = self._still_ours()
+            except NotFound:
+                break
+        raise self._lost()
+
+    def is_meant(self, obj: Object) -> bool:
+        """Whether a Lease is this one or that of a rival."""
+        metadata = obj["metadata"]
+        name = metadata["name"]
+        return metadata.get("namespace", self.namespace) == self.namespace and (
+            name == self.name or self._is_rival(name)
+        )
+
+    def check(self, leases: Iterable[Object]) -> None:
+        """That of all leases there are this one is still ours, and none a rival's. Raises Lost."""
+        meant = {obj["metadata"]["name"]: obj for obj in leases if self.is_meant(obj)}
+        own = meant.pop(self.name, None)
+        if own is None or holder_of(own) != self.holder:
+            raise self._lost()
+        for obj in meant.values():
+            self.check_one(obj, gone=False)
+
+    def check_one(self, obj: Object, gone: bool) -> None:
+        """What became of one that is meant. Raises Lost; where a rival has its own, this one is to be given away."""
+        holder = "" if gone else holder_of(obj)
+        name = obj["metadata"]["name"]
+        if name == self.name:
+            if holder != self.holder:
+                raise self._lost()
+        elif holder:
+            raise Lost(f"{self._whose(name)} holds the lease {self.namespace}/{name}")
+
+    def give(self) -> None:
+        """Let another have it at once. Raises StoreError."""
+        if self._own is None:
+            return
+        with suppress(Lost, Conflict, NotFound):
+            self._store.replace(_without_holder(self._still_ours()))
+        self._own = None
+
+    def _found(self) -> dict[str, Object]:
+        """This one and those of rivals, as far as they are there."""
+        if self._has_rivals:
+            found = self._store.list(KIND, self.namespace).objects
+            return {obj["metadata"]["name"]: obj for obj in found if self.is_meant(obj)}
+        try:
+            return {self.name: self._store.get(KIND, self.namespace, self.name)}
+        except NotFound:
+            return {}
+
+    def _is_free(self, obj: Object, began: float) -> bool:
+        """Whether nobody holds it, nobody else at least, or not any more. ``began``: when it was asked for."""
+        name, version = obj["metadata"]["name"], obj["metadata"]["resourceVersion"]
+        if holder_of(obj) in ("", self.holder) or self._alone:
+            return True
+        if self._seen.get(name, ("", 0.0))[0] != version:
+            # Renewed until now for all we know: it may have been while we were waiting for the answer.
+            self._seen[name] = (version, self._clock())
+        return began - self._seen[name][1] > self._believed(obj)
+
+    def _believed(self, obj: Object) -> float:
+        """For how many seconds that nobody renews it somebody else's is taken for held."""
+        seconds = _spec(obj).get("leaseDurationSeconds")
+        told = float(seconds) if isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST else LONGEST
+        return max(told, self.seconds)
+
+    def _told(self, obj: Object) -> str:
+        return (
+            f"the lease {self.namespace}/{obj['metadata']['name']}, held by {holder_of(obj)}, until that is given back "
+            f"or has not been renewed for {self._believed(obj):.0f} s"
+        )
+
+    def _still_ours(self) -> Object:
+        """As it is now. Raises Lost, StoreError."""
+        try:
+            found = self._store.get(KIND, self.namespace, self.name)
+        except NotFound:
+            raise self._lost() from None
+        if holder_of(found) != self.holder:
+            raise self._lost()
+        return found
+
+    def _lost(self) -> Lost:
+        self._own = None
+        return Lost(f"another process has taken the lease {self.namespace}/{self.name}")
+
+    def _took(self, written: Object, began: float) -> bool:
+        self._own = written
+        self.transitions = int(_spec(written).get("leaseTransitions", 0))
+        self._until = began + self._deadline
+        self._seen = {}
+        return True
+
+    def _object(self, metadata: dict[str, Any], transitions: int, since: str) -> Object:
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": KIND,
+            "metadata": {**metadata, "name": self.name, "namespace": self.namespace},
+            "spec": {
+                "holderIdentity": self.holder,
+                "leaseDurationSeconds": max(1, round(self.seconds)),
+                "leaseTransitions": transitions,
+                "acquireTime": since,
+                "renewTime": _now(),
+            },
+        }
+
+
+def holder_of(lease: Object) -> str:
+    """Who has it; empty where nobody does."""
+    holder = _spec(lease).get("holderIdentity")
+    return holder if isinstance(holder, str) else ""
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _spec(lease: Object) -> dict[str, Any]:
+    spec = lease.get("spec")
+    return spec if isinstance(spec, dict) else {}
+
+
+def _without_holder(lease: Object) -> Object:
+    return {**lease, "spec": {name: value for name, value in _spec(lease).items() if name != "holderIdentity"}}
