@@ -36,6 +36,8 @@ MAX_EVENT = 4 << 20
 WATCH_SECONDS = 240
 """After which the server ends a watch, and it is begun again."""
 
+_JSON = "application/json"
+
 
 class ApiError(Exception):
     """The API server refused, or did not answer."""
@@ -109,11 +111,19 @@ class Client:
         """The object as stored. Raises ApiError."""
         return self._write("PUT", path, params, body)
 
-    def delete(self, path: str, uid: str, resource_version: str) -> None:
-        """Delete exactly this object as it was seen; it is no error that it is gone. Raises ApiError."""
-        preconditions = {"uid": uid, "resourceVersion": resource_version}
+    def apply(self, path: str, body: Object, manager: str, params: Params | None = None) -> Object:
+        """Create the object, or make its fields as in ``body`` (server-side apply), also where another manager set
+        them; the object as stored. A field that the server does not know is an error. Raises ApiError."""
+        query = {**(params or {}), "fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
+        return self._write("PATCH", path, query, body, "application/apply-patch+yaml")
+
+    def delete(self, path: str, uid: str, resource_version: str = "", *, propagation: str = "") -> None:
+        """Delete exactly this object, with a resource version only as it was seen; it is no error that it is gone.
+        ``propagation``: what becomes of what it owns, by the server's default for its kind. Raises ApiError."""
+        preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
+        options: Object = {"preconditions": preconditions} | ({"propagationPolicy": propagation} if propagation else {})
         try:
-            self._write("DELETE", path, None, {"preconditions": preconditions})
+            self._write("DELETE", path, None, options)
         except ApiError as error:
             if not error.is_not_found:
                 raise
@@ -143,11 +153,11 @@ class Client:
         finally:
             raw.close()
 
-    def _write(self, method: str, path: str, params: Params | None, body: Object) -> Object:
+    def _write(self, method: str, path: str, params: Params | None, body: Object, form: str = _JSON) -> Object:
         due = Deadline.after(TRIES * ANSWER_SECONDS)
         for number in range(TRIES):
             try:
-                return self._request(method, path, params, body, due)
+                return self._request(method, path, params, body, due, form)
             except ApiError as error:
                 pause = max(PAUSE_SECONDS * 2**number, error.retry_after)
                 if error.status != 429 or number == TRIES - 1 or due.seconds < pause:
@@ -155,10 +165,12 @@ class Client:
                 threading.Event().wait(pause)
         raise AssertionError("the last try raises")
 
-    def _request(self, method: str, path: str, params: Params | None, body: Any, deadline: Deadline) -> Object:
+    def _request(
+        self, method: str, path: str, params: Params | None, body: Any, deadline: Deadline, form: str = _JSON
+    ) -> Object:
         if deadline.passed:
             raise ApiError(0, "NoAnswer", f"{method} {path}: no time is left")
-        response = self._send(method, path, params, body, min(ANSWER_SECONDS, deadline.seconds))
+        response = self._send(method, path, params, body, min(ANSWER_SECONDS, deadline.seconds), form)
         try:
             content = response.response.read(MAX_ANSWER + 1)
         except _broken() as error:
@@ -173,8 +185,8 @@ class Client:
             raise ApiError(0, "NoAnswer", f"{method} {path}: the answer is no JSON object")
         return answer
 
-    def _send(self, method: str, path: str, params: Params | None, body: Any, timeout: Any) -> Any:
-        response = self._sent(method, path, params, body, timeout)
+    def _send(self, method: str, path: str, params: Params | None, body: Any, timeout: Any, form: str = _JSON) -> Any:
+        response = self._sent(method, path, params, body, timeout, form)
         if response.status != 401:
             return response
         # They may have been replaced since: the library looks at a token's file by the clock, or never.
@@ -184,12 +196,14 @@ class Client:
             log.warning("the API server does not take the credentials any more, and there are no others: %s", error)
             return response
         response.response.close()  # not read to its end, so nobody can go on with its connection
-        return self._sent(method, path, params, body, timeout)
+        return self._sent(method, path, params, body, timeout, form)
 
-    def _sent(self, method: str, path: str, params: Params | None, body: Any, timeout: Any) -> Any:
+    def _sent(self, method: str, path: str, params: Params | None, body: Any, timeout: Any, form: str) -> Any:
         from kubernetes.client.exceptions import ApiException
 
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        headers = {"Accept": _JSON, "Content-Type": form}
+        if form != _JSON and body is not None:
+            body = json.dumps(body)  # the library does so for JSON only
         try:
             request = self._api.param_serialize(
                 method, path, query_params=list((params or {}).items()), header_params=headers, body=body,
