@@ -16,14 +16,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from devalloc.api.claim import DeviceClaim
 from devalloc.api.cordon import with_cordons
-from devalloc.api.decode import decode
-from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS
-from devalloc.api.pool import DevicePool
 from devalloc.controller import placing
-from devalloc.controller.availability import available_devices, uses
+from devalloc.controller.availability import count
 from devalloc.controller.claims import allocations, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
 from devalloc.controller.warm import WarmSolver
@@ -206,18 +202,11 @@ class Allocator:
 
     def _publish_availability(self, state: Sequence[Object]) -> tuple[int, int, int]:
         """Write availableDevices where it differs; returns the numbers of pools, devices and available devices."""
-        everything = placing.with_machines(as_allocated(state)).documents
-        counted = (doc for doc in everything if doc["kind"] in ("DeviceClaim", *EXCLUSIVE_SPECS))
-        decoded = [(doc, decode(doc).object) for doc in counted]
-        classes = {o.metadata.name: o for _, o in decoded if isinstance(o, DeviceClass)}
-        used = uses((o for _, o in decoded if isinstance(o, DeviceClaim)), classes)
         pools = devices = total = 0
         units = []
-        for doc, pool in decoded:
-            if not isinstance(pool, DevicePool):
-                continue
-            available = available_devices(pool, used.get(pool.metadata.name, {}))
-            pools, devices, total = pools + 1, devices + len(pool.spec.devices), total + available
+        for one in count(state).pools:
+            doc, available = one.manifest, len(one.available)
+            pools, devices, total = pools + 1, devices + len(one.pool.spec.devices), total + available
             status = doc.get("status", {})
             if status.get("availableDevices") != available:
                 version = doc["metadata"]["resourceVersion"]

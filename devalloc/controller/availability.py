@@ -1,17 +1,21 @@
-"""What claims hold, and how many devices of a pool that leaves: what DevicePool.status.availableDevices says."""
+"""What claims hold, and what of the pools that leaves: the number is DevicePool.status.availableDevices."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from devalloc.api.claim import DeviceClaim
+from devalloc.api.claim import DeviceAllocation, DeviceClaim
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.meta import COMPATIBILITY_GROUP, UNAVAILABLE
 from devalloc.api.pool import AttributeValue, Device, DevicePool
 from devalloc.api.quantity import ceil_blocks, floor_blocks
+from devalloc.api.salvage import salvaged_status
+from devalloc.controller import placing
+from devalloc.controller.claims import ClaimKey, as_allocated, claim_key, claims_among
+from devalloc.controller.placing.machines import MachineKey
 from devalloc.store import Object
 from devalloc_solver.holdings import admin_entries
 
@@ -29,20 +33,43 @@ PoolUse = Mapping[str, Use]
 """By device name; devices that nobody holds are not in it."""
 
 
-def uses(claims: Iterable[DeviceClaim], classes: Mapping[str, DeviceClass]) -> dict[str, dict[str, Use]]:
-    """What the allocated claims hold, by pool name and device name. Admin details hold nothing (S14)."""
-    held: dict[str, dict[str, Use]] = defaultdict(lambda: defaultdict(Use))
-    for claim in claims:
-        if claim.status is None:
-            continue
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One entry of what a claim was given."""
+
+    claim: ClaimKey
+    entry: DeviceAllocation
+    is_admin: bool = False
+    """Of an admin detail: it holds nothing (S14)."""
+
+
+def holdings(documents: Iterable[Object], classes: Mapping[str, DeviceClass]) -> Iterator[Holding]:
+    """What the allocated claims among documents hold. One that cannot be read holds what its status names (S13)."""
+    for doc in claims_among(documents):
+        claim = decode(doc).object
+        if isinstance(claim, DeviceClaim):
+            yield from _holdings(claim, classes)
+        elif (status := salvaged_status(doc.get("status"))) is not None:
+            yield from (Holding(claim_key(doc), entry) for entry in status.allocations)
+
+
+def _holdings(claim: DeviceClaim, classes: Mapping[str, DeviceClass]) -> Iterator[Holding]:
+    if claim.status is not None:
         for entry, is_admin in zip(claim.status.allocations, admin_entries(claim, classes), strict=True):
-            if is_admin:
-                continue
-            use = held[entry.device_pool_name][entry.device_name]
-            use.whole |= not entry.allocations
-            for part in entry.allocations:
-                use.nano[part.name] += part.allocation.nano
-    return held
+            yield Holding(claim.key, entry, is_admin)
+
+
+def uses(held: Iterable[Holding]) -> dict[str, dict[str, Use]]:
+    """What is held, by pool name and device name."""
+    found: dict[str, dict[str, Use]] = defaultdict(lambda: defaultdict(Use))
+    for holding in held:
+        if holding.is_admin:
+            continue
+        use = found[holding.entry.device_pool_name][holding.entry.device_name]
+        use.whole |= not holding.entry.allocations
+        for part in holding.entry.allocations:
+            use.nano[part.name] += part.allocation.nano
+    return found
 
 
 def held_on(node_name: str, documents: Iterable[Object]) -> frozenset[str]:
@@ -53,11 +80,50 @@ def held_on(node_name: str, documents: Iterable[Object]) -> frozenset[str]:
     found = [decode(document).object for document in documents]
     classes = {o.metadata.name: o for o in found if isinstance(o, DeviceClass)}
     claims = [o for o in found if isinstance(o, DeviceClaim) and node_name == (o.allocated_node or o.pinned_node)]
-    return frozenset(device for devices in uses(claims, classes).values() for device in devices)
+    held = uses(holding for claim in claims for holding in _holdings(claim, classes))
+    return frozenset(device for devices in held.values() for device in devices)
 
 
-def available_devices(pool: DevicePool, use: PoolUse) -> int:
-    """Devices of which one more claim could get at least a part, each looked at alone."""
+@dataclass(frozen=True, slots=True)
+class CountedPool:
+    """A pool that can be read, and what is left of it."""
+
+    manifest: Object
+    pool: DevicePool
+    use: PoolUse
+    available: frozenset[str]
+    """Names of its devices of which one more claim could get at least a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A fleet, counted: here alone it is told what is available and what is held."""
+
+    pools: Sequence[CountedPool]
+    holdings: Sequence[Holding]
+    """Also of the claims that stand for machines."""
+    machines: Mapping[ClaimKey, MachineKey]
+    """Which machine a claim stands for that is no object."""
+
+
+def count(documents: Sequence[Object]) -> Counted:
+    """Of all objects, of which the pools are ``with_cordons``."""
+    placed = placing.with_machines(as_allocated(documents))
+    pools = [(doc, decode(doc).object) for doc in placed.documents if doc["kind"] == "DevicePool"]
+    classes = [decode(doc).object for doc in placed.documents if doc["kind"] == "DeviceClass"]
+    by_name = {each.metadata.name: each for each in classes if isinstance(each, DeviceClass)}
+    held = list(holdings(placed.documents, by_name))
+    used = uses(held)
+    counted = [
+        CountedPool(doc, pool, use := used.get(pool.metadata.name, {}), available(pool, use))
+        for doc, pool in pools
+        if isinstance(pool, DevicePool)
+    ]
+    return Counted(counted, held, placed.names)
+
+
+def available(pool: DevicePool, use: PoolUse) -> frozenset[str]:
+    """Names of the devices of which one more claim could get at least a part, each looked at alone."""
     capacity = {resource.name: resource for resource in pool.spec.resources}
     attributes = _attributes(pool)
     held = [device for device in pool.spec.devices if device.name in use]
@@ -86,7 +152,7 @@ def available_devices(pool: DevicePool, use: PoolUse) -> int:
             return False
         return COMPATIBILITY_GROUP not in own or groups <= {own[COMPATIBILITY_GROUP]}
 
-    return sum(map(is_available, pool.spec.devices))
+    return frozenset(device.name for device in pool.spec.devices if is_available(device))
 
 
 def _attributes(pool: DevicePool) -> dict[str, dict[str, AttributeValue]]:

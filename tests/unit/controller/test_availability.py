@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from devalloc.api.claim import DeviceClaim
 from devalloc.api.decode import decode
 from devalloc.api.deviceclass import DeviceClass
 from devalloc.api.pool import DevicePool
-from devalloc.controller.availability import available_devices, held_on, uses
+from devalloc.controller.availability import available as available_in
+from devalloc.controller.availability import held_on, holdings, uses
 from tests.support.fleets import gpu_claim, gpu_class
 
 Object = dict[str, Any]
@@ -37,9 +37,8 @@ CARD = {
 def available(pool: Object, *claims: Object, classes: tuple[Object, ...] = (gpu_class(),)) -> int:
     decoded = decode(pool).object
     assert isinstance(decoded, DevicePool)
-    typed = [claim for claim in (decode(claim).object for claim in claims) if isinstance(claim, DeviceClaim)]
     by_name = {c.metadata.name: c for c in (decode(c).object for c in classes) if isinstance(c, DeviceClass)}
-    return available_devices(decoded, uses(typed, by_name).get("card", {}))
+    return len(available_in(decoded, uses(holdings(claims, by_name)).get("card", {})))
 
 
 def holding(device: str, memory: str | None = None, **claim: Any) -> Object:
@@ -77,6 +76,11 @@ def test_admin_claims_hold_nothing() -> None:
     assert available(CARD, mixed, classes=(admin, gpu_class("other"))) == 4
     mixed["metadata"]["annotations"]["devalloc.io/allocation-details"] = '["0.0"]'  # there is no oneOf
     assert available(CARD, mixed, classes=(admin, gpu_class("other"))) == 0, "what fits no detail is held"
+
+
+def test_a_claim_that_cannot_be_read_holds_what_its_status_names() -> None:
+    """The solver does not give it away either."""
+    assert available(CARD, {**holding("whole"), "spec": {"claims": "none"}}) == 0
 
 
 def test_what_claims_hold_on_a_node() -> None:
