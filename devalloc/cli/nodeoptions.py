@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -212,6 +212,14 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         capacity_options,
         click.option("--qemu", default="qemu-system-x86_64", metavar="PROGRAM", help="What runs machines."),
+        click.option(
+            "--accel",
+            type=click.Choice(["auto", "kvm", "tcg"]),
+            default="auto",
+            envvar="DEVALLOC_ACCEL",
+            help="Run machines with KVM or emulate them (tcg); auto: with KVM where a small guest boots with it within "
+            "10 s [env: DEVALLOC_ACCEL; default: auto].",
+        ),
         machine_dir_option,
         click.option(
             "--cdi-dir",
@@ -288,6 +296,7 @@ def node_settings(
     enforce_capacity: bool,
     limits: dict[str, Any],
     qemu: str,
+    accel: Literal["auto", "kvm", "tcg"],
     image_folders: Sequence[Path],
     qmp_folders: Sequence[Path],
     grace: float,
@@ -330,6 +339,7 @@ def node_settings(
         state=home / "machines",
         run=run,
         binary=qemu,
+        accel=accel,
         folders=tuple(folder.absolute() for folder in image_folders),
         socket_folders=tuple(folder.absolute() for folder in qmp_folders),
         dry_run=dry_run,

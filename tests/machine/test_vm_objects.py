@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Host:
             "DEVALLOC_STORE": str(folder / "store.db"),
             "DEVALLOC_NODE_SOCKET": str(self.socket),
             "DEVALLOC_NODE_STATE": str(folder / "state"),
+            "DEVALLOC_ACCEL": "tcg",
         }
 
     def __call__(self, *words: str, stdin: str = "", code: int = 0) -> str:
@@ -69,12 +70,13 @@ class Host:
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(20)
+            process.wait(120)
 
     def end_machines(self) -> None:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and _is_ours(entry, self.folder):
-                os.kill(int(entry.name), signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it ended meanwhile
+                    os.kill(int(entry.name), signal.SIGKILL)
 
     def log(self) -> str:
         return (self.folder / "node.log").read_text()
@@ -126,11 +128,10 @@ def _is_ours(entry: Path, folder: Path) -> bool:
 
 
 def until(true: Callable[[], object], what: str, said: Callable[[], str]) -> None:
-    for _ in range(300):
-        if true():
-            return
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline, f"never: {what}\n{said()}"
         time.sleep(0.1)
-    pytest.fail(f"never: {what}\n{said()}")
 
 
 def test_a_machine_from_its_manifest_to_its_end(host: Host) -> None:

@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(str(REPO / folder) for folder in (".", "solver", "node-plugin")),
     "DEVALLOC_STORE": str(HOME / "store.db"),
     "DEVALLOC_NODE_SOCKET": str(SOCKET),
+    "DEVALLOC_ACCEL": "tcg",
 }
 SETUPS = 8
 

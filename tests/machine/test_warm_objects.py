@@ -32,6 +32,7 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(str(REPO / folder) for folder in (".", "solver", "node-plugin")),
     "DEVALLOC_STORE": str(HOME / "store.db"),
     "DEVALLOC_NODE_SOCKET": "/run/devalloc/node.sock",
+    "DEVALLOC_ACCEL": "tcg",
 }
 ROUNDS = min(int(os.environ.get("DEVALLOC_WARM_ROUNDS", "0")), 10)
 """More kills, at moments that are drawn."""
@@ -90,11 +91,10 @@ class Host:
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    for _ in range(300):
-        if true():
-            return
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline, f"never: {what}\n{Path('/run/log').read_text()}"
         time.sleep(0.05)
-    raise AssertionError(f"never: {what}\n{Path('/run/log').read_text()}")
 
 
 @contextmanager

@@ -102,6 +102,13 @@ def settings_of(folder: Path, *words: str) -> NodeSettings:
     return node_settings(**{**seen, **inventory, **where})
 
 
+def test_how_machines_run_can_be_demanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of(folder).machines.accel == "auto"
+    assert settings_of(folder, "--accel", "kvm").machines.accel == "kvm"
+    monkeypatch.setenv("DEVALLOC_ACCEL", "tcg")
+    assert settings_of(folder).machines.accel == "tcg"
+
+
 def test_where_permits_are_given_can_be_chosen(folder: Path) -> None:
     def told(*words: str) -> tuple[str, ServerPorts | None]:
         scaling = settings_of(folder, "--scaling", *words).scaling
