@@ -1,0 +1,198 @@
+"""Events: what is told of a write, that it is written once and counted after, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from devalloc.controller.recorder import MAX_NOTE, Recorder
+from devalloc.controller.told import Told, changes
+
+Object = dict[str, Any]
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def claim(status: Object | None = None, **annotations: str) -> Object:
+    noted = {f"devalloc.io/{name.replace('_', '-')}": text for name, text in annotations.items()}
+    metadata = {"name": "a", "namespace": "team", "uid": "u1", "resourceVersion": "7", "annotations": noted}
+    obj = {"apiVersion": "devmgmtproto.k8s.io/v1alpha1", "kind": "DeviceClaim", "metadata": metadata}
+    return obj if status is None else {**obj, "status": status}
+
+
+def held(*devices: str, **more: Any) -> Object:
+    return {"allocations": [{"devicePoolName": "p", "deviceName": name} for name in devices], **more}
+
+
+def said(before: Object, after: Object) -> list[tuple[str, str, str]]:
+    return [(told.type, told.reason, told.note) for told in changes(before, after)]
+
+
+class TestWhatIsTold:
+    def test_of_a_claim_that_got_and_gave_back(self) -> None:
+        has = claim(held("d0", "d1"), allocated_node="n")
+        assert said(claim(), has) == [("Normal", "Allocated", "2 devices on node n: p/d0, p/d1")]
+        assert said(has, claim()) == [("Normal", "Released", "2 devices taken back: p/d0, p/d1")]
+        (told,) = changes(claim(), has)
+        assert told.regarding["uid"] == "u1"
+        assert told.regarding["namespace"] == "team"
+
+    def test_a_reason_is_told_when_it_is_another_one(self) -> None:
+        refused = claim(reason="DevicesInUse", message="1 is used by x")
+        assert said(claim(), refused) == [("Warning", "DevicesInUse", "1 is used by x")]
+        assert said(refused, claim(reason="DevicesInUse", message="2 are used")) == [], "only its numbers changed"
+        assert said(refused, claim(reason="NotEnoughDevices", message="m")) == [("Warning", "NotEnoughDevices", "m")]
+        assert said(refused, claim(held("d0"))) == [("Normal", "Allocated", "1 device: p/d0")]
+
+    def test_of_an_allocated_claim_that_has_something_wrong(self) -> None:
+        has = claim(held("d0"))
+        assert said(has, claim(held("d0"), reason="SpecChanged", message="m")) == [("Warning", "SpecChanged", "m")]
+        conditions = [{"type": "DeviceLost", "status": "True"}]
+        statuses = [{"devicePoolName": "p", "deviceName": "d0", "conditions": conditions}]
+        lost = claim(held("d0", deviceStatuses=statuses))
+        assert said(has, lost) == [("Warning", "DeviceLost", "device p/d0 exists no more")]
+        assert said(lost, lost) == []
+
+    def test_of_a_machine(self) -> None:
+        def machine(*conditions: tuple[str, str, str], node: str | None = None) -> Object:
+            told = [{"type": t, "status": s, "reason": r, "message": f"{r}!"} for t, s, r in conditions]
+            metadata = {"name": "web", "namespace": "team", "uid": "u2"}
+            status = {"conditions": told, "nodeName": node}
+            return {"apiVersion": "v1", "kind": "VirtualMachine", "metadata": metadata, "status": status}
+
+        new, refused = machine(), machine(("Placed", "False", "NoRoom"))
+        placed = machine(("Placed", "True", "Placed"), node="n1")
+        assert said(new, refused) == [("Warning", "NoRoom", "NoRoom!")]
+        assert said(refused, refused) == []
+        assert said(refused, placed) == [("Normal", "Placed", "Placed!")]
+        grown = machine(("Placed", "True", "Placed"), ("Fits", "False", "NoRoom"), node="n1")
+        assert said(placed, grown) == [("Warning", "NoRoom", "NoRoom!")]
+        assert said(placed, new) == [("Normal", "Released", "nothing is kept for it on node n1 any more")]
+
+    def test_what_nobody_waits_for_is_not_told(self) -> None:
+        pool = {"apiVersion": "v1", "kind": "DevicePool", "metadata": {"name": "p"}}
+        assert changes(pool, {**pool, "status": {"availableDevices": 1}}) == []
+
+
+class Server:
+    """Takes events, slowly or not at all."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, Object] = {}
+        self.requests = 0
+        self.is_away = False
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def create(self, path: str, body: Object, /) -> Object:
+        self.gate.wait(60)
+        self.requests += 1
+        if self.is_away:
+            raise OSError("away")
+        name = f"{path}/{body['metadata']['name']}"
+        assert name not in self.events, "names are unique"
+        self.events[name] = body
+        return body
+
+    def replace(self, path: str, body: Object, /) -> Object:
+        self.gate.wait(60)
+        self.requests += 1
+        if self.is_away or path not in self.events:
+            raise OSError("not found")
+        self.events[path] = body
+        return body
+
+
+class Clock:
+    now = START
+
+    def __call__(self) -> datetime:
+        self.now += timedelta(microseconds=1)
+        return self.now
+
+
+def told(name: str = "a", reason: str = "DevicesInUse", note: str = "why", **more: str) -> Told:
+    regarding: Mapping[str, str] = {"apiVersion": "v1", "kind": "DeviceClaim", "name": name, "uid": name, **more}
+    return Told(regarding, "Warning", reason, "Allocate", note)
+
+
+def drain(recorder: Recorder) -> None:
+    """Write all that waits."""
+    stop = threading.Event()
+    stop.set()
+    recorder.run(stop)
+
+
+def test_an_event_has_what_the_api_wants() -> None:
+    server, clock = Server(), Clock()
+    recorder = Recorder(server, "host-1", now=clock)
+    recorder.record([told(namespace="team", note="ä" * 2000)])
+    drain(recorder)
+    ((path, event),) = server.events.items()
+    assert path.startswith("/apis/events.k8s.io/v1/namespaces/team/events/a.")
+    assert event["metadata"]["namespace"] == event["regarding"]["namespace"] == "team"
+    assert (event["reason"], event["action"], event["type"]) == ("DevicesInUse", "Allocate", "Warning")
+    assert (event["reportingController"], event["reportingInstance"]) == ("devalloc.io/controller", "host-1")
+    assert event["eventTime"] == "2026-01-01T00:00:00.000001Z"
+    assert len(event["note"].encode()) <= MAX_NOTE
+    assert "series" not in event
+
+
+def test_what_is_told_again_is_counted() -> None:
+    server, clock = Server(), Clock()
+    recorder = Recorder(server, "i", now=clock)
+    recorder.record([told(), told(note="later"), told(reason="Other")])
+    drain(recorder)
+    assert sorted(e.get("series", {}).get("count", 1) for e in server.events.values()) == [1, 2]
+    recorder.record([told(note="again")])
+    drain(recorder)
+    counted = next(event for event in server.events.values() if event["reason"] == "DevicesInUse")
+    assert (counted["series"]["count"], counted["note"], server.requests) == (3, "again", 3)
+    clock.now += timedelta(minutes=7)
+    recorder.record([told()])
+    drain(recorder)
+    assert len(server.events) == 3, "long after, it is another event"
+
+
+def test_one_whose_event_is_gone_is_told_anew() -> None:
+    server = Server()
+    recorder = Recorder(server, "i", now=Clock())
+    recorder.record([told()])
+    drain(recorder)
+    server.events.clear()
+    recorder.record([told()])
+    drain(recorder)
+    assert len(server.events) == 1
+    assert recorder.dropped == 0
+
+
+def test_nobody_waits_for_a_server_that_does_not_answer() -> None:
+    server = Server()
+    server.gate.clear()
+    recorder = Recorder(server, "i", now=Clock(), most_waiting=10)
+    stop = threading.Event()
+    thread = threading.Thread(target=recorder.run, args=(stop,))
+    thread.start()
+    recorder.record(told(str(number)) for number in range(50))  # returns: else the test never ends
+    assert recorder.dropped >= 39
+    server.gate.set()
+    deadline = time.monotonic() + 60
+    while recorder.written < 50 - recorder.dropped and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stop.set()
+    thread.join(60)
+    assert recorder.written + recorder.dropped == 50
+
+
+def test_what_the_server_does_not_take_is_dropped_and_the_next_is_written() -> None:
+    server = Server()
+    recorder = Recorder(server, "i", now=Clock())
+    server.is_away = True
+    recorder.record([told("a")])
+    drain(recorder)
+    server.is_away = False
+    recorder.record([told("b")])
+    drain(recorder)
+    assert (recorder.dropped, recorder.written) == (1, 1)
