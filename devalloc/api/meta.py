@@ -46,6 +46,12 @@ PREPARED_ON = "devalloc.io/prepared-on"
 RELEASE = "devalloc.io/release"
 """On an allocated claim: its devices are wanted back, whoever uses them. Its node ends the machines that do not let go;
 then the allocator releases the claim and removes this."""
+LEADER = "devalloc.io/leader"
+"""On a claim without devices and on a machine: which leader of the controller took over last while it was so. What one
+before it still writes is based on a state without that (``devalloc.controller.seal``)."""
+TRANSACTION = "devalloc.io/transaction"
+"""On an object that is written together with others on Kubernetes: how far that is. Until it is gone nothing of it
+counts as given."""
 CORDONED = "devalloc.io/cordoned"
 """On a pool: a JSON map from device names ("*": all) to who keeps them from being allocated, and why (T17)."""
 CORDONED_NODE = "devalloc.io/cordoned-node"

@@ -9,7 +9,9 @@ could not write the next one does, for whatever stood in the way is a change tha
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -64,6 +66,8 @@ class AllocateSettings:
     """Seconds to wait after a change for more, so that what is applied together is solved together."""
     resync: float = 60.0
     """Seconds after which everything is looked at again though nothing is known to have changed."""
+    availability: float = 0.0
+    """Least seconds between two writes of a pool's availableDevices: on a cluster each is a request."""
     retry: float = 1.0
     """Seconds to wait after a round that failed; twice as long after each further one, up to ``resync``."""
 
@@ -106,14 +110,23 @@ class Allocator:
         settings: AllocateSettings = DEFAULTS,
         solve: Solve | None = None,
         progress: Callable[[Round], None] = lambda done: None,
+        wrote: Callable[[Object, Object], None] = lambda before, after: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``solve`` None: a Fleet that is kept warm. ``progress`` is called after each round, in the loop's thread."""
+        """``solve`` None: a Fleet that is kept warm. ``progress`` is called after each round, in the loop's thread, and
+        ``wrote`` of each object that an answer was written on, with what it was before and is now."""
         self._store = store
         self._settings = settings
         self._solve: Solve = WarmSolver() if solve is None else solve
         self._progress = progress
+        self._wrote = wrote
         self._now = now
+        self._clock = clock
+        self._counted = -math.inf
+        """When availableDevices was written last."""
+        self._is_behind = False
+        """Some of it is still to be written."""
         self._stop = threading.Event()
         self._own_writes: set[str] = set()
         self._problems: frozenset[str] = frozenset()
@@ -147,6 +160,9 @@ class Allocator:
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = placing.decide_machines(asked, answer, decide(documents, answer, now), now)
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), _basis(documents))
+        before = {Key.of(obj): obj for obj in listed}
+        for key, obj in written.items():
+            self._wrote(before[key], obj)
         freed = {key for unit in units if unit.released for key in unit.keys}
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         state = [written.get(Key.of(obj), obj) for obj in documents]
@@ -201,7 +217,8 @@ class Allocator:
         return written
 
     def _publish_availability(self, state: Sequence[Object]) -> tuple[int, int, int]:
-        """Write availableDevices where it differs; returns the numbers of pools, devices and available devices."""
+        """Write availableDevices where it differs, if it is time to; returns the numbers of pools, devices and
+        available devices."""
         pools = devices = total = 0
         units = []
         for one in count(state).pools:
@@ -213,13 +230,19 @@ class Allocator:
                 units.append(
                     Unit((Change(Key.of(doc), version, {**status, "availableDevices": available}),), granted=False)
                 )
-        done = self._commit(units, fence=None)
-        self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
+        self._is_behind = bool(units) and self._clock() - self._counted < self._settings.availability
+        if units and not self._is_behind:
+            done = self._commit(units, fence=None)
+            self._counted = self._clock()
+            self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
         return pools, devices, total
 
     def _wait(self, version: str, stop: threading.Event) -> None:
-        """Until somebody else changed something after ``version``, the resync is due, or ``stop`` is set."""
-        with closing(self._store.watch(None, version, timeout=self._settings.resync, stop=stop)) as events:
+        """Until somebody else changed something after ``version``, something is due, or ``stop`` is set."""
+        seconds = self._settings.resync
+        if self._is_behind:
+            seconds = min(seconds, max(0.0, self._counted + self._settings.availability - self._clock()))
+        with closing(self._store.watch(None, version, timeout=seconds, stop=stop)) as events:
             for event in events:
                 if event.object["metadata"]["resourceVersion"] not in self._own_writes:
                     stop.wait(self._settings.batch)

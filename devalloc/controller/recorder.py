@@ -76,6 +76,7 @@ class Recorder:
         self._condition = threading.Condition()
         self._waiting: OrderedDict[_Key, _Waiting] = OrderedDict()
         self._series: OrderedDict[_Key, _Series] = OrderedDict()
+        self._number = 0
         self.written = 0
         self.dropped = 0
         """Events that were not written: too many waited, or the API server did not take them."""
@@ -135,7 +136,8 @@ class Recorder:
 
     def _event(self, waiting: _Waiting) -> Object:
         told = waiting.told
-        number = int(waiting.first.timestamp() * 1_000_000)
+        self._number = (self._number + 1) % 4096  # many happen at one moment
+        number = int(waiting.first.timestamp() * 1_000_000) << 12 | self._number
         event: Object = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",

@@ -115,6 +115,8 @@ def _conditions(machine: Object, name: str, value: str, reason: str, message: st
     before: Mapping[str, Any] = next((one for one in known if one.get("type") == name), {})
     since = before.get("lastTransitionTime", now) if before.get("status") == value else now
     told = {"type": name, "status": value, "lastTransitionTime": since, "reason": reason, "message": message}
+    if isinstance(generation := machine["metadata"].get("generation"), int):
+        told["observedGeneration"] = generation
     return [*others, told]
 
 

@@ -1,0 +1,217 @@
+"""One of several controllers leads: it waits for the lease, seals what the last one may still want to write, recovers
+what that left half-done, and only then decides. Who loses the lease ends at once, with all it knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Literal, Protocol
+
+from devalloc.controller.lease import Lease, Lost
+from devalloc.controller.seal import Interrupted, seal
+from devalloc.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+NAME, NAMESPACE = "devalloc-controller", "devalloc-system"
+SECONDS, DEADLINE = 15.0, 10.0
+"""How long others believe the lease without a renewal, and how long its holder does."""
+LOOK_SECONDS = 0.2
+"""How often the holder looks at its clock: so long after it woke up it ends at the latest."""
+RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 15.0
+GRACE_SECONDS = 20.0
+"""How long a clean stop waits for loops to end before it leaves the lease to run out."""
+
+Loop = Callable[[threading.Event], None]
+"""Runs until the event is set."""
+State = Literal["waiting", "taking over", "leading", "stopping"]
+
+
+class ClusterStore(Store, Protocol):
+    """A store that several processes write to, each object by itself."""
+
+    def recover(self) -> None:
+        """Finish or undo what another process began on several objects and did not end. Raises StoreError."""
+
+
+class Controller:
+    """One process of the controller."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        open_store: Callable[[Callable[[], bool]], ClusterStore],
+        loops: Callable[[ClusterStore], Mapping[str, Loop]],
+        *,
+        on_state: Callable[[State, str], None] = lambda state, text: None,
+        grace: float = GRACE_SECONDS,
+    ) -> None:
+        """``open_store``: a store that has not looked at anything yet, and writes only while its argument says so.
+        ``loops``: what runs on it, by name, while this process leads. ``on_state`` is told what it does now, with a
+        sentence."""
+        self.lease = lease
+        self.state: State = "waiting"
+        self.told = "the lease was not looked at yet"
+        """The state as a sentence."""
+        self.beat = time.monotonic()
+        """When the main loop went round last."""
+        self._open_store = open_store
+        self._loops = loops
+        self._on_state = on_state
+        self._grace = grace
+        # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
+        self._messages: SimpleQueue[Literal["stop"]] = SimpleQueue()
+        self._failure: BaseException | None = None
+
+    def stop(self) -> None:
+        """End ``run`` soon. From any thread or signal handler."""
+        self._messages.put("stop")
+
+    def rescan(self) -> None:
+        """There are no devices to look at here."""
+
+    def run(self) -> None:
+        """Wait for the lease, then lead, until ``stop``.
+
+        Raises Lost where another process may lead: this one must end at once, its loops may be in the middle of
+        something. Raises what ended a loop.
+        """
+        if not self._wait():
+            return
+        over = threading.Event()
+        minded = threading.Event()
+        minder = threading.Thread(target=self._mind, args=(minded,), name="lease", daemon=True)
+        leader = threading.Thread(target=self._lead, args=(over,), name="leader", daemon=True)
+        minder.start()
+        leader.start()
+        try:
+            while not self._is_stopped(LOOK_SECONDS):
+                self._check()
+            self._say("stopping", "stopping: waiting for what is under way")
+        finally:
+            over.set()
+        until = time.monotonic() + self._grace
+        while leader.is_alive() and time.monotonic() < until:
+            leader.join(LOOK_SECONDS)
+            self._check()
+        minded.set()
+        minder.join(self._grace)
+        if leader.is_alive() or minder.is_alive():
+            log.warning("something is still under way, so the lease is not given back but left to run out")
+        else:
+            with suppress(StoreError):
+                self.lease.give()
+        if self._failure is not None:
+            raise self._failure
+
+    def _wait(self) -> bool:
+        """Until the lease is ours; False where it was stopped before."""
+        while True:
+            try:
+                if self.lease.take():
+                    return True
+                self._say("waiting", f"standing by, waiting for {self.lease.held_by or 'a lease that others take'}")
+            except StoreError as error:
+                self._say("waiting", f"the lease cannot be had: {error}")
+            if self._is_stopped(self.lease.seconds * 2 / 15 * random.uniform(0.8, 1.2)):
+                return False
+
+    def _mind(self, stop: threading.Event) -> None:
+        """Renew the lease until ``stop`` is set, or it is lost."""
+        pause = self.lease.seconds / 3
+        while not stop.wait(pause):
+            pause = self.lease.seconds / 3
+            try:
+                self.lease.renew()
+            except Lost as lost:
+                log.warning("%s", lost)
+                return  # it is not valid any more, which is seen
+            except StoreError as error:
+                log.warning("the lease cannot be renewed: %s", error)
+                pause = self.lease.seconds / 15
+            except BaseException as error:
+                self._fail(error)
+                return
+
+    def _lead(self, over: threading.Event) -> None:
+        """Take over, then run the loops until ``over`` is set and all have ended."""
+        try:
+            store = self._taken_over(over)
+        except Interrupted:
+            return
+        except BaseException as error:
+            self._fail(error)
+            return
+        try:
+            threads = [
+                threading.Thread(target=self._guarded, args=(loop, over), name=name, daemon=True)
+                for name, loop in self._loops(store).items()
+            ]
+            for thread in threads:
+                thread.start()
+            self._say("leading", f"leading, as {self.lease.holder}")
+            for thread in threads:
+                thread.join()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            store.close()
+
+    def _taken_over(self, over: threading.Event) -> ClusterStore:
+        """A store on which nobody else grants. Raises Interrupted."""
+        stamp, pause = f"{self.lease.transitions} {self.lease.holder}", RETRY_SECONDS
+        while not over.is_set():
+            # Each try begins with a store that knows nothing.
+            store = self._open_store(lambda: self.lease.is_valid)
+            try:
+                self._say("taking over", "taking over from the last leader")
+                sealed = seal(store, stamp, over)
+                store.recover()
+                log.info("sealed %d objects", sealed)
+                return store
+            except StoreError as error:
+                store.close()
+                log.warning("cannot take over yet: %s", error)
+                over.wait(pause)
+                pause = min(2 * pause, MOST_RETRY_SECONDS)
+            except BaseException:
+                store.close()
+                raise
+        raise Interrupted
+
+    def _guarded(self, loop: Loop, over: threading.Event) -> None:
+        """A loop that ends before it is to ends everything."""
+        try:
+            loop(over)
+            if not over.is_set():
+                raise RuntimeError(f"the loop {threading.current_thread().name} ended")
+        except BaseException as error:
+            self._fail(error)
+
+    def _check(self) -> None:
+        self.beat = time.monotonic()
+        if not self.lease.is_valid:
+            raise Lost(f"the lease {self.lease.namespace}/{self.lease.name} is lost, or could not be renewed in time")
+
+    def _is_stopped(self, seconds: float) -> bool:
+        """Waits so long for it."""
+        self.beat = time.monotonic()
+        with suppress(Empty):
+            self._messages.get(timeout=seconds)
+            return True
+        return False
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self.stop()
+
+    def _say(self, state: State, text: str) -> None:
+        if (state, text) != (self.state, self.told):
+            self.state, self.told = state, text
+            self._on_state(state, text)

@@ -1,0 +1,61 @@
+"""Why a leader that stood still cannot give a device twice when it wakes up.
+
+Each write names the state of its object that it is based on. A new leader therefore writes on each object that grants
+are written on, before it decides anything: what the one before still sends is then based on a state that is over, and
+the API server refuses it. Objects that are made later the old leader can only have read after its lease had run out by
+its own clock, which it asks before each write. In between nobody needs to agree on the time.
+
+Not sealed is what holds devices already: a write there takes them back, says how they are, or leaves them. Only where
+a commit of several objects was cut off (a mark of the store) it may still be finished, so that is sealed as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from devalloc.api import meta
+from devalloc.controller import placing
+from devalloc.controller.claims import allocations, annotation
+from devalloc.store import Change, Conflict, Key, Object, Store
+
+log = logging.getLogger(__name__)
+
+KINDS = ("DeviceClaim", placing.KIND)
+"""On which leaders write grants."""
+RETRY_SECONDS = 0.1
+
+
+class Interrupted(Exception):
+    """It was to stop before all was sealed."""
+
+
+def seal(store: Store, stamp: str, stop: threading.Event, *, pause: Callable[[float], object] | None = None) -> int:
+    """Write ``stamp`` on all that is not yet given; how many objects that were.
+
+    ``store`` must not have looked at these kinds before: what it knew already could be what the old leader knew.
+    ``stamp``: a text that no leader had before. Raises StoreError, and Interrupted once ``stop`` is set.
+    """
+    sealed = 0
+    while not stop.is_set():
+        left = [obj for obj in store.list(KINDS).objects if _is_open(obj) and annotation(obj, meta.LEADER) != stamp]
+        if not left:
+            return sealed
+        outcomes = store.commit_each([[_stamped(obj, stamp)] for obj in left])
+        refused = [outcome for outcome in outcomes if isinstance(outcome, Conflict)]
+        sealed += len(outcomes) - len(refused)
+        if refused:  # somebody was faster, and what is there now is to be read
+            log.debug("read again: %s", refused[0])
+            (pause or stop.wait)(RETRY_SECONDS)
+    raise Interrupted
+
+
+def _is_open(obj: Object) -> bool:
+    """Whether a leader may still write a grant there that nobody has seen."""
+    return obj["kind"] != "DeviceClaim" or not allocations(obj) or annotation(obj, meta.TRANSACTION) is not None
+
+
+def _stamped(obj: Object, stamp: str) -> Change:
+    version = obj["metadata"]["resourceVersion"]
+    return Change(Key.of(obj), version, obj.get("status"), {meta.LEADER: stamp})

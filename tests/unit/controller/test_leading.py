@@ -1,0 +1,227 @@
+"""Who leads, on a store that several have: taking over, giving back, and ending at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from devalloc.api.meta import LEADER
+from devalloc.controller.leading import Controller, Loop
+from devalloc.controller.lease import Lease, Lost
+from devalloc.store import NotFound, Unavailable
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.faketree import memory_folder
+from tests.support.fleets import fill, gpu_claim
+
+NAME, NAMESPACE = "devalloc-controller", "devalloc-system"
+
+
+class Shared(SQLiteStore):
+    """One that several processes have, as on a cluster."""
+
+    def __init__(self, path: Path, may_write: Callable[[], bool], log: list[str]) -> None:
+        super().__init__(path)
+        self.may_write = may_write
+        self.log = log
+        self.fails = 0
+
+    def recover(self) -> None:
+        self.log.append("recover")
+
+
+class Bed:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.own = SQLiteStore(path)
+        self.log: list[str] = []
+        self.offset = 0.0
+        """How much later it is for those who stand still."""
+
+    def clock(self) -> float:
+        return time.monotonic() + self.offset
+
+    def controller(self, holder: str, *loops: Loop, seconds: float = 3.0) -> Controller:
+        lease = Lease(
+            SQLiteStore(self.path), holder, NAME, namespace=NAMESPACE, seconds=seconds, deadline=seconds * 2 / 3,
+            clock=self.clock,
+        )  # fmt: skip
+
+        def made(store: Shared) -> Mapping[str, Loop]:
+            self.log.append(f"{holder} leads")
+            return {str(number): loop for number, loop in enumerate(loops or (waits,))}
+
+        return Controller(
+            lease, lambda may_write: Shared(self.path, may_write, self.log), made, on_state=self.said, grace=20
+        )
+
+    def said(self, state: str, text: str) -> None:
+        self.log.append(state)
+
+    def holder(self) -> str | None:
+        with suppress(NotFound):
+            return self.own.get("Lease", NAMESPACE, NAME)["spec"].get("holderIdentity")
+        return None
+
+
+def waits(stop: threading.Event) -> None:
+    stop.wait()
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    with memory_folder() as name:
+        yield Bed(Path(name) / "store.db")
+
+
+class Run:
+    """A controller in a thread, and how it ended."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.controller.run()
+        except BaseException as error:
+            self.error = error
+
+    def ended(self) -> None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def running(controller: Controller) -> Iterator[Run]:
+    run = Run(controller)
+    try:
+        yield run
+    finally:
+        controller.stop()
+        run.ended()
+
+
+def until(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_seals_and_recovers_before_it_decides_and_gives_the_lease_back(bed: Bed) -> None:
+    fill(bed.own, gpu_claim("a"))
+    first = bed.controller("first")
+    with running(first) as run:
+        until(lambda: first.state == "leading")
+        assert bed.own.get("DeviceClaim", "default", "a")["metadata"]["annotations"][LEADER] == "0 first"
+    assert run.error is None
+    assert bed.log == ["taking over", "recover", "first leads", "leading", "stopping"]
+    assert bed.holder() is None, "the next one need not wait"
+
+
+def test_the_other_stands_by_and_leads_when_the_first_one_stops(bed: Bed) -> None:
+    first, second = bed.controller("first", seconds=60), bed.controller("second", seconds=60)
+    with running(second) as other:
+        until(lambda: second.state != "waiting" or bed.log.count("waiting") > 0 or second.state == "leading")
+        with running(first):
+            until(lambda: "leading" in (first.state, second.state))
+            leads, stands = (first, second) if first.state == "leading" else (second, first)
+            until(lambda: "held by" in stands.told)
+            assert stands.state == "waiting"
+            leads.stop()
+            until(lambda: stands.state == "leading")
+    assert other.error is None
+
+
+def test_one_that_stood_still_ends_and_writes_nothing(bed: Bed) -> None:
+    stores: list[Shared] = []
+    controller = bed.controller("first")
+    opened = controller._open_store
+    controller._open_store = lambda may: stores.append(opened(may)) or stores[-1]  # type: ignore
+    with running(controller) as run:
+        until(lambda: controller.state == "leading")
+        assert stores[0].may_write()
+        bed.offset += 60
+        assert not stores[0].may_write(), "by its clock, before anybody has told it"
+        run.ended()
+    assert isinstance(run.error, Lost)
+    assert bed.holder() == "first", "it gives nothing back: it may be another's"
+
+
+def test_one_whose_lease_another_took_ends(bed: Bed) -> None:
+    controller = bed.controller("first")
+    with running(controller) as run:
+        until(lambda: controller.state == "leading")
+        found = bed.own.get("Lease", NAMESPACE, NAME)
+        bed.own.replace({**found, "spec": {**found["spec"], "holderIdentity": "other"}})
+        run.ended()
+    assert isinstance(run.error, Lost)
+    assert bed.holder() == "other"
+
+
+def test_a_lease_that_cannot_be_renewed_in_time_is_lost(bed: Bed) -> None:
+    controller = bed.controller("first")
+    with running(controller) as run:
+        until(lambda: controller.state == "leading")
+
+        def away(obj: object) -> None:
+            raise Unavailable("no route")
+
+        controller.lease._store.replace = away  # type: ignore
+        run.ended()
+    assert isinstance(run.error, Lost)
+
+
+def test_the_lease_is_given_back_only_after_all_loops_have_ended(bed: Bed) -> None:
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def slow(stop: threading.Event) -> None:
+        stop.wait()
+        goes_on.wait(60)
+        ended.set()
+
+    controller = bed.controller("first", slow)
+    with running(controller):
+        until(lambda: controller.state == "leading")
+        controller.stop()
+        until(lambda: controller.state == "stopping")
+        time.sleep(0.3)
+        assert bed.holder() == "first"
+        goes_on.set()
+    assert ended.is_set()
+    assert bed.holder() is None
+
+
+def test_a_loop_that_ends_ends_all(bed: Bed) -> None:
+    def breaks(stop: threading.Event) -> None:
+        raise ValueError("broken")
+
+    with running(bed.controller("first", waits, breaks)) as run:
+        run.ended()
+    assert str(run.error) == "broken"
+    assert bed.holder() is None
+
+
+def test_a_store_that_is_away_is_tried_again_with_one_that_knows_nothing(bed: Bed) -> None:
+    controller = bed.controller("first", seconds=30)
+    tries: list[Shared] = []
+    opened = controller._open_store
+
+    def flaky(may_write: Callable[[], bool]) -> Shared:
+        store = opened(may_write)
+        tries.append(store)  # type: ignore
+        if len(tries) == 1:
+            store.recover = lambda: (_ for _ in ()).throw(Unavailable("away"))  # type: ignore
+        return store  # type: ignore
+
+    controller._open_store = flaky
+    with running(controller):
+        until(lambda: controller.state == "leading")
+    assert len(tries) == 2

@@ -1,0 +1,87 @@
+"""What a leader that stood still would still write is refused, whenever it wakes up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from devalloc.api.meta import LEADER, TRANSACTION
+from devalloc.controller.allocate import Allocator
+from devalloc.controller.seal import Interrupted, seal
+from devalloc.store import Change, Conflict, Key, Listing, Object
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.faketree import memory_folder
+from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+
+
+@pytest.fixture
+def store() -> Iterator[SQLiteStore]:
+    with memory_folder() as name, closing(SQLiteStore(Path(name) / "store.db")) as store:
+        yield store
+
+
+def stamps(store: SQLiteStore) -> dict[str, str | None]:
+    found = store.list(["DeviceClaim", "VirtualMachine"]).objects
+    return {obj["metadata"]["name"]: obj["metadata"].get("annotations", {}).get(LEADER) for obj in found}
+
+
+def machine(name: str) -> Object:
+    return {"apiVersion": "devalloc.io/v1alpha1", "kind": "VirtualMachine", "metadata": {"name": name}, "spec": {}}
+
+
+def test_all_that_is_not_given_is_sealed_once(store: SQLiteStore) -> None:
+    fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("has"))
+    Allocator(store).round()
+    fill(store, gpu_claim("waits"), machine("vm"))
+    store.commit([_annotated(store.get("DeviceClaim", "default", "has"), "other", "x")])
+    assert seal(store, "1 a", threading.Event()) == 2
+    assert stamps(store) == {"has": None, "waits": "1 a", "vm": "1 a"}
+    assert seal(store, "1 a", threading.Event()) == 0
+    assert seal(store, "2 b", threading.Event()) == 2
+
+
+def test_what_was_cut_off_in_the_middle_is_sealed_too(store: SQLiteStore) -> None:
+    """Its leader's last write would finish it."""
+    fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("half"))
+    Allocator(store).round()
+    store.commit([_annotated(store.get("DeviceClaim", "default", "half"), TRANSACTION, "{}")])
+    assert seal(store, "1 a", threading.Event()) == 1
+
+
+def test_a_grant_that_was_decided_before_is_refused_after(store: SQLiteStore) -> None:
+    fill(store, gpu_pool(devices=1), gpu_class(), gpu_claim("a"))
+    old = store.get("DeviceClaim", "default", "a")
+    grant = Change(Key.of(old), old["metadata"]["resourceVersion"], {"allocations": []})
+    seal(store, "1 a", threading.Event())
+    assert isinstance(store.commit_each([[grant]])[0], Conflict)
+
+
+def test_what_somebody_changes_meanwhile_is_read_again(store: SQLiteStore) -> None:
+    fill(store, *(gpu_claim(f"c{number}") for number in range(3)))
+    read, left = store.list, [2]
+
+    def raced(*of: object) -> Listing:
+        found = read(*of)  # type: ignore[arg-type]
+        if left[0]:
+            left[0] -= 1
+            store.commit([_annotated(store.get("DeviceClaim", "default", "c1"), "other", str(left[0]))])
+        return found
+
+    store.list = raced  # type: ignore[method-assign, assignment]
+    assert seal(store, "1 a", threading.Event(), pause=lambda seconds: None) == 3
+    assert set(stamps(store).values()) == {"1 a"}
+
+
+def test_it_stops_where_it_is_to(store: SQLiteStore) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Interrupted):
+        seal(store, "1 a", stop)
+
+
+def _annotated(obj: Object, name: str, value: str) -> Change:
+    return Change(Key.of(obj), obj["metadata"]["resourceVersion"], obj.get("status"), {name: value})
