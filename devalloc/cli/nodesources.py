@@ -273,6 +273,7 @@ def store_permits(
 def cluster_source(client: Client, driver: str, node_name: str) -> Source:
     """The ResourceClaims of a cluster."""
     from devalloc_node.errors import Failed
+    from devalloc_node.kube.claim_status import ResourceClaimStatuses
     from devalloc_node.kube.client import ApiError, segment
     from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants
     from devalloc_node.node import Source
@@ -287,7 +288,8 @@ def cluster_source(client: Client, driver: str, node_name: str) -> Source:
         except (KeyError, TypeError):
             raise Failed("ApiUnavailable", f"ResourceClaim {namespace}/{name} has no UID in the answer") from None
 
-    return Source("ResourceClaim", ResourceClaimGrants(client, driver, node_name), uid_of)
+    statuses = ResourceClaimStatuses(client, driver)
+    return Source("ResourceClaim", ResourceClaimGrants(client, driver, node_name), uid_of, statuses.update)
 
 
 @contextmanager

@@ -45,16 +45,23 @@ def is_elsewhere(function: PciFunction) -> bool:
     return function.folder.folder("net") is not None and not function.folder.names("net")
 
 
+def mac_of(function: PciFunction) -> str | None:
+    """The hardware address of the function's own interface, as long as the host has one."""
+    interface = uplink(function)
+    mac = None if interface is None else interface.text("address")
+    return mac if mac is not None and _MAC.fullmatch(mac) else None
+
+
 def attributes(function: PciFunction) -> dict[str, AttributeValue]:
     """linkType, linkSpeed (bit/s), mac and rdma, as far as they are known."""
     found: dict[str, AttributeValue] = {"rdma": int(bool(function.folder.names("infiniband")))}
     link = _LINK_BY_SUBCLASS.get(function.subclass)
     if (interface := uplink(function)) is not None:
         link = _LINK_BY_TYPE.get(interface.number("type") or 0, link)
-        speed, mac = interface.number("speed"), interface.text("address")
+        speed = interface.number("speed")
         if speed is not None and 0 < speed < 2**32 - 1:  # -1 and its unsigned form: no carrier
             found["linkSpeed"] = Quantity(speed * _MEGABIT * NANO)
-        if mac is not None and _MAC.fullmatch(mac):
+        if (mac := mac_of(function)) is not None:
             found["mac"] = mac
     if link is not None:
         found["linkType"] = link

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from devalloc.api.meta import ALLOCATED_NODE
 from devalloc.store import Object, Store, StoreError
+from devalloc_node.binding.binding import Health
 from devalloc_node.claims.store_grants import claim_ref
 from devalloc_node.errors import Denied, NodeError
 from devalloc_node.feed import Checkup
@@ -46,11 +47,10 @@ class ClaimStatuses:
         health = {(each.pool, each.device): each.health for each in checkup.devices}
         now: dict[ClaimRef, _Conditions] = {}
         for claim in prepared:
-            conditions: _Conditions = {}
-            for device in claim.devices:
-                found = health.get(key := (device.pool, device.device))
-                conditions[key] = [_ready(device)] + ([] if found is None else [_healthy(found.state, found.message)])
-            now[claim.ref] = conditions
+            now[claim.ref] = {
+                (key := (device.pool, device.device)): conditions_of(device, health.get(key))
+                for device in claim.devices
+            }
         for ref in sorted(told.keys() - now.keys()):
             if self._write(ref, {device: _over(conditions) for device, conditions in told[ref].items()}):
                 del told[ref]
@@ -91,6 +91,11 @@ def _over(conditions: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """What is left to say of a device that is no longer prepared; nobody looks at it for this claim any more."""
     over = {READY: "False", HEALTHY: "Unknown"}
     return [_condition(each["type"], over[each["type"]], "Unprepared", "") for each in conditions]
+
+
+def conditions_of(device: PreparedDevice, health: Health | None) -> list[Mapping[str, str]]:
+    """``Ready`` of a prepared device, and ``Healthy`` where somebody has looked: type, status, reason and message."""
+    return [_ready(device)] + ([] if health is None else [_healthy(health.state, health.message)])
 
 
 def _ready(device: PreparedDevice) -> Mapping[str, str]:

@@ -202,6 +202,11 @@ def test_a_pod_gets_its_vf_and_gives_it_back(bed: Bed, ready: Node, pods: Pods) 
     (device,) = newest["requests"][0]["devices"]
     assert device["attributes"]["resource.kubernetes.io/pciBusID"] == {"string": address}
 
+    told = ready.wait_until("the claim says how its device is", lambda: pods.claim("p1")["status"].get("devices"))
+    assert [(each["driver"], each["device"]) for each in told] == [(DRIVER, pods.device("p1"))]
+    assert told[0]["data"]["functions"] == [address]
+    assert {each["type"]: each["status"] for each in told[0]["conditions"]}["Ready"] == "True"
+
     pods.end("p1")
     assert files(bed) == []
     assert bed.host.snapshot() == before

@@ -19,6 +19,7 @@ from devalloc_node.step import Step
 
 _PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 _PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+MAC = "mac"
 _NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
@@ -82,3 +83,10 @@ def passed_through(host: Host, granted: GrantedDevice, functions: Sequence[PciFu
         attributes=place(now[0]),
         share=granted.share,
     )
+
+
+def with_mac(device: PreparedDevice, mac: object) -> PreparedDevice:
+    """The device with its hardware address among its attributes, where there is one: a VF may have none yet."""
+    if not isinstance(mac, str) or not mac.strip("0:"):
+        return device
+    return replace(device, attributes={**device.attributes, MAC: mac})

@@ -14,7 +14,7 @@ from devalloc_node.binding import refusals, vfs
 from devalloc_node.binding.binding import Health, Steps
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.find import find
-from devalloc_node.binding.handover import handed_over, key, keys_of, passed_through
+from devalloc_node.binding.handover import handed_over, key, keys_of, passed_through, with_mac
 from devalloc_node.binding.health import health_of_functions
 from devalloc_node.binding.vfsettings import settings_step, wanted_settings
 from devalloc_node.deadline import Deadline
@@ -61,10 +61,13 @@ class Sriov:
             tree = self.host.tree()
             function = _there(tree, vf)
         refusals.refuse_group(tree, self.config, [function])
+        mac = None
         if _has_settings(vf.pf):
-            yield replace(settings_step(self.host, vf, wanted), more=not function.on_vfio)
+            step = settings_step(self.host, vf, wanted)
+            mac = step.after.get("mac")
+            yield replace(step, more=not function.on_vfio)
         yield from handed_over(tree, [function])
-        return passed_through(self.host, granted, [function])
+        return with_mac(passed_through(self.host, granted, [function]), mac)
 
     def observe(self, device: PreparedDevice) -> Health:
         return health_of_functions(self.host.tree(), device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from devalloc.inventory import nic
 from devalloc.inventory.cards import Port
 from devalloc.inventory.locate import Located, PortDevice
 from devalloc.inventory.pci import Address
@@ -13,7 +14,7 @@ from devalloc_node.binding import refusals
 from devalloc_node.binding.binding import Health, Steps
 from devalloc_node.binding.config import BindingConfig
 from devalloc_node.binding.find import find
-from devalloc_node.binding.handover import handed_over, key, keys_of, passed_through
+from devalloc_node.binding.handover import handed_over, key, keys_of, passed_through, with_mac
 from devalloc_node.binding.health import health_of_functions
 from devalloc_node.binding.parents import part_keys
 from devalloc_node.deadline import Deadline
@@ -50,8 +51,9 @@ class Vfio:
         _refuse_parts(tree, port)
         refusals.refuse_group(tree, self.config, port.members)
         functions = [port.function, *(member for member in port.members if member is not port.function)]
+        mac = nic.mac_of(port.function) if nic.is_nic(port.function) else None  # nobody can tell once VFIO has it
         yield from handed_over(tree, functions)
-        return passed_through(self.host, granted, functions)
+        return with_mac(passed_through(self.host, granted, functions), mac)
 
     def observe(self, device: PreparedDevice) -> Health:
         return health_of_functions(self.host.tree(), device)

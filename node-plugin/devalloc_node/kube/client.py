@@ -11,7 +11,7 @@ import importlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ WATCH_SECONDS = 240
 """After which the server ends a watch, and it is begun again."""
 
 _JSON = "application/json"
+_APPLY = "application/apply-patch+yaml"
 
 
 class ApiError(Exception):
@@ -115,7 +116,11 @@ class Client:
         """Create the object, or make its fields as in ``body`` (server-side apply), also where another manager set
         them; the object as stored. A field that the server does not know is an error. Raises ApiError."""
         query = {**(params or {}), "fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
-        return self._write("PATCH", path, query, body, "application/apply-patch+yaml")
+        return self._write("PATCH", path, query, body, _APPLY)
+
+    def patch(self, path: str, operations: Sequence[Object]) -> Object:
+        """A JSON patch (RFC 6902): what it does not name stays byte for byte. The object as stored. Raises ApiError."""
+        return self._write("PATCH", path, None, list(operations), "application/json-patch+json")
 
     def delete(self, path: str, uid: str, resource_version: str = "", *, propagation: str = "") -> None:
         """Delete exactly this object, with a resource version only as it was seen; it is no error that it is gone.
@@ -153,7 +158,7 @@ class Client:
         finally:
             raw.close()
 
-    def _write(self, method: str, path: str, params: Params | None, body: Object, form: str = _JSON) -> Object:
+    def _write(self, method: str, path: str, params: Params | None, body: Any, form: str = _JSON) -> Object:
         due = Deadline.after(TRIES * ANSWER_SECONDS)
         for number in range(TRIES):
             try:
@@ -202,8 +207,8 @@ class Client:
         from kubernetes.client.exceptions import ApiException
 
         headers = {"Accept": _JSON, "Content-Type": form}
-        if form != _JSON and body is not None:
-            body = json.dumps(body)  # the library does so for JSON only
+        if form == _APPLY and body is not None:
+            body = json.dumps(body)  # the library takes no object for YAML
         try:
             request = self._api.param_serialize(
                 method, path, query_params=list((params or {}).items()), header_params=headers, body=body,

@@ -1,0 +1,159 @@
+"""``status.devices`` of ResourceClaims: what this node has made of their devices, and how these are.
+
+Only this driver's entries are touched, and by a JSON patch: the API server compares the entries of other drivers byte
+for byte, and server-side apply would write their ``data`` anew. It takes an entry only for a device that the claim
+holds, and drops it with the allocation.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from devalloc_node.binding.handover import MAC
+from devalloc_node.feed import Checkup
+from devalloc_node.grant import ClaimRef
+from devalloc_node.kube.client import ApiError, Client, Object, segment
+from devalloc_node.kube.grants import CLAIMS
+from devalloc_node.prepared import Prepared, PreparedDevice
+from devalloc_node.statuses import conditions_of
+
+log = logging.getLogger(__name__)
+
+FORBIDDEN_SECONDS = 300.0
+"""How long nothing is tried after the server said that we may not write on claims."""
+REFUSED_SECONDS = 60.0
+"""How long a claim is left alone of which it refused what we wrote."""
+
+_Key = tuple[str, str, str | None]
+"""Pool, device and share."""
+_Entries = dict[_Key, Object]
+
+
+class ResourceClaimStatuses:
+    """Keeps the entries of one driver on one node. Not safe for threads."""
+
+    def __init__(self, client: Client, driver: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._driver = driver
+        self._clock = clock
+        self._told: dict[ClaimRef, _Entries] = {}
+        self._not_before = 0.0
+        self._refused: dict[ClaimRef, float] = {}
+        """Claims that are left alone, and until when."""
+
+    def update(self, prepared: Iterable[Prepared], checkup: Checkup) -> None:
+        """Write what has changed since the last call; what could not be written is tried again by the next.
+
+        The first call reads each prepared claim, and writes where an earlier instance said something else.
+        """
+        if self._clock() < self._not_before:
+            return
+        health = {(each.pool, each.device): each.health for each in checkup.devices}
+        now: dict[ClaimRef, _Entries] = {}
+        for claim in prepared:
+            now[claim.ref] = {
+                (device.pool, device.device, device.share): self._entry(
+                    device, conditions_of(device, health.get((device.pool, device.device)))
+                )
+                for device in claim.devices
+            }
+        try:
+            for ref in sorted(self._told.keys() - now.keys()):
+                if self._write(ref, {}):
+                    del self._told[ref]
+            for ref, entries in now.items():
+                if self._told.get(ref) != entries and self._write(ref, entries):
+                    self._told[ref] = entries
+        except ApiError as error:
+            if error.status in (401, 403):
+                self._not_before = self._clock() + FORBIDDEN_SECONDS
+            log.warning("cannot say on ResourceClaims how their devices are: %s", error)
+
+    def _entry(self, device: PreparedDevice, conditions: list[Mapping[str, str]]) -> Object:
+        data: Object = {"binding": device.binding}
+        if device.functions:
+            data["functions"] = list(device.functions)
+        if device.mdev_uuid is not None:
+            data["mdevUUID"] = device.mdev_uuid
+        if attributes := {name: value for name, value in sorted(device.attributes.items()) if name != MAC}:
+            data["attributes"] = attributes
+        entry: Object = {"driver": self._driver, "pool": device.pool, "device": device.device}
+        if device.share is not None:
+            entry["shareID"] = device.share
+        entry |= {"conditions": [dict(each) for each in conditions], "data": data}
+        if isinstance(mac := device.attributes.get(MAC), str):
+            entry["networkData"] = {"hardwareAddress": mac}
+        return entry
+
+    def _write(self, ref: ClaimRef, entries: _Entries) -> bool:
+        """Whether the claim says so, or there is nobody to tell. Raises ApiError where others will fare no better."""
+        if self._clock() < self._refused.get(ref, 0.0):
+            return False
+        self._refused.pop(ref, None)
+        path = CLAIMS.format(segment(ref.namespace), segment(ref.name))
+        try:
+            claim = self._client.get(path)
+            if claim["metadata"]["uid"] != ref.uid:
+                return True
+            if operations := self._operations(claim, entries):
+                self._client.patch(f"{path}/status", operations)
+        except ApiError as error:
+            if error.is_not_found:
+                return True
+            if error.is_conflict:
+                return False  # the claim has changed
+            if error.status != 422:
+                raise
+            self._refused[ref] = self._clock() + REFUSED_SECONDS
+            log.warning("cannot say on ResourceClaim %s how its devices are: %s", ref, error)
+            return False
+        except (KeyError, TypeError, AttributeError) as error:
+            log.warning("ResourceClaim %s cannot be read: %s %s", ref, type(error).__name__, error)
+            return False
+        return True
+
+    def _operations(self, claim: Object, entries: _Entries) -> list[Object]:
+        """The patch after which the claim has these entries of ours; empty where it has, or holds nothing."""
+        status = claim.get("status") or {}
+        held = {_key(each) for each in _results(status) if each["driver"] == self._driver}
+        there = status.get("devices") or []
+        ours = {_key(each): index for index, each in enumerate(there) if each["driver"] == self._driver}
+        operations: list[Object] = []
+        for key, entry in entries.items():
+            before = there[ours[key]] if key in ours else None
+            if key in held and (wanted := _timed(entry, before)) != before:
+                place = ("add", "-") if before is None else ("replace", ours[key])
+                operations.append({"op": place[0], "path": f"/status/devices/{place[1]}", "value": wanted})
+        gone = sorted((index for key, index in ours.items() if key not in entries), reverse=True)
+        operations += ({"op": "remove", "path": f"/status/devices/{index}"} for index in gone)
+        if not operations:
+            return []
+        if not there:
+            operations.insert(0, {"op": "add", "path": "/status/devices", "value": []})
+        version = {"op": "replace", "path": "/metadata/resourceVersion", "value": claim["metadata"]["resourceVersion"]}
+        return [version, *operations]
+
+
+def _results(status: Mapping[str, Any]) -> list[Any]:
+    allocation = status.get("allocation") or {}
+    return (allocation.get("devices") or {}).get("results") or []
+
+
+def _key(told: Mapping[str, Any]) -> _Key:
+    return told["pool"], told["device"], told.get("shareID")
+
+
+def _timed(entry: Object, before: Object | None) -> Object:
+    """The entry with the times since when its conditions are so."""
+    since = {
+        (each["type"], each["status"]): each["lastTransitionTime"] for each in (before or {}).get("conditions") or ()
+    }
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    conditions = [
+        {**each, "lastTransitionTime": since.get((each["type"], each["status"]), now)} for each in entry["conditions"]
+    ]
+    return {**entry, "conditions": conditions}
