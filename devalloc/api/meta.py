@@ -52,6 +52,8 @@ before it still writes is based on a state without that (``devalloc.controller.s
 TRANSACTION = "devalloc.io/transaction"
 """On an object that is written together with others on Kubernetes: how far that is. Until it is gone nothing of it
 counts as given."""
+ADMIN_ACCESS = "devalloc.io/admin-access"
+"""A label of namespaces, "true": claims there may name classes with admin access (S14), where that is asked for."""
 CORDONED = "devalloc.io/cordoned"
 """On a pool: a JSON map from device names ("*": all) to who keeps them from being allocated, and why (T17)."""
 CORDONED_NODE = "devalloc.io/cordoned-node"

@@ -30,6 +30,8 @@ ADVICE = {
     "LostToHigherPriority": "Raise annotation devalloc.io/priority, or wait until the claims in the way are gone.",
     "LostToCompetition": "Give the claim a priority, or wait until the claims in the way are gone.",
     "GroupUnsatisfiable": "Members of a group get a node together or nothing; explain the member that is named.",
+    "QuotaExceeded": "Release or delete claims of the namespace, ask for less, or have an admin raise the quota.",
+    "AdminAccessDenied": "Name a class without admin access, or have an admin label the namespace.",
     "SearchLimit": "Give the search more time with --deadline.",
 }
 """What to do, by reason code."""

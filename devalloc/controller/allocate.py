@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from devalloc.api.cordon import with_cordons
 from devalloc.api.meta import ADMIN_CLASSES, ALLOCATED_NODE, ALLOCATED_SPEC, ALLOCATION_DETAILS
-from devalloc.controller import placing
+from devalloc.controller import gate, placing, quota
 from devalloc.controller.availability import count
 from devalloc.controller.claims import allocations, as_allocated, claims_among, is_deleting
 from devalloc.controller.decision import Unit, decide
@@ -28,6 +28,8 @@ from devalloc.controller.warm import WarmSolver
 from devalloc.store import (
     Change,
     Conflict,
+    Event,
+    EventType,
     Expired,
     Fence,
     FenceBroken,
@@ -62,6 +64,8 @@ class AllocateSettings:
     """``pack`` or ``spread`` (claim-semantics S17)."""
     deadline: float | None = 10.0
     """Seconds the solver may think about one batch; None for as long as it takes."""
+    admin_namespaces: gate.AdminNamespaces = "all"
+    """Where claims may have admin access (S14): everywhere, or only in namespaces with the label ``ADMIN_ACCESS``."""
     batch: float = 0.05
     """Seconds to wait after a change for more, so that what is applied together is solved together."""
     resync: float = 60.0
@@ -129,6 +133,8 @@ class Allocator:
         """Some of it is still to be written."""
         self._stop = threading.Event()
         self._own_writes: set[str] = set()
+        self._limits: dict[Key, Any] = {}
+        """what was read of namespaces and quotas"""
         self._problems: frozenset[str] = frozenset()
 
     def run(self, stop: threading.Event) -> None:
@@ -155,8 +161,9 @@ class Allocator:
         """Answer every claim there is, once."""
         listed, version = self._store.list()
         documents = [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in listed]
+        self._limits = {Key.of(doc): gate.reads(doc) for doc in documents if gate.is_read(doc)}
         asked = placing.with_machines(as_allocated(documents))
-        answer = self._solve(asked.documents, placement=self._settings.placement, deadline=self._settings.deadline)
+        answer = gate.answered(asked.documents, self._answer, self._settings.admin_namespaces)
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         units = placing.decide_machines(asked, answer, decide(documents, answer, now), now)
         written = self._commit(units, Fence(version, EXCLUSIVE_SPECS, EXCLUSIVE_STATUSES), _basis(documents))
@@ -167,6 +174,7 @@ class Allocator:
         self._own_writes = {obj["metadata"]["resourceVersion"] for key, obj in written.items() if key not in freed}
         state = [written.get(Key.of(obj), obj) for obj in documents]
         pools, devices, available = self._publish_availability(state)
+        self._publish_counts(state)
         claims = claims_among(state)
         waiting = [c for c in claims if not allocations(c) and not is_deleting(c)]
         self._report(problems := tuple(map(_sentence, answer["problems"])))
@@ -184,6 +192,9 @@ class Allocator:
             optimal=answer["optimal"],
             seconds=answer["seconds"],
         )
+
+    def _answer(self, documents: Sequence[Object]) -> dict[str, Any]:
+        return self._solve(documents, placement=self._settings.placement, deadline=self._settings.deadline)
 
     def _commit(
         self, units: Sequence[Unit], fence: Fence | None, basis: Mapping[Key, Any] | None = None
@@ -237,6 +248,17 @@ class Allocator:
             self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
         return pools, devices, total
 
+    def _publish_counts(self, state: Sequence[Object]) -> None:
+        """Write how much of quotas is used where that differs."""
+        units = []
+        for doc, status in quota.statuses(as_allocated(state)):
+            units.append(Unit((Change(Key.of(doc), doc["metadata"]["resourceVersion"], status),), granted=False))
+        done = self._commit(units, fence=None)
+        self._own_writes |= {obj["metadata"]["resourceVersion"] for obj in done.values()}
+        for key in (key for unit in units for key in unit.keys):
+            # what somebody else wrote meanwhile is a reason to look again, whatever it is
+            self._limits[key] = gate.reads(done[key]) if key in done else None
+
     def _wait(self, version: str, stop: threading.Event) -> None:
         """Until somebody else changed something after ``version``, something is due, or ``stop`` is set."""
         seconds = self._settings.resync
@@ -244,9 +266,17 @@ class Allocator:
             seconds = min(seconds, max(0.0, self._counted + self._settings.availability - self._clock()))
         with closing(self._store.watch(None, version, timeout=seconds, stop=stop)) as events:
             for event in events:
-                if event.object["metadata"]["resourceVersion"] not in self._own_writes:
+                written = event.object["metadata"]["resourceVersion"]
+                if written not in self._own_writes and self._matters(event):
                     stop.wait(self._settings.batch)
                     return
+
+    def _matters(self, event: Event) -> bool:
+        """Of namespaces and quotas much changes that nobody here reads: in a cluster all day long."""
+        if not gate.is_read(event.object):
+            return True
+        is_there = event.type is not EventType.DELETED
+        return bool((gate.reads(event.object) if is_there else None) != self._limits.get(Key.of(event.object)))
 
     def _report(self, problems: Sequence[str]) -> None:
         """Log each problem when it comes, not every time it is seen."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from devalloc.api.reservation import reserved
+from devalloc.controller import gate
 from devalloc.controller.placing import machines
 from devalloc.controller.placing.documents import Placing, with_machines
 from devalloc.controller.placing.growth import Growth
@@ -27,8 +28,12 @@ def solve_with_machines(documents: Iterable[Any], *, placement: str = "pack", de
     documents = list(documents)
     known = [document for document in documents if _is_readable(document)]
     placing = with_machines(known)
-    asked = [*placing.documents, *(document for document in documents if not _is_readable(document))]
-    answer = solve_manifests(asked, placement=placement, deadline=deadline)
+    rest = [document for document in documents if not _is_readable(document)]
+
+    def solve(asked: list[Object]) -> Answer:
+        return solve_manifests([*asked, *rest], placement=placement, deadline=deadline)
+
+    answer = gate.answered(placing.documents, solve)
     if not placing.objects:
         return answer
     return _with_machines_named(answer, placing)

@@ -111,10 +111,12 @@ def test_explain_of_a_claim_that_is_not_there_says_where_it_is(devalloc: Shell) 
 
 def test_every_reason_has_advice() -> None:
     from devalloc.cli.explanation import ADVICE
+    from devalloc.controller.gate import ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED
     from devalloc.controller.placing.words import NO_ROOM, TOO_SMALL
     from devalloc_solver import Reason
 
-    assert ADVICE.keys() == {reason.value for reason in Reason} | {NO_ROOM, TOO_SMALL}
+    of_namespaces = {ADMIN_ACCESS_DENIED, QUOTA_EXCEEDED}
+    assert ADVICE.keys() == {reason.value for reason in Reason} | {NO_ROOM, TOO_SMALL} | of_namespaces
 
 
 def test_validate_shows_errors_of_fields_and_of_expressions(devalloc: Shell) -> None:

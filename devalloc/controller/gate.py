@@ -1,0 +1,266 @@
+"""Which of the claims that wait may be given devices: counts of devices, and who may watch what others have.
+
+What is held counts, and after that what claims ask for at most, the earlier ones first (S17). So claims that are
+answered together never get more between them than a quota allows, whatever the solver chooses. A claim that waits for
+something else takes nothing from those after it: they are asked for once more without it. This is done before the
+solver and not in it: how many devices a claim may hold at most is known without placing it, and whose turn it is does
+not depend on where there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from devalloc.api import meta
+from devalloc.api.claim import DeviceClaim
+from devalloc.api.decode import decode
+from devalloc.controller import quota
+from devalloc.controller.claims import (
+    ClaimKey,
+    admin_classes,
+    allocations,
+    claim_key,
+    claims_among,
+    group_of,
+    is_deleting,
+)
+from devalloc.controller.quota import Bound
+from devalloc.store import Object
+from devalloc_solver.reasons import Reason
+
+QUOTA_EXCEEDED = "QuotaExceeded"
+"""Reason of a claim: a ResourceQuota of its namespace allows fewer devices of a class."""
+ADMIN_ACCESS_DENIED = "AdminAccessDenied"
+"""Reason of a claim: it names a class with admin access, and its namespace is not labelled for that."""
+AdminNamespaces = Literal["all", "labelled"]
+_PASSES = 16
+"""How often claims that find no place let those behind them ask; the rest wait for the next round."""
+Answer = dict[str, Any]
+
+
+def reads(doc: Object) -> Any:
+    """What of a Namespace or ResourceQuota is looked at, to tell whether a change of it matters; None for nothing."""
+    if _is_namespace(doc):
+        return _is_labelled(doc) or None
+    return (bounds, quota.told_of(doc)) if (bounds := quota.bounds_of(doc)) else None
+
+
+def is_read(doc: Object) -> bool:
+    """Whether it is of a kind that is looked at here, and by nobody after."""
+    return _is_namespace(doc) or quota.is_quota(doc)
+
+
+def _is_namespace(doc: Object) -> bool:
+    return doc.get("kind") == "Namespace" and doc.get("apiVersion") == "v1"
+
+
+def _is_labelled(namespace: Object) -> bool:
+    labels = namespace["metadata"].get("labels")
+    return isinstance(labels, dict) and labels.get(meta.ADMIN_ACCESS) == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Claims that get devices together or not at all."""
+
+    members: Sequence[Object]
+    wants: Mapping[Bound, Mapping[ClaimKey, int | str]]
+    """What the members that count for a bound may get at most."""
+
+    @property
+    def keys(self) -> frozenset[ClaimKey]:
+        return frozenset(map(claim_key, self.members))
+
+
+def answered(
+    documents: Sequence[Object],
+    solve: Callable[[list[Object]], Answer],
+    admin_namespaces: AdminNamespaces = "all",
+) -> Answer:
+    """The solver's answer to the claims that may ask, and the others' with a reason of ours.
+
+    ``documents``: the solver's input, with groups as they are placed, and with Namespaces and ResourceQuotas.
+    """
+    told = [doc for doc in documents if not is_read(doc)]
+    bounds = {bound: most for doc in documents if quota.is_quota(doc) for bound, most in quota.bounds_of(doc).items()}
+    denied = _denied(documents) if admin_namespaces == "labelled" else {}
+    if not bounds and not denied:
+        return solve(told)
+    classes = quota.classes_among(told)
+    units = [unit for unit in _units(told, bounds, classes) if not unit.keys & denied.keys()]
+    held = quota.held(told, bounds, classes)
+    room = {bound: most - held[bound] for bound, most in bounds.items()}
+    failed: dict[ClaimKey, Answer] = {}
+    seconds = 0.0
+    for turn in range(_PASSES):
+        admitted, refused = _in_turn([unit for unit in units if not unit.keys & failed.keys()], room, bounds)
+        withheld = {*denied, *refused, *failed}
+        answer = solve([doc for doc in told if doc.get("kind") != "DeviceClaim" or claim_key(doc) not in withheld])
+        seconds += answer["seconds"]
+        found = {(one["namespace"], one["name"]): one for one in answer["claims"]}
+        short = {bound for one in refused.values() for bound in one.bounds}
+        lost = [unit for unit in admitted if short & unit.wants.keys() and not _is_given(unit, found)]
+        if not lost or turn == _PASSES - 1:
+            break
+        failed |= {key: found[key] for unit in lost for key in unit.keys}
+    reasons = {key: one.why for key, one in refused.items()} | denied
+    others = [_refusal(key, why) for key, why in reasons.items()]
+    claims = sorted([*answer["claims"], *failed.values(), *others], key=lambda one: (one["namespace"], one["name"]))
+    return {**answer, "claims": claims, "seconds": seconds}
+
+
+def _is_given(unit: _Unit, found: Mapping[ClaimKey, Answer]) -> bool:
+    return all(found[key]["allocated"] for key in unit.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    why: tuple[str, str]
+    bounds: frozenset[Bound]
+
+
+def _in_turn(
+    units: Iterable[_Unit], room: Mapping[Bound, int], bounds: Mapping[Bound, int]
+) -> tuple[list[_Unit], dict[ClaimKey, _Refused]]:
+    """Who may ask, and who may not; units come in the order of their turn."""
+    left = dict(room)
+    admitted: list[_Unit] = []
+    refused: dict[ClaimKey, _Refused] = {}
+    for unit in units:
+        over = {}
+        for bound, wants in unit.wants.items():
+            numbers = [number for number in wants.values() if isinstance(number, int)]
+            if len(numbers) < len(wants) or sum(numbers) > left[bound]:
+                over[bound] = wants
+        if over:
+            why = {key: _exceeds(bound, wants, left, bounds) for bound, wants in over.items() for key in wants}
+            told = _for_all(unit, why)
+            refused |= {key: _Refused(one, frozenset(over)) for key, one in told.items()}
+            continue
+        admitted.append(unit)
+        for bound, wants in unit.wants.items():
+            left[bound] -= sum(number for number in wants.values() if isinstance(number, int))
+    return admitted, refused
+
+
+def _exceeds(
+    bound: Bound, wants: Mapping[ClaimKey, int | str], left: Mapping[Bound, int], bounds: Mapping[Bound, int]
+) -> tuple[str, str]:
+    namespace, name, device_class = bound
+    quota_named = f"quota {namespace}/{name}"
+    most = f"{bounds[bound]} {'device' if bounds[bound] == 1 else 'devices'} of class {device_class}"
+    for key, number in wants.items():
+        if isinstance(number, str):
+            which = number if len(wants) == 1 else f"{number} of {'/'.join(key)}"
+            return QUOTA_EXCEEDED, (
+                f"{which}: {quota_named} counts devices of class {device_class}, "
+                "so limits.count must say how many it may get at most"
+            )
+    asked = sum(number for number in wants.values() if isinstance(number, int))
+    taken = bounds[bound] - left[bound]
+    who = "this claim" if len(wants) == 1 else f"{len(wants)} claims of its group"
+    return QUOTA_EXCEEDED, (
+        f"{quota_named} allows {most}: {taken} {'is' if taken == 1 else 'are'} held by others or for earlier claims, "
+        f"and {who} may get up to {asked}"
+    )
+
+
+def _for_all(unit: _Unit, why: Mapping[ClaimKey, tuple[str, str]]) -> dict[ClaimKey, tuple[str, str]]:
+    """What each member is told, where some have a reason of their own."""
+    guilty = min(why)
+    others = (
+        Reason.GROUP_UNSATISFIABLE.value,
+        f"its group is all or none, and claim {'/'.join(guilty)} may not have its devices: {why[guilty][1]}",
+    )
+    return {key: why.get(key, others) for key in unit.keys}
+
+
+def _refusal(key: ClaimKey, why: tuple[str, str]) -> Answer:
+    reason, message = why
+    return {
+        "namespace": key[0],
+        "name": key[1],
+        "allocated": False,
+        "node": None,
+        "allocations": [],
+        "oneOf": None,
+        "reason": reason,
+        "message": message,
+    }
+
+
+# -- who asks --------------------------------------------------------------------------------------------------------
+
+
+def _waiting(documents: Iterable[Object]) -> Iterator[list[Object]]:
+    """Claims that hold nothing, with their groups."""
+    groups: dict[tuple[str, str], list[Object]] = {}
+    for claim in claims_among(documents):
+        if allocations(claim) or is_deleting(claim):
+            continue
+        if (group := group_of(claim)) is None:
+            yield [claim]
+        else:
+            groups.setdefault((claim_key(claim)[0], group), []).append(claim)
+    yield from groups.values()
+
+
+def _units(documents: Sequence[Object], bounds: Iterable[Bound], classes: quota.Classes) -> list[_Unit]:
+    """Those that count for a bound, in the order of their turn: a group's is that of its first member."""
+    by_namespace: dict[str, list[Bound]] = {}
+    for bound in bounds:
+        by_namespace.setdefault(bound[0], []).append(bound)
+    found = []
+    for members in _waiting(documents):
+        mine = by_namespace.get(claim_key(members[0])[0], ())
+        read = [one for member in members if mine and isinstance(one := decode(member).object, DeviceClaim)]
+        wants: dict[Bound, dict[ClaimKey, int | str]] = {}
+        for bound in mine:
+            for claim in read:
+                if number := quota.most(claim, bound[2], classes):
+                    wants.setdefault(bound, {})[claim.key] = number
+        if wants:
+            found.append((min(map(_turn, read)), _Unit(members, wants)))
+    return [unit for _, unit in sorted(found, key=lambda one: one[0])]
+
+
+def _turn(claim: DeviceClaim) -> tuple[int, bool, float, ClaimKey]:
+    """S17: priority, creation time (a missing one comes last), namespace and name."""
+    created = claim.metadata.creation_timestamp
+    since = 0.0 if created is None else meta.parse_time(created).timestamp()
+    return -claim.priority, created is None, since, claim.key
+
+
+def _denied(documents: Sequence[Object]) -> dict[ClaimKey, tuple[str, str]]:
+    """Claims that want admin access in a namespace that is not for it, and who is in a group with them."""
+    if not (admin := admin_classes(documents)):
+        return {}
+    labelled = {doc["metadata"]["name"] for doc in documents if _is_namespace(doc) and _is_labelled(doc)}
+    found: dict[ClaimKey, tuple[str, str]] = {}
+    for members in _waiting(documents):
+        namespace = claim_key(members[0])[0]
+        if namespace in labelled:
+            continue
+        why = {}
+        for member in members:
+            if named := sorted(admin & _named(member)):
+                why[claim_key(member)] = (
+                    ADMIN_ACCESS_DENIED,
+                    f"class {named[0]} has admin access, which namespace {namespace} is not for; "
+                    f'an admin labels it {meta.ADMIN_ACCESS}: "true"',
+                )
+        if why:
+            found |= _for_all(_Unit(members, {}), why)
+    return found
+
+
+def _named(claim: Object) -> set[str]:
+    """The classes that its entries name, as far as they can be read."""
+    spec = claim.get("spec")
+    entries = spec.get("claims") if isinstance(spec, dict) else None
+    entries = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    choices = [one for entry in entries if isinstance(of := entry.get("oneOf"), list) for one in of]
+    details = [*entries, *(one for one in choices if isinstance(one, dict))]
+    return {name for detail in details if isinstance(name := detail.get("deviceClass"), str)}

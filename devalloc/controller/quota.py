@@ -1,0 +1,153 @@
+"""How many devices of a class the claims of a namespace may hold, as ResourceQuotas say (``v1``).
+
+Kubernetes counts devices of its own claims by ``<class>.deviceclass.resource.k8s.io/devices``; the names here are the
+same with our API group. An entry of a claim counts each device that it holds, or may at most get: for its class, or for
+every class of its type, or, where it names neither, for every class; else who leaves out the name would not be
+counted. Admin access counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from devalloc.api import hostpool
+from devalloc.api.claim import COUNT, DeviceClaim, DeviceClaimDetail
+from devalloc.api.decode import decode
+from devalloc.api.deviceclass import DeviceClass
+from devalloc.api.quantity import Quantity
+from devalloc.controller.claims import allocations, claims_among
+from devalloc.store import Object
+
+KIND = "ResourceQuota"
+SUFFIX = ".deviceclass.devmgmtproto.k8s.io/devices"
+"""What follows the name of a class in ``spec.hard``."""
+Bound = tuple[str, str, str]
+"""Namespace, name of the quota, and class."""
+Classes = Mapping[str, DeviceClass]
+
+
+def is_quota(doc: Object) -> bool:
+    """Whether it is a ResourceQuota, of whatever."""
+    return doc.get("kind") == KIND and doc.get("apiVersion") == "v1"
+
+
+def bounds_of(quota: Object) -> dict[Bound, int]:
+    """How many devices it allows; empty for one that says nothing of devices. What cannot be read allows none."""
+    spec, metadata = quota.get("spec"), quota["metadata"]
+    if not isinstance(spec, dict) or spec.get("scopes") or spec.get("scopeSelector"):
+        return {}  # those with scopes are of pods
+    if not isinstance(hard := spec.get("hard"), dict):
+        return {}
+    namespace = metadata.get("namespace") or "default"
+    return {
+        (namespace, metadata["name"], name.removesuffix(SUFFIX)): _whole(amount)
+        for name, amount in hard.items()
+        if isinstance(name, str) and name.endswith(SUFFIX) and name.removesuffix(SUFFIX) != hostpool.CLASS
+    }
+
+
+def told_of(quota: Object) -> dict[str, Any]:
+    """What its status says of devices."""
+    status = quota.get("status")
+    used = status.get("used") if isinstance(status, dict) else None
+    return {name: n for name, n in used.items() if name.endswith(SUFFIX)} if isinstance(used, dict) else {}
+
+
+def _whole(amount: Any) -> int:
+    try:
+        return max(0, Quantity.parse(amount).nano // 10**9)
+    except (TypeError, ValueError):
+        return 0
+
+
+def classes_among(documents: Iterable[Object]) -> dict[str, DeviceClass]:
+    """The valid classes, by name."""
+    found = (decode(doc).object for doc in documents if doc.get("kind") == "DeviceClass")
+    return {one.metadata.name: one for one in found if isinstance(one, DeviceClass)}
+
+
+def most(claim: DeviceClaim, name: str, classes: Classes) -> int | str:
+    """How many devices of a class the claim may get at most; the path of an entry that has no such number."""
+    total = 0
+    for i, entry in enumerate(claim.spec.claims):
+        numbers = []
+        for j, detail in enumerate(entry.alternatives):
+            number = _most(detail) if counts_for(detail, name, classes) else 0
+            if number is None:
+                return f"spec.claims[{i}]" + (f".oneOf[{j}]" if entry.one_of else "")
+            numbers.append(number)
+        total += max(numbers)
+    return total
+
+
+def _most(detail: DeviceClaimDetail) -> int | None:
+    """S9."""
+    count = detail.limits.get(COUNT) or detail.requests.get(COUNT)
+    if count is not None:
+        return count.as_integer()
+    return None if detail.requests else 1
+
+
+def counts_for(detail: DeviceClaimDetail, name: str, classes: Classes) -> bool:
+    """Whether what the detail gets counts for a class."""
+    device_class = classes.get(name)
+    if device_class is not None and device_class.spec.admin_access:
+        return False
+    if detail.device_class:
+        return detail.device_class == name
+    if detail.device_type:
+        return device_class is not None and device_class.spec.device_type == detail.device_type
+    return True
+
+
+def held(documents: Sequence[Object], bounds: Iterable[Bound], classes: Classes) -> Counter[Bound]:
+    """How much of each bound the allocated claims take up. ``documents``: as they count (``as_allocated``)."""
+    by_namespace: dict[str, list[Bound]] = {}
+    for bound in bounds:
+        by_namespace.setdefault(bound[0], []).append(bound)
+    found: Counter[Bound] = Counter()
+    for doc in claims_among(documents):
+        mine = by_namespace.get(doc["metadata"].get("namespace") or "default")
+        if mine is None or not allocations(doc):
+            continue
+        claim = decode(doc).object
+        for bound in mine:
+            if isinstance(claim, DeviceClaim):
+                found[bound] += sum(any(counts_for(one, bound[2], classes) for one in of) for of in _details(claim))
+            else:
+                found[bound] += len(allocations(doc))  # what it was for cannot be told any more
+    return found
+
+
+def _details(claim: DeviceClaim) -> Iterator[list[DeviceClaimDetail]]:
+    """For each entry of the status the detail that it is for, or all that it may be for."""
+    entries = claim.spec.claims
+    every = [detail for entry in entries for detail in entry.alternatives]
+    indexes = claim.allocation_details()
+    for index in indexes if indexes is not None else [None] * len(claim.status.allocations if claim.status else ()):
+        if index is None or index[0] >= len(entries) or (index[1] or 0) >= len(entries[index[0]].alternatives):
+            yield every
+        else:
+            yield [entries[index[0]].alternatives[index[1] or 0]]
+
+
+def statuses(documents: Sequence[Object]) -> list[tuple[Object, Object]]:
+    """Quotas whose status does not say how much of them is used, with the status that does.
+
+    Others may count in the same status, so the rest of it stays. ``documents``: as they count.
+    """
+    quotas = [(doc, bounds) for doc in documents if is_quota(doc) and (bounds := bounds_of(doc))]
+    if not quotas:
+        return []
+    used = held(documents, [bound for _, bounds in quotas for bound in bounds], classes_among(documents))
+    found = []
+    for doc, bounds in quotas:
+        before = doc.get("status") or {}
+        hard = {f"{bound[2]}{SUFFIX}": str(most) for bound, most in bounds.items()}
+        mine = {f"{bound[2]}{SUFFIX}": str(used[bound]) for bound in bounds}
+        status = {**before, "hard": {**before.get("hard", {}), **hard}, "used": {**before.get("used", {}), **mine}}
+        if status != before:
+            found.append((doc, status))
+    return found
