@@ -50,8 +50,8 @@ LEADER = "devalloc.io/leader"
 """On a claim without devices and on a machine: which leader of the controller took over last while it was so. What one
 before it still writes is based on a state without that (``devalloc.controller.seal``)."""
 TRANSACTION = "devalloc.io/transaction"
-"""On an object that is written together with others on Kubernetes: how far that is. Until it is gone nothing of it
-counts as given."""
+"""On an object of a cluster that is being written together with others: what it says does not count until this is gone.
+Also the label of the records of such transactions."""
 ADMIN_ACCESS = "devalloc.io/admin-access"
 """A label of namespaces, "true": claims there may name classes with admin access (S14), where that is asked for."""
 CORDONED = "devalloc.io/cordoned"

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from devalloc.controller.publish import Published
     from devalloc.inventory import Discovery, Known
     from devalloc.store import Store
+    from devalloc.store.kubernetes.client import Client
     from devalloc.store.sqlite import SQLiteStore
     from devalloc_node.daemon import Loop, Publishing
     from devalloc_node.host.boundary import Host
-    from devalloc_node.kube.client import Client
     from devalloc_node.node import Node, Source
     from devalloc_node.settings import NodeSettings
 
@@ -272,9 +272,9 @@ def store_permits(
 
 def cluster_source(client: Client, driver: str, node_name: str) -> Source:
     """The ResourceClaims of a cluster."""
+    from devalloc.store.kubernetes.client import ApiError, segment
     from devalloc_node.errors import Failed
     from devalloc_node.kube.claim_status import ResourceClaimStatuses
-    from devalloc_node.kube.client import ApiError, segment
     from devalloc_node.kube.grants import CLAIMS, ResourceClaimGrants
     from devalloc_node.node import Source
 
@@ -317,7 +317,7 @@ def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publ
 def connect(kubeconfig: Path | None) -> Client:
     """The cluster of a kubeconfig, or that of the pod that this runs in. Raises Failed."""
     from devalloc.cli.verb import Failed
-    from devalloc_node.kube.client import ApiError, Client
+    from devalloc.store.kubernetes.client import ApiError, Client
 
     try:
         return Client.connect(kubeconfig)

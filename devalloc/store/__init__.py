@@ -3,13 +3,16 @@
 from devalloc.store.errors import (
     AlreadyExists,
     Conflict,
+    Deposed,
     Expired,
     FenceBroken,
+    Forbidden,
     Held,
     Invalid,
     NotFound,
     StoreError,
     Unavailable,
+    Unknown,
     Unusable,
 )
 from devalloc.store.key import Key, Object
@@ -19,11 +22,13 @@ __all__ = [
     "AlreadyExists",
     "Change",
     "Conflict",
+    "Deposed",
     "Event",
     "EventType",
     "Expired",
     "Fence",
     "FenceBroken",
+    "Forbidden",
     "Held",
     "Invalid",
     "Key",
@@ -33,6 +38,7 @@ __all__ = [
     "Store",
     "StoreError",
     "Unavailable",
+    "Unknown",
     "Unusable",
     "Written",
 ]

@@ -43,7 +43,8 @@ class Expired(StoreError):
 
 
 class Unavailable(StoreError):
-    """The store cannot do it now (disk full, read-only, busy). Nothing was written; trying again later may help."""
+    """The store cannot do it now (disk full, read-only, busy, no answer). Nothing was written; trying again later may
+    help."""
 
 
 class Unusable(StoreError):
@@ -60,3 +61,15 @@ class Held(StoreError):
     def __init__(self, message: str, pid: int | None) -> None:
         super().__init__(message)
         self.pid = pid
+
+
+class Forbidden(StoreError):
+    """Whoever has the store does not allow it to this user. Nothing was written; it takes an admin to change that."""
+
+
+class Unknown(StoreError):
+    """A write was sent and its answer was lost: it was done, or not, or will be. Read again before anything else."""
+
+
+class Deposed(StoreError):
+    """This process does not decide any more, and another may: nothing more was written."""

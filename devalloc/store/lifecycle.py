@@ -43,7 +43,7 @@ def plain(obj: Object) -> Object:
 def created(obj: Object, uid: str, now: str) -> Object:
     """A new object, as yet without resourceVersion."""
     server = {"uid": uid, "generation": 1, "creationTimestamp": now}
-    return _object(_spec(obj), {**_of_user(obj), **server})
+    return _object(spec_of(obj), {**_of_user(obj), **server})
 
 
 def replaced(old: Object, new: Object) -> Object:
@@ -53,8 +53,8 @@ def replaced(old: Object, new: Object) -> Object:
     user, server = _of_user(new), {k: v for k, v in old["metadata"].items() if k in _OF_STORE}
     if is_deleting(old) and (added := set(user.get("finalizers", ())) - set(finalizers(old))):
         raise Invalid(f"{Key.of(old)} is being deleted: no finalizer can be added ({', '.join(sorted(added))})")
-    spec = _spec(new)
-    if spec != _spec(old):
+    spec = spec_of(new)
+    if spec != spec_of(old) and "generation" in server:  # which not all kinds of Kubernetes have
         server["generation"] += 1
     return with_status(_object(spec, {**user, **server}), old.get("status"))
 
@@ -105,7 +105,7 @@ def _object(spec: Object, metadata: Object) -> Object:
     return {**head, "metadata": metadata, **{k: v for k, v in spec.items() if k not in head}}
 
 
-def _spec(obj: Object) -> Object:
+def spec_of(obj: Object) -> Object:
     """All but metadata and status: what the generation counts the changes of."""
     return {k: v for k, v in obj.items() if k not in ("metadata", "status")}
 

@@ -8,6 +8,7 @@ from devalloc.store import lifecycle
 from devalloc.store.errors import Conflict, Expired, Invalid, NotFound
 from devalloc.store.key import Key, Object
 from devalloc.store.protocol import Event, EventType, Fence
+from devalloc.store.versions import another, changed, version_of
 
 
 class Rows:
@@ -178,21 +179,3 @@ def _where(kinds: frozenset[str] | None) -> tuple[str, tuple[str, ...]]:
     if kinds is None:
         return "TRUE", ()
     return f"kind IN ({', '.join('?' * len(kinds))})", tuple(sorted(kinds))
-
-
-def version_of(text: str) -> int:
-    """A resourceVersion as the number that it is. Raises Invalid."""
-    if not text.isdecimal() or len(text) > 18:
-        raise Invalid(f"resourceVersion must be a decimal number as the store gave it, not {text!r:.60}")
-    return int(text)
-
-
-def changed(key: Key, old: Object, base: str) -> str:
-    """What is told of an object that is not as the write supposes."""
-    now = old["metadata"]["resourceVersion"]
-    return f"{key} changed meanwhile (resourceVersion {now}, the write is based on {base}); get it and try again"
-
-
-def another(key: Key, old: Object, uid: str) -> str:
-    """What is told of an object that is not the one that is meant."""
-    return f"{key} is another object now (uid {old['metadata']['uid']}, not {uid})"

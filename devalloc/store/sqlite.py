@@ -27,7 +27,8 @@ from devalloc.store.key import Key, Object
 from devalloc.store.lease import hold
 from devalloc.store.paths import file_at, log_of, prepare_folder
 from devalloc.store.protocol import Change, Event, Fence, Listing, Written
-from devalloc.store.rows import Rows, another, changed, version_of
+from devalloc.store.rows import Rows
+from devalloc.store.versions import another, changed, version_of
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from devalloc.store.kubernetes.client import ApiError, Client
 from devalloc_node.binding.binding import Health
 from devalloc_node.feed import Checkup, DeviceHealth
 from devalloc_node.grant import ClaimRef
 from devalloc_node.kube.claim_status import ResourceClaimStatuses
-from devalloc_node.kube.client import ApiError, Client
 from devalloc_node.prepared import Prepared, PreparedDevice
 from tests.support import kube_build, kube_rights
 from tests.support.go_build import Progress

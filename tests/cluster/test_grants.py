@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from devalloc.store.kubernetes.client import Client
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, Grant, GrantedDevice
-from devalloc_node.kube.client import Client
 from devalloc_node.kube.grants import ResourceClaimGrants
 from tests.support.kube import Cluster
 

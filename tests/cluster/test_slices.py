@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from devalloc.api.pool import DevicePool
-from devalloc_node.kube.client import ApiError, Client
+from devalloc.store.kubernetes.client import ApiError, Client
 from devalloc_node.kube.features import SLICES, probed
 from devalloc_node.kube.publisher import SlicePublisher
 from devalloc_node.kube.slices import Features

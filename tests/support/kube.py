@@ -48,6 +48,23 @@ class Answer:
         return str(self.content.get("message", ""))
 
 
+class Server:
+    """The API server's process."""
+
+    def __init__(self, processes: Processes, command: Sequence[str | Path]) -> None:
+        self._processes = processes
+        self._command = command
+
+    def kill(self) -> None:
+        """At once, with all connections."""
+        self._processes.kill_one("kube-apiserver")
+
+    def start(self, cluster: Cluster) -> None:
+        """Again, and wait until it is ready. Raises Unavailable."""
+        self._processes.start("kube-apiserver", self._command)
+        _wait_ready(cluster, self._processes)
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A running API server, asked as one of its users."""
@@ -57,6 +74,8 @@ class Cluster:
     folder: Path = field(default=Path(), repr=False)
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     """By user."""
+    server: Server | None = field(default=None, repr=False, compare=False)
+    """Its process, for tests that have a cluster to themselves."""
 
     def as_user(self, user: str) -> Cluster:
         return replace(self, token=self.tokens[user])
@@ -145,6 +164,12 @@ class Processes:
             process.kill()
             process.wait()
 
+    def kill_one(self, name: str) -> None:
+        """End it without a warning, and wait until it has ended."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+
     def stop(self, *ended: str) -> None:
         """End all at once: their data go too. ``ended``: those that were ended by other means."""
         for name, process in self._running.items():
@@ -193,8 +218,9 @@ def running(binaries: Path, folder: Path, *options: str) -> Iterator[Cluster]:
             f"--token-auth-file={folder / 'tokens.csv'}",
             *options,
         ]
-        processes.start("kube-apiserver", [binaries / "kube-apiserver", *server])
-        cluster = Cluster(f"https://127.0.0.1:{api}", tokens["admin"], folder, tokens)
+        command = [binaries / "kube-apiserver", *server]
+        processes.start("kube-apiserver", command)
+        cluster = Cluster(f"https://127.0.0.1:{api}", tokens["admin"], folder, tokens, Server(processes, command))
         _wait_ready(cluster, processes)
         yield cluster
     finally:

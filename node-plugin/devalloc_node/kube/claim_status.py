@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from devalloc.store.kubernetes.client import ApiError, Client, Object, segment
 from devalloc_node.binding.handover import MAC
 from devalloc_node.feed import Checkup
 from devalloc_node.grant import ClaimRef
-from devalloc_node.kube.client import ApiError, Client, Object, segment
 from devalloc_node.kube.grants import CLAIMS
 from devalloc_node.prepared import Prepared, PreparedDevice
 from devalloc_node.statuses import conditions_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from devalloc_node.kube.client import ApiError, Client, Object
+from devalloc.store.kubernetes.client import ApiError, Client, Object
 from devalloc_node.kube.names import object_name
 from devalloc_node.kube.slices import Features
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from devalloc.api.configs import VfConfig, VfioConfig, VgpuConfig
 from devalloc.api.decode import decode
+from devalloc.store.kubernetes.client import ApiError, Client, Object, segment
 from devalloc_node.deadline import Deadline
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, Configs, Grant, GrantedDevice
-from devalloc_node.kube.client import ApiError, Client, Object, segment
 from devalloc_node.names import is_subdomain, shown
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
@@ -67,7 +67,7 @@ class ResourceClaimGrants:
         rights do not reach there, as a node's do not, that of the node itself."""
         for what, path in (("namespace kube-system", "/api/v1/namespaces/kube-system"), ("node", self._node_path)):
             try:
-                found = self._client.get(path, deadline=Deadline.after(READ_SECONDS))
+                found = self._client.get(path, until=Deadline.after(READ_SECONDS).at)
             except ApiError as error:
                 if error.status != 403 or path == self._node_path:
                     raise Failed("ApiUnavailable", f"cannot tell which cluster this is: {what}: {error}") from None
@@ -94,7 +94,7 @@ class ResourceClaimGrants:
             return None  # no object has such a name
         path = CLAIMS.format(segment(ref.namespace), segment(ref.name))
         try:
-            claim = self._client.get(path, deadline=Deadline.after(READ_SECONDS))
+            claim = self._client.get(path, until=Deadline.after(READ_SECONDS).at)
         except ApiError as error:
             if error.is_not_found and error.details.get("name") == ref.name:
                 return None

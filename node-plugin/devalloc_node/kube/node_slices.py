@@ -8,7 +8,7 @@ from collections.abc import Callable
 from devalloc.inventory import Discovery
 from devalloc.inventory.events import EventSource
 from devalloc.inventory.watch import InventoryWatcher, WatchSettings
-from devalloc_node.kube.client import Client
+from devalloc.store.kubernetes.client import Client
 from devalloc_node.kube.publisher import SlicePublisher
 
 

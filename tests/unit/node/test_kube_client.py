@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from kubernetes.config import incluster_config
 
+from devalloc.store.kubernetes import client as kube_client
+from devalloc.store.kubernetes.client import ApiError, Client
 from devalloc_node.deadline import Deadline
-from devalloc_node.kube import client as kube_client
-from devalloc_node.kube.client import ApiError, Client
 
 Reply = tuple[int, bytes]
 
@@ -169,7 +169,7 @@ def test_reads_end_after_three_tries(client: Client, server: Server) -> None:
 
 def test_reads_end_with_the_deadline(client: Client, server: Server) -> None:
     with pytest.raises(ApiError, match="no time is left"):
-        client.get("/x", deadline=Deadline.after(0))
+        client.get("/x", until=Deadline.after(0).at)
     assert server.asked == []
 
 

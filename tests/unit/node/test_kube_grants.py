@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from devalloc.store.kubernetes.client import Client
 from devalloc_node.binding.vfsettings import wanted_settings
 from devalloc_node.errors import Denied, Failed
 from devalloc_node.grant import ClaimRef, GrantedDevice
-from devalloc_node.kube.client import Client
 from devalloc_node.kube.grants import ResourceClaimGrants
 
 REF = ClaimRef("default", "a", "uid")

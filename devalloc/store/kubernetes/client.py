@@ -2,7 +2,8 @@
 
 The ``kubernetes`` library gives credentials (kubeconfig, in-cluster tokens that rotate) and connections; paths are raw.
 Credentials that the server does not take any more are read anew.
-Reads are tried again when the server does not answer; writes are not, except where it said that it did nothing (429).
+Reads are tried again when the server does not answer; writes are not, except where it said that it did nothing (429):
+of one whose answer was lost nobody knows whether it was done (``ApiError.is_unknown``).
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
+import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-
-from devalloc_node.deadline import Deadline
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,12 @@ MAX_EVENT = 4 << 20
 """Bytes of a line of a watch; etcd holds 1.5 MiB an object."""
 WATCH_SECONDS = 240
 """After which the server ends a watch, and it is begun again."""
+PAGE = 500
+"""Objects of a page of a list."""
+CONNECTIONS = 32
+"""Kept open: those of watches, and of writes side by side."""
+_QUIET_SECONDS = 15
+"""Of a connection, after which the kernel asks whether the other side is still there, and again each third of that."""
 
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
@@ -65,6 +75,11 @@ class ApiError(Exception):
         return self.status == 404 and self.reason == "NotFound" and bool(self.details.get("name"))
 
     @property
+    def is_unknown(self) -> bool:
+        """A write that this is the answer to may have been done, or may still be."""
+        return (self.status == 0 and self.reason in ("NoAnswer", "TooLarge")) or self.status >= 500
+
+    @property
     def is_conflict(self) -> bool:
         return self.status == 409
 
@@ -81,6 +96,14 @@ class Client:
         """``load``: makes an ApiClient of the kubernetes library, with the credentials as they are then."""
         self._load = load
         self._api = load()
+        self._asked: Counter[tuple[str, int]] = Counter()
+        self._counting = threading.Lock()
+
+    def requests(self) -> dict[tuple[str, int], int]:
+        """How many there were, by verb of the API (get, list, watch, create, update, patch, apply, delete) and HTTP
+        status, 0 where there was no answer."""
+        with self._counting:
+            return dict(self._asked)
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> Client:
@@ -90,52 +113,71 @@ class Client:
         """
         return cls(partial(_loaded, kubeconfig))
 
-    def get(self, path: str, params: Params | None = None, *, deadline: Deadline | None = None) -> Object:
-        """Raises ApiError."""
-        due = deadline or Deadline.after(TRIES * ANSWER_SECONDS)
+    def get(self, path: str, params: Params | None = None, *, until: float | None = None) -> Object:
+        """``until``: the moment of the monotonic clock by which the answer is due. Raises ApiError."""
+        return self._read("get", path, params, until)
+
+    def list(self, path: str, params: Params | None = None) -> Iterator[Object]:
+        """The pages of a list, all of one moment; each has its objects under ``items``. Raises ApiError: ``is_gone``
+        where that moment is too long ago for the next page."""
+        more: dict[str, str] = {}
+        while True:
+            page = self._read("list", path, {**(params or {}), "limit": str(PAGE), **more}, None)
+            if not isinstance(page.get("items"), list) or not isinstance(page.get("metadata"), dict):
+                raise ApiError(0, "NoAnswer", f"GET {path}: the answer is no list")
+            yield page
+            if not (token := page["metadata"].get("continue")):
+                return
+            # The moment is in the token, and may not be named as well.
+            params = {k: v for k, v in (params or {}).items() if not k.startswith("resourceVersion")}
+            more = {"continue": str(token)}
+
+    def _read(self, verb: str, path: str, params: Params | None, until: float | None) -> Object:
+        due = time.monotonic() + TRIES * ANSWER_SECONDS if until is None else until
         for number in range(TRIES):
             try:
-                return self._request("GET", path, params, None, due)
+                return self._request(verb, "GET", path, params, None, due)
             except ApiError as error:
                 last = number == TRIES - 1 or not (error.status in (0, 429) or error.status >= 500)
                 pause = max(PAUSE_SECONDS * 2**number, error.retry_after)
-                if last or due.seconds < pause:
+                if last or due - time.monotonic() < pause:
                     raise
                 threading.Event().wait(pause)
         raise AssertionError("the last try raises")
 
     def create(self, path: str, body: Object, params: Params | None = None) -> Object:
         """The object as stored. Raises ApiError."""
-        return self._write("POST", path, params, body)
+        return self._write("create", "POST", path, params, body)
 
     def replace(self, path: str, body: Object, params: Params | None = None) -> Object:
         """The object as stored. Raises ApiError."""
-        return self._write("PUT", path, params, body)
+        return self._write("update", "PUT", path, params, body)
 
     def apply(self, path: str, body: Object, manager: str, params: Params | None = None) -> Object:
         """Create the object, or make its fields as in ``body`` (server-side apply), also where another manager set
         them; the object as stored. A field that the server does not know is an error. Raises ApiError."""
         query = {**(params or {}), "fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
-        return self._write("PATCH", path, query, body, _APPLY)
+        return self._write("apply", "PATCH", path, query, body, _APPLY)
 
     def patch(self, path: str, operations: Sequence[Object]) -> Object:
         """A JSON patch (RFC 6902): what it does not name stays byte for byte. The object as stored. Raises ApiError."""
-        return self._write("PATCH", path, None, list(operations), "application/json-patch+json")
+        return self._write("patch", "PATCH", path, None, list(operations), "application/json-patch+json")
 
-    def delete(self, path: str, uid: str, resource_version: str = "", *, propagation: str = "") -> None:
-        """Delete exactly this object, with a resource version only as it was seen; it is no error that it is gone.
+    def delete(self, path: str, uid: str, resource_version: str = "", *, propagation: str = "") -> Object | None:
+        """Delete exactly this object, with a resource version only as it was seen; None where it was gone already.
         ``propagation``: what becomes of what it owns, by the server's default for its kind. Raises ApiError."""
         preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
         options: Object = {"preconditions": preconditions} | ({"propagationPolicy": propagation} if propagation else {})
         try:
-            self._write("DELETE", path, None, options)
+            return self._write("delete", "DELETE", path, None, options)
         except ApiError as error:
             if not error.is_not_found:
                 raise
+            return None
 
     def watch(self, path: str, params: Params, resource_version: str, stop: threading.Event) -> Iterator[Object]:
-        """Events of a list until the server ends the watch or ``stop`` is set and something happens; of those of type
-        BOOKMARK the object is only the resource version to go on from.
+        """Events of a list until the server ends the watch or ``stop`` is set; of those of type BOOKMARK the object is
+        only the resource version to go on from.
 
         Raises ApiError: ``is_gone`` means to list again.
         """
@@ -146,36 +188,42 @@ class Client:
             "resourceVersion": resource_version,
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        response = self._send("GET", path, query, None, (ANSWER_SECONDS, WATCH_SECONDS + ANSWER_SECONDS))
-        raw = response.response
+        response = self._send("watch", "GET", path, query, None, (ANSWER_SECONDS, WATCH_SECONDS + ANSWER_SECONDS))
+        raw, over = response.response, threading.Event()
         try:
             if response.status >= 300:
                 raise _error(response, raw.read(MAX_ANSWER))
+            _Cutter(raw, stop, over).start()
             for line in _lines(raw):
                 if stop.is_set():
                     return
                 yield _event(line)
+        except ApiError:
+            if not stop.is_set():
+                raise
         finally:
+            over.set()
             raw.close()
 
-    def _write(self, method: str, path: str, params: Params | None, body: Any, form: str = _JSON) -> Object:
-        due = Deadline.after(TRIES * ANSWER_SECONDS)
+    def _write(self, verb: str, method: str, path: str, params: Params | None, body: Any, form: str = _JSON) -> Object:
+        due = time.monotonic() + TRIES * ANSWER_SECONDS
         for number in range(TRIES):
             try:
-                return self._request(method, path, params, body, due, form)
+                return self._request(verb, method, path, params, body, due, form)
             except ApiError as error:
                 pause = max(PAUSE_SECONDS * 2**number, error.retry_after)
-                if error.status != 429 or number == TRIES - 1 or due.seconds < pause:
+                if error.status != 429 or number == TRIES - 1 or due - time.monotonic() < pause:
                     raise
                 threading.Event().wait(pause)
         raise AssertionError("the last try raises")
 
     def _request(
-        self, method: str, path: str, params: Params | None, body: Any, deadline: Deadline, form: str = _JSON
+        self, verb: str, method: str, path: str, params: Params | None, body: Any, due: float, form: str = _JSON
     ) -> Object:
-        if deadline.passed:
-            raise ApiError(0, "NoAnswer", f"{method} {path}: no time is left")
-        response = self._send(method, path, params, body, min(ANSWER_SECONDS, deadline.seconds), form)
+        left = due - time.monotonic()
+        if left <= 0:
+            raise ApiError(0, "NoTime", f"{method} {path}: no time is left")
+        response = self._send(verb, method, path, params, body, min(ANSWER_SECONDS, left), form)
         try:
             content = response.response.read(MAX_ANSWER + 1)
         except _broken() as error:
@@ -190,8 +238,10 @@ class Client:
             raise ApiError(0, "NoAnswer", f"{method} {path}: the answer is no JSON object")
         return answer
 
-    def _send(self, method: str, path: str, params: Params | None, body: Any, timeout: Any, form: str = _JSON) -> Any:
-        response = self._sent(method, path, params, body, timeout, form)
+    def _send(
+        self, verb: str, method: str, path: str, params: Params | None, body: Any, timeout: Any, form: str = _JSON
+    ) -> Any:
+        response = self._sent(verb, method, path, params, body, timeout, form)
         if response.status != 401:
             return response
         # They may have been replaced since: the library looks at a token's file by the clock, or never.
@@ -201,27 +251,60 @@ class Client:
             log.warning("the API server does not take the credentials any more, and there are no others: %s", error)
             return response
         response.response.close()  # not read to its end, so nobody can go on with its connection
-        return self._sent(method, path, params, body, timeout, form)
+        return self._sent(verb, method, path, params, body, timeout, form)
 
-    def _sent(self, method: str, path: str, params: Params | None, body: Any, timeout: Any, form: str) -> Any:
+    def _sent(
+        self, verb: str, method: str, path: str, params: Params | None, body: Any, timeout: Any, form: str = _JSON
+    ) -> Any:
         from kubernetes.client.exceptions import ApiException
 
         headers = {"Accept": _JSON, "Content-Type": form}
         if form == _APPLY and body is not None:
             body = json.dumps(body)  # the library takes no object for YAML
         try:
-            request = self._api.param_serialize(
-                method, path, query_params=list((params or {}).items()), header_params=headers, body=body,
+            _, url, headers, _, _ = self._api.param_serialize(
+                method, path, query_params=[*(params or {}).items()], header_params=headers,
                 auth_settings=["BearerToken"],
             )  # fmt: skip
         except _no_credentials() as error:  # it reads a token that is due to be replaced
             raise ApiError(0, "NoCredentials", f"{method} {path}: no credentials: {error}") from None
+        status = 0
         try:
-            return self._api.call_api(*request, _request_timeout=timeout)
+            response = self._api.call_api(method, url, headers, body, _request_timeout=timeout)
+            status = response.status
+            return response
         except ApiException as error:  # TLS
             raise ApiError(0, "NoAnswer", f"{method} {path}: {error.reason}") from None
+        except _not_connected() as error:
+            raise ApiError(0, "NoConnection", f"{method} {path}: {error}") from None
         except _broken() as error:
             raise ApiError(0, "NoAnswer", f"{method} {path}: {error}") from None
+        finally:
+            with self._counting:
+                self._asked[verb, status] += 1
+
+
+class _Cutter(threading.Thread):
+    """Cuts a watch's connection when it is to end: who reads it would else wait for the next event."""
+
+    def __init__(self, raw: Any, stop: threading.Event, over: threading.Event) -> None:
+        super().__init__(name="watch-end", daemon=True)
+        self._stop_asked, self._over = stop, over
+        connection = getattr(raw, "connection", None)
+        sock = getattr(connection, "sock", None)
+        # A descriptor of our own: that of the connection may be another's by the time this one is used.
+        self._descriptor = os.dup(sock.fileno()) if sock is not None else None
+
+    def run(self) -> None:
+        try:
+            while not self._over.is_set() and not self._stop_asked.wait(0.25):
+                pass
+            if self._descriptor is not None and not self._over.is_set():
+                with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
+        finally:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
 
 
 def _loaded(kubeconfig: Path | None) -> Any:
@@ -238,6 +321,16 @@ def _loaded(kubeconfig: Path | None) -> Any:
         source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod, and no kubeconfig is given"
         raise ApiError(0, "NoCredentials", f"{source}: {error}") from None
     settings.retries = False
+    settings.connection_pool_maxsize = CONNECTIONS
+    # A server that went away without a word is noticed by its watches.
+    third = _QUIET_SECONDS // 3
+    settings.socket_options = [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _QUIET_SECONDS),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    ]
     return client.ApiClient(settings)
 
 
@@ -245,6 +338,13 @@ def _no_credentials() -> tuple[type[Exception], ...]:
     """What the library raises where it cannot read them."""
     config: Any = importlib.import_module("kubernetes.config")
     return config.ConfigException, OSError, ValueError
+
+
+def _not_connected() -> tuple[type[Exception], ...]:
+    """What is raised where nothing was sent."""
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+
+    return NewConnectionError, ConnectTimeoutError
 
 
 def _broken() -> tuple[type[Exception], ...]:

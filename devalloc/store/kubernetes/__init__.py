@@ -1,0 +1,6 @@
+"""A cluster as a store: the Kubernetes API behind the ``Store`` protocol."""
+
+from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.store import NAMESPACE, KubernetesStore
+
+__all__ = ["NAMESPACE", "ApiError", "Client", "KubernetesStore"]

@@ -1,0 +1,251 @@
+"""The objects of a cluster as far as this process has heard of them, in memory, with a history of its own.
+
+The history is a count of what was heard, by watches, by lists and from the answers to this process's own writes; a
+*place* in it is good in this process alone (it begins at the time of day: one of an earlier process is too old).
+Each object is kept with the places of its last changes, and of those that are gone the last ones, as in the embedded
+store. Of what is heard twice or late (a watch behind a list, a list behind a write) only what is new counts.
+"""
+
+from __future__ import annotations
+
+import marshal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from devalloc.store.errors import Expired
+from devalloc.store.key import Key, Object
+from devalloc.store.lifecycle import spec_of
+from devalloc.store.protocol import Event, EventType, Fence, Listing
+from devalloc.store.versions import version_of
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An object that is there."""
+
+    content: bytes
+    """By ``marshal``, which is read back several times as fast as JSON, and which no caller can change."""
+    uid: str
+    version: int
+    created: int
+    changed: int
+    spec: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """An object that is not there any more."""
+
+    key: Key
+    content: bytes
+    uid: str
+    at: int
+
+
+class Mirror:
+    """Safe to share between threads."""
+
+    def __init__(self, deletions_kept: int) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        """Told when there is something new. Who reads several things that belong together holds it."""
+        self.newest = self._forgotten = time.time_ns() // 1000
+        self._deletions_kept = deletions_kept
+        self._entries: dict[Key, _Entry] = {}
+        """In the order of their last change."""
+        self._kinds: dict[str, set[Key]] = {}
+        self._gone: deque[_Gone] = deque()
+        self._dead: set[str] = set()
+        """UIDs of what is gone; none comes back."""
+        self._floors: dict[str, int] = {}
+        """By kind, the API server's version up to which everything is known."""
+        self._held: dict[Key, list[tuple[str, Object]]] = {}
+        """What watches told of objects that this process is writing, until it knows what it has written."""
+
+    # What is heard.
+
+    def tell(self, kind: str, type_: str, obj: Object) -> None:
+        """An event of a watch."""
+        version, key = _version(obj), Key.of(obj)
+        with self.changed:
+            if version <= self._floors.get(kind, 0):
+                return
+            self._floors[kind] = version
+            if key in self._held:
+                self._held[key].append((type_, obj))
+            else:
+                self._tell(key, type_, obj)
+
+    def tell_version(self, kind: str, version: str) -> None:
+        """A bookmark: up to here a watch has told everything."""
+        with self.changed:
+            self._floors[kind] = max(self._floors.get(kind, 0), version_of(version))
+
+    def see(self, obj: Object) -> None:
+        """An object as it was read or written."""
+        with self.changed:
+            self._see(obj)
+
+    def lose(self, last: Object) -> None:
+        """An object that this process deleted."""
+        with self.changed:
+            self._lose(Key.of(last), last["metadata"]["uid"], last)
+
+    def relist(
+        self, kind: str, namespace: str | None, objects: Iterable[Object], version: str, *, anew: bool = False
+    ) -> None:
+        """All objects of a kind, in a namespace or everywhere, as of a version of the API server; what differs is told
+        as events. Nothing happens where more is known already; ``anew``: then the server has forgotten it (a backup was
+        put back), and this counts."""
+        floor = version_of(version)
+        with self.changed:
+            if floor < self._floors.get(kind, 0) and not anew:
+                return
+            there = {Key.of(obj): obj for obj in objects}
+            if anew:
+                self._dead -= {obj["metadata"]["uid"] for obj in there.values()}
+            for key in list(self._kinds.get(kind, ())):
+                entry = self._entries[key]
+                if key in there or namespace not in (None, key.namespace):
+                    continue
+                if anew or entry.version <= floor:
+                    self._lose(key, entry.uid, marshal.loads(entry.content))
+            for obj in there.values():
+                self._see(obj, anew=anew)
+            self._floors[kind] = floor
+
+    @contextmanager
+    def holding(self, keys: Iterable[Key]) -> Iterator[None]:
+        """What watches tell of these objects meanwhile counts afterwards, so that own writes are known as such."""
+        with self.changed:
+            mine = [key for key in keys if key not in self._held]
+            self._held |= {key: [] for key in mine}
+        try:
+            yield
+        finally:
+            with self.changed:
+                for key in mine:
+                    for type_, obj in self._held.pop(key):
+                        self._tell(key, type_, obj)
+
+    def _tell(self, key: Key, type_: str, obj: Object) -> None:
+        if type_ == EventType.DELETED.value:
+            if obj["metadata"]["uid"] not in self._dead:
+                self._lose(key, obj["metadata"]["uid"], obj)
+        else:
+            self._see(obj)
+
+    def _see(self, obj: Object, *, anew: bool = False) -> None:
+        metadata, key = obj["metadata"], Key.of(obj)
+        uid, version = metadata["uid"], _version(obj)
+        if uid in self._dead:
+            return
+        entry = self._entries.get(key)
+        if entry is not None and (version == entry.version if anew else version <= entry.version):
+            return
+        if entry is not None and entry.uid != uid:
+            self._lose(key, entry.uid, marshal.loads(entry.content))
+            entry = None
+        at = self._next()
+        if entry is None:
+            born = _Entry(marshal.dumps(obj), uid, version, at, at, at, at if obj.get("status") else 0)
+            self._entries[key] = born
+            self._kinds.setdefault(key.kind, set()).add(key)
+            return
+        before = marshal.loads(entry.content)
+        if before["metadata"].get("generation") != metadata.get("generation") or spec_of(before) != spec_of(obj):
+            entry.spec = at
+        if before.get("status") != obj.get("status"):
+            entry.status = at
+        entry.content, entry.version, entry.changed = marshal.dumps(obj), version, at
+        del self._entries[key]
+        self._entries[key] = entry  # the last to have changed
+
+    def _lose(self, key: Key, uid: str, last: Object) -> None:
+        if uid in self._dead:
+            return
+        entry = self._entries.get(key)
+        if entry is not None and entry.uid == uid:
+            del self._entries[key]
+            self._kinds[key.kind].discard(key)
+        self._gone.append(_Gone(key, marshal.dumps(last), uid, self._next()))
+        self._dead.add(uid)
+        while len(self._gone) > self._deletions_kept:
+            oldest = self._gone.popleft()
+            self._dead.discard(oldest.uid)
+            self._forgotten = oldest.at
+
+    def _next(self) -> int:
+        self.newest += 1
+        self.changed.notify_all()
+        return self.newest
+
+    # What is known.
+
+    def find(self, key: Key) -> Object | None:
+        """An object, as last heard of."""
+        with self.changed:
+            entry = self._entries.get(key)
+            return None if entry is None else marshal.loads(entry.content)
+
+    def select(self, kinds: frozenset[str], namespace: str | None) -> Listing:
+        """All objects of the kinds, ordered."""
+        with self.changed:
+            keys = [key for kind in kinds for key in self._kinds.get(kind, ())]
+            wanted = sorted(
+                (key for key in keys if namespace in (None, key.namespace)), key=lambda k: (k[0], k[1] or "", k[2])
+            )
+            contents, newest = [self._entries[key].content for key in wanted], self.newest
+        return Listing([marshal.loads(content) for content in contents], str(newest))
+
+    def events(self, kinds: frozenset[str], since: int, *, deletions: bool) -> tuple[list[Event], int]:
+        """What changed after ``since``, in order, and the place up to which that is all. Raises Expired."""
+        with self.changed:
+            if 0 < since < self._forgotten or since > self.newest:
+                raise Expired(f"place {since} is too old or of another process (now {self.newest}); list again")
+            found: list[tuple[int, EventType, bytes]] = []
+            for key, entry in reversed(self._entries.items()):
+                if entry.changed <= since:
+                    break
+                if key.kind in kinds:
+                    type_ = EventType.ADDED if entry.created > since else EventType.MODIFIED
+                    found.append((entry.changed, type_, entry.content))
+            if deletions:
+                gone = (each for each in self._gone_since(since) if each.key.kind in kinds)
+                found += [(each.at, EventType.DELETED, each.content) for each in gone]
+            newest = self.newest
+        return [Event(type_, marshal.loads(content), str(at)) for at, type_, content in sorted(found)], newest
+
+    def broken(self, fence: Fence, written: frozenset[Key] = frozenset()) -> dict[Key, str]:
+        """What the fence forbids and happened, but to the objects that were ``written`` under it. Raises Expired."""
+        since, conflicts = version_of(fence.resource_version), {}
+        with self.changed:
+            if since < self._forgotten or since > self.newest:
+                raise Expired(f"the fence is of place {since}, too old or of another process (now {self.newest})")
+            for key, entry in reversed(self._entries.items()):
+                if entry.changed <= since:
+                    break
+                if key in written:
+                    continue
+                if key.kind in fence.specs and entry.spec > since:
+                    conflicts[key] = f"{key} changed meanwhile: its spec was written"
+                if key.kind in fence.statuses and entry.status > since:
+                    conflicts[key] = f"{key} changed meanwhile: its status was written"
+            for each in self._gone_since(since):
+                if each.key.kind in fence.specs:
+                    conflicts[each.key] = f"{each.key} was deleted meanwhile"
+        return conflicts
+
+    def _gone_since(self, since: int) -> Iterator[_Gone]:
+        for each in reversed(self._gone):
+            if each.at <= since:
+                return
+            yield each
+
+
+def _version(obj: Object) -> int:
+    return version_of(obj["metadata"]["resourceVersion"])

@@ -1,0 +1,80 @@
+"""Where the API server has the objects of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from devalloc.api.kinds import KINDS
+from devalloc.store.errors import Invalid
+from devalloc.store.key import Key
+from devalloc.store.kubernetes.client import segment
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind, and how the API server calls it."""
+
+    kind: str
+    group: str
+    version: str
+    plural: str
+    namespaced: bool
+    has_status: bool
+    """It has a status, which is written by requests of its own."""
+    namespace: str | None = None
+    """The only one whose objects are looked at; None: all."""
+
+    @property
+    def path(self) -> str:
+        """Of all its objects, to list and watch them."""
+        return self.within(self.namespace)
+
+    def within(self, namespace: str | None) -> str:
+        """Of the objects of a namespace; None: of all, or of those that have none."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        return f"{root}/{self.plural}" if namespace is None else f"{root}/namespaces/{segment(namespace)}/{self.plural}"
+
+    def of(self, key: Key) -> str:
+        """Of one object."""
+        return f"{self.within(key.namespace)}/{segment(key.name)}"
+
+
+OURS = tuple(
+    Resource(kind.kind, kind.group, kind.version, kind.plural, kind.namespaced, "status" in kind.model.model_fields)
+    for kind in KINDS.values()
+)
+"""What is meant by all kinds: those of devalloc's own API."""
+
+
+def lease(namespace: str) -> Resource:
+    """Leases, of one namespace: each node renews one of its own in another, every few seconds."""
+    return Resource("Lease", "coordination.k8s.io", "v1", "leases", True, False, namespace)
+
+
+class Resources:
+    """The kinds that a store knows."""
+
+    def __init__(self, resources: Iterable[Resource]) -> None:
+        self._by_kind = {resource.kind: resource for resource in resources}
+
+    def of(self, kind: str) -> Resource:
+        """Raises Invalid."""
+        if (found := self._by_kind.get(kind)) is None:
+            raise Invalid(f"{kind!r:.60}: the cluster's store knows {', '.join(sorted(self._by_kind))}")
+        return found
+
+    def at(self, key: Key) -> Resource:
+        """Of an object, which has a namespace or none as its kind wants it. Raises Invalid."""
+        found = self.of(key.kind)
+        if found.namespaced and key.namespace is None:
+            raise Invalid(f"{key}: metadata.namespace must say where; a {key.kind} is in a namespace")
+        if not found.namespaced and key.namespace is not None:
+            raise Invalid(f"{key}: metadata.namespace must not be set; a {key.kind} is in none")
+        return found
+
+    def named(self, kinds: str | Iterable[str] | None) -> frozenset[str]:
+        """The kinds that are meant. Raises Invalid."""
+        if kinds is None:
+            return frozenset(resource.kind for resource in OURS)
+        return frozenset(self.of(kind).kind for kind in ([kinds] if isinstance(kinds, str) else kinds))

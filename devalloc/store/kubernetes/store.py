@@ -1,0 +1,463 @@
+"""A cluster as a store.
+
+Lists and watches are answered from memory (``mirror``), which begins to hold a kind when it is first asked for; all
+kinds asked for at once are read as of one moment. Single objects are read from the API server, and writes go there.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+from devalloc.api.meta import TRANSACTION
+from devalloc.store import lifecycle
+from devalloc.store.errors import (
+    Conflict,
+    FenceBroken,
+    Forbidden,
+    Invalid,
+    NotFound,
+    StoreError,
+    Unavailable,
+)
+from devalloc.store.key import Key, Object
+from devalloc.store.kubernetes import transaction
+from devalloc.store.kubernetes.answers import explained
+from devalloc.store.kubernetes.client import ApiError, Client
+from devalloc.store.kubernetes.mirror import Mirror
+from devalloc.store.kubernetes.reflector import Reflector, cleaned
+from devalloc.store.kubernetes.resources import OURS, Resource, Resources, lease
+from devalloc.store.kubernetes.writing import Writing
+from devalloc.store.protocol import Change, Event, Fence, Listing, Written
+from devalloc.store.versions import another, changed, version_of
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "devalloc-system"
+DELETIONS_KEPT = 10_000
+WRITERS = 8
+"""Units written side by side."""
+_FIRST_LISTS = 3
+"""How often the first lists are begun anew, because the moment that they are of is forgotten before the last."""
+_GRANTED = ("DeviceClaim", "VirtualMachine")
+"""Kinds whose objects are written several at once."""
+_CONFIG_MAPS = Resource(transaction.KIND, "", "v1", "configmaps", True, False)
+_STOP_SECONDS = 0.2
+"""How long a watch may take to see that it is to stop."""
+_JOIN_SECONDS = 5.0
+
+
+class KubernetesStore:
+    """``devalloc.store.Store`` on an API server. Safe to share between threads."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str = NAMESPACE,
+        may_write: Callable[[], bool] | None = None,
+        deletions_kept: int = DELETIONS_KEPT,
+    ) -> None:
+        """``namespace``: of devalloc itself, where Leases and records of transactions are. ``may_write``: asked just
+        before each write of ``commit``, ``commit_each`` and ``recover``, which raise Deposed when it says no."""
+        self.client = client
+        self.namespace = namespace
+        self._mirror = Mirror(deletions_kept)
+        self._resources = Resources((*OURS, lease(namespace)))
+        known = Resources((*OURS, lease(namespace), _CONFIG_MAPS))
+        self._plain = Writing(client, self._resources, self._heard)
+        self._granting = Writing(client, known, self._heard, may_write)
+        self._reflectors: dict[str, Reflector] = {}
+        self._beginning = threading.Lock()
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="commit")
+        self._over = threading.Event()
+        self._identity: str | None = None
+        self._in_flight: Counter[str] = Counter()
+        """Kinds of which objects are being written under a fence, or without one, by ``commit`` and ``commit_each``."""
+        self._landed = threading.Condition()
+        self._open: set[str] = set()
+        """Transactions that were begun and are not at their end."""
+        self._live: set[str] = set()
+        """Those of them that a thread is at."""
+
+    # Reading.
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        return self._plain.read(Key.checked(kind, namespace, name))
+
+    def list(self, kinds: str | Iterable[str] | None = None, namespace: str | None = None) -> Listing:
+        wanted = self._resources.named(kinds)
+        self._begin(wanted)
+        return self._mirror.select(wanted, namespace)
+
+    def watch(
+        self,
+        kinds: str | Iterable[str] | None = None,
+        since: str = "0",
+        *,
+        timeout: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> Generator[Event, None, None]:
+        wanted, place = self._resources.named(kinds), version_of(since)
+        until = None if timeout is None else time.monotonic() + timeout
+        self._begin(wanted)
+        looked = False
+        while stop is None or not stop.is_set():
+            # One who starts from 0 is told what there is, and from then on also what goes.
+            events, place = self._mirror.events(wanted, place, deletions=place > 0 or looked)
+            looked = True
+            yield from events
+            left = _STOP_SECONDS if until is None else min(_STOP_SECONDS, until - time.monotonic())
+            if left <= 0:
+                return
+            with self._mirror.changed:
+                if self._mirror.newest == place:
+                    self._mirror.changed.wait(left)
+
+    def refresh(self) -> None:
+        """Read anew all kinds that are held: what is listed from here on is no older than this call. Raises
+        StoreError."""
+        with self._beginning:
+            for reflector in self._reflectors.values():
+                _read_all(reflector)
+
+    def identity(self) -> str:
+        """The UID of the namespace kube-system, which lives as long as the cluster. Needs the right to get it."""
+        if self._identity is None:
+            try:
+                found = self.client.get("/api/v1/namespaces/kube-system")
+                self._identity = str(found["metadata"]["uid"])
+            except ApiError as error:
+                raise explained(error, "get the namespace kube-system, whose UID says which cluster this is") from error
+            except (KeyError, TypeError):
+                raise Unavailable("the API server's answer has no UID of the namespace kube-system") from None
+        return self._identity
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the API server cannot be heard, for the kind of which that is longest; 0 while it can."""
+        return max((reflector.silent_seconds for reflector in [*self._reflectors.values()]), default=0.0)
+
+    def close(self) -> None:
+        self._over.set()
+        self._writers.shutdown(wait=True)
+        with self._beginning:
+            for reflector in self._reflectors.values():
+                reflector.end()
+            for reflector in self._reflectors.values():
+                reflector.join(_JOIN_SECONDS)
+
+    # Writing one object.
+
+    def create(self, obj: Object) -> Object:
+        made = lifecycle.plain(lifecycle.created(obj, "", ""))
+        metadata = {k: v for k, v in made["metadata"].items() if k not in ("uid", "generation", "creationTimestamp")}
+        sent = {**made, "metadata": metadata}
+        return self._plain.create(sent)
+
+    def replace(self, obj: Object) -> Object:
+        old = self._base(obj)
+        sent = lifecycle.plain(lifecycle.replaced(old, obj))
+        return old if sent == old else self._plain.write(sent)
+
+    def replace_status(self, obj: Object) -> Object:
+        old = self._base(obj)
+        sent = lifecycle.plain(lifecycle.with_status(old, obj.get("status")))
+        return old if sent == old else self._plain.write_status(sent)
+
+    def delete(
+        self,
+        kind: str,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+    ) -> Object:
+        key = Key.checked(kind, namespace, name)
+        while True:
+            old = self._plain.read(key)
+            if uid is not None and old["metadata"]["uid"] != uid:
+                raise Conflict({key: another(key, old, uid)})
+            if resource_version is not None and old["metadata"]["resourceVersion"] != resource_version:
+                raise Conflict({key: changed(key, old, resource_version)})
+            if lifecycle.is_deleting(old) and lifecycle.finalizers(old):
+                return old
+            try:
+                left = self._plain.delete(old)
+            except Conflict:
+                if resource_version is not None:
+                    raise
+                continue  # any state of it is to be deleted
+            if left is not None:
+                return left
+            if lifecycle.finalizers(old):  # the answer does not show what is left
+                with suppress(NotFound):
+                    return self._plain.read(key)
+            self._mirror.lose(old)
+            return old
+
+    def _base(self, obj: Object) -> Object:
+        """The state that a write is based on. Raises Invalid, NotFound, Conflict."""
+        key = Key.of(obj)
+        self._resources.at(key)
+        base = obj["metadata"].get("resourceVersion")
+        if not base:
+            raise Invalid(f"{key}: metadata.resourceVersion must say which state the write is based on; get it first")
+        old = self._mirror.find(key)
+        if old is None or old["metadata"]["resourceVersion"] != base:
+            old = self._plain.read(key)
+        if (uid := obj["metadata"].get("uid")) and old["metadata"]["uid"] != uid:
+            raise Conflict({key: another(key, old, uid)})
+        if old["metadata"]["resourceVersion"] != base:
+            raise Conflict({key: changed(key, old, base)})
+        return old
+
+    def _heard(self, obj: Object) -> None:
+        if obj["kind"] == transaction.KIND:
+            return
+        if lifecycle.is_deleting(obj) and not lifecycle.finalizers(obj):
+            self._mirror.lose(obj)
+        else:
+            self._mirror.see(obj)
+
+    # Writing several.
+
+    def commit(self, changes: Sequence[Change], fence: Fence | None = None) -> Written:
+        with self._fenced([changes], fence):
+            done = self._unit(changes)
+            # What others do to these objects is held back meanwhile; what they did to others must not be passed over.
+            with self._mirror.changed:
+                place = str(self._mirror.newest)
+                if fence is not None and self._mirror.broken(fence, frozenset(change.key for change in changes)):
+                    place = fence.resource_version
+            return Written(done, place)
+
+    def commit_each(
+        self, units: Sequence[Sequence[Change]], fence: Fence | None = None
+    ) -> builtins.list[Sequence[Object] | Conflict]:
+        with self._fenced(units, fence):
+            futures = [self._writers.submit(self._each, unit) for unit in units]
+            outcomes: builtins.list[Sequence[Object] | Conflict] = []
+            failed: BaseException | None = None
+            for future in futures:
+                try:
+                    outcomes.append(future.result())
+                except BaseException as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+            return outcomes
+
+    def recover(self) -> None:
+        """Bring transactions to their end that were left, by this process or another, and take away marks that belong
+        to none. For the one who decides, before he does: raises StoreError, and then nothing is to be decided."""
+        self._recover(None)
+        known = {record.id for record in self._records()} | self._live
+        for obj in self.list(_GRANTED).objects:
+            mark = transaction.mark_of(obj)
+            if mark is not None and mark not in known:
+                log.warning("%s has the mark %s, for which there is no record; it is taken away", Key.of(obj), mark)
+                with suppress(Conflict, NotFound):
+                    self._granting.write(lifecycle.annotated(obj, {TRANSACTION: None}))
+
+    def _recover(self, names: frozenset[str] | None) -> None:
+        """Only those, or all."""
+        for record in self._records():
+            if record.id in self._live or (names is not None and record.id not in names):
+                continue
+            log.warning("%s was left while it was %s; it is brought to its end", record.id, record.state)
+            try:
+                transaction.recover(self._granting, record)
+            except (Conflict, NotFound) as error:
+                raise Unavailable(f"{record.id} is brought to its end by somebody else: {error}") from error
+        with self._landed:
+            self._open &= self._live if names is None else self._open - names
+
+    def _records(self) -> builtins.list[transaction.Record]:
+        found: builtins.list[transaction.Record] = []
+        try:
+            path = _CONFIG_MAPS.within(self.namespace)
+            for page in self.client.list(path, {"labelSelector": f"{TRANSACTION}=record"}):
+                found += [transaction.read(cleaned(obj, _CONFIG_MAPS)) for obj in page["items"]]
+        except ApiError as error:
+            raise explained(error, f"list records of transactions in namespace {self.namespace}") from error
+        return found
+
+    @contextmanager
+    def _fenced(self, units: Sequence[Sequence[Change]], fence: Fence | None) -> Iterator[None]:
+        """While this writes, no other commit of this process that its writes would matter to begins."""
+        if left := frozenset(self._open - self._live):
+            self._recover(left)  # what is read half written must not be decided on
+        writes = Counter({change.key.kind for unit in units for change in unit})
+        depends = fence.specs | fence.statuses if fence is not None else frozenset()
+        self._begin(self._resources.named(depends))
+        keys = [change.key for unit in units for change in unit]
+        with self._landed:
+            while any(self._in_flight[kind] for kind in depends):
+                self._landed.wait()
+            if fence is not None and (broken := self._mirror.broken(fence)):
+                raise FenceBroken(broken)
+            self._in_flight += writes
+        try:
+            with self._mirror.holding(keys):
+                yield
+        finally:
+            with self._landed:
+                self._in_flight -= writes
+                self._landed.notify_all()
+
+    def _each(self, unit: Sequence[Change]) -> Sequence[Object] | Conflict:
+        try:
+            return self._unit(unit)
+        except Conflict as conflict:
+            return conflict
+        except (Invalid, Forbidden) as refused:  # of this unit's objects; the others are not to wait for it
+            log.error("the API server refuses what was decided: %s", refused)
+            return Conflict({change.key: str(refused) for change in unit})
+
+    def _unit(self, changes: Sequence[Change]) -> builtins.list[Object]:
+        """All or none."""
+        olds = self._olds(changes)
+        news = [
+            lifecycle.plain(lifecycle.annotated(lifecycle.with_status(old, change.status), change.annotations))
+            for old, change in zip(olds, changes, strict=True)
+        ]
+        for old, change, new in zip(olds, changes, news, strict=True):
+            if new.get("status") != old.get("status") and not self._resources.at(change.key).has_status:
+                raise Invalid(f"{change.key}: a {change.key.kind} has no status")
+        due = [at for at, (old, new) in enumerate(zip(olds, news, strict=True)) if old != new]
+        written = [*olds]
+        if len(due) == 1:
+            written[due[0]] = self._one(olds[due[0]], news[due[0]])
+        elif due:
+            some = self._several([olds[at] for at in due], [changes[at] for at in due])
+            for at, obj in zip(due, some, strict=True):
+                written[at] = obj
+        return written
+
+    def _one(self, old: Object, new: Object) -> Object:
+        """Two requests, where status and annotations change. The status is what counts: it comes last where it is set,
+        and goes first where it is removed."""
+        api = self._granting
+        status_differs = old.get("status") != new.get("status")
+        annotations = new["metadata"].get("annotations", {})
+        if old["metadata"].get("annotations", {}) == annotations:
+            return api.write_status(new)
+        if not status_differs:
+            return api.write(new)
+        sets = bool(new.get("status"))
+        first = api.write({**new, "status": old.get("status")}) if sets else api.write_status({**old, "status": None})
+        try:
+            if sets:
+                return api.write_status({**first, "status": new["status"]})
+            return api.write({**first, "metadata": {**first["metadata"], "annotations": annotations}})
+        except (Conflict, NotFound, Invalid, Forbidden) as error:
+            self._put_back(old, first)
+            if isinstance(error, NotFound):
+                raise Conflict({Key.of(old): f"{Key.of(old)} is gone"}) from None
+            raise
+
+    def _put_back(self, old: Object, first: Object) -> None:
+        """After the first of two writes, when the second is refused. Whoever came between keeps what he wrote."""
+        key = Key.of(old)
+        try:
+            now = self._granting.read(key)
+            before, mine = (obj["metadata"].get("annotations", {}) for obj in (old, first))
+            theirs = now["metadata"].get("annotations", {})
+            back = {k: before.get(k) for k in before.keys() | mine.keys() if theirs.get(k) == mine.get(k)}
+            meant = lifecycle.annotated(now, back)
+            if meant != now:
+                self._granting.write(meant)
+        except StoreError as error:
+            log.warning("the annotations of %s say what its status does not; the next write mends it: %s", key, error)
+
+    def _several(self, olds: Sequence[Object], changes: Sequence[Change]) -> builtins.list[Object]:
+        name = transaction.new_name()
+        with self._landed:
+            self._open.add(name)
+            self._live.add(name)
+
+        def ended() -> None:
+            with self._landed:
+                self._open.discard(name)
+
+        try:
+            return transaction.perform(self._granting, self.namespace, name, olds, changes, ended)
+        finally:
+            with self._landed:
+                self._live.discard(name)
+
+    def _olds(self, changes: Sequence[Change]) -> builtins.list[Object]:
+        """What the changes are based on. Raises Conflict that names all that are not so any more."""
+        conflicts, olds = {}, []
+        for change in changes:
+            self._resources.at(change.key)
+            old = self._mirror.find(change.key)
+            if old is None or old["metadata"]["resourceVersion"] != change.resource_version:
+                try:
+                    old = self._plain.read(change.key)
+                except NotFound:
+                    conflicts[change.key] = f"{change.key} is gone"
+                    continue
+            if old["metadata"]["resourceVersion"] != change.resource_version:
+                conflicts[change.key] = changed(change.key, old, change.resource_version)
+            olds.append(old)
+        if conflicts:
+            raise Conflict(conflicts)
+        return olds
+
+    # The mirror.
+
+    def _begin(self, kinds: frozenset[str]) -> None:
+        """Hold these kinds from here on. Raises StoreError."""
+        if kinds <= self._reflectors.keys():
+            return
+        with self._beginning:
+            missing = sorted(kinds - self._reflectors.keys())
+            if not missing:
+                return
+            if self._over.is_set():
+                raise Unavailable("the store is closed")
+            reflectors = [
+                Reflector(self.client, self._resources.of(kind), self._mirror, on_cut=self._forget_identity)
+                for kind in missing
+            ]
+            version = self._first_lists(reflectors)
+            for reflector in reflectors:
+                reflector.begin(version)
+            self._reflectors |= {reflector.resource.kind: reflector for reflector in reflectors}
+
+    def _first_lists(self, reflectors: Sequence[Reflector]) -> str:
+        """The version of the API server that all of them are of."""
+        for number in range(_FIRST_LISTS):
+            first, *others = reflectors
+            version = _read_all(first)
+            moment = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
+            try:
+                for reflector in others:
+                    reflector.list(moment)
+                return version
+            except ApiError as error:
+                if not error.is_gone or number == _FIRST_LISTS - 1:
+                    raise explained(error, f"list {reflector.resource.plural}") from error
+        raise AssertionError("the last try raises")
+
+    def _forget_identity(self) -> None:
+        self._identity = None
+
+
+def _read_all(reflector: Reflector) -> str:
+    try:
+        return reflector.list()
+    except ApiError as error:
+        raise explained(error, f"list {reflector.resource.plural}") from error
+
+
+__all__ = ["NAMESPACE", "KubernetesStore"]
