@@ -17,6 +17,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Start here": {
         "demo": "the main job, shown in one screen on a small recorded fleet",
         "up": "run everything on this machine in the foreground: publish, allocate, release",
+        "controller": "answer the claims of a Kubernetes cluster",
         "node": "the node plugin: bind this host's devices for its claims, hand them to machines and pods",
         "discover": "the devices of this host, as DevicePools",
     },

@@ -87,6 +87,7 @@ def node(
     import socket
 
     from devalloc.cli import nodesources as on
+    from devalloc.cli.clusters import connect
     from devalloc.cli.hostpool import with_host_pool
     from devalloc.cli.nodeoptions import node_settings
     from devalloc.cli.storage import is_default, node_state, store_path
@@ -98,7 +99,7 @@ def node(
     from devalloc_node.node import opened
 
     name = node_name or socket.gethostname().lower()
-    client = on.connect(kubeconfig) if kubeconfig is not None or in_cluster else None
+    client = connect(kubeconfig) if kubeconfig is not None or in_cluster else None
     if client is not None and not is_subdomain(name):
         raise BadInput(f"--node-name: a node of a cluster cannot be called {name!r}; say what it is called there")
     if client is not None and options["scaling"]:

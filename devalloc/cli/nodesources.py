@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -312,14 +311,3 @@ def cluster_publishing(client: Client, driver: str, node: Node) -> Iterator[Publ
             failed=node.metrics.publish_failed,
         )
         yield Publishing(slices.loops, slices.rescan)
-
-
-def connect(kubeconfig: Path | None) -> Client:
-    """The cluster of a kubeconfig, or that of the pod that this runs in. Raises Failed."""
-    from devalloc.cli.verb import Failed
-    from devalloc.store.kubernetes.client import ApiError, Client
-
-    try:
-        return Client.connect(kubeconfig)
-    except ApiError as error:
-        raise Failed(f"no way to the API server: {error}") from error

@@ -131,6 +131,8 @@ class Allocator:
         """When availableDevices was written last."""
         self._is_behind = False
         """Some of it is still to be written."""
+        self.began: float | None = None
+        """When the round that goes on began, by ``clock``; None in between."""
         self._stop = threading.Event()
         self._own_writes: set[str] = set()
         self._limits: dict[Key, Any] = {}
@@ -143,8 +145,9 @@ class Allocator:
         failures = 0
         while not stop.is_set():
             try:
+                self.began = self._clock()
                 done = self.round()
-                failures = 0
+                failures, self.began = 0, None
                 self._progress(done)
                 self._wait(done.resource_version, stop)
             except Expired:
@@ -152,7 +155,7 @@ class Allocator:
             except Unusable:
                 raise
             except Exception:
-                failures += 1
+                failures, self.began = failures + 1, None
                 delay = min(self._settings.retry * 2 ** min(failures - 1, 30), self._settings.resync)
                 log.exception("could not answer the claims; next try in %.0f s", delay)
                 stop.wait(delay)

@@ -34,7 +34,10 @@ State = Literal["waiting", "taking over", "leading", "stopping"]
 
 
 class ClusterStore(Store, Protocol):
-    """A store that several processes write to, each object by itself."""
+    """A store that several processes write to, each object by itself, and that writes only while this one leads."""
+
+    def refresh(self) -> None:
+        """Read anew all that is held in memory. Raises StoreError."""
 
     def recover(self) -> None:
         """Finish or undo what another process began on several objects and did not end. Raises StoreError."""
@@ -46,22 +49,21 @@ class Controller:
     def __init__(
         self,
         lease: Lease,
-        open_store: Callable[[Callable[[], bool]], ClusterStore],
-        loops: Callable[[ClusterStore], Mapping[str, Loop]],
+        store: ClusterStore,
+        loops: Callable[[], Mapping[str, Loop]],
         *,
         on_state: Callable[[State, str], None] = lambda state, text: None,
         grace: float = GRACE_SECONDS,
     ) -> None:
-        """``open_store``: a store that has not looked at anything yet, and writes only while its argument says so.
-        ``loops``: what runs on it, by name, while this process leads. ``on_state`` is told what it does now, with a
-        sentence."""
+        """``loops``: what runs on the store, by name, while this process leads. ``on_state`` is told what it does now,
+        with a sentence."""
         self.lease = lease
         self.state: State = "waiting"
         self.told = "the lease was not looked at yet"
         """The state as a sentence."""
         self.beat = time.monotonic()
         """When the main loop went round last."""
-        self._open_store = open_store
+        self._store = store
         self._loops = loops
         self._on_state = on_state
         self._grace = grace
@@ -136,53 +138,43 @@ class Controller:
                 log.warning("the lease cannot be renewed: %s", error)
                 pause = self.lease.seconds / 15
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
                 return
 
     def _lead(self, over: threading.Event) -> None:
         """Take over, then run the loops until ``over`` is set and all have ended."""
         try:
-            store = self._taken_over(over)
-        except Interrupted:
-            return
-        except BaseException as error:
-            self._fail(error)
-            return
-        try:
+            self._take_over(over)
             threads = [
                 threading.Thread(target=self._guarded, args=(loop, over), name=name, daemon=True)
-                for name, loop in self._loops(store).items()
+                for name, loop in self._loops().items()
             ]
             for thread in threads:
                 thread.start()
             self._say("leading", f"leading, as {self.lease.holder}")
             for thread in threads:
                 thread.join()
+        except Interrupted:
+            return
         except BaseException as error:
-            self._fail(error)
-        finally:
-            store.close()
+            self.fail(error)
 
-    def _taken_over(self, over: threading.Event) -> ClusterStore:
-        """A store on which nobody else grants. Raises Interrupted."""
+    def _take_over(self, over: threading.Event) -> None:
+        """Until nobody else grants anything on the store. Raises Interrupted."""
         stamp, pause = f"{self.lease.transitions} {self.lease.holder}", RETRY_SECONDS
         while not over.is_set():
-            # Each try begins with a store that knows nothing.
-            store = self._open_store(lambda: self.lease.is_valid)
             try:
                 self._say("taking over", "taking over from the last leader")
-                sealed = seal(store, stamp, over)
-                store.recover()
-                log.info("sealed %d objects", sealed)
-                return store
+                self._store.refresh()
+                sealed = seal(self._store, stamp, over)
+                self._store.recover()
+                self._store.refresh()
+                log.info("took over, %d objects sealed", sealed)
+                return
             except StoreError as error:
-                store.close()
                 log.warning("cannot take over yet: %s", error)
                 over.wait(pause)
                 pause = min(2 * pause, MOST_RETRY_SECONDS)
-            except BaseException:
-                store.close()
-                raise
         raise Interrupted
 
     def _guarded(self, loop: Loop, over: threading.Event) -> None:
@@ -192,7 +184,7 @@ class Controller:
             if not over.is_set():
                 raise RuntimeError(f"the loop {threading.current_thread().name} ended")
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
     def _check(self) -> None:
         self.beat = time.monotonic()
@@ -207,7 +199,8 @@ class Controller:
             return True
         return False
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End ``run`` soon, with this error. From any thread."""
         self._failure = self._failure or error
         self.stop()
 

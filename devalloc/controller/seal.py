@@ -34,7 +34,7 @@ class Interrupted(Exception):
 def seal(store: Store, stamp: str, stop: threading.Event, *, pause: Callable[[float], object] | None = None) -> int:
     """Write ``stamp`` on all that is not yet given; how many objects that were.
 
-    ``store`` must not have looked at these kinds before: what it knew already could be what the old leader knew.
+    ``store`` was refreshed: what it knew before could be what the old leader knew.
     ``stamp``: a text that no leader had before. Raises StoreError, and Interrupted once ``stop`` is set.
     """
     sealed = 0

@@ -1,0 +1,190 @@
+"""``devalloc controller``: answer the claims of a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from devalloc.cli.display import displayed
+from devalloc.cli.options import duration, placement_option
+from devalloc.cli.verb import BadInput, verb
+
+if TYPE_CHECKING:
+    import ssl
+
+    from devalloc.controller.allocate import Round
+
+
+@verb("controller")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    metavar="PATH",
+    envvar="DEVALLOC_KUBECONFIG",
+    help="The cluster whose claims are answered [env: DEVALLOC_KUBECONFIG].",
+)
+@click.option("--in-cluster", is_flag=True, help="As --kubeconfig, with the service account of the pod this runs in.")
+@click.option(
+    "--namespace",
+    default="devalloc-system",
+    metavar="NAME",
+    envvar="POD_NAMESPACE",
+    help="Where devalloc's own objects are, its Lease among them [env: POD_NAMESPACE].",
+)
+@click.option(
+    "--name", metavar="NAME", envvar="POD_NAME", help="What this process is called [env: POD_NAME; default: the host]."
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:10301",
+    metavar="HOST:PORT",
+    help="Where /healthz, /readyz, /metrics and the page are, by TLS; empty for nowhere. Port 0: any that is free.",
+)
+@click.option(
+    "--tls-certificate",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    metavar="PATH",
+    help="PEM file for --listen, read again when it changes. One that is signed by itself by default.",
+)
+@click.option(
+    "--tls-key", type=click.Path(dir_okay=False, exists=True, path_type=Path), metavar="PATH", help="Its key."
+)
+@click.option("--open-metrics", is_flag=True, help="Let anybody read /metrics who can connect, without a token.")
+@placement_option
+@click.option(
+    "--deadline",
+    type=duration,
+    default="10s",
+    metavar="DURATION",
+    help="How long the solver may think about one batch of claims; then the best answer so far counts.",
+)
+@click.option(
+    "--resync",
+    type=duration,
+    default="60s",
+    metavar="DURATION",
+    help="Look at all claims this often, even when no event says that something changed.",
+)
+@click.option(
+    "--availability-interval",
+    type=duration,
+    default="5s",
+    metavar="DURATION",
+    help="Write availableDevices of pools not more often than this.",
+)
+@click.option(
+    "--lease",
+    "lease_seconds",
+    type=duration,
+    default="15s",
+    metavar="DURATION",
+    help="How long another controller waits before it takes the place of one that it does not hear of. The same for "
+    "all of them.",
+)
+def controller(
+    kubeconfig: Path | None,
+    in_cluster: bool,
+    namespace: str,
+    name: str | None,
+    listen: str,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    open_metrics: bool,
+    placement: str,
+    deadline: float,
+    resync: float,
+    availability_interval: float,
+    lease_seconds: float,
+) -> int:
+    """Answer the DeviceClaims of a cluster and place its VirtualMachines, until Ctrl-C (SIGTERM does the same).
+
+    Several may run: one leads, the others stand by. One that loses its lease ends with exit code 1 at once and is to be
+    started again. Exit code 0 after a clean stop.
+    """
+    import socket
+
+    from devalloc.cli.clusters import connect
+    from devalloc.controller.allocate import AllocateSettings
+    from devalloc.controller.cluster import Cluster, ClusterSettings
+    from devalloc.controller.lease import Lost
+    from devalloc.controller.up import signals
+
+    if kubeconfig is None and not in_cluster:
+        raise BadInput("--kubeconfig or --in-cluster must say which cluster this is for; for this machine: devalloc up")
+    if lease_seconds < 1:
+        raise BadInput("--lease must be at least 1s")
+    address = _address(listen)
+    settings = ClusterSettings(
+        instance=name or socket.gethostname().lower(),
+        namespace=namespace,
+        seconds=lease_seconds,
+        deadline=lease_seconds * 2 / 3,
+        allocate=AllocateSettings(
+            placement=placement,
+            deadline=deadline,
+            resync=resync,
+            availability=availability_interval,
+            admin_namespaces="labelled",
+        ),
+        listen=address,
+        tls=None if address is None else _tls(address[0], tls_certificate, tls_key),
+        certificate=None if tls_certificate is None else (str(tls_certificate), str(tls_key)),
+        open_metrics=open_metrics,
+    )
+    with displayed() as display:
+
+        def answered(done: Round) -> None:
+            for key in done.granted:
+                display.say(f"{key} {'placed' if key.kind == 'VirtualMachine' else 'allocated'}")
+            display.state(
+                f"pools {done.pools}, devices {done.devices} ({done.available} available), "
+                f"claims {done.claims} ({done.allocated} allocated, {done.waiting} waiting)"
+            )
+
+        process = Cluster(
+            connect(kubeconfig),
+            settings,
+            on_state=lambda state, text: display.say(text),
+            on_round=answered,
+            on_listening=lambda at: display.say(f"health, metrics and pages at https://{at[0]}:{at[1]}"),
+        )
+        with signals(process):
+            try:
+                process.run()
+            except Lost as lost:
+                click.echo(f"error: {lost}; to be started again, for it knows what may be over", err=True)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(1)  # now: threads may be in the middle of a solve, or wait for an answer
+        display.say("stopped")
+    return 0
+
+
+def _address(text: str) -> tuple[str, int] | None:
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise BadInput(f"--listen must be HOST:PORT such as 0.0.0.0:10301, not {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def _tls(host: str, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    import socket
+    import ssl
+
+    from devalloc.controller.certificate import self_signed
+    from devalloc.controller.permits.settings import server_tls
+
+    if (certificate is None) != (key is None):
+        raise BadInput("--tls-certificate and --tls-key go together")
+    if certificate is None:
+        return self_signed(["localhost", socket.gethostname(), *([] if host in ("0.0.0.0", "::") else [host])])
+    try:
+        return server_tls(str(certificate), str(key))
+    except (OSError, ssl.SSLError) as error:
+        raise BadInput(f"--tls-certificate {certificate}, --tls-key {key}: {error}") from None
