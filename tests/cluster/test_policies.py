@@ -1,0 +1,388 @@
+"""ValidatingAdmissionPolicies about claims and machines on a real API server: who may write what, and where."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devalloc.api import meta
+from devalloc.api.decode import decode
+from devalloc.api.kinds import KINDS
+from tests.support import kube_crds
+from tests.support.change import changed
+from tests.support.fleets import gpu_claim, gpu_class
+from tests.support.good_manifests import good
+from tests.support.kube import Answer, Cluster
+from tests.support.kube_crds import path_of
+from tests.support.kube_rights import path_of as path_of_manifest
+
+MANIFESTS = Path(__file__).parents[2] / "deploy" / "base" / "policies-objects.yaml"
+SECONDS = 120.0
+SPACE, WATCHERS = "policies", "policies-watchers"
+CLAIMS, MACHINES = path_of(KINDS["DeviceClaim"], SPACE), path_of(KINDS["VirtualMachine"], SPACE)
+EDITS = ["get", "list", "watch", "create", "update", "patch", "delete"]
+STATUSES = ["deviceclaims/status", "virtualmachines/status"]
+RIGHTS: Mapping[str, list[tuple[list[str], list[str]]]] = {
+    # who: resources and verbs; people have the status here, too, so that it is the policies that keep them from it
+    "person": [(["deviceclaims", "virtualmachines"], EDITS), (STATUSES, EDITS)],
+    "controller": [(["deviceclaims", "virtualmachines"], [*EDITS, "allocate"]), (STATUSES, EDITS)],
+    "plugin": [(["deviceclaims", "virtualmachines"], [*EDITS, "prepare"]), (STATUSES, EDITS)],
+}
+As = Callable[[str], Cluster]
+
+
+def ensure(cluster: Cluster, body: dict[str, Any]) -> bool:
+    """Have it there; whether it was not before."""
+    answer = cluster.create(path_of_manifest(body), body)
+    assert answer.ok or answer.status == 409, f"{body['kind']}: {answer.message}"
+    return answer.ok
+
+
+def account(cluster: Cluster, name: str) -> str:
+    """A token of a service account with its rights."""
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    groups = ["devmgmtproto.k8s.io", "devalloc.io"]
+    rules = [{"apiGroups": groups, "resources": resources, "verbs": verbs} for resources, verbs in RIGHTS[name]]
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": SPACE}
+    role = {"kind": "ClusterRole", "name": f"policies-{name}", "apiGroup": "rbac.authorization.k8s.io"}
+    named = {"name": f"policies-{name}"}
+    ensure(cluster, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": SPACE}})
+    ensure(cluster, {**rbac, "kind": "ClusterRole", "metadata": named, "rules": rules})
+    ensure(cluster, {**rbac, "kind": "ClusterRoleBinding", "metadata": named, "subjects": [subject], "roleRef": role})
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    answer = cluster.create(f"/api/v1/namespaces/{SPACE}/serviceaccounts/{name}/token", asked)
+    assert answer.ok, answer.message
+    token: str = answer.content["status"]["token"]
+    return token
+
+
+def until(what: str, answer: Callable[[], Answer], status: int) -> None:
+    """Rights and policies take effect soon after they are written."""
+    deadline = time.monotonic() + SECONDS
+    while (found := answer()).status != status:
+        assert time.monotonic() < deadline, f"{what}: {found.status} {found.message}"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def ruled(cluster: Cluster) -> Iterator[As]:
+    """The cluster with the policies in effect, as one of its users."""
+    kube_crds.install(cluster)
+    for name, labels in ((SPACE, {}), (WATCHERS, {meta.ADMIN_ACCESS: "true"})):
+        ensure(cluster, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    tokens = {name: account(cluster, name) for name in RIGHTS}
+    tokens["admin"] = cluster.token
+    manifests = [body for body in yaml.safe_load_all(MANIFESTS.read_text()) if ensure(cluster, body)]
+    classes = path_of(KINDS["DeviceClass"])
+    for body in (gpu_class("policies-gpu"), gpu_class("policies-watch", adminAccess=True)):
+        assert cluster.create(classes, body).ok
+
+    def as_user(name: str) -> Cluster:
+        return replace(cluster, token=tokens[name])
+
+    person = as_user("person")
+    try:
+        until("rights", lambda: person.create(CLAIMS, a_claim("probe"), dry_run=True), 201)
+        for name in ("controller", "plugin"):
+            until("rights", lambda name=name: as_user(name).get(CLAIMS), 200)  # type: ignore[misc]
+        for body in refused_at_once():
+            path = path_of(KINDS[body["kind"]], SPACE)
+            until("policies", lambda path=path, body=body: person.create(path, body, dry_run=True), 403)  # type: ignore[misc]
+        yield as_user
+    finally:
+        for body in reversed(manifests):
+            cluster.delete(f"{path_of_manifest(body)}/{body['metadata']['name']}")
+        for name in ("policies-gpu", "policies-watch"):
+            cluster.delete(f"{classes}/{name}")
+
+
+def a_claim(name: str, device_class: str = "policies-gpu", **annotations: str) -> dict[str, Any]:
+    claim = gpu_claim(name, namespace=SPACE, **annotations)
+    claim["spec"]["claims"][0]["deviceClass"] = device_class
+    return claim
+
+
+def a_machine(name: str) -> dict[str, Any]:
+    machine = good("VirtualMachine")
+    return {**machine, "metadata": {"name": name, "namespace": SPACE}}
+
+
+def refused_at_once() -> list[dict[str, Any]]:
+    """Something for each policy on the objects themselves."""
+    machine = a_machine("probe")
+    machine["metadata"]["annotations"] = {meta.LEADER: "9"}
+    return [a_claim("probe", **{"allocated-node": "n"}), a_claim("probe", "policies-watch"), machine]
+
+
+STATUS = {"allocations": [{"devicePoolName": "p", "deviceName": "d"}]}
+ALLOCATED = {meta.ALLOCATED_NODE: "n", meta.ALLOCATED_DEVICES: "p/d", meta.ALLOCATED_SPEC: "{}"}
+
+
+@pytest.fixture(scope="module")
+def allocated(ruled: As) -> Iterator[dict[str, Any]]:
+    """A claim that the controller has allocated, as it is stored."""
+    admin, controller = ruled("admin"), ruled("controller")
+    created = ruled("person").create(CLAIMS, a_claim("held"))
+    assert created.ok, created.message
+    noted = changed(created.content, "metadata.annotations", ALLOCATED)
+    noted = controller.replace(f"{CLAIMS}/held", noted).content
+    answer = controller.replace(f"{CLAIMS}/held/status", noted | {"status": STATUS})
+    assert answer.ok, answer.message
+    yield answer.content
+    stored = admin.get(f"{CLAIMS}/held").content
+    stored["metadata"].pop("finalizers", None)
+    admin.replace(f"{CLAIMS}/held", stored)
+    assert admin.delete(f"{CLAIMS}/held").ok
+
+
+OWN = "only the controller of devalloc writes"
+WRITES: list[tuple[str, str, Any, Mapping[str, str]]] = [
+    # where, what is written there, and what those are told who may not
+    (f"annotations.{meta.ALLOCATED_NODE}", "elsewhere", {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.ALLOCATED_NODE}", None, {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.ALLOCATED_SPEC}", '{"claims":[]}', {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.ALLOCATED_DEVICES}", "p/e", {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.ALLOCATION_DETAILS}", '["0"]', {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.ADMIN_CLASSES}", '["gpu"]', {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.REASON}", "Because", {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.MESSAGE}", "because", {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.LEADER}", "7", {"person": OWN, "plugin": OWN}),
+    (f"annotations.{meta.TRANSACTION}", "{}", {"person": OWN, "plugin": OWN}),
+    (
+        f"annotations.{meta.PREPARED_ON}",
+        "n",
+        dict.fromkeys(("person", "controller"), "only a node writes devalloc.io/prepared"),
+    ),
+    ("finalizers", [meta.NODE_FINALIZER], dict.fromkeys(("person", "controller"), "only a node sets it")),
+    (f"annotations.{meta.RELEASE}", "forced", {}),
+    (f"annotations.{meta.PRIORITY}", "5", {}),
+    (f"annotations.{meta.NODE}", "n", {}),
+    (f"annotations.{meta.GROUP}", "vm", {}),
+    ("annotations.team.example.com/cost", "7", {}),
+    ("finalizers", ["team.example.com/bill"], {}),
+    ("labels", {"team": "a"}, {}),
+]
+
+
+@pytest.mark.parametrize(("where", "value", "told"), WRITES, ids=lambda value: str(value)[:40])
+def test_who_writes_what_of_a_claims_metadata(
+    ruled: As, allocated: dict[str, Any], where: str, value: Any, told: Mapping[str, str]
+) -> None:
+    content = deep_changed(allocated, where, value)
+    for user in (*RIGHTS, "admin"):
+        answer = ruled(user).replace(f"{CLAIMS}/held", content, dry_run=True)
+        expect(answer, told.get(user), user)
+
+
+def deep_changed(content: dict[str, Any], where: str, value: Any) -> dict[str, Any]:
+    """Of the metadata, where names of annotations have dots."""
+    metadata = dict(content["metadata"])
+    part, _, name = where.partition(".")
+    if name:
+        kept = {key: text for key, text in metadata.get(part, {}).items() if key != name}
+        metadata[part] = kept if value is None else kept | {name: value}
+    else:
+        metadata[part] = value
+    return {**content, "metadata": metadata}
+
+
+def expect(answer: Answer, told: str | None, user: str) -> None:
+    if told is None:
+        assert answer.ok, f"{user}: {answer.message}"
+    else:
+        assert answer.status == 403, f"{user}: {answer.status} {answer.message}"
+        assert told in answer.message, user
+
+
+GIVEN = [
+    ("allocations", [{"devicePoolName": "p", "deviceName": "e"}], {"person": OWN, "plugin": OWN}),
+    ("allocations", None, {"person": OWN, "plugin": OWN}),
+    ("classConfigs", [{"kind": "VfConfig", "spec": {"vlan": 7}}], {"person": OWN, "plugin": OWN}),
+    ("classConfigAllocations", [[0]], {"person": OWN, "plugin": OWN}),
+    ("claimConfigs", [{"kind": "VfConfig"}], {"person": OWN, "plugin": OWN}),
+    ("deviceStatuses", [{"devicePoolName": "p", "deviceName": "d"}], {"person": "only nodes and the controller"}),
+    ("podNames", ["web"], {"person": "only nodes and the controller"}),
+]
+
+
+@pytest.mark.parametrize(("where", "value", "told"), GIVEN, ids=lambda value: str(value)[:40])
+def test_who_writes_what_of_a_claims_status(
+    ruled: As, allocated: dict[str, Any], where: str, value: Any, told: Mapping[str, str]
+) -> None:
+    status = {name: text for name, text in allocated["status"].items() if name != where}
+    status |= {} if value is None else {where: value}
+    for user in (*RIGHTS, "admin"):
+        answer = ruled(user).replace(f"{CLAIMS}/held/status", allocated | {"status": status}, dry_run=True)
+        expect(answer, told.get(user), user)
+
+
+def test_a_prepared_claim_is_let_go_of_by_its_node_alone(ruled: As, allocated: dict[str, Any]) -> None:
+    """Whoever removes the mark has the devices given to somebody else while a machine has them."""
+    plugin, path = ruled("plugin"), f"{CLAIMS}/held"
+    marked = deep_changed(allocated, f"annotations.{meta.PREPARED_ON}", "n")
+    marked = plugin.replace(path, deep_changed(marked, "finalizers", [meta.NODE_FINALIZER]))
+    assert marked.ok, marked.message
+    for user in ("person", "controller"):
+        refused = ruled(user).replace(path, deep_changed(marked.content, "finalizers", []), dry_run=True)
+        expect(refused, "for a node that is gone for good an admin takes the claim away: devalloc release", user)
+    wanted = ruled("person").replace(path, deep_changed(marked.content, f"annotations.{meta.RELEASE}", "forced"))
+    assert wanted.ok, wanted.message
+    bare = deep_changed(wanted.content, f"annotations.{meta.PREPARED_ON}", None)
+    expect(plugin.replace(path, deep_changed(bare, "finalizers", [])), None, "plugin")
+
+
+@pytest.mark.parametrize("name", ["allocated-node", "allocated-spec", "reason", "leader", "prepared-on"])
+def test_a_copied_manifest_is_told_what_to_leave_out(ruled: As, name: str) -> None:
+    refused = ruled("person").create(CLAIMS, a_claim("copy", **{name: "x"}), dry_run=True)
+    assert refused.status == 403
+    assert f"devalloc.io/{name}" in refused.message
+
+
+VALUES = ["0", "-5", "+7", "007", "9223372036854775807", "-9223372036854775807", "9223372036854775808"]
+VALUES += ["", "high", "1.5", "1 ", "99999999999999999999", "-00000000000000000001", "000000000000000000001", "\u0661"]
+
+
+@pytest.mark.parametrize("text", VALUES)
+def test_priorities_are_judged_as_decode_judges_them(ruled: As, text: str) -> None:
+    content = a_claim("a", priority=text)
+    answer = ruled("person").create(CLAIMS, content, dry_run=True)
+    assert answer.ok == (decode(content).object is not None), answer.message
+    if not answer.ok:
+        assert answer.status == 422
+        assert "metadata.annotations[devalloc.io/priority]: must be an integer of 64 bits" in answer.message
+    machine = a_machine("a")
+    machine["metadata"]["annotations"] = {meta.PRIORITY: text}
+    assert ruled("person").create(MACHINES, machine, dry_run=True).ok == answer.ok
+
+
+@pytest.mark.parametrize(
+    ("group", "names"),
+    [
+        ("vm", "numa"),
+        ("vm", " numa , pcieRoot"),
+        (None, "numa"),
+        ("", "numa"),
+        ("vm", ""),
+        ("vm", "numa,"),
+        ("vm", ",".join("a" * 32)),
+        ("vm", ",".join("a" * 33)),
+        ("vm", "a" * 253),
+        ("vm", "a" * 254),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_group_matches_are_judged_as_decode_judges_them(ruled: As, group: str | None, names: str) -> None:
+    noted = {"group-match": names} | ({} if group is None else {"group": group})
+    content = a_claim("a", **noted)
+    answer = ruled("person").create(CLAIMS, content, dry_run=True)
+    assert answer.ok == (decode(content).object is not None), answer.message
+    assert answer.ok or "metadata.annotations[devalloc.io/group-match]: " in answer.message
+
+
+def test_what_is_wrong_already_is_no_obstacle_to_something_else(ruled: As) -> None:
+    """Claims from before the policies are there: their authors can still release or delete them."""
+    admin, name = ruled("admin"), "devalloc-claims-annotations"
+    bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    old = a_claim("old", priority="high")
+    kept = admin.get(f"{bindings}/{name}").content
+    assert admin.delete(f"{bindings}/{name}").ok
+    try:
+        until("no policy", lambda: admin.create(CLAIMS, old), 201)
+    finally:
+        kept["metadata"] = {"name": name}
+        ensure(admin, kept)
+    try:
+        until("policies", lambda: admin.create(CLAIMS, a_claim("probe", priority="x"), dry_run=True), 422)
+        stored = admin.get(f"{CLAIMS}/old").content
+        answer = ruled("person").replace(f"{CLAIMS}/old", deep_changed(stored, "labels", {"team": "a"}))
+        assert answer.ok, answer.message
+    finally:
+        assert admin.delete(f"{CLAIMS}/old").ok
+
+
+# -- admin access --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", ["person", "admin"])
+def test_admin_access_needs_a_labelled_namespace(ruled: As, user: str) -> None:
+    api = ruled(user)
+    direct, chosen = a_claim("w", "policies-watch"), a_claim("w")
+    chosen["spec"]["claims"] = [{"oneOf": [{"deviceClass": "policies-gpu"}, {"deviceClass": "policies-watch"}]}]
+    for claim in (direct, chosen):
+        refused = api.create(CLAIMS, claim, dry_run=True)
+        told = (
+            f"spec.claims: class policies-watch has admin access, which namespace {SPACE} is not for; "
+            'an admin labels it devalloc.io/admin-access: "true"'
+        )
+        assert refused.status == 403
+        assert told in refused.message
+        elsewhere = {**claim, "metadata": {"name": "w", "namespace": WATCHERS}}
+        answer = api.create(path_of(KINDS["DeviceClaim"], WATCHERS), elsewhere, dry_run=True)
+        assert answer.ok, answer.message
+    assert api.create(CLAIMS, a_claim("w"), dry_run=True).ok
+    assert api.create(CLAIMS, a_claim("w", "no-such-class"), dry_run=True).ok, "a class may come later"
+
+
+# -- machines ------------------------------------------------------------------------------------------------------
+
+
+def test_who_writes_what_of_a_machine(ruled: As) -> None:
+    person, controller, plugin = ruled("person"), ruled("controller"), ruled("plugin")
+    created = person.create(MACHINES, a_machine("web"))
+    assert created.ok, created.message
+    path, machine = f"{MACHINES}/web", created.content
+    kept = {"allocations": [{"devicePoolName": "n-host", "deviceName": "numa0"}], "nodeName": "n"}
+    try:
+        for name in (meta.LEADER, meta.TRANSACTION):
+            for user, told in (("person", OWN), ("plugin", OWN), ("controller", None)):
+                content = deep_changed(machine, f"annotations.{name}", "7")
+                expect(ruled(user).replace(path, content, dry_run=True), told, user)
+        held = deep_changed(machine, "finalizers", [meta.NODE_FINALIZER])
+        held = deep_changed(held, f"annotations.{meta.PREPARED_ON}", "n")
+        for user, words in (("person", "only a node sets it"), ("controller", "only a node sets it"), ("plugin", None)):
+            expect(ruled(user).replace(path, held, dry_run=True), words, user)
+        for user, words in (("person", OWN), ("plugin", OWN), ("controller", None)):
+            expect(ruled(user).replace(f"{path}/status", machine | {"status": kept}, dry_run=True), words, user)
+        placed = controller.replace(f"{path}/status", machine | {"status": kept}).content
+        runs = {**kept, "phase": "Running"}
+        expect(plugin.replace(f"{path}/status", placed | {"status": runs}, dry_run=True), None, "plugin")
+        told = "only nodes and the controller of devalloc write the status of a machine"
+        expect(person.replace(f"{path}/status", placed | {"status": runs}, dry_run=True), told, "person")
+        given_back = {"nodeName": "n", "phase": "Stopped"}
+        expect(plugin.replace(f"{path}/status", placed | {"status": given_back}, dry_run=True), None, "plugin")
+    finally:
+        ruled("admin").delete(path)
+
+
+# -- counts --------------------------------------------------------------------------------------------------------
+
+
+def test_kubernetes_counts_claims_itself(ruled: As) -> None:
+    """``count/deviceclaims…`` in a ResourceQuota. What its controller manager would write, how much there is, is
+    written here; the API server refuses by it."""
+    admin, person = ruled("admin"), ruled("person")
+    quotas, resource = f"/api/v1/namespaces/{SPACE}/resourcequotas", "count/deviceclaims.devmgmtproto.k8s.io"
+    ours = "gpu.deviceclass.devmgmtproto.k8s.io/devices"
+    hard = {resource: "0", ours: "4"}
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": hard}}
+    made = admin.create(quotas, body)
+    assert made.ok, made.message
+    try:
+        answer = admin.replace(
+            f"{quotas}/few/status", made.content | {"status": {"hard": hard, "used": {resource: "0"}}}
+        )
+        assert answer.ok, answer.message
+        until("quota", lambda: person.create(CLAIMS, a_claim("one"), dry_run=True), 403)
+        refused = person.create(CLAIMS, a_claim("one"), dry_run=True)
+        assert (
+            f"exceeded quota: few, requested: {resource}=1, used: {resource}=0, limited: {resource}=0"
+            in refused.message
+        )
+    finally:
+        admin.delete(f"{quotas}/few")
