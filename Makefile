@@ -31,7 +31,7 @@ PERMIT_REQUESTS ?= 100000
 # At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images lint format protos bench fuzz faults soak permits-soak partitions cuts guest-soak timeline clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images oci-images lint format protos bench fuzz faults soak permits-soak partitions cuts guest-soak timeline clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -77,6 +77,9 @@ test-cluster: setup ## a real Kubernetes control plane (skips where there is non
 
 images: setup ## test machines, built from Debian packages into the user's cache; tests do it when they need to
 	$(BIN)/python -m tests.support.images
+
+oci-images: setup ## the container images, as OCI archives in dist/; ARGS='--prefix REGISTRY/PATH --fresh', see docs/images.md
+	$(BIN)/python -m deploy.images build $(ARGS)
 
 lint: setup ## style, types, import rules
 	$(BIN)/ruff check .

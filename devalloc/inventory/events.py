@@ -7,11 +7,12 @@ swallowed events (a full receive buffer, a monitor that died and was opened agai
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import logging
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -71,7 +72,8 @@ def open_monitor() -> Monitor:
     Events come from udevd, thus after its rules have run and interfaces have their final names; where no udevd runs,
     from the kernel itself.
     """
-    import pyudev
+    with _where_the_loader_looks():
+        import pyudev
 
     source = "udev" if Path("/run/udev/control").exists() else "kernel"
     monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source)
@@ -82,6 +84,27 @@ def open_monitor() -> Monitor:
     monitor.start()
     opened: Monitor = monitor
     return opened
+
+
+@contextlib.contextmanager
+def _where_the_loader_looks() -> Iterator[None]:
+    """What is imported in here finds its libraries also where there is no ldconfig and no compiler to ask, as in an
+    image that holds nothing but what runs."""
+    ask = ctypes.util.find_library
+
+    def find(name: str) -> str | None:
+        if found := ask(name):
+            return found
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(soname := f"lib{name}.so.1")
+            return soname
+        return None
+
+    ctypes.util.find_library = find
+    try:
+        yield
+    finally:
+        ctypes.util.find_library = ask
 
 
 class UdevSource:

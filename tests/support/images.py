@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from tests.support import debs
+from deploy.images import debs
 from tests.support.go_build import Progress, Unavailable, cache_folder, locked
 
 Build = Callable[[Path, Path, Progress], dict[str, str]]

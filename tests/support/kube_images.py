@@ -6,19 +6,17 @@ No registry is asked. Run this module to build ahead of the tests: ``python -m t
 from __future__ import annotations
 
 import hashlib
-import io
-import json
-import platform
+import inspect
+import shutil
 import sys
-import tarfile
+import tempfile
 from pathlib import Path
 
+from deploy.images import oci, tree
 from tests.support.go_build import Progress, cache_folder, locked, run, toolchain
 
 SOURCE = Path(__file__).parent / "kube_probe"
 IMAGE = "devalloc.test/probe:1"
-
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def archive(progress: Progress = lambda line: None) -> Path:
@@ -26,57 +24,33 @@ def archive(progress: Progress = lambda line: None) -> Path:
 
     Raises Unavailable.
     """
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted(SOURCE.iterdir()))).hexdigest()[:12]
-    folder = cache_folder() / f"probe-image-{digest}"
+    folder = cache_folder() / f"probe-image-{_digest(*(path.read_bytes() for path in sorted(SOURCE.iterdir())))}"
+    packed = folder / f"image-{_digest(*(inspect.getsource(module).encode() for module in (oci, tree)))}.tar"
+    program = folder / "probe"
     with locked(folder):
-        if not (folder / "image.tar").exists():
+        if not program.exists():
             go = toolchain(progress)
-            program = folder / "probe"
-            run([go, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", str(program), "."], SOURCE)
-            (folder / "image.new").write_bytes(_oci_archive(program.read_bytes()))
-            (folder / "image.new").replace(folder / "image.tar")
-    return folder / "image.tar"
+            unfinished = folder / "probe.unfinished"
+            run([go, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", str(unfinished), "."], SOURCE)
+            unfinished.replace(program)
+        if not packed.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as made:
+                _pack(program, Path(made))
+                (Path(made) / "image.tar").replace(packed)
+    return packed
 
 
-def _oci_archive(program: bytes) -> bytes:
+def _pack(program: Path, folder: Path) -> None:
     """An image of one layer that holds one program, ``/probe``."""
-    layer = _tar({"probe": program}, mode=0o755)
-    config = {
-        "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
-        "os": "linux",
-        "config": {"Entrypoint": ["/probe"]},
-        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
-    }
-    blobs: list[bytes] = [layer]
-
-    def described(kind: str, blob: bytes) -> dict[str, object]:
-        blobs.append(blob)
-        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": _digest(blob), "size": len(blob)}
-
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": described("config.v1+json", json.dumps(config).encode()),
-        "layers": [described("layer.v1.tar", layer)],
-    }
-    entry = described("manifest.v1+json", json.dumps(manifest).encode())
-    index = {"schemaVersion": 2, "manifests": [entry | {"annotations": {"io.containerd.image.name": IMAGE}}]}
-    files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode()}
-    return _tar(files | {f"blobs/sha256/{_digest(blob).removeprefix('sha256:')}": blob for blob in blobs})
+    (folder / "root").mkdir()
+    shutil.copy(program, folder / "root" / "probe")
+    tree.pack(folder / "root", folder / "layer.tar")
+    layer = oci.layer(folder / "layer.tar", "tests/support/kube_probe")
+    oci.write(folder / "image.tar", IMAGE, [layer], {"Entrypoint": ["/probe"]})
 
 
-def _digest(blob: bytes) -> str:
-    return f"sha256:{hashlib.sha256(blob).hexdigest()}"
-
-
-def _tar(files: dict[str, bytes], mode: int = 0o644) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), mode
-            tar.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
+def _digest(*contents: bytes) -> str:
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:12]
 
 
 if __name__ == "__main__":

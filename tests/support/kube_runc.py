@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import debs
+from deploy.images import debs
 from tests.support.go_build import Progress, Unavailable, cache_folder, locked
 
 RELEASE = "bookworm"

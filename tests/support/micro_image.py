@@ -10,7 +10,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.support import debs, guest, images, initramfs
+from deploy.images import debs
+from tests.support import guest, images, initramfs
 from tests.support.go_build import Progress
 
 RELEASE = "bookworm"

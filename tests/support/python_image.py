@@ -11,7 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support import debs, guest, images, initramfs, micro_image
+from deploy.images import debs
+from tests.support import guest, images, initramfs, micro_image
 from tests.support.go_build import Progress
 
 VERSION = "3.11"

@@ -13,7 +13,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from tests.support import debs, sriov_image
+from deploy.images import debs
+from tests.support import sriov_image
 from tests.support.go_build import cache_folder, locked
 from tests.support.images import Image
 

@@ -13,7 +13,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tests.support import debs, guest, images, initramfs
+from deploy.images import debs
+from tests.support import guest, images, initramfs
 from tests.support.go_build import Progress, Unavailable
 
 RELEASE, PYTHON = "trixie", "3.13"

@@ -10,7 +10,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.support import debs, images, initramfs, micro_image
+from deploy.images import debs
+from tests.support import images, initramfs, micro_image
 from tests.support.go_build import Progress
 
 ADDRESS = "192.0.2.2"

@@ -1,4 +1,4 @@
-"""Debian packages for the tests' machines: fetched and unpacked by a user without root, beside what is installed here.
+"""Debian packages for images and test machines: fetched and unpacked by a user without root, beside what is installed.
 
 apt itself resolves, downloads and verifies them, with an empty status of installed packages and folders of its own. The
 mirror is the one that this machine's apt uses for Debian, else Debian's. Programs out of such a tree run with the
@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.support.go_build import Progress, Unavailable
+from deploy.images.shelf import Progress, Unavailable
 
 ARCHITECTURE = "amd64"
 LIBRARIES = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/pulseaudio")
@@ -30,10 +30,21 @@ def unpack(release: str, packages: Sequence[str], folder: Path, progress: Progre
 
     The lists of packages and the archives stay below ``folder`` while this runs, and are removed at the end.
     """
+    root = folder / "root"
+    archives = fetch(release, packages, folder, progress)
+    extract(archives, root)
+    for path in UNREAD:
+        shutil.rmtree(root / path, ignore_errors=True)
+    shutil.rmtree(folder / "apt")
+    return dict(sorted(name_and_version(archive) for archive in archives))
+
+
+def fetch(release: str, packages: Sequence[str], folder: Path, progress: Progress) -> list[Path]:
+    """The archives of the packages and of all they depend on, below ``folder``/apt. Raises Unavailable."""
     for tool in ("apt-get", "dpkg-deb"):
         if not shutil.which(tool):
             raise Unavailable(f"no {tool} here: images are built from Debian packages, by a Debian or Ubuntu machine")
-    state, root = folder / "apt", folder / "root"
+    state = folder / "apt"
     for part in ("lists/partial", "archives/partial"):
         (state / part).mkdir(parents=True, exist_ok=True)
     (state / "status").write_text("")
@@ -46,15 +57,20 @@ def unpack(release: str, packages: Sequence[str], folder: Path, progress: Progre
     total = sum(int(size) for _, size in files) / 1e6
     progress(f"Debian {release}: downloading {len(files)} packages ({total:.0f} MB)")
     _run(["apt-get", *options, "install", "--yes", "--download-only", *packages])
+    return [state / "archives" / name for name, _ in files]
+
+
+def extract(archives: Iterable[Path], root: Path) -> None:
+    """Unpack them into a folder, which is made."""
     root.mkdir()
-    archives = [state / "archives" / name for name, _ in files]
     # base-files first: it makes /lib and /bin links to what is below /usr, which others then unpack through
     for archive in sorted(archives, key=lambda archive: (not archive.name.startswith("base-files_"), archive.name)):
         _run(["dpkg-deb", "--extract", str(archive), str(root)])
-    for path in UNREAD:
-        shutil.rmtree(root / path, ignore_errors=True)
-    shutil.rmtree(state)
-    return dict(sorted(_name_and_version(name) for name, _ in files))
+
+
+def control(archive: Path) -> str:
+    """What a package says of itself: name, version, licences not."""
+    return _run(["dpkg-deb", "--field", str(archive)])
 
 
 def program(root: Path, path: str) -> list[str]:
@@ -133,6 +149,7 @@ def _without_options(command: Iterable[str]) -> str:
     return " ".join(words[:3])
 
 
-def _name_and_version(archive: str) -> tuple[str, str]:
-    name, version, _ = archive.split("_")
+def name_and_version(archive: Path) -> tuple[str, str]:
+    """Of a package, by the name of its archive."""
+    name, version, _ = archive.name.split("_")
     return name, version.replace("%3a", ":")

@@ -1,0 +1,61 @@
+"""What is in an image, for those who look for known flaws: a bill of materials (CycloneDX 1.5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+Component = dict[str, Any]
+_NO_LICENSE = ("", "UNKNOWN")
+
+
+def debian(name: str, version: str, release: str) -> Component:
+    """Of a Debian package; its licence stands in /usr/share/doc/<name>/copyright."""
+    return _component(name, version, f"pkg:deb/debian/{name}@{version}?arch=amd64&distro={release}")
+
+
+def wheels(site: Path) -> list[Component]:
+    """Of what is installed in a folder."""
+    return [_wheel(HeaderParser().parsestr(path.read_text())) for path in sorted(site.glob("*.dist-info/METADATA"))]
+
+
+def document(name: str, version: str, components: Sequence[Component]) -> bytes:
+    """All of an image, the same for the same components."""
+    content = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": {"type": "container", "name": name, "version": version}},
+        "components": sorted(components, key=lambda component: str(component["purl"])),
+    }
+    return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def _wheel(metadata: Message) -> Component:
+    name, version = str(metadata["Name"]), str(metadata["Version"])
+    component = _component(name, version, f"pkg:pypi/{name.lower().replace('_', '-')}@{version}")
+    if (said := _license(metadata)) not in _NO_LICENSE:
+        component["licenses"] = [{"license": {"name": said}}]
+    return component
+
+
+def _license(metadata: Message) -> str:
+    """An expression where there is one, else a short word for it, else the classifiers."""
+    short = str(metadata["License"] or "").strip()
+    classes = [line.rpartition("::")[2].strip() for line in metadata.get_all("Classifier", []) if "License ::" in line]
+    return str(metadata["License-Expression"] or (short if "\n" not in short else "") or ", ".join(classes))
+
+
+def _component(name: str, version: str, purl: str) -> Component:
+    return {"type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl}
+
+
+def listed(content: bytes) -> Mapping[str, str]:
+    """Versions by package, of such a document."""
+    return {
+        component["purl"].partition("@")[0]: component["version"] for component in json.loads(content)["components"]
+    }

@@ -1,0 +1,69 @@
+"""An image, put together from its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.images import layers, oci
+from deploy.images.contents import Contents, Image, version
+from deploy.images.shelf import Progress
+
+ENTRYPOINT = f"/{layers.LAUNCHER}"
+PATH = "/usr/bin:/bin"
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image in a file."""
+
+    reference: str
+    archive: Path
+    digest: str
+    """Of its manifest."""
+    layers: tuple[oci.Layer, ...]
+
+
+def build(
+    image: Image,
+    contents: Contents,
+    reference: str,
+    archive: Path,
+    progress: Progress,
+    *,
+    labels: Mapping[str, str] | None = None,
+    fresh: bool = False,
+) -> Built:
+    """Write the image as an OCI archive. ``labels``: more than it has anyway. Raises Unavailable."""
+    folders = layers.layers(image, contents, progress, fresh=fresh)
+    stacked = [
+        oci.layer(folder / "layer.tar", f"deploy/images: {name}")
+        for name, folder in zip(layers.NAMES, folders, strict=True)
+    ]
+    told = labelled(image) | dict(labels or {})
+    digest = oci.write(archive, reference, stacked, config(image) | {"Labels": told}, told)
+    return Built(reference, archive, digest, tuple(stacked))
+
+
+def config(image: Image) -> dict[str, Any]:
+    """What its containers start with, where they are not told otherwise."""
+    return {
+        "User": image.user,
+        "Env": [f"PATH={PATH}"],
+        "Entrypoint": [ENTRYPOINT],
+        "Cmd": list(image.command),
+        "WorkingDir": "/",
+    }
+
+
+def labelled(image: Image) -> dict[str, str]:
+    """What it says of itself."""
+    return {
+        "org.opencontainers.image.title": image.title,
+        "org.opencontainers.image.description": image.description,
+        "org.opencontainers.image.version": version(),
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "io.devalloc.bom": f"/{layers.BOM}",
+    }

@@ -1,0 +1,105 @@
+"""What the images hold, as ``contents.toml`` says."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1]
+"""The tree that devalloc itself is taken from."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """The lowest layer."""
+
+    release: str
+    """Of Debian."""
+    python: str
+    """Its Python, such as ``3.11``."""
+    packages: tuple[str, ...]
+    without: tuple[str, ...]
+    """Packages that those depend on, and that are left out."""
+    left_out: tuple[str, ...]
+    """Patterns of paths, from the root."""
+
+    @property
+    def library(self) -> str:
+        """Where the standard library lies, from the root."""
+        return f"usr/lib/python{self.python}"
+
+    @property
+    def site(self) -> str:
+        """Where what is installed on top lies, from the root."""
+        return f"usr/local/lib/python{self.python}/dist-packages"
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """The layer of wheels."""
+
+    platforms: tuple[str, ...]
+    left_out: tuple[str, ...]
+    """Patterns of paths, from the folder of what is installed."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """One of the images."""
+
+    key: str
+    title: str
+    description: str
+    extras: tuple[str, ...]
+    """Of the distribution devalloc."""
+    user: str
+    command: tuple[str, ...]
+    """What ``devalloc`` is told where nothing else is."""
+    left_out: tuple[str, ...]
+    """As of ``Dependencies``, for this image alone."""
+    packages_left_out: tuple[str, ...]
+    """Packages of devalloc itself that it does not run."""
+
+    @property
+    def name(self) -> str:
+        return f"devalloc-{self.key}"
+
+    @property
+    def lock(self) -> Path:
+        """Its wheels, by version and hash."""
+        return HERE / f"{self.key}.lock"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All of ``contents.toml``."""
+
+    base: Base
+    dependencies: Dependencies
+    images: dict[str, Image]
+
+
+def contents() -> Contents:
+    """Raises TypeError where the file says what is not known here, or too little."""
+    told = tomllib.loads((HERE / "contents.toml").read_text())
+    images = {key: Image(key=key, **_frozen(image)) for key, image in told["images"].items()}
+    return Contents(Base(**_frozen(told["base"])), Dependencies(**_frozen(told["dependencies"])), images)
+
+
+def version() -> str:
+    """Of devalloc."""
+    return str(tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]["version"])
+
+
+def requirements(image: Image) -> list[str]:
+    """What the distribution and the image's extras ask for, as pyproject.toml has it."""
+    project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(line for extra in image.extras for line in extras[extra])]
+
+
+def _frozen(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}

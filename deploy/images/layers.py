@@ -1,0 +1,187 @@
+"""The layers of the images: what seldom changes below, devalloc itself on top. Each is kept by what made it.
+
+A layer is a folder of the cache with ``layer.tar`` and ``components.json``, the packages that it brought.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from deploy.images import bom, debs, tree, wheels
+from deploy.images import contents as contents_module
+from deploy.images.contents import SOURCE, Contents, Image, version
+from deploy.images.shelf import Progress, Unavailable, cache_folder, locked
+
+NAMES = ("base", "dependencies", "devalloc")
+"""From below."""
+BOM = "usr/share/devalloc/bom.json"
+LAUNCHER = "usr/bin/devalloc"
+KEPT = 6
+"""Layers of devalloc itself that stay in the cache."""
+
+_PASSWD = "root:x:0:0:root:/:/nonexistent\nnonroot:x:65532:65532:nonroot:/:/nonexistent\n"
+_GROUP = "root:x:0:\nnonroot:x:65532:\n"
+_NSSWITCH = "hosts: files dns\n"
+_OURS = ("devalloc", "solver", "node-plugin", "crds", "deploy", "pyproject.toml", "README.md", "LICENSE")
+"""What devalloc's wheel is made of, and how."""
+
+Write = Callable[[Path], list[bom.Component]]
+"""Fills the folder that becomes a layer; what it brought."""
+
+
+def layers(image: Image, contents: Contents, progress: Progress, *, fresh: bool = False) -> list[Path]:
+    """The folders of an image's layers, from below; what is not in the cache is made. ``fresh``: Debian is asked for
+    newer packages even where the cache has some. Raises Unavailable."""
+    base = _base(contents, progress, fresh)
+    dependencies = _dependencies(image, contents, base, progress)
+    return [base, dependencies, _devalloc(image, contents, [base, dependencies], progress)]
+
+
+def components(folder: Path) -> list[bom.Component]:
+    """What the layer in a folder of the cache brought."""
+    return list(json.loads((folder / "components.json").read_text()))
+
+
+def _base(contents: Contents, progress: Progress, fresh: bool) -> Path:
+    base = contents.base
+
+    def write(root: Path) -> list[bom.Component]:
+        with tempfile.TemporaryDirectory() as folder:
+            archives = debs.fetch(base.release, base.packages, Path(folder), progress)
+            named = {debs.name_and_version(archive): archive for archive in archives}
+            _known(base.without, [name for name, _ in named])
+            wanted = {key: archive for key, archive in sorted(named.items()) if key[0] not in base.without}
+            root.rmdir()
+            debs.extract(wanted.values(), root)
+            for (name, _), archive in wanted.items():
+                _put(root / f"var/lib/dpkg/status.d/{name}", debs.control(archive))  # where scanners look
+        _trim(root, base.left_out)
+        _put(root / "etc/passwd", _PASSWD)
+        _put(root / "etc/group", _GROUP)
+        _put(root / "etc/nsswitch.conf", _NSSWITCH)
+        (root / "tmp").mkdir()
+        (root / "tmp").chmod(0o1777)
+        progress("compiling Python's library")
+        tree.compile_all(root, base.library, base, root)
+        return [bom.debian(name, told, base.release) for name, told in wanted]
+
+    return _kept("base", [repr(base), _PASSWD, _GROUP, _NSSWITCH], [debs], write, progress, fresh=fresh)
+
+
+def _trim(root: Path, left_out: tuple[str, ...]) -> None:
+    tree.remove(root, left_out)
+    for unread in debs.UNREAD:
+        if unread != "usr/share/doc":
+            shutil.rmtree(root / unread, ignore_errors=True)
+    for path in sorted((root / "usr/share/doc").rglob("*"), reverse=True):
+        if path.name != "copyright" and path.is_file() and not path.is_symlink():
+            path.unlink()
+    for path in sorted(root.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _dependencies(image: Image, contents: Contents, base: Path, progress: Progress) -> Path:
+    left_out = (*contents.dependencies.left_out, *image.left_out)
+
+    def write(root: Path) -> list[bom.Component]:
+        site = root / contents.base.site
+        site.mkdir(parents=True)
+        wheels.install(image, contents, site, progress)
+        tree.remove(site, left_out)
+        progress(f"{image.name}: compiling what was fetched")
+        _compile(root, contents, base)
+        return bom.wheels(site)
+
+    made = [repr(contents.base), repr(contents.dependencies), repr(left_out), image.lock.read_text()]
+    return _kept(f"{image.key}-dependencies", made, [wheels, debs], write, progress)
+
+
+def _devalloc(image: Image, contents: Contents, below: list[Path], progress: Progress) -> Path:
+    def write(root: Path) -> list[bom.Component]:
+        site = root / contents.base.site
+        site.mkdir(parents=True)
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheels.build(Path(folder), progress)) as wheel:
+            wheel.extractall(site)
+        for path in site.glob("*.dist-info"):
+            for name in ("RECORD", "WHEEL"):  # which build backend packed it is of no interest
+                (path / name).unlink()
+        tree.remove(site, image.packages_left_out)
+        _compile(root, contents, below[0])
+        launcher = root / LAUNCHER
+        _put(launcher, f"#!/usr/bin/python{contents.base.python} -IBu\nfrom devalloc.cli.main import main\n\nmain()\n")
+        launcher.chmod(0o755)
+        ours = bom.wheels(site)
+        everything = [*ours, *(one for folder in below for one in components(folder))]
+        _put(root / BOM, bom.document(image.name, version(), everything).decode())
+        return ours
+
+    made = [image.key, repr(contents.base), repr(image.packages_left_out), _sources()]
+    made += [(folder / "components.json").read_text() for folder in below]
+    folder = _kept(f"{image.key}-devalloc", made, [wheels, debs], write, progress)
+    folder.touch()
+    same = sorted(folder.parent.glob(f"{image.key}-devalloc-*"), key=lambda path: path.stat().st_mtime)
+    for old in same[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _compile(root: Path, contents: Contents, base: Path) -> None:
+    with tempfile.TemporaryDirectory() as python:
+        tree.unpack(base / "layer.tar", Path(python))
+        tree.compile_all(root, contents.base.site, contents.base, Path(python))
+
+
+def _kept(
+    name: str, made: list[str], modules: list[ModuleType], write: Write, progress: Progress, *, fresh: bool = False
+) -> Path:
+    """The folder in the cache, made where it is not there. ``made`` and ``modules``: what makes it what it is."""
+    sources = [inspect.getsource(module) for module in (*modules, tree, bom, contents_module)]
+    digest = hashlib.sha256("\0".join([*sources, _own_source(), *made]).encode()).hexdigest()[:12]
+    shelf = cache_folder() / "oci"
+    folder = shelf / f"{name}-{digest}"
+    with locked(shelf):
+        if fresh or not folder.exists():
+            with tempfile.TemporaryDirectory(dir=shelf, prefix=".building-") as building:
+                (root := Path(building) / "root").mkdir()
+                (new := Path(building) / "layer").mkdir()
+                found = write(root)
+                tree.pack(root, new / "layer.tar")
+                (new / "components.json").write_text(json.dumps(found, indent=1))
+                shutil.rmtree(folder, ignore_errors=True)
+                new.rename(folder)
+            progress(f"built {folder}")
+    return folder
+
+
+def _own_source() -> str:
+    return Path(__file__).read_text()
+
+
+def _sources() -> str:
+    """A digest of what the wheel is made of."""
+    digest = hashlib.sha256()
+    for top in _OURS:
+        for path in sorted([SOURCE / top, *(SOURCE / top).rglob("*")]):
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(f"{path.relative_to(SOURCE)}\0{path.stat().st_size}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _known(names: tuple[str, ...], packages: list[str]) -> None:
+    if strange := sorted(set(names) - set(packages)):
+        raise Unavailable(f"{', '.join(strange)}: no such packages to leave out, see deploy/images/contents.toml")
+
+
+def _put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

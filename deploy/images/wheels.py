@@ -1,0 +1,68 @@
+"""The wheels of an image: which ones (its lock), and how they are installed for a Python that need not be this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from deploy.images.contents import SOURCE, Contents, Image, requirements
+from deploy.images.shelf import Progress, Unavailable
+
+_HEAD = """\
+# The wheels of the image devalloc-{}, for Python {}: written by python -m deploy.images lock.
+"""
+
+
+def lock(image: Image, contents: Contents, progress: Progress) -> None:
+    """Write the image's lock anew: the newest wheels that pyproject.toml allows. Raises Unavailable."""
+    progress(f"{image.name}: looking for the newest wheels")
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        _pip("install", "--dry-run", "--ignore-installed", "--report", str(report), *_target(Path(folder), contents),
+             *requirements(image))  # fmt: skip
+        found = json.loads(report.read_text())["install"]
+    lines = sorted(
+        f"{one['metadata']['name'].lower().replace('_', '-')}=={one['metadata']['version']}"
+        f" --hash=sha256:{one['download_info']['archive_info']['hashes']['sha256']}\n"
+        for one in found
+    )
+    image.lock.write_text(_HEAD.format(image.key, contents.base.python) + "".join(lines))
+
+
+def locked(image: Image) -> dict[str, str]:
+    """Versions by package."""
+    lines = [line.split()[0] for line in image.lock.read_text().splitlines() if not line.startswith("#")]
+    return dict(line.split("==", 1) for line in lines)
+
+
+def install(image: Image, contents: Contents, site: Path, progress: Progress) -> None:
+    """Install what the lock names into a folder, not compiled. Raises Unavailable."""
+    progress(f"{image.name}: fetching {len(locked(image))} wheels")
+    _pip("install", "--no-compile", "--no-deps", "--require-hashes", "-r", str(image.lock), *_target(site, contents))
+    for path in site.glob("*.dist-info"):
+        for name in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):  # of this installation
+            (path / name).unlink(missing_ok=True)
+
+
+def build(folder: Path, progress: Progress) -> Path:
+    """devalloc's own wheel. Raises Unavailable."""
+    progress("building devalloc's wheel")
+    _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(SOURCE))
+    (wheel,) = folder.glob("devalloc-*.whl")
+    return wheel
+
+
+def _target(folder: Path, contents: Contents) -> list[str]:
+    platforms = [word for platform in contents.dependencies.platforms for word in ("--platform", platform)]
+    python = ["--python-version", contents.base.python, "--implementation", "cp"]
+    return ["--target", str(folder), "--only-binary", ":all:", *platforms, *python]
+
+
+def _pip(*words: str) -> None:
+    command = [sys.executable, "-m", "pip", words[0], "--quiet", "--disable-pip-version-check", *words[1:]]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(f"pip {words[0]} failed: {' '.join((done.stderr or done.stdout).split())[-600:]}")

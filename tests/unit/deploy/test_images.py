@@ -1,0 +1,159 @@
+"""Container images: the same bytes from the same files, one list of contents, and archives that runtimes can read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from deploy.images import bom, dockerfile, oci, tree, wheels
+from deploy.images.contents import contents, requirements
+from deploy.images.shelf import Unavailable
+
+CONTENTS = contents()
+
+
+def filled(root: Path, *, other: bool = False) -> Path:
+    """A folder; ``other``: made in another order, at another time, with rights that nobody asked for."""
+    names = ["b/two", "a/one", "program"]
+    for name in reversed(names) if other else names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+        (root / name).chmod(0o666 if other else 0o600)
+        os.utime(root / name, (1, 1) if other else None)
+    (root / "program").chmod(0o6777 if other else 0o700)
+    (root / "a").chmod(0o777 if other else 0o700)
+    (root / "link").symlink_to("a/one")
+    (root / "tmp").mkdir()
+    (root / "tmp").chmod(0o1777)
+    return root
+
+
+def packed(root: Path, archive: Path) -> Path:
+    tree.pack(root, archive)
+    return archive
+
+
+class TestLayers:
+    def test_the_same_files_make_the_same_bytes(self, tmp_path: Path) -> None:
+        first = packed(filled(tmp_path / "first"), tmp_path / "first.tar")
+        second = packed(filled(tmp_path / "second", other=True), tmp_path / "second.tar")
+        assert first.read_bytes() == second.read_bytes()
+        (tmp_path / "second/a/one").write_text("another")
+        assert packed(tmp_path / "second", tmp_path / "third.tar").read_bytes() != first.read_bytes()
+
+    def test_nobody_gets_rights_by_a_file(self, tmp_path: Path) -> None:
+        with tarfile.open(packed(filled(tmp_path / "root", other=True), tmp_path / "layer.tar")) as tar:
+            modes = {member.name: member.mode for member in tar if not member.issym()}
+            assert {(member.uid, member.gid, member.uname, member.mtime) for member in tar} == {(0, 0, "", 0)}
+        folders = {"a": 0o755, "b": 0o755, "tmp": 0o1777}
+        assert modes == folders | {"a/one": 0o644, "b/two": 0o644, "program": 0o755}
+
+    def test_what_is_no_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "root").mkdir()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "root/socket"))
+            with pytest.raises(Unavailable, match="cannot be in an image"):
+                tree.pack(tmp_path / "root", tmp_path / "layer.tar")
+
+    def test_what_is_left_out_has_to_be_there(self, tmp_path: Path) -> None:
+        root = filled(tmp_path / "root")
+        tree.remove(root, ["a", "**/two"])
+        assert sorted(path.name for path in root.rglob("*")) == ["b", "link", "program", "tmp"]
+        with pytest.raises(Unavailable, match=r"nothing matches a: see left_out in deploy/images/contents\.toml"):
+            tree.remove(root, ["a"])
+
+
+class TestArchives:
+    @pytest.fixture
+    def files(self, tmp_path: Path) -> dict[str, bytes]:
+        """What is in an archive of an image with two layers, of which one is the other."""
+        one = oci.layer(packed(filled(tmp_path / "root"), tmp_path / "layer.tar"), "a test")
+        assert oci.write(tmp_path / "image.tar", "here/thing:1", [one, one], {"Cmd": ["x"]}) == oci.write(
+            tmp_path / "again.tar", "here/thing:1", [one, one], {"Cmd": ["x"]}
+        )
+        assert (tmp_path / "image.tar").read_bytes() == (tmp_path / "again.tar").read_bytes()
+        with tarfile.open(tmp_path / "image.tar") as tar:
+            return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+    def test_every_blob_is_what_its_name_says_and_every_reference_leads_to_one(self, files: dict[str, bytes]) -> None:
+        blobs = {name: content for name, content in files.items() if name.startswith("blobs/")}
+        assert {f"blobs/sha256/{hashlib.sha256(content).hexdigest()}" for content in blobs.values()} == set(blobs)
+
+        def read(described: dict[str, Any]) -> bytes:
+            content = files["blobs/" + described["digest"].replace(":", "/")]
+            assert len(content) == described["size"]
+            return content
+
+        (entry,) = json.loads(files["index.json"])["manifests"]
+        assert entry["annotations"]["io.containerd.image.name"] == "docker.io/here/thing:1"
+        manifest = json.loads(read(entry))
+        config = json.loads(read(manifest["config"]))
+        layers = [hashlib.sha256(read(layer)).hexdigest() for layer in manifest["layers"]]
+        assert config["rootfs"]["diff_ids"] == [f"sha256:{digest}" for digest in layers]
+        assert len(config["history"]) == len(layers)
+        assert config["config"] == {"Cmd": ["x"]}
+
+    def test_docker_load_finds_its_way(self, files: dict[str, bytes]) -> None:
+        (image,) = json.loads(files["manifest.json"])
+        assert image["RepoTags"] == ["here/thing:1"]
+        assert json.loads(files[image["Config"]])["config"] == {"Cmd": ["x"]}
+        assert all(name in files for name in image["Layers"])
+
+    @pytest.mark.parametrize(
+        ("reference", "full"),
+        [
+            ("devalloc-node:1", "docker.io/library/devalloc-node:1"),
+            ("us/devalloc-node:1", "docker.io/us/devalloc-node:1"),
+            ("registry.example/us/devalloc-node:1", "registry.example/us/devalloc-node:1"),
+            ("localhost/devalloc-node:1", "localhost/devalloc-node:1"),
+            ("registry:5000/devalloc-node:1", "registry:5000/devalloc-node:1"),
+        ],
+    )
+    def test_runtimes_look_for_full_names(self, reference: str, full: str) -> None:
+        assert oci.full_name(reference) == full
+
+
+class TestContents:
+    @pytest.mark.parametrize("key", CONTENTS.images)
+    def test_the_lock_has_what_pyproject_asks_for(self, key: str) -> None:
+        """Where not: python -m deploy.images lock."""
+        image = CONTENTS.images[key]
+        versions = wheels.locked(image)
+        for requirement in map(Requirement, requirements(image)):
+            assert requirement.name.lower() in versions, f"{image.lock.name} has no {requirement.name}"
+            assert requirement.specifier.contains(versions[requirement.name.lower()]), requirement
+
+    def test_nobody_gets_what_the_other_one_is_for(self) -> None:
+        node, controller = (set(wheels.locked(CONTENTS.images[key])) for key in ("node", "controller"))
+        assert not node & {"ortools", "numpy", "pandas", "cel-expr-python", "google-re2"}
+        assert not controller & {"grpcio", "pyroute2", "pyudev", "qemu.qmp"}
+        assert not (node | controller) & {"pip", "setuptools", "wheel", "pytest"}
+
+    def test_the_dockerfile_is_what_the_script_does(self) -> None:
+        """Where not: python -m deploy.images dockerfile."""
+        assert dockerfile.FILE.read_text() == dockerfile.text(CONTENTS)
+
+    def test_the_controller_is_not_root(self) -> None:
+        assert CONTENTS.images["controller"].user == "65532:65532"
+
+
+def test_a_bill_of_materials_is_the_same_for_the_same_packages(tmp_path: Path) -> None:
+    folder = tmp_path / "some_thing-1.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: some_thing\nVersion: 1.2\nLicense-Expression: MIT\n\nText: no header\n")
+    parts = [*bom.wheels(tmp_path), bom.debian("libc6", "2.36-9", "bookworm")]
+    document = bom.document("image", "1", parts)
+    assert document == bom.document("image", "1", parts[::-1])
+    assert bom.listed(document) == {"pkg:deb/debian/libc6": "2.36-9", "pkg:pypi/some-thing": "1.2"}
+    assert [part.get("licenses") for part in json.loads(document)["components"]] == [
+        None,
+        [{"license": {"name": "MIT"}}],
+    ]
