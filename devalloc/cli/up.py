@@ -11,6 +11,7 @@ from devalloc.cli.display import Display, displayed, say_published
 from devalloc.cli.hostpool import host_pool_options
 from devalloc.cli.nodeoptions import node_options
 from devalloc.cli.options import duration, inventory_options, placement_option, store_option
+from devalloc.cli.uppage import page_option
 from devalloc.cli.verb import BadInput, Failed, verb
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ _TURNS_ON = ("enforce_capacity", "host_capacity", "scaling", "warm")
     help="Run the node plugin too, which binds devices and runs machines; by default where it can (as root, with its "
     "packages, on this machine's own devices).",
 )
+@page_option
 @node_options
 @host_pool_options
 def up(
@@ -60,6 +62,7 @@ def up(
     deadline: float,
     with_node: bool | None,
     host_capacity: bool,
+    page: str | None,
     **options: Any,
 ) -> int:
     """Publish this host's devices, answer claims, and run the node plugin, until Ctrl-C (SIGTERM does the same).
@@ -68,6 +71,7 @@ def up(
     SIGHUP makes it look at the devices now. Exit code 0 after a clean stop.
     """
     import socket
+    import sys
     from dataclasses import replace
 
     from devalloc.cli.hostpool import with_host_pool
@@ -75,6 +79,7 @@ def up(
     from devalloc.cli.nodesources import cutting_off
     from devalloc.cli.storage import is_default, node_state, store_path
     from devalloc.cli.upnode import Both, UpNode
+    from devalloc.cli.uppage import UpPage
     from devalloc.controller.allocate import AllocateSettings
     from devalloc.controller.up import Inventory, Up, signals
 
@@ -109,6 +114,7 @@ def up(
         # Where no machine is run none is to be placed.
         has_pool = host_capacity and runs_node and not options["dry_run"]
         looked = with_host_pool(look, sysfs_root, name, path, options["limits"]) if has_pool else look
+        shown = None if page is None else UpPage(page, path, display.say, on_terminal=sys.stdout.isatty())
         loops = Up(
             path,
             None if no_inventory else Inventory(name, looked),
@@ -116,6 +122,7 @@ def up(
             resync=resync,
             on_round=lambda done: _answered(display, done),
             on_published=lambda done: say_published(display, done),
+            beside=() if shown is None else (shown.run,),
         )
         plugin = None
         if runs_node:

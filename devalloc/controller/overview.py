@@ -38,7 +38,7 @@ MAX_TEXT = 2000
 """Characters of a message that are shown."""
 UNREADABLE = "(unreadable)"
 """Where another program wrote what the API does not have."""
-AMOUNTS = ("wanted", "permitted", "applied", "observed")
+EXCLUDED = "what it needs of its card is taken"
 _PARTS = ("vf", "mdev", "pf")
 
 
@@ -94,7 +94,7 @@ class Device:
     """Its function, profile and model, as far as it says: "vf", "1g.5gb"."""
     state: DeviceState
     why: str
-    """Why it is unavailable; also of one that somebody has all the same."""
+    """Why it is excluded or unavailable; also of one that is broken while somebody has it."""
     holders: tuple[Holder, ...]
     level: int
     """0, or one more than that of the device that it is a part of; those follow it."""
@@ -239,7 +239,7 @@ def _card(one: CountedPool, holders: Mapping[tuple[str, str], Sequence[Holder]])
             name=device.name,
             what=_what(own[device.name]),
             state=(state := _state(device.name, one, own[device.name])),
-            why=_short(own[device.name].get(UNAVAILABLE, "")) if state != "excluded" else "",
+            why=EXCLUDED if state == "excluded" else _short(own[device.name].get(UNAVAILABLE, "")),
             holders=tuple(holders.get((name, device.name), ())),
             level=level,
         )
@@ -270,14 +270,15 @@ def _what(attributes: Mapping[str, str]) -> str:
 
 
 def _nested(devices: Sequence[PoolDevice], attributes: Mapping[str, Mapping[str, str]]) -> list[tuple[PoolDevice, int]]:
-    """The devices, each behind what it is a part of: functions behind their port, vGPUs behind their function."""
+    """The devices, the whole card first, each behind what it is a part of: functions behind their port, vGPUs behind
+    their function."""
     at: dict[str, str] = {}
     for device in devices:
         own = attributes[device.name]
         if own.get("function") != "mdev" and (address := own.get("pciBusID")):
             at.setdefault(address, device.name)
     below: dict[str, list[PoolDevice]] = defaultdict(list)
-    for device in sorted(devices, key=lambda device: natural(device.name)):
+    for device in sorted(devices, key=lambda one: (attributes[one.name].get("function") != "whole", natural(one.name))):
         own = attributes[device.name]
         addresses = [own.get("pciBusID"), own.get("pfPciBusID")] if own.get("function") in _PARTS else []
         above = (at.get(address) for address in addresses if address)

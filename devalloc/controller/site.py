@@ -1,7 +1,7 @@
 """What the controller shows over HTTP: health for whoever asks, all else for those who may read it.
 
-Pages are mounted by their path; one that ends in ``/`` is also answered for all below it. They only show: there is no
-other method than GET.
+Pages are mounted by their path; one that ends in ``/`` is also answered for all below it. They only show: what is not
+read with GET signs somebody in or out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Page:
     respond: Callable[[web.BaseRequest], Awaitable[Response]]
     """In the site's event loop: what takes long belongs into a thread."""
     is_open: bool = False
-    """Anybody may read it."""
+    """Anybody may read it, or it looks itself who may."""
+    methods: frozenset[str] = frozenset({"GET", "HEAD"})
 
 
 class Site:
@@ -101,8 +102,8 @@ class Site:
         page = self._page(request.path)
         if page is None:
             return Response(404, b"there is nothing here", headers=_SAFE)
-        if request.method not in ("GET", "HEAD"):
-            return Response(405, b"must be GET", headers={**_SAFE, "Allow": "GET, HEAD"})
+        if request.method not in page.methods:
+            return Response(405, b"must be GET", headers={**_SAFE, "Allow": ", ".join(sorted(page.methods))})
         if not page.is_open and self._access is not None:
             scheme, _, token = request.headers.get("Authorization", "").partition(" ")
             given = token.strip() if scheme.lower() == "bearer" else None

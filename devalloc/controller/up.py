@@ -6,8 +6,9 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -18,7 +19,7 @@ from devalloc.controller.host import Host, Inventory
 from devalloc.controller.publish import Published
 from devalloc.controller.turn import Turn
 from devalloc.inventory.events import UdevSource
-from devalloc.store import Unusable
+from devalloc.store import Store, Unusable
 from devalloc.store.lease import hold
 from devalloc.store.sqlite import SQLiteStore
 
@@ -46,8 +47,10 @@ class Up:
         on_round: Callable[[Round], None] = lambda done: None,
         on_published: Callable[[Published], None] = lambda done: None,
         solve: Solve | None = None,
+        beside: Sequence[Callable[[Store, threading.Event], None]] = (),
     ) -> None:
         """``inventory`` None: answer claims only. ``resync``: seconds between looks at the devices without any event.
+        ``beside``: what else runs on the store until the event is set.
 
         The callbacks come from threads of their own, never two at a time from one loop.
         """
@@ -58,6 +61,7 @@ class Up:
         self._on_round = on_round
         self._on_published = on_published
         self._solve = solve
+        self._beside = tuple(beside)
         # Unlike an Event or a Queue, a SimpleQueue may be used in a signal handler.
         self._messages: SimpleQueue[Message] = SimpleQueue()
         self._failure: BaseException | None = None
@@ -98,6 +102,7 @@ class Up:
                     store, self._inventory, source, turned, resync=self._resync, on_published=self._on_published
                 )
                 loops = [host.watch, host.repair, _after(host.looked, allocator.run)]
+            loops += [partial(each, store) for each in self._beside]
             threads = [threading.Thread(target=self._guarded, args=(loop, stop), daemon=True) for loop in loops]
             for thread in threads:
                 thread.start()

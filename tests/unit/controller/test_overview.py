@@ -124,11 +124,11 @@ def test_parts_follow_what_they_are_parts_of() -> None:
     ]
     (node,) = overview([pool]).nodes
     assert [(each.name, each.level, each.what) for each in node.cards[0].devices] == [
-        ("alone", 0, "vf"),
         ("card", 0, "whole"),
         ("vf-9", 1, "vf"),
         ("vgpu", 2, "mdev A2-4Q"),
         ("vf-10", 1, "vf"),
+        ("alone", 0, "vf"),
     ]
 
 

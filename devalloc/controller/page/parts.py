@@ -1,0 +1,77 @@
+"""What the sections of the page have in common: what is asked for, tables, and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from devalloc.controller.overview import Amounts
+from devalloc.controller.page.html import Child, Markup, tag
+
+MAX_OPEN = 64
+MAX_SEARCH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody wants to see."""
+
+    search: str = ""
+    open: tuple[str, ...] = ()
+    """Ids of rows that are open."""
+
+    @classmethod
+    def of(cls, query: Any) -> Asked:
+        """Of a query such as ``?q=train&open=node:a``."""
+        return cls(query.get("q", "").strip()[:MAX_SEARCH], tuple(query.getall("open", ()))[:MAX_OPEN])
+
+    def toggled(self, row: str) -> str:
+        """The query that has a row the other way."""
+        others = [each for each in self.open if each != row]
+        opened = others if row in self.open else [*others, row]
+        return "?" + urlencode([*([("q", self.search)] if self.search else []), *(("open", each) for each in opened)])
+
+
+def has(asked: Asked, words: str) -> bool:
+    return not asked.search or asked.search.lower() in words
+
+
+def amounts(amounts: Amounts) -> str:
+    return f"{amounts.cpus or '-'} / {amounts.memory or '-'}" if amounts.cpus or amounts.memory else "-"
+
+
+def cordoned(why: str) -> Child:
+    return (tag("span", "cordoned", class_="badge unavailable"), " ", why.removeprefix("cordoned: ")) if why else None
+
+
+def age(created: str) -> Child:
+    """A time; how long ago it was is the script's, which goes on."""
+    return tag("time", created, datetime=created) if created else None
+
+
+def many(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def table(name: str, headers: Iterable[str], rows: Iterable[Markup]) -> Markup:
+    return scrolled(tag("table", head(headers), tag("tbody", *rows), id=name))
+
+
+def scrolled(table: Markup) -> Markup:
+    return tag("div", table, class_="scroll")
+
+
+def head(headers: Iterable[str]) -> Markup:
+    return tag("thead", tag("tr", *(tag("th", header, scope="col") for header in headers)))
+
+
+def none(what: str, asked: Asked) -> Markup:
+    return tag("p", f"{what} has {asked.search!r} in it." if asked.search else f"{what} there is.", class_="quiet")
+
+
+def more(found: int, most: int, what: str) -> Markup | None:
+    if found <= most:
+        return None
+    return tag("p", f"{found - most} more {what}: search to see them.", class_="warning")

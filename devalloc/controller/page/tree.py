@@ -1,0 +1,171 @@
+"""The tree of the page: nodes, their cards, and what these are cut into. What is closed is not sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+
+from devalloc.controller.overview import STATES, Card, Counts, Device, Holder, Node, Overview
+from devalloc.controller.page.html import Child, Markup, tag
+from devalloc.controller.page.parts import Asked, cordoned, has, head, many, more, none, scrolled
+
+MAX_NODES = 1000
+MAX_DEVICES = 512
+"""Of one card."""
+MAX_HOLDERS = 64
+"""Of one device."""
+FEW = 3
+"""So many nodes that a search finds something in are opened."""
+NETWORK = "(network)"
+"""Devices without a node, as `devalloc get pools` has it."""
+
+
+def nodes(found: Overview, asked: Asked) -> Markup:
+    fits = [node for node in found.nodes if has(asked, _node_words(node))]
+    shown = fits[:MAX_NODES]
+    headers = ("Name", "What", "Devices", "Available", "In use", "State", "Held by, or why not")
+    grid = tag(
+        "table",
+        head(headers),
+        tag("tbody", *(row for i, node in enumerate(shown, 1) for row in _node_rows(node, i, len(shown), asked, fits))),
+        role="treegrid",
+        id="tree",
+        aria_label="Nodes, their cards, and the devices of these",
+    )
+    return tag(
+        "section",
+        tag("h2", "Nodes ", tag("small", str(len(fits)))),
+        tag("p", "Arrow keys walk, right and left open and close, / searches.", class_="quiet keys", id="keys"),
+        scrolled(grid) if fits else none("No node", asked),
+        more(len(fits), MAX_NODES, "nodes"),
+        id="nodes",
+        tabindex=-1,
+    )
+
+
+def _node_rows(node: Node, place: int, of: int, asked: Asked, fits: list[Node]) -> Iterable[Markup]:
+    row, name = f"node:{node.name}", node.name or NETWORK
+    needle = asked.search.lower()
+    within = bool(needle) and needle not in name.lower()
+    is_open = row in asked.open or (within and len(fits) <= FEW)
+    what = f"{many(len(node.cards), 'card')}: {_models(node)}"
+    yield _row(row, 1, place, of, is_open, asked, name, what, node.counts, cordoned(node.cordoned))
+    if is_open:
+        cards = [card for card in node.cards if not within or needle in _card_words(card)]
+        for i, card in enumerate(cards, 1):
+            yield from _card_rows(card, i, len(cards), asked, opened=within and len(fits) <= FEW)
+
+
+def _card_rows(card: Card, place: int, of: int, asked: Asked, *, opened: bool) -> Iterable[Markup]:
+    row = f"card:{card.name}"
+    is_open = row in asked.open or opened
+    numa = f"NUMA {card.numa}" if card.numa else ""
+    what = ", ".join(filter(None, (card.model, card.driver, numa)))
+    yield _row(row, 2, place, of, is_open, asked, card.name, what, card.counts, cordoned(card.cordoned))
+    if is_open:
+        devices = card.devices[:MAX_DEVICES]
+        for i, device in enumerate(devices, 1):
+            yield _device_row(card, device, i, len(devices))
+        if len(devices) < len(card.devices):
+            more = f"{len(card.devices) - len(devices)} more devices"
+            yield tag("tr", tag("td", more, colspan=7), aria_level=3, role="row", id=f"more:{card.name}", tabindex=-1)
+
+
+def _row(
+    row: str, level: int, place: int, of: int, is_open: bool, asked: Asked, name: str, what: str, counts: Counts,
+    why: Child,
+) -> Markup:  # fmt: skip
+    return tag(
+        "tr",
+        tag(
+            "th",
+            tag("a", name, href=asked.toggled(row), class_="toggle"),
+            scope="row",
+            role="rowheader",
+            class_=f"level{level}",
+        ),
+        tag("td", what, role="gridcell", class_="long"),
+        tag("td", str(counts.devices), role="gridcell", class_="number"),
+        tag("td", str(counts.available), role="gridcell", class_="number"),
+        tag("td", str(counts.in_use), role="gridcell", class_="number"),
+        tag("td", _bar(counts), role="gridcell"),
+        tag("td", why, role="gridcell", class_="long"),
+        role="row",
+        id=row,
+        tabindex=-1,
+        aria_level=level,
+        aria_posinset=place,
+        aria_setsize=of,
+        aria_expanded="true" if is_open else "false",
+    )
+
+
+def _device_row(card: Card, device: Device, place: int, of: int) -> Markup:
+    return tag(
+        "tr",
+        tag("th", device.name, scope="row", role="rowheader", class_=f"level{min(3 + device.level, 5)}"),
+        tag("td", device.what, role="gridcell", class_="long"),
+        *(tag("td", role="gridcell") for _ in range(3)),
+        tag("td", tag("span", device.state, class_=f"badge {device.state}"), role="gridcell"),
+        tag("td", _holders(device), role="gridcell", class_="long"),
+        role="row",
+        id=f"device:{card.name}/{device.name}",
+        tabindex=-1,
+        aria_level=3,
+        aria_posinset=place,
+        aria_setsize=of,
+    )
+
+
+def _holders(device: Device) -> Child:
+    shown = [_holder(each) for each in device.holders[:MAX_HOLDERS]]
+    more = len(device.holders) - len(shown)
+    texts = [*shown, *([f"{more} more"] if more else []), *([device.why] if device.why else [])]
+    return "; ".join(texts)
+
+
+def _holder(holder: Holder) -> str:
+    name = f"{holder.namespace}/{holder.name}"
+    if holder.kind == "VirtualMachine":
+        name = f"machine {name}"
+    if holder.amounts:
+        name += f" ({holder.amounts})"
+    if holder.machine:
+        name += f" for machine {holder.machine}"
+    return f"{name}, admin access" if holder.is_admin else name
+
+
+@lru_cache(maxsize=4096)
+def _bar(counts: Counts) -> Markup:
+    """Devices by state, as a picture with its words."""
+    words = ", ".join(f"{number} {state}" for state in STATES if (number := getattr(counts, state)))
+    start, parts = 0.0, []
+    for state in STATES:
+        width = 100 * getattr(counts, state) / max(1, counts.devices)
+        if width:
+            parts.append(tag("rect", x=f"{start:.2f}", y=0, width=f"{width:.2f}", height=8, class_=state))
+        start += width
+    told = words or "no devices"
+    picture = tag(
+        "svg", tag("title", told), *parts, viewBox="0 0 100 8", preserveAspectRatio="none", class_="bar", role="img"
+    )
+    return picture
+
+
+@lru_cache(maxsize=8192)
+def _node_words(node: Node) -> str:
+    """What a search looks at; kept as long as the node is as it is."""
+    return "\n".join([(node.name or NETWORK).lower(), node.cordoned.lower(), *map(_card_words, node.cards)])
+
+
+@lru_cache(maxsize=8192)
+def _card_words(card: Card) -> str:
+    devices = (f"{each.name}\n{each.what}\n{each.state}\n{_holders(each)}" for each in card.devices)
+    return "\n".join([card.name, card.driver, card.model, card.cordoned, *devices]).lower()
+
+
+def _models(node: Node) -> str:
+    counted = Counter(card.model or card.driver for card in node.cards)
+    named = [f"{number} {model}" if number > 1 else model for model, number in counted.items()]
+    return ", ".join(named[:4]) + (f", {len(named) - 4} more" if len(named) > 4 else "")

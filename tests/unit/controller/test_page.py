@@ -1,0 +1,374 @@
+"""The page without a browser: who gets it, what is in it, and that nothing in it is anybody's HTML."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devalloc.controller.allocate import Allocator
+from devalloc.controller.certificate import self_signed
+from devalloc.controller.overview import Overview, overview
+from devalloc.controller.page import login
+from devalloc.controller.page.html import tag
+from devalloc.controller.page.parts import Asked
+from devalloc.controller.page.render import MAX_ROWS, page, view
+from devalloc.controller.page.sight import Sight
+from devalloc.controller.page.tree import MAX_NODES
+from devalloc.store import Listing, Store, Unavailable
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.page import TOKEN, ask, served
+
+Object = dict[str, Any]
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Read(HTMLParser):
+    """What a browser would see."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.ids: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def totals(self) -> dict[str, str]:
+        """The numbers at the top."""
+        start = self.text.index("Nodes")
+        return dict(zip(self.text[start : start + 20 : 2], self.text[start + 1 : start + 20 : 2], strict=True))
+
+
+# -- what is in it ---------------------------------------------------------------------------------------------------
+
+
+@given(st.text(), st.text())
+def test_whatever_text_there_is_stays_text(text: str, value: str) -> None:
+    read = Read(tag("p", text, title=value))
+    assert read.tags == {"p"}
+    shown = "".join(read.text)
+    assert shown.replace("\r", "") == text.replace("\r\n", "\n").replace("\r", "") or "\r" in text
+    assert read.attributes == [("title", value)] or "\r" in value
+
+
+TAGS = {
+    *("html", "head", "meta", "title", "link", "script", "body", "nav", "header", "main", "footer", "section"),
+    *("h1", "h2", "a", "p", "form", "label", "input", "kbd", "button", "dl", "div", "dt", "dd", "ul", "li"),
+    *("table", "thead", "tbody", "tr", "th", "td", "span", "svg", "rect", "time", "small", "b"),
+}
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\' style="x" &lt;'
+
+
+def test_names_and_messages_of_others_are_no_html() -> None:
+    pool = gpu_pool("card", node=HOSTILE, model=HOSTILE)
+    pool["metadata"]["annotations"] = {"devalloc.io/cordoned-node": HOSTILE}
+    claim = gpu_claim("c", reason=HOSTILE, message=HOSTILE)
+    claim["metadata"] |= {"name": HOSTILE, "creationTimestamp": HOSTILE}
+    machine = {
+        "apiVersion": "devalloc.io/v1alpha1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": HOSTILE, "namespace": HOSTILE},
+        "spec": {"nodeName": HOSTILE, "cpu": {"min": HOSTILE}},
+        "status": {"phase": HOSTILE, "reason": HOSTILE, "devices": [{"pool": HOSTILE, "device": HOSTILE}]},
+    }
+    found = overview([pool, claim, machine, gpu_class()])
+    asked = Asked(HOSTILE, (f"node:{HOSTILE}", "card:card"))
+    for one in (asked, replace(asked, search="")):
+        read = Read(page(view(found, one, HOSTILE), signed_in=True, asked=one))
+        assert read.tags <= TAGS
+        assert not [name for name, _ in read.attributes if name.startswith("on") or name == "style"]
+        assert [value for name, value in read.attributes if name == "src"] == ["static/page.js"]
+        assert all(
+            (value or "").startswith(("?", "#", "static/", "./")) for name, value in read.attributes if name == "href"
+        )
+        assert len(read.ids) == len(set(read.ids))
+
+
+def shown(found: Overview, search: str = "", *opened: str) -> Read:
+    return Read(view(found, Asked(search, opened)))
+
+
+def test_it_shows_the_numbers_of_the_overview(store: SQLiteStore) -> None:
+    fill(store, gpu_class(), gpu_pool("a", 3), gpu_pool("b", 2, "m"), gpu_claim("one", 2), gpu_claim("big", 9))
+    done = Allocator(store).round()
+    read = shown(overview(store.list().objects))
+    assert read.totals() == {
+        "Nodes": "2",
+        "Cards": str(done.pools),
+        "Devices": str(done.devices),
+        "Available": str(done.available),
+        "In use": "2",
+        "Unavailable": "0",
+        "Excluded": "0",
+        "Claims allocated": str(done.allocated),
+        "Claims pending": str(done.waiting),
+        "Machines": "0",
+    }
+    assert "1 claim pending, 3 of 5 devices available" in read.text
+
+
+def test_what_is_closed_is_not_sent() -> None:
+    found = overview([gpu_pool("p", 2), gpu_class()])
+    assert not any(each.startswith(("card:", "device:")) for each in shown(found).ids)
+    assert "card:p" in shown(found, "", "node:n").ids
+    assert {"device:p/d0", "device:p/d1"} <= set(shown(found, "", "node:n", "card:p").ids)
+
+
+def test_a_search_finds_nodes_by_what_is_on_them() -> None:
+    claim = {**gpu_claim("train"), "status": {"allocations": [{"devicePoolName": "p7", "deviceName": "d1"}]}}
+    found = overview([gpu_class(), claim, *(gpu_pool(f"p{i}", node=f"n{i}") for i in range(20))])
+    ids = shown(found, "TRAIN").ids
+    assert [each for each in ids if each.startswith("node:")] == ["node:n7"]
+    assert "device:p7/d1" in ids, "what few nodes have is shown at once"
+    assert "claim:default/train" in ids
+    assert sum(each.startswith("node:") for each in shown(found, "n1").ids) == 11
+    assert "No node has 'nowhere' in it." in shown(found, "nowhere").text
+
+
+def test_however_large_a_fleet_is_so_much_is_shown() -> None:
+    nodes = [gpu_pool(f"p{i}", 1, f"n{i}") for i in range(MAX_NODES + 500)]
+    claims = [gpu_claim(f"c{i}") for i in range(MAX_ROWS + 7)]
+    read = shown(overview([gpu_class(), *nodes, *claims]))
+    assert sum(each.startswith("node:") for each in read.ids) == MAX_NODES
+    assert "500 more nodes: search to see them." in read.text
+    assert "7 more claims: search to see them." in read.text
+
+
+# -- who gets it -----------------------------------------------------------------------------------------------------
+
+
+class Tokens:
+    """Who may see the page; counts what it is asked."""
+
+    def __init__(self, **status: int) -> None:
+        self.known, self.asked = status, 0
+
+    def status(self, token: str | None, path: str) -> int:
+        self.asked += 1
+        assert path == "/devalloc/"
+        return self.known.get(token or "", 401)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_who_guesses_is_slowed_down_and_nobody_else() -> None:
+    clock, tokens = Clock(), Tokens(good=200, barred=403, away=503)
+    guard = login.Guard(tokens, "/devalloc/", clock=clock)
+    assert [guard.status("good", "1.2.3.4") for _ in range(20)] == [200] * 20
+    assert [guard.status("barred", "1.2.3.4") for _ in range(20)] == [403] * 20
+    assert [guard.status("away", "1.2.3.4") for _ in range(20)] == [503] * 20
+    wrong = [guard.status(f"wrong{i}", "1.2.3.4") for i in range(8)]
+    assert wrong == [401] * login.TRIES + [429] * 3
+    asked = tokens.asked
+    assert guard.status("wrong", "1.2.3.4") == 429
+    assert tokens.asked == asked, "nobody is asked any more"
+    assert guard.status("good", "1.2.3.4") == 200, "who is known is let in from there all the same"
+    assert guard.status("wrong", "5.6.7.8") == 401
+    clock.now += login.REFILL_SECONDS
+    assert [guard.status(f"other{i}", "1.2.3.4") for i in range(2)] == [401, 429]
+
+
+def test_a_token_that_is_withdrawn_is_good_no_more() -> None:
+    tokens = Tokens(good=200)
+    guard = login.Guard(tokens, "/devalloc/", clock=Clock())
+    assert guard.status("good", "a") == 200
+    tokens.known.clear()
+    assert guard.status("good", "a") == 401
+    assert guard.status(None, "a") == guard.status("", "a") == 401
+
+
+def test_of_addresses_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login, "MOST_ADDRESSES", 10)
+    guard = login.Guard(Tokens(), "/devalloc/", clock=Clock())
+    for number in range(100):
+        guard.status("wrong", f"10.0.0.{number}")
+    assert len(guard._left) == 10
+
+
+@pytest.mark.parametrize(
+    ("form", "token"),
+    [
+        (b"token=abc.d-e_f%2B%2F~%3D", "abc.d-e_f+/~="),
+        (b"token=%20abc%0A", "abc"),
+        (b"token=a;b", None),
+        (b"token=a%22b", None),
+        (b"token=a%0D%0ASet-Cookie:x", None),
+        (b"token=" + b"a" * 4000, None),
+        (b"token=", None),
+        (b"other=abc", None),
+        (b"\xff\xfe", None),
+        (b"&".join([b"token=a"] * 9), None),
+    ],
+)
+def test_tokens_of_forms(form: bytes, token: str | None) -> None:
+    assert login.token_in(form) == token
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_own"),
+    [
+        ({"Host": "h:1", "Origin": "https://h:1", "Sec-Fetch-Site": "same-origin"}, True),
+        ({"Host": "h:1", "Origin": "https://h:1", "Sec-Fetch-Site": "same-site"}, False),
+        ({"Host": "h:1", "Origin": "https://evil", "Sec-Fetch-Site": "cross-site"}, False),
+        ({"Host": "h:1", "Origin": "https://h:1"}, True),
+        ({"Host": "h:1", "Origin": "https://evil"}, False),
+        ({"Host": "h:1", "Origin": "null"}, False),
+        ({"Host": "h:1"}, True),  # no browser
+    ],
+)
+def test_forms_are_taken_from_this_page_only(headers: dict[str, str], is_own: bool) -> None:
+    assert login.is_from_here(make_mocked_request("POST", "/devalloc/login", headers)) == is_own
+
+
+# -- what is answered ------------------------------------------------------------------------------------------------
+
+
+def test_nobody_sees_anything_without_a_token(store: SQLiteStore) -> None:
+    fill(store, gpu_pool("secret-pool"))
+    with served(store) as url:
+        for path, wrong in (("", {}), ("?open=node:n", {}), ("", {"Cookie": "devalloc-1=x"})):
+            status, headers, body = ask(url, path, **wrong)
+            assert (status, b"secret" in body, b'type="password"' in body) == (200, False, True)
+            assert "no-store" in headers["Cache-Control"]
+        assert ask(url, "view")[0] == 401
+        assert ask(url, "", Authorization="Bearer wrong")[0] == 401
+        assert ask(url, "", Authorization=f"Basic {TOKEN}")[0] == 200, "the form"
+        status, _, body = ask(url, "view", **BEARER)
+        assert (status, b"secret-pool" in ask(url, "?open=node:n", **BEARER)[2]) == (200, True)
+
+
+def test_signing_in_and_out(store: SQLiteStore, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with served(store) as url:
+        assert ask(url, "login", method="POST", body="token=wrong")[0] == 401
+        status, headers, _ = ask(url, "login", method="POST", body=f"token={TOKEN}")
+        cookie, *flags = headers["Set-Cookie"].split("; ")
+        assert (status, headers["Location"]) == (303, "./")
+        assert {flag.lower() for flag in flags} == {"httponly", "samesite=strict", "path=/"}
+        assert (
+            b'role="treegrid"' in ask(url, "", Cookie=cookie)[2] or b"No node there is." in ask(url, Cookie=cookie)[2]
+        )
+        status, headers, _ = ask(url, "logout", method="POST", body="", Cookie=cookie)
+        assert (status, "Max-Age=0" in headers["Set-Cookie"]) == (303, True)
+        stranger = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
+        for path in ("login", "logout"):
+            status, headers, _ = ask(url, path, method="POST", body=f"token={TOKEN}", **stranger)
+            assert (status, "Set-Cookie" in headers) == (403, False)
+    assert TOKEN not in caplog.text
+
+
+def test_with_tls_the_cookie_goes_nowhere_else(store: SQLiteStore) -> None:
+    with served(store, tls=self_signed(["127.0.0.1"])) as url:
+        status, headers, _ = ask(url, "login", method="POST", body=f"token={TOKEN}")
+        cookie, *flags = headers["Set-Cookie"].split("; ")
+        assert (status, cookie.startswith("__Host-devalloc="), "Secure" in flags) == (303, True, True)
+        assert ask(url, "view", Cookie=cookie)[0] == 200
+
+
+def test_who_may_not_see_it_is_told_what_is_missing(store: SQLiteStore) -> None:
+    with served(store, Tokens(barred=403, away=503)) as url:
+        status, _, body = ask(url, Authorization="Bearer barred")
+        assert (status, b"may not see this page" in body) == (403, True)
+        status, _, body = ask(url, Authorization="Bearer away")
+        assert (status, b"cannot be told now" in body) == (503, True)
+        answers = [ask(url, "login", method="POST", body=f"token=wrong{i}") for i in range(login.TRIES + 1)]
+        assert [answer[0] for answer in answers] == [401] * login.TRIES + [429]
+        assert answers[-1][1]["Retry-After"] == "3"
+
+
+def test_what_is_the_same_is_not_sent_again(store: SQLiteStore) -> None:
+    fill(store, gpu_class(), gpu_pool())
+    with served(store) as url:
+        _, headers, _ = ask(url, "view", **BEARER)
+        mark = {"If_None_Match": headers["ETag"]}
+        assert ask(url, "view", **BEARER, **mark)[::2] == (304, b"")
+        assert ask(url, "view?q=x", **BEARER, **mark)[0] == 200
+        assert ask(url, "", **BEARER, **mark)[0] == 200
+        assert ask(url, "view", **mark)[0] == 401
+        _, headers, packed = ask(url, "view", **BEARER, Accept_Encoding="gzip")
+        assert headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed) == ask(url, "view", **BEARER)[2]
+        _, headers, _ = ask(url, "static/page.js")
+        assert ask(url, "static/page.js", If_None_Match=headers["ETag"])[0] == 304
+
+
+def test_each_answer_has_its_policy(store: SQLiteStore) -> None:
+    with served(store) as url:
+        for path in ("", "view", "login", "static/page.css", "static/page.py", "static/../pages.py", "nothing"):
+            status, headers, _ = ask(url, path, **BEARER)
+            assert "default-src 'none'" in headers["Content-Security-Policy"]
+            assert "unsafe" not in headers["Content-Security-Policy"]
+            assert headers["X-Content-Type-Options"] == "nosniff"
+            assert status == (404 if path.endswith(("py", "nothing")) else 200)
+        assert ask(url, "view", method="POST", body="", **BEARER)[0] == 405
+        assert ask(url, "", method="DELETE", **BEARER)[0] == 405
+        assert ask(url, "", method="HEAD", **BEARER)[::2] == (200, b"")
+        root = url.removesuffix("devalloc/")
+        assert ask(root)[1]["Location"] == "devalloc/"
+        assert ask(root, "elsewhere")[0] == 404
+
+
+class Sometimes:
+    """A store that cannot always be read."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.is_away, self.lists = store, False, 0
+
+    def list(self, kinds: Any = None, namespace: str | None = None) -> Listing:
+        self.lists += 1
+        if self.is_away:
+            raise Unavailable("the API server does not answer")
+        return self.store.list(kinds, namespace)
+
+
+def test_a_store_is_read_when_somebody_looks_and_seldom(store: SQLiteStore) -> None:
+    clock, sometimes = Clock(), Sometimes(store)
+    sight = Sight(sometimes, clock=clock)  # type: ignore[arg-type]  all that it needs
+    first = sight.latest()
+    fill(store, gpu_pool())
+    assert (sight.latest(), sometimes.lists) == (first, 1)
+    clock.now += 2
+    second = sight.latest()
+    assert (second.overview.cards, second.version != first.version) == (1, True)
+    fill(store, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}})
+    clock.now += 2
+    assert sight.latest().version == second.version, "there is nothing else to see"
+    sometimes.is_away = True
+    clock.now += 2
+    third = sight.latest()
+    assert (third.overview, third.trouble) == (second.overview, "the API server does not answer")
+    assert third.version != second.version
+    sometimes.is_away = False
+    clock.now += 2
+    assert sight.latest().trouble == ""
+
+
+def test_a_store_that_never_could_be_read_is_told(store: SQLiteStore) -> None:
+    sometimes = Sometimes(store)
+    sometimes.is_away = True
+    with served(sometimes) as url:  # type: ignore[arg-type]
+        status, _, body = ask(url, **BEARER)
+        assert (status, b"the API server does not answer" in body) == (503, True)
