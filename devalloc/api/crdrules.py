@@ -26,6 +26,17 @@ def _same(name: str) -> str:
     return f"(has(self.{name}) ? self.{name} : '') == (has(oldSelf.{name}) ? oldSelf.{name} : '')"
 
 
+def _is_whole(field: str, key: str) -> str:
+    """Whether an amount of a map is a whole number however it is written (2000m, 1.0), which isInteger() does not see.
+
+    The float says which number it can be, and the difference is exact. Beyond what a float tells apart all pass.
+    """
+    amount = f"quantity(string(self.{field}['{key}']))"
+    floor = f"int({amount}.asApproximateFloat())"
+    either = " || ".join(f"{amount}.sub({floor}{more}).compareTo(quantity('0')) == 0" for more in ("", " + 1"))
+    return f"({amount}.isInteger() || {amount}.isGreaterThan(quantity('9007199254740992')) || {either})"
+
+
 _WARM = "self.nics.filter(nic, has(nic.backend) && nic.backend == 'warm').size()"
 _DETAIL_FIELDS = ("deviceType", "deviceClass", "constraints", "requests", "limits", "matchAttributes", "configs")
 _NAMES = "self.{field}.all(name, size(name) > 0 && size(name) <= 253)"
@@ -40,7 +51,7 @@ _DETAIL_RULES = (
     _names("limits"),
     *(
         Rule(
-            f"!has(self.{field}) || !('count' in self.{field}) || quantity(string(self.{field}['count'])).isInteger()",
+            f"!has(self.{field}) || !('count' in self.{field}) || {_is_whole(field, 'count')}",
             "count must be a whole number",
             f".{field}",
         )
@@ -67,8 +78,16 @@ def _amount(name: str) -> str:
     return f"quantity(string(self.{name}))"
 
 
-def _is_multiple(name: str, block: str) -> str:
-    return f"({_amount(name)}.isInteger() && {_amount(name)}.asInteger() % {block}.asInteger() == 0)"
+def _integer(name: str) -> str:
+    """A whole amount as an int, -1 where it is none. Not asInteger(): that refuses 1.5Gi, as isInteger() does."""
+    amount = _amount(name)
+    near = f"int({amount}.asApproximateFloat())"
+    is_near = f"{amount}.isLessThan(quantity('4Ei')) && {amount}.sub({near}).compareTo(quantity('0')) == 0"
+    return f"({amount}.isInteger() ? {amount}.asInteger() : {is_near} ? {near} : -1)"
+
+
+def _is_multiple(name: str, block: int) -> str:
+    return f"{_integer(name)} % {block} == 0"
 
 
 _BOUNDS = (
@@ -128,11 +147,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *_BOUNDS,
         *(
             Rule(
-                f"!has(self.{name}) || {_is_multiple(name, 'quantity(' + repr(block) + ')')}",
-                f"{name} must be a multiple of {block}",
+                f"!has(self.{name}) || {_is_multiple(name, size * 2**20)}",
+                f"{name} must be a multiple of {size}Mi",
                 f".{name}",
             )
-            for name, block in (("min", "2Mi"), ("max", "2Mi"), ("use", "2Mi"), ("slotSize", "128Mi"))
+            for name, size in (("min", 2), ("max", 2), ("use", 2), ("slotSize", 128))
         ),
         Rule(
             f"({_METHOD} == 'dimm') == has(self.slotSize)",
@@ -141,15 +160,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *(
             Rule(
                 f"!has(self.slotSize) || !has(self.{name}) || "
-                f"{_amount(name)}.sub({_amount('min')}).asInteger() % {_amount('slotSize')}.asInteger() == 0",
+                f"({_integer(name)} - {_integer('min')}) % {_integer('slotSize')} == 0",
                 f"{name} must be min and a multiple of slotSize more",
                 f".{name}",
             )
             for name in ("max", "use")
         ),
         Rule(
-            f"!has(self.slotSize) || "
-            f"{_amount('max')}.sub({_amount('min')}).asInteger() / {_amount('slotSize')}.asInteger() <= 255",
+            f"!has(self.slotSize) || ({_integer('max')} - {_integer('min')}) / {_integer('slotSize')} <= 255",
             "max must be at most 255 times slotSize above min",
             ".max",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from copy import deepcopy
 from random import Random
@@ -13,6 +14,7 @@ from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS, Kind
 from devalloc.controller.decision import decide
 from devalloc_solver import solve_manifests
+from tests.conformance import case
 from tests.support import kube_crds
 from tests.support.change import changed
 from tests.support.good_manifests import examples, good, good_manifests
@@ -278,7 +280,9 @@ DIFFERENCES: list[tuple[str, str, Any, bool, str]] = [
     ("DevicePool", "spec.resources.0.capacity", "0.1n", False, "Kubernetes rounds, S4a refuses"),
     ("DevicePool", "spec.resources.0.capacity", "1e30", False, "Kubernetes caps, S4a refuses"),
     ("DevicePool", "spec.devices.0.requests", {"a\u0007": 1}, False, "rules see the keys of a map, patterns do not"),
-    ("DeviceClaim", "metadata.annotations", {"devalloc.io/priority": "high"}, False, "rules cannot see annotations"),
+    ("DeviceClaim", "metadata.annotations", {"devalloc.io/priority": "high"}, False, "only policies see annotations"),
+    ("DeviceClaim", "spec.claims.0.limits.count", "8Ei", False, "Kubernetes caps, S4a refuses"),
+    ("VirtualMachine", "spec.memory", {"min": "1Gi", "max": "7Ei"}, True, "no machine has as much; floats end there"),
     ("DeviceClaim", "status", "x", False, "a creation drops the status unread"),
 ]
 
@@ -292,6 +296,52 @@ def test_these_differences_are_meant(
         del content["spec"]["driver"]
     content = changed(content, where, value)
     assert (decode(content).object is not None, offer(installed, content).ok) == (ours, not ours), why
+
+
+WAYS = [
+    "1",
+    "2000m",
+    "1500m",
+    "1.0",
+    "1.5k",
+    "1.0005k",
+    "1.5e1",
+    "1.55e1",
+    "0.5Ki",
+    "0.1Ki",
+    "57000000u",
+    "1001n",
+    "7Ei",
+]
+WAYS += ["15000000000n", "15000000001n", "12345678901234567", "9223372036854775807"]
+
+
+@pytest.mark.parametrize("amount", WAYS)
+def test_a_whole_number_is_one_however_it_is_written(installed: Cluster, amount: str) -> None:
+    content = good("DeviceClaim")
+    content["spec"]["claims"] = [{"requests": {"count": amount}}]
+    assert offer(installed, content).ok == (decode(content).object is not None)
+
+
+MEMORY: list[dict[str, Any]] = [
+    {"min": "0.5Gi", "max": "1.5Gi"},
+    {"min": "512.0Mi", "max": "1073741824000m"},
+    {"min": "0.3Gi", "max": "1Gi"},
+    {"min": "536870912001m", "max": "1Gi"},
+    {"min": 536870912, "max": "1Gi", "use": "0.75Gi"},
+    {"min": "0.5Gi", "max": "1.5Gi", "use": "0.75Gi", "method": "dimm", "slotSize": "0.125Gi"},
+    {"min": "0.5Gi", "max": "1.5Gi", "use": "0.7Gi", "method": "dimm", "slotSize": "0.125Gi"},
+    {"min": "0.5Gi", "max": "32.375Gi", "method": "dimm", "slotSize": "128Mi"},
+    {"min": "0.5Gi", "max": "32.5Gi", "method": "dimm", "slotSize": "128Mi"},
+]
+
+
+@pytest.mark.parametrize("memory", MEMORY, ids=str)
+def test_memory_is_judged_however_it_is_written(installed: Cluster, memory: dict[str, Any]) -> None:
+    content = changed(good("VirtualMachine"), "spec.memory", memory)
+    answer = offer(installed, content)
+    assert answer.ok == (decode(content).object is not None), answer.message
+    assert "evaluating rule" not in answer.message
 
 
 def meant(content: dict[str, Any], server: Answer) -> bool:
@@ -324,6 +374,32 @@ def test_decode_and_the_server_agree_on_mutated_objects(installed: Cluster) -> N
             differ.append(f"decode: {[str(p) for p in decoded.problems]}; server: {server.message or 'accepted'}")
     assert differ == []
     assert min(agreed[True], agreed[False]) > MUTATIONS // 20, "both verdicts are exercised"
+
+
+def test_decode_and_the_server_agree_on_the_cases_of_the_solver(installed: Cluster) -> None:
+    """Each object of ``tests/conformance/cases`` that the server could have."""
+    documents = [document for one in case.load().values() for document in case.documents(one)]
+    seen: set[str] = set()
+    agreed: Counter[bool] = Counter()
+    differ = []
+    for document in documents:
+        kind, metadata = KINDS.get(str(document.get("kind"))), document.get("metadata", {})
+        if kind is None or document.get("apiVersion") != kind.api_version or "name" not in metadata:
+            continue
+        place = {"namespace": "default"} if kind.namespaced else {}  # theirs are not there
+        noted = {name: text for name, text in metadata.items() if name in ("annotations", "labels")}
+        content = {**document, "metadata": {**noted, **place, "name": "agreement"}}
+        if (text := json.dumps(content, sort_keys=True)) in seen:
+            continue
+        seen.add(text)
+        decoded, server = decode(content), offer(installed, content)
+        if (decoded.object is not None) == server.ok:
+            agreed[server.ok] += 1
+        elif not meant(content, server):
+            differ.append(f"decode: {[str(p) for p in decoded.problems]}; server: {server.message or 'accepted'}")
+    assert differ == []
+    assert agreed[True] > 100
+    assert agreed[False] > 5
 
 
 def test_decode_and_the_server_agree_on_mutated_statuses(installed: Cluster) -> None:
