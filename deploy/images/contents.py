@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,18 @@ def version() -> str:
 
 
 def requirements(image: Image) -> list[str]:
-    """What the distribution and the image's extras ask for, as pyproject.toml has it."""
+    """What the distribution and the image's extras ask for, as pyproject.toml has it; each once."""
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    return [*project["dependencies"], *(line for extra in image.extras for line in extras[extra])]
+    extras, own = project["optional-dependencies"], f"{project['name']}["
+
+    def of(lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            if line.startswith(own):  # extras that are made of others
+                yield from of(more for extra in line[len(own) :].rstrip("]").split(",") for more in extras[extra])
+            else:
+                yield line
+
+    return list(dict.fromkeys([*project["dependencies"], *of(line for key in image.extras for line in extras[key])]))
 
 
 def _frozen(table: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 
 from deploy.images import bom, debs, tree, wheels
-from deploy.images import contents as contents_module
 from deploy.images.contents import SOURCE, Contents, Image, version
 from deploy.images.shelf import Progress, Unavailable, cache_folder, locked
 
@@ -101,7 +100,8 @@ def _dependencies(image: Image, contents: Contents, base: Path, progress: Progre
         _compile(root, contents, base)
         return bom.wheels(site)
 
-    made = [repr(contents.base), repr(contents.dependencies), repr(left_out), image.lock.read_text()]
+    made = [repr(contents.base), contents.base.site, repr(left_out), repr(contents.dependencies)]
+    made += [image.lock.read_text()]
     return _kept(f"{image.key}-dependencies", made, [wheels, debs], write, progress)
 
 
@@ -124,7 +124,7 @@ def _devalloc(image: Image, contents: Contents, below: list[Path], progress: Pro
         _put(root / BOM, bom.document(image.name, version(), everything).decode())
         return ours
 
-    made = [image.key, repr(contents.base), repr(image.packages_left_out), _sources()]
+    made = [image.key, repr(contents.base), contents.base.site, repr(image.packages_left_out), _sources()]
     made += [(folder / "components.json").read_text() for folder in below]
     folder = _kept(f"{image.key}-devalloc", made, [wheels, debs], write, progress)
     folder.touch()
@@ -144,7 +144,7 @@ def _kept(
     name: str, made: list[str], modules: list[ModuleType], write: Write, progress: Progress, *, fresh: bool = False
 ) -> Path:
     """The folder in the cache, made where it is not there. ``made`` and ``modules``: what makes it what it is."""
-    sources = [inspect.getsource(module) for module in (*modules, tree, bom, contents_module)]
+    sources = [inspect.getsource(module) for module in (*modules, tree, bom)]
     digest = hashlib.sha256("\0".join([*sources, _own_source(), *made]).encode()).hexdigest()[:12]
     shelf = cache_folder() / "oci"
     folder = shelf / f"{name}-{digest}"
