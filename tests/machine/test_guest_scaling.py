@@ -40,6 +40,8 @@ pytestmark = [
 
 
 DISK = "nvme0n1"
+TARGET = 1.9
+"""Load for each CPU."""
 PATIENCE = 300.0
 """Seconds: a machine that is emulated, on a host that others use as well, is slow."""
 
@@ -179,7 +181,7 @@ def follow(host: Host, record: Record, most: int) -> None:
     trace = lambda: next((host.folder / "run").glob(f"*/{TRACE_FILE}"), None)  # noqa: E731
     options = ("--scaling", "--guest-network", NETWORK, "--compute-unit", "1,1Gi")
     with record.running(trace), host.plugin(*options), record.following(host.folder / "store.db"):
-        targets = {"loadAverageFractionTarget": "1.9", "memoryUsageFractionTarget": "990m"}
+        targets = {"loadAverageFractionTarget": str(TARGET), "memoryUsageFractionTarget": "990m"}
         host("apply", "-f", "-", stdin=machine(host, most=most, **targets))
         until(lambda: status(host, "permitted").get("givenBy"), "it runs and has a permit", host.log)
         (shell,) = (host.folder / "run").glob("*/agent")
@@ -192,9 +194,12 @@ def follow(host: Host, record: Record, most: int) -> None:
             disk.check()
 
             # Load: more is asked for, permitted, plugged, and the monitor is told, in this order.
+            # What is left of it then is little above what is too much for less: nobody waits long for the average.
             begun = record.phase("load")
-            guest.check(busy(16 - 2 * most, "/tmp/most-of-it"))
-            guest.check(busy(2 * most, "/tmp/all-of-it"))
+            keeps = 2 * most - 1
+            guest.check(busy(20 - keeps, "/tmp/most-of-it"))
+            guest.check(busy(keeps, "/tmp/all-of-it"))
+            assert (most - 0.5) * TARGET < keeps < most * TARGET
             happens(record, "asked", begun, **large.named)
             guest.check("touch /tmp/most-of-it")
             heard = happens(record, "heard", begun, **large.named).at
@@ -206,7 +211,7 @@ def follow(host: Host, record: Record, most: int) -> None:
             ]
             told = record.first("told", begun, **large.named).at
             assert begun < asked < permitted < min(plugged) < max(plugged) < told < heard
-            assert record.last("load", asked).more["host_load1"] >= (most - 0.5) * 1.9, "why it was asked for"
+            assert record.last("load", asked).more["host_load1"] >= (most - 0.5) * TARGET, "why it was asked for"
             guest.until(f"[ $(cat /sys/devices/system/cpu/online) = 0-{most - 1} ]", seconds=PATIENCE)
             guest.until(f"[ $(awk '/MemTotal/ {{print $2}}' /proc/meminfo) -gt {most * 900_000} ]", seconds=PATIENCE)
             until(lambda: status(host, "observed") == large.told, "it says so", host.log)
