@@ -21,7 +21,7 @@ SEARCHED := scaling_world.py normal_form.py place_properties.py place_partitions
 JOBS ?= auto
 # Of the unit tier: each waits a fifth of its time, for threads and for what is meant to hang, so there is one to spare.
 UNIT_JOBS ?= $(if $(filter auto,$(JOBS)),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))),$(JOBS))
-# Of the machine tier: each of two emulated hosts keeps one CPU busy, and what is not emulated waits most of the time.
+# Of the machine tier: emulated machines compute, and each worker keeps a CPU busy.
 MACHINE_JOBS ?= 2
 # Bytecode is kept: without it each worker, and each child that tests start, compiles all anew: a fifth of the unit tier
 unexport PYTHONDONTWRITEBYTECODE

@@ -85,7 +85,7 @@ def test_a_machine_of_its_own_user_reaches_its_disks_and_nothing_else(open_image
             # Its guest powers down while it is waited for.
             timer = threading.Timer(0.3, lambda: guest._socket.sendall(b"x cG93ZXJvZmYgLWY=\n"))
             timer.start()
-            machines.stop(KEY, 60, False, soon(60))
+            machines.stop(KEY, 60, False, soon())
             after = machines.get(KEY)
             assert after is not None
             assert (after.phase, after.reason) == ("Stopped", "StoppedOnRequest")
@@ -194,7 +194,7 @@ def test_a_guest_is_asked_to_power_down_and_what_it_holds_on_to_is_taken_by_forc
 
             up(True)
             kind.apply(f"{KEY}/claim-1", None, soon())
-            machines.stop(KEY, None, False, soon(60))
+            machines.stop(KEY, None, False, soon())
             seen = machines.get(KEY)
             assert seen is not None
             assert (seen.phase, seen.reason) == ("Stopped", "StoppedOnRequest")

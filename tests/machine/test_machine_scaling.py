@@ -114,7 +114,7 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
         several = pci.PciDevice("card", ({"driver": "virtio-rng-pci"},) * 3)
         with machines.line(record) as line:
             cpus = meanwhile(lambda: machines.scale(KEY, "vcpus", 4, soon()))
-            memory = meanwhile(lambda: machines.scale(KEY, "memory", 2 * GIB, soon(60)))
+            memory = meanwhile(lambda: machines.scale(KEY, "memory", 2 * GIB, soon()))
             devices.plug(line, KEY, several, soon())
             vm("plug", "m", "data", "--disk", image, "--format", "raw")
             vm("plug", "m", "late", "--user-net")
@@ -141,7 +141,7 @@ def test_cpus_memory_and_devices_come_and_go_at_once_and_the_guest_says_so(
             assert (seen.observed.vcpus, seen.observed.memory_bytes) == (4, 2 * GIB)
 
             # And back, while all of them leave, one of them by the guest's own doing.
-            memory = meanwhile(lambda: machines.scale(KEY, "memory", 512 * MIB, soon(60)))
+            memory = meanwhile(lambda: machines.scale(KEY, "memory", 512 * MIB, soon()))
             devices.unplug(line, KEY, "card", soon())
             assert vm("unplug", "m", "early", "data").count("unplugged") == 2
             guest.check(EJECT_THE_LAST_CARD)
@@ -235,7 +235,7 @@ def test_memory_that_is_in_use_and_cpus_that_stay(machines: Machines, micro: Ima
     assert seen is not None
     assert seen.observed.memory_bytes == 256 * MIB + asked["size"]
     guest.check("rm /mnt/full")
-    machines.scale(KEY, "memory", 256 * MIB, soon(60))
+    machines.scale(KEY, "memory", 256 * MIB, soon())
 
     machines.scale(KEY, "vcpus", 3, soon())
     guest.until("[ $(cat /sys/devices/system/cpu/online) = 0-2 ]")

@@ -118,7 +118,7 @@ class Qemu(FakeQemu):
 def asked(path: Path) -> Any:
     """What a machine says of itself, by its monitor."""
     with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(10.0)
+        line.settimeout(60.0)
         line.connect(str(path))
         with line.makefile("rw") as file:
             assert json.loads(file.readline()) == GREETING

@@ -71,7 +71,7 @@ class Guest:
         self._left = b""
         self._line_until("READY", deadline)
 
-    def run(self, command: str, *, seconds: float = 60) -> Answer:
+    def run(self, command: str, *, seconds: float = 120) -> Answer:
         """Run a command of sh in the guest. Raises GuestGone, or TimeoutError with what it had printed."""
         encoded = command.encode()
         if len(encoded) > LONGEST_COMMAND:
@@ -86,13 +86,13 @@ class Guest:
             lines.pop()
         return Answer(int(line.split()[2]), "\n".join(lines))
 
-    def check(self, command: str, *, seconds: float = 60) -> str:
+    def check(self, command: str, *, seconds: float = 120) -> str:
         """The output of a command that must succeed; AssertionError with all it said."""
         answer = self.run(command, seconds=seconds)
         assert answer.status == 0, f"in the guest, {command!r} ended with {answer.status}:\n{answer.output}"
         return answer.output
 
-    def until(self, command: str, *, seconds: float = 30) -> str:
+    def until(self, command: str, *, seconds: float = 120) -> str:
         """Run a command again and again until it succeeds; its output then. Raises TimeoutError with its last words."""
         deadline = time.monotonic() + seconds
         while True:

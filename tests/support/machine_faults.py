@@ -60,7 +60,7 @@ ASKING = ("query-", "qom-list", "qom-get", "qmp_", "human-", "closefd")
 OF_MACHINES = ("qmp.", "spawn.", "cgroup.", "host.own", "journal.put", "journal.drop")
 """How calls begin that only machines make."""
 FULL = "max 100000"
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that a request gets: more than it ever needs."""
 
 

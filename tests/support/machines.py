@@ -34,7 +34,7 @@ class NoNodes:
         raise AssertionError(f"{node} was given to {uid}:{gid}")
 
 
-def soon(seconds: float = 30.0) -> Deadline:
+def soon(seconds: float = 120.0) -> Deadline:
     return Deadline.after(seconds)
 
 
@@ -128,7 +128,7 @@ def tap_interface() -> Iterator[str]:
             host.link("del", index=host.link_lookup(ifname=name)[0])
 
 
-def until(true: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+def until(true: Callable[[], object], what: str, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"

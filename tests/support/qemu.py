@@ -34,7 +34,7 @@ class MonitorError(Exception):
 class Monitor:
     """A QMP connection. For one thread."""
 
-    def __init__(self, path: Path, *, seconds: float = 30) -> None:
+    def __init__(self, path: Path, *, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         self._socket = socket.socket(socket.AF_UNIX)
         while True:
@@ -51,7 +51,7 @@ class Monitor:
         self._message(deadline)
         self.execute("qmp_capabilities")
 
-    def execute(self, command: str, /, *, seconds: float = 60, **arguments: Any) -> Any:
+    def execute(self, command: str, /, *, seconds: float = 120, **arguments: Any) -> Any:
         """What QEMU returns. Raises MonitorError. Underscores in names of arguments stand for hyphens."""
         named = {name.replace("_", "-"): value for name, value in arguments.items()}
         self._socket.sendall(json.dumps({"execute": command, "arguments": named}).encode())
@@ -65,7 +65,7 @@ class Monitor:
             elif "return" in message:
                 return message["return"]
 
-    def wait_for(self, event: str, *, seconds: float = 30, **data: Any) -> dict[str, Any]:
+    def wait_for(self, event: str, *, seconds: float = 120, **data: Any) -> dict[str, Any]:
         """The first event of that name, past or to come, whose data hold all of ``data``. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         looked_at = 0

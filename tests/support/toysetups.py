@@ -61,4 +61,4 @@ def host(nodes: dict[int, str], usable: str | None = None) -> Cpus:
 
 
 def soon() -> Deadline:
-    return Deadline.after(10)
+    return Deadline.after(60)

@@ -69,7 +69,7 @@ def opened(**more: Any) -> Pool:
 
 
 def soon() -> Deadline:
-    return Deadline.after(10)
+    return Deadline.after(60)
 
 
 def in_a_bed(body: Callable[[], None]) -> None:
