@@ -65,6 +65,7 @@ test-unit: setup ## seconds: properties, fakes
 
 test-conformance: setup ## cases with known answers, examples, oracles
 	@$(BIN)/python -m tests.support.upstream > /dev/null || true  # says how far it is, which workers cannot
+	@$(BIN)/python -m tests.support.chromium > /dev/null || true
 	$(call tier,conformance,-n $(JOBS) --dist worksteal)
 
 test-machine: setup ## real QEMU and kernel (skips where there is none)

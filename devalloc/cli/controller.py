@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import ssl
 
     from devalloc.controller.allocate import Round
+    from devalloc.controller.page.html import Markup
 
 
 @verb("controller")
@@ -111,6 +112,7 @@ def controller(
     from devalloc.controller.allocate import AllocateSettings
     from devalloc.controller.cluster import Cluster, ClusterSettings
     from devalloc.controller.lease import Lost
+    from devalloc.controller.page import Pages
     from devalloc.controller.up import signals
 
     if kubeconfig is None and not in_cluster:
@@ -148,6 +150,7 @@ def controller(
         process = Cluster(
             connect(kubeconfig),
             settings,
+            pages=lambda store, access: Pages(store, access, hint=_hint()).mounted(),
             on_state=lambda state, text: display.say(text),
             on_round=answered,
             on_listening=lambda at: display.say(f"health, metrics and pages at https://{at[0]}:{at[1]}"),
@@ -162,6 +165,20 @@ def controller(
                 os._exit(1)  # now: threads may be in the middle of a solve, or wait for an answer
         display.say("stopped")
     return 0
+
+
+def _hint() -> Markup:
+    """How somebody gets a token for the page."""
+    from devalloc.controller.page.html import tag
+
+    return tag(
+        "p",
+        "A token is what ",
+        tag("code", "kubectl create token NAME"),
+        " prints for a service account that may get the path ",
+        tag("code", "/devalloc/"),
+        ", or your own.",
+    )
 
 
 def _address(text: str) -> tuple[str, int] | None:

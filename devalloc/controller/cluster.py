@@ -89,12 +89,12 @@ class Cluster:
         client: Client,
         settings: ClusterSettings,
         *,
-        pages: Callable[[KubernetesStore], Mapping[str, Page]] = lambda store: {},
+        pages: Callable[[KubernetesStore, Access], Mapping[str, Page]] = lambda store, access: {},
         on_state: Callable[[str, str], None] = lambda state, text: None,
         on_round: Callable[[Round], None] = lambda done: None,
         on_listening: Callable[[tuple[str, int]], None] = lambda address: None,
     ) -> None:
-        """``pages``: more of them, by path, which read the store from threads."""
+        """``pages``: more of them, by path, which read the store from threads and ask who may see them."""
         self._settings = settings
         self._on_round = on_round
         holder = f"{settings.instance}-{secrets.token_hex(4)}"
@@ -118,14 +118,15 @@ class Cluster:
         self.controller = Controller(self.lease, self.store, self._loops, on_state=on_state)
         self._site: Site | None = None
         if settings.listen is not None:
+            access = Access(client.create)
             self._site = Site(
                 {
                     "/healthz": Page(self._health, is_open=True),
                     "/readyz": Page(self._ready, is_open=True),
                     "/metrics": Page(self._metrics, is_open=settings.open_metrics),
-                    **pages(self.store),
+                    **pages(self.store, access),
                 },
-                Access(client.create),
+                access,
                 host=settings.listen[0],
                 port=settings.listen[1],
                 tls=settings.tls,

@@ -11,7 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.support import debs, images
+from deploy.images import debs
+from tests.support import images
 from tests.support.go_build import Progress, Unavailable
 
 RELEASE = "bookworm"

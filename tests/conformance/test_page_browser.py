@@ -1,0 +1,301 @@
+"""The page in a real browser: keys alone, light and dark, live, hostile names, a thousand nodes; and no complaint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devalloc.api.manifests import load
+from devalloc.controller.allocate import Allocator
+from devalloc.controller.certificate import self_signed
+from devalloc.store import Key
+from devalloc.store.sqlite import SQLiteStore
+from tests.support.browser import Browser, Page, running
+from tests.support.chromium import chromium
+from tests.support.fleets import fill, gpu_claim, gpu_class, gpu_pool
+from tests.support.go_build import Unavailable
+from tests.support.page import TOKEN, served
+
+Object = dict[str, Any]
+CONTRAST = """(() => {
+  const channel = (c) => { c /= 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const found = numbers(getComputedStyle(e).backgroundColor);
+      if (found.length < 4 || found[3] > 0) return found.slice(0, 3);
+    }
+    return [255, 255, 255];
+  };
+  const bad = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const e = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !e.getClientRects().length || e.closest("title")) continue;
+    const a = light(numbers(getComputedStyle(e).color)), b = light(behind(e));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) bad.push(`${walker.currentNode.data.trim().slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return bad;
+})()"""
+"""Texts that are too faint to be read (WCAG AA)."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    try:
+        program = chromium()
+    except Unavailable as reason:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"no browser: {reason}")
+        pytest.skip(f"no browser: {reason}")
+    with running(program, tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    with closing(SQLiteStore(tmp_path / "devalloc.db")) as opened:
+        yield opened
+
+
+# Before the server goes, which a page would complain of: `url` stands before `page` in a test's arguments.
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """At the end nothing may have been complained of."""
+    with closing(browser.page()) as opened:
+        opened.size(1280, 900)
+        yield opened
+        assert opened.complaints == []
+
+
+@pytest.fixture
+def url(store: SQLiteStore) -> Iterator[str]:
+    with served(store) as address:
+        yield address
+
+
+def sign_in(page: Page, url: str) -> None:
+    page.go(url)
+    page.wait("document.activeElement.id === 'token'")  # who comes types at once
+    page.type(TOKEN)
+    page.press("Enter")
+    page.wait("document.querySelector('.live.on')")
+
+
+def example(store: SQLiteStore, *names: str) -> None:
+    found = [manifest.content for manifest in load([f"examples/{name}" for name in names]).documents]
+    fill(store, *{Key.of(obj): obj for obj in found}.values())
+    Allocator(store).round()
+
+
+def total(page: Page, what: str) -> str:
+    return str(page.evaluate(f"document.getElementById('total:{what}').querySelector('dd').textContent"))
+
+
+def test_signing_in_and_out(page: Page, store: SQLiteStore) -> None:
+    """With TLS, as the controller serves it."""
+    with served(store, tls=self_signed(["127.0.0.1"])) as url:
+        page.go(url)
+        page.wait("document.activeElement.id === 'token'")
+        page.type("wrong")
+        page.press("Enter")
+        page.wait("document.querySelector('[role=alert]')")
+        assert "This token is not known" in page.text()
+        (told,) = page.complaints
+        assert "401" in told
+        page.complaints.clear()
+        sign_in(page, url)
+        (cookie,) = page.cookies()
+        kept = (cookie["name"], cookie["httpOnly"], cookie["secure"], cookie["sameSite"])
+        assert kept == ("__Host-devalloc", True, True, "Strict")
+        assert page.evaluate("document.cookie") == "", "no script gets at the token"
+        assert TOKEN not in page.evaluate("location.href + document.documentElement.outerHTML")
+        page.evaluate("document.querySelector('form[action=logout] button').click()")
+        page.wait("document.getElementById('token')")
+        assert page.cookies() == []
+
+
+def test_keys_alone_go_everywhere(url: str, page: Page, store: SQLiteStore) -> None:
+    example(store, "mig-partitions", "sriov-vfs")
+    sign_in(page, url)
+    for target in ("claims", "nodes", "machines", "q"):
+        page.press("Tab")
+        assert page.evaluate("document.activeElement.hash") == f"#{target}"
+        shown = "document.activeElement.getBoundingClientRect()"
+        assert page.evaluate(f"{shown}.left >= 0 && {shown}.top >= 0"), "where the focus is, is seen"
+    page.press("Tab", "Tab", "Tab", "Tab")
+    nodes = page.evaluate("[...document.querySelectorAll('[id^=\"node:\"]')].map((each) => each.id)")
+    assert page.focused() == nodes[0], "the tree is one stop"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.press("ArrowRight")
+    page.wait("document.querySelector('[id^=\"card:dgx-a\"]')")
+    page.press("ArrowDown")
+    card = page.focused()
+    assert card.startswith("card:dgx-a")
+    page.press("Enter")
+    device = f"device:{card.removeprefix('card:')}/whole"
+    page.wait(f"document.getElementById('{device}')")
+    page.press("ArrowRight")
+    assert page.focused() == device
+    page.press("ArrowUp", "ArrowDown", "ArrowLeft")
+    assert page.focused() == card
+    page.press("ArrowLeft")
+    page.wait(f"!document.getElementById('{device}')")
+    page.press("ArrowLeft", "ArrowLeft")
+    page.wait("!document.querySelector('[id^=\"card:\"]')")
+    assert page.focused() == nodes[0]
+    page.press("End")
+    assert page.focused() == nodes[-1]
+    page.press("Home", "/")
+    assert page.focused() == "q"
+    page.type("router")
+    page.wait("document.querySelectorAll('[id^=\"claim:\"]').length === 1")
+    assert page.evaluate("document.querySelector('tbody tr').id") == "claim:default/router"
+    page.wait("document.querySelector('[id^=\"device:node-b\"]')")  # what it holds is shown at once
+    assert page.evaluate("location.search") == "?q=router"
+    page.go(page.evaluate("location.href"))
+    page.wait("document.querySelector('.live.on')")
+    assert page.evaluate("document.querySelectorAll('[id^=\"claim:\"]').length") == 1, "a link shows the same"
+    page.press("/", "Escape")
+    page.wait("document.querySelectorAll('[id^=\"claim:\"]').length > 1")
+
+
+def test_roles_and_names_are_those_of_a_tree(url: str, page: Page, store: SQLiteStore) -> None:
+    """As a screen reader has it."""
+    fill(store, gpu_class(), gpu_pool("p", 2))
+    sign_in(page, url)
+    page.evaluate("document.getElementById('node:n').click()")
+    page.wait("document.getElementById('card:p')")
+    nodes = page.send("Accessibility.getFullAXTree")["nodes"]
+    roles: dict[str, list[str]] = {}
+    for node in nodes:
+        roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    assert roles["treegrid"] == ["Nodes, their cards, and the devices of these"]
+    assert {"Search", "0 claims pending, 2 of 2 devices available"} <= {*roles["searchbox"], *roles["StaticText"]}
+    assert {"main", "banner", "navigation", "rowheader", "columnheader", "status", "search"} <= roles.keys()
+    levels = page.evaluate("[...document.querySelectorAll('#tree tbody tr')].map((e) => [e.ariaLevel, e.ariaExpanded])")
+    assert levels == [["1", "true"], ["2", "false"]]
+    assert page.evaluate("document.querySelectorAll('#tree [tabindex=\"0\"]').length") == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_are_both_to_be_read(url: str, page: Page, store: SQLiteStore, scheme: str) -> None:
+    example(store, "mig-partitions", "unsatisfiable", "virtual-machine", "admin-access")
+    page.colours(scheme)
+    page.go(url)
+    assert page.evaluate(CONTRAST) == []
+    sign_in(page, url)
+    page.evaluate("document.getElementById('node:dgx-a').click()")
+    page.wait("document.querySelector('[id^=\"card:dgx-a\"]')")
+    page.evaluate("document.querySelector('[id^=\"card:dgx-a\"]').click()")
+    page.wait("document.querySelector('.badge.excluded')")
+    assert page.evaluate(CONTRAST) == []
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) > 382) == (scheme == "light")
+
+
+def test_what_happens_shows_without_a_word(url: str, page: Page, store: SQLiteStore) -> None:
+    fill(store, gpu_class(), gpu_pool("p", 2), gpu_claim("first"))
+    sign_in(page, url)
+    assert (total(page, "Available"), total(page, "Claims pending")) == ("2", "1")
+    page.evaluate("document.getElementById('node:n').click()")
+    page.wait("document.getElementById('card:p')")
+    page.press("ArrowDown")
+    page.evaluate("document.getElementById('total:Available').isSame = true")
+    Allocator(store).round()
+    page.wait("document.querySelector('[id=\"claim:default/first\"] .badge').textContent === 'Allocated'")
+    assert (total(page, "Available"), total(page, "Claims pending")) == ("1", "0")
+    assert page.evaluate("document.getElementById('news').textContent") == "0 claims pending, 1 of 2 devices available"
+    assert page.evaluate("document.getElementById('total:Available').isSame"), "what stays is not made anew"
+    assert page.focused() == "card:p", "nor does the focus go"
+    pool = store.get("DevicePool", None, "p")
+    store.delete("DeviceClaim", "default", "first")
+    store.delete("DevicePool", None, pool["metadata"]["name"])
+    page.wait("!document.getElementById('node:n')")
+    assert total(page, "Devices") == "0"
+
+
+def test_who_is_not_let_in_any_more_sees_why(page: Page, store: SQLiteStore) -> None:
+    class Barred:
+        status_now = 200
+
+        def status(self, token: str | None, path: str) -> int:
+            return self.status_now
+
+    access = Barred()
+    with served(store, access) as url:
+        sign_in(page, url)
+        access.status_now = 403
+        page.wait("document.body.innerText.includes('may not see this page')")
+        page.complaints = [each for each in page.complaints if "403" not in each]
+
+
+def test_a_controller_that_is_gone_is_told(page: Page, store: SQLiteStore) -> None:
+    with served(store) as url:
+        sign_in(page, url)
+    page.wait("document.querySelector('.live.off')")
+    assert "Not up to date" in page.text()
+    page.complaints = [each for each in page.complaints if "ERR_" not in each]
+
+
+def test_names_of_others_do_nothing(url: str, page: Page, store: SQLiteStore) -> None:
+    hostile = '"><script>window.hurt = 1</script><img src=x onerror="window.hurt = 1"><b id=view>'
+    pool = gpu_pool("p", node="n", model=hostile)
+    pool["spec"]["nodeName"] = hostile
+    claim = gpu_claim("c", reason=hostile, message=hostile)
+    claim["spec"]["claims"][0]["deviceClass"] = hostile
+    fill(store, gpu_class(), pool, claim)
+    sign_in(page, url)
+    page.evaluate("document.querySelector('#tree tbody tr').click()")
+    page.wait("document.getElementById('card:p')")
+    page.press("/")
+    page.type(hostile)
+    page.wait("location.search.includes('script')")
+    page.wait("document.querySelector('.live.on')")
+    assert page.evaluate("window.hurt === undefined")
+    assert page.evaluate("document.querySelectorAll('img, b[id]').length") == 0
+    assert page.evaluate("document.scripts.length") == 1
+    assert hostile in page.evaluate("document.querySelector('#tree tbody th').textContent")
+
+
+def test_without_scripts_it_shows_all_the_same(url: str, page: Page, store: SQLiteStore) -> None:
+    example(store, "mig-partitions")
+    page.send("Emulation.setScriptExecutionDisabled", value=True)
+    page.go(url)
+    page.wait("document.activeElement.id === 'token'")
+    page.type(TOKEN)
+    page.press("Enter")
+    page.wait("document.querySelector('#tree')")
+    page.evaluate("document.querySelector('#tree .toggle').click()")
+    page.wait("document.querySelector('[id^=\"card:dgx-a\"]')")
+    assert "open=node" in page.evaluate("location.search")
+    page.evaluate("document.getElementById('q').focus()")
+    page.type("train")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('[id^=\"claim:\"]').length === 1")
+
+
+def test_a_thousand_nodes_are_walked_and_searched(url: str, page: Page, store: SQLiteStore) -> None:
+    pools = [gpu_pool(f"node-{i}-c{card}", 8, f"node-{i}", model="A100") for i in range(1000) for card in range(2)]
+    fill(store, gpu_class(), *pools, *(gpu_claim(f"c{i}") for i in range(100)))
+    sign_in(page, url)
+    assert (total(page, "Nodes"), total(page, "Devices")) == ("1000", "16000")
+    assert page.evaluate("document.querySelectorAll('#tree tbody tr').length") == 1000
+    page.evaluate("document.getElementById('node:node-0').focus()")
+    page.press("End")
+    assert page.focused() == "node:node-999"
+    page.press("ArrowRight")
+    page.wait("document.getElementById('card:node-999-c1')")
+    page.press("ArrowDown", "ArrowRight")
+    page.wait("document.getElementById('device:node-999-c0/d7')")
+    page.press("/")
+    page.type("node-500-c1")
+    page.wait("document.querySelectorAll('[id^=\"node:\"]').length === 1")
+    page.wait("document.getElementById('device:node-500-c1/d7')")
+    assert len(page.evaluate("document.documentElement.outerHTML")) < 1_000_000
