@@ -31,7 +31,7 @@ PERMIT_REQUESTS ?= 100000
 # At which points `make soak` cuts the power, such as prepare:3-9; default: at all.
 SOAK_CUTS ?=
 
-.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images oci-images lint format protos bench fuzz faults soak permits-soak partitions cuts guest-soak timeline clean
+.PHONY: help setup demo test test-unit test-conformance test-machine test-cluster images oci-images lint format protos bench fuzz faults soak controllers-soak permits-soak partitions cuts guest-soak timeline clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -117,6 +117,9 @@ faults: setup ## fail and kill the node plugin at every state-changing call; a t
 
 soak: setup ## cut the power of a test machine after every change of host and journal, and boot it again: long
 	$(BIN)/python -m tests.machine.power_cuts $(SOAK_CUTS)
+
+controllers-soak: setup ## 500 claims in ten minutes while two controllers and the API server are killed and stand still
+	$(BIN)/python -m tests.cluster.controllers_soak $(ARGS)
 
 permits-soak: setup ## PERMIT_REQUESTS=100000 for a full node, with servers killed and replies lost: minutes
 	$(BIN)/python -m tests.conformance.permits_soak --requests $(PERMIT_REQUESTS) $(ARGS)

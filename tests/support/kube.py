@@ -76,6 +76,8 @@ class Cluster:
     """By user."""
     server: Server | None = field(default=None, repr=False, compare=False)
     """Its process, for tests that have a cluster to themselves."""
+    etcd: str = field(default="", repr=False)
+    """The URL of what it keeps its objects in."""
 
     def as_user(self, user: str) -> Cluster:
         return replace(self, token=self.tokens[user])
@@ -220,7 +222,9 @@ def running(binaries: Path, folder: Path, *options: str) -> Iterator[Cluster]:
         ]
         command = [binaries / "kube-apiserver", *server]
         processes.start("kube-apiserver", command)
-        cluster = Cluster(f"https://127.0.0.1:{api}", tokens["admin"], folder, tokens, Server(processes, command))
+        cluster = Cluster(
+            f"https://127.0.0.1:{api}", tokens["admin"], folder, tokens, Server(processes, command), etcd_url
+        )
         _wait_ready(cluster, processes)
         yield cluster
     finally:

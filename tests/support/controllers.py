@@ -1,0 +1,122 @@
+"""Controllers of a cluster as processes that are killed and stopped, and somebody who starts them again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.kube import Cluster
+
+Object = dict[str, Any]
+NAMESPACE = "devalloc-system"
+DEVMGMT = "/apis/devmgmtproto.k8s.io/v1alpha1"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/devalloc-controller"
+PATIENCE = 120.0
+"""Seconds that anything may take on a machine that is busy with other things."""
+
+
+def until(met: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """The first answer that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := met()):
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def prepare(cluster: Cluster) -> None:
+    """The namespace of the controllers."""
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    answer = cluster.create("/api/v1/namespaces", body)
+    assert answer.ok or answer.status == 409, answer.message
+
+
+class Process:
+    """One controller; started again whenever it has ended, as a Deployment would."""
+
+    def __init__(self, cluster: Cluster, folder: Path, name: str, lease: str) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.starts = 0
+        self.codes: list[int] = []
+        """How it ended each time."""
+        self.user = "admin"
+        self._cluster = cluster
+        self._lease = lease
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """Unless it runs."""
+        with self._lock:
+            if self._process is not None:
+                if self._process.poll() is None:
+                    return
+                self.codes.append(self._process.returncode)
+            self.starts += 1
+            command = [
+                sys.executable, "-m", "devalloc.cli", "controller", "--kubeconfig",
+                str(self._cluster.kubeconfig(self.user)), "--name", self.name, "--listen", "", "--lease", self._lease,
+                "--availability-interval", "2s", "--log-level", "info",
+            ]  # fmt: skip
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ}
+                )
+
+    def signal(self, number: int) -> None:
+        """Send it, where it runs."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                self._process.send_signal(number)
+                self._stopped = number == signal.SIGSTOP
+
+    def end(self, seconds: float = PATIENCE) -> int:
+        """Ask it to end; its exit code."""
+        assert self._process is not None
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        return self._process.wait(seconds)
+
+    def close(self) -> None:
+        """At once."""
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+@contextmanager
+def controllers(cluster: Cluster, folder: Path, count: int = 2, *, lease: str = "6s") -> Iterator[list[Process]]:
+    """So many that run, until the end."""
+    prepare(cluster)
+    processes = [Process(cluster, folder, f"controller-{number}", lease) for number in range(count)]
+    try:
+        for process in processes:
+            process.start()
+        yield processes
+    finally:
+        for process in processes:
+            process.close()
+
+
+def holder(cluster: Cluster) -> str:
+    """Who has the lease; empty where nobody does."""
+    return str(cluster.get(LEASE).content.get("spec", {}).get("holderIdentity", ""))
+
+
+def leads(cluster: Cluster, processes: list[Process]) -> Process | None:
+    """The process that has the lease."""
+    held = holder(cluster)
+    return next((process for process in processes if held.startswith(f"{process.name}-")), None)
