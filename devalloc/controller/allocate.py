@@ -112,16 +112,19 @@ class Allocator:
         store: Store,
         *,
         settings: AllocateSettings = DEFAULTS,
+        kinds: Iterable[str] | None = None,
         solve: Solve | None = None,
         progress: Callable[[Round], None] = lambda done: None,
         wrote: Callable[[Object, Object], None] = lambda before, after: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``solve`` None: a Fleet that is kept warm. ``progress`` is called after each round, in the loop's thread, and
-        ``wrote`` of each object that an answer was written on, with what it was before and is now."""
+        """``kinds``: what is read to decide; None for all. ``solve`` None: a Fleet that is kept warm. ``progress`` is
+        called after each round, in the loop's thread, and ``wrote`` of each object that an answer was written on, with
+        what it was before and is now."""
         self._store = store
         self._settings = settings
+        self._kinds = None if kinds is None else frozenset(kinds)
         self._solve: Solve = WarmSolver() if solve is None else solve
         self._progress = progress
         self._wrote = wrote
@@ -162,7 +165,7 @@ class Allocator:
 
     def round(self) -> Round:
         """Answer every claim there is, once."""
-        listed, version = self._store.list()
+        listed, version = self._store.list(self._kinds)
         documents = [with_cordons(doc) if doc["kind"] == "DevicePool" else doc for doc in listed]
         self._limits = {Key.of(doc): gate.reads(doc) for doc in documents if gate.is_read(doc)}
         asked = placing.with_machines(as_allocated(documents))
@@ -267,7 +270,7 @@ class Allocator:
         seconds = self._settings.resync
         if self._is_behind:
             seconds = min(seconds, max(0.0, self._counted + self._settings.availability - self._clock()))
-        with closing(self._store.watch(None, version, timeout=seconds, stop=stop)) as events:
+        with closing(self._store.watch(self._kinds, version, timeout=seconds, stop=stop)) as events:
             for event in events:
                 written = event.object["metadata"]["resourceVersion"]
                 if written not in self._own_writes and self._matters(event):

@@ -24,7 +24,7 @@ from devalloc.controller.told import changes
 from devalloc.store import Listing, Object
 from devalloc.store.key import Key
 from devalloc.store.kubernetes import Client, KubernetesStore
-from devalloc.store.kubernetes.resources import Resources, lease
+from devalloc.store.kubernetes.resources import AROUND, OURS, Resources, lease
 from devalloc.store.kubernetes.writing import Writing
 
 log = logging.getLogger(__name__)
@@ -112,6 +112,7 @@ class Cluster:
         self.allocator = Allocator(
             self.store,
             settings=settings.allocate,
+            kinds=(resource.kind for resource in (*OURS, *AROUND)),
             progress=self._progress,
             wrote=lambda before, after: self.recorder.record(changes(before, after)),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -14,9 +15,12 @@ import yaml
 from devalloc.api import meta
 from devalloc.api.decode import decode
 from devalloc.api.kinds import KINDS
+from devalloc.controller.allocate import AllocateSettings, Allocator
+from devalloc.store.kubernetes import Client, KubernetesStore
+from devalloc.store.kubernetes.resources import AROUND, OURS
 from tests.support import kube_crds
 from tests.support.change import changed
-from tests.support.fleets import gpu_claim, gpu_class
+from tests.support.fleets import gpu_claim, gpu_class, gpu_pool
 from tests.support.good_manifests import good
 from tests.support.kube import Answer, Cluster
 from tests.support.kube_crds import path_of
@@ -24,14 +28,19 @@ from tests.support.kube_rights import path_of as path_of_manifest
 
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "base" / "policies-objects.yaml"
 SECONDS = 120.0
-SPACE, WATCHERS = "policies", "policies-watchers"
+SPACE, WATCHERS, COUNTED = "policies", "policies-watchers", "policies-counted"
 CLAIMS, MACHINES = path_of(KINDS["DeviceClaim"], SPACE), path_of(KINDS["VirtualMachine"], SPACE)
 EDITS = ["get", "list", "watch", "create", "update", "patch", "delete"]
 STATUSES = ["deviceclaims/status", "virtualmachines/status"]
 RIGHTS: Mapping[str, list[tuple[list[str], list[str]]]] = {
     # who: resources and verbs; people have the status here, too, so that it is the policies that keep them from it
     "person": [(["deviceclaims", "virtualmachines"], EDITS), (STATUSES, EDITS)],
-    "controller": [(["deviceclaims", "virtualmachines"], [*EDITS, "allocate"]), (STATUSES, EDITS)],
+    "controller": [
+        (["deviceclaims", "virtualmachines"], [*EDITS, "allocate"]),
+        ([*STATUSES, "devicepools/status", "resourcequotas/status"], ["update", "patch"]),
+        (["devicepools", "deviceclasses", "vfconfigs", "vfioconfigs", "vgpuconfigs"], ["get", "list", "watch"]),
+        (["namespaces", "resourcequotas"], ["get", "list", "watch"]),
+    ],
     "plugin": [(["deviceclaims", "virtualmachines"], [*EDITS, "prepare"]), (STATUSES, EDITS)],
 }
 As = Callable[[str], Cluster]
@@ -47,7 +56,7 @@ def ensure(cluster: Cluster, body: dict[str, Any]) -> bool:
 def account(cluster: Cluster, name: str) -> str:
     """A token of a service account with its rights."""
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
-    groups = ["devmgmtproto.k8s.io", "devalloc.io"]
+    groups = ["devmgmtproto.k8s.io", "devalloc.io", ""]
     rules = [{"apiGroups": groups, "resources": resources, "verbs": verbs} for resources, verbs in RIGHTS[name]]
     subject = {"kind": "ServiceAccount", "name": name, "namespace": SPACE}
     role = {"kind": "ClusterRole", "name": f"policies-{name}", "apiGroup": "rbac.authorization.k8s.io"}
@@ -74,7 +83,7 @@ def until(what: str, answer: Callable[[], Answer], status: int) -> None:
 def ruled(cluster: Cluster) -> Iterator[As]:
     """The cluster with the policies in effect, as one of its users."""
     kube_crds.install(cluster)
-    for name, labels in ((SPACE, {}), (WATCHERS, {meta.ADMIN_ACCESS: "true"})):
+    for name, labels in ((SPACE, {}), (COUNTED, {}), (WATCHERS, {meta.ADMIN_ACCESS: "true"})):
         ensure(cluster, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     tokens = {name: account(cluster, name) for name in RIGHTS}
     tokens["admin"] = cluster.token
@@ -102,8 +111,8 @@ def ruled(cluster: Cluster) -> Iterator[As]:
             cluster.delete(f"{classes}/{name}")
 
 
-def a_claim(name: str, device_class: str = "policies-gpu", **annotations: str) -> dict[str, Any]:
-    claim = gpu_claim(name, namespace=SPACE, **annotations)
+def a_claim(name: str, device_class: str = "policies-gpu", count: int = 1, **annotations: str) -> dict[str, Any]:
+    claim = gpu_claim(name, count, SPACE, **annotations)
     claim["spec"]["claims"][0]["deviceClass"] = device_class
     return claim
 
@@ -322,8 +331,7 @@ def test_admin_access_needs_a_labelled_namespace(ruled: As, user: str) -> None:
         )
         assert refused.status == 403
         assert told in refused.message
-        elsewhere = {**claim, "metadata": {"name": "w", "namespace": WATCHERS}}
-        answer = api.create(path_of(KINDS["DeviceClaim"], WATCHERS), elsewhere, dry_run=True)
+        answer = api.create(path_of(KINDS["DeviceClaim"], WATCHERS), moved(claim, WATCHERS), dry_run=True)
         assert answer.ok, answer.message
     assert api.create(CLAIMS, a_claim("w"), dry_run=True).ok
     assert api.create(CLAIMS, a_claim("w", "no-such-class"), dry_run=True).ok, "a class may come later"
@@ -386,3 +394,59 @@ def test_kubernetes_counts_claims_itself(ruled: As) -> None:
         )
     finally:
         admin.delete(f"{quotas}/few")
+
+
+def test_the_controller_holds_claims_to_quotas_and_labels(ruled: As) -> None:
+    """As it runs on a cluster: with its token and the store of the API server."""
+    admin, person = ruled("admin"), ruled("person")
+    counted, watched = path_of(KINDS["DeviceClaim"], COUNTED), path_of(KINDS["DeviceClaim"], WATCHERS)
+    classes, pools = path_of(KINDS["DeviceClass"]), path_of(KINDS["DevicePool"])
+    quotas, name = (
+        f"/api/v1/namespaces/{COUNTED}/resourcequotas",
+        "policies-gpu.deviceclass.devmgmtproto.k8s.io/devices",
+    )
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "compute"}}
+    made = admin.create(quotas, quota | {"spec": {"hard": {name: "3"}}})
+    assert made.ok, made.message
+    store = KubernetesStore(Client.connect(kubeconfig(ruled("controller"), "controller")))
+    try:
+        assert admin.create(pools, gpu_pool("policies-pool", devices=4, node="policies-node")).ok
+        for claim in (a_claim("a", count=2, priority="9"), a_claim("b", count=2), a_claim("c", "policies-late")):
+            assert person.create(counted, moved(claim, COUNTED)).ok
+        assert person.create(watched, moved(a_claim("w", "policies-watch"), WATCHERS)).ok
+        assert admin.create(classes, gpu_class("policies-late", adminAccess=True)).ok, "after the claim that names it"
+        kinds = [resource.kind for resource in (*OURS, *AROUND)]
+        allocator = Allocator(store, settings=AllocateSettings(admin_namespaces="labelled"), kinds=kinds)
+        deadline = time.monotonic() + SECONDS
+        while not (used := admin.get(f"{quotas}/compute").content.get("status", {}).get("used")):
+            assert time.monotonic() < deadline
+            allocator.round()  # until what it reads has come that far
+        found = {one["metadata"]["name"]: one for one in admin.get(counted).content["items"]}
+        noted = {name: one["metadata"].get("annotations", {}) for name, one in found.items()}
+        told = {name: noted[name].get(meta.REASON) for name in "abc"}
+        assert told == {"a": None, "b": "QuotaExceeded", "c": "AdminAccessDenied"}
+        assert len(found["a"]["status"]["allocations"]) == 2
+        few = f"quota {COUNTED}/compute allows 3 devices of class policies-gpu: 2 are held"
+        assert noted["b"][meta.MESSAGE].startswith(few)
+        assert used == {name: "2"}
+        assert admin.get(f"{watched}/w").content["status"]["allocations"]
+    finally:
+        store.close()
+        for one in "abc":
+            admin.delete(f"{counted}/{one}")
+        for path in (f"{watched}/w", f"{quotas}/compute", f"{pools}/policies-pool", f"{classes}/policies-late"):
+            admin.delete(path)
+
+
+def moved(claim: dict[str, Any], namespace: str) -> dict[str, Any]:
+    return {**claim, "metadata": {**claim["metadata"], "namespace": namespace}}
+
+
+def kubeconfig(api: Cluster, name: str) -> Path:
+    """For whoever ``api`` asks as."""
+    content = json.loads(api.kubeconfig("admin").read_text())
+    content["users"][0]["user"]["token"] = api.token
+    path = api.folder / f"policies-{name}.kubeconfig"
+    path.touch(0o600)
+    path.write_text(json.dumps(content))
+    return path

@@ -47,6 +47,13 @@ OURS = tuple(
 """What is meant by all kinds: those of devalloc's own API."""
 
 
+AROUND = (
+    Resource("Namespace", "", "v1", "namespaces", False, False),
+    Resource("ResourceQuota", "", "v1", "resourcequotas", True, True),
+)
+"""What else a controller decides by: only who names these kinds needs the right to read them."""
+
+
 def lease(namespace: str) -> Resource:
     """Leases, of one namespace: each node renews one of its own in another, every few seconds."""
     return Resource("Lease", "coordination.k8s.io", "v1", "leases", True, False, namespace)

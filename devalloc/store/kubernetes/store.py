@@ -32,7 +32,7 @@ from devalloc.store.kubernetes.answers import explained
 from devalloc.store.kubernetes.client import ApiError, Client
 from devalloc.store.kubernetes.mirror import Mirror
 from devalloc.store.kubernetes.reflector import Reflector, cleaned
-from devalloc.store.kubernetes.resources import OURS, Resource, Resources, lease
+from devalloc.store.kubernetes.resources import AROUND, OURS, Resource, Resources, lease
 from devalloc.store.kubernetes.writing import Writing
 from devalloc.store.protocol import Change, Event, Fence, Listing, Written
 from devalloc.store.versions import another, changed, version_of
@@ -69,8 +69,8 @@ class KubernetesStore:
         self.client = client
         self.namespace = namespace
         self._mirror = Mirror(deletions_kept)
-        self._resources = Resources((*OURS, lease(namespace)))
-        known = Resources((*OURS, lease(namespace), _CONFIG_MAPS))
+        self._resources = Resources((*OURS, *AROUND, lease(namespace)))
+        known = Resources((*OURS, *AROUND, lease(namespace), _CONFIG_MAPS))
         self._plain = Writing(client, self._resources, self._heard)
         self._granting = Writing(client, known, self._heard, may_write)
         self._reflectors: dict[str, Reflector] = {}
