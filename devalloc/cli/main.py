@@ -30,6 +30,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Objects in the store": {
         "get": "list objects, or print them",
         "describe": "all about one object, for people",
+        "top": "the fleet at a glance: what is free, who holds what, what waits and why",
         "delete": "delete objects",
         "wait": "wait until claims are allocated, released or deleted, machines running",
     },
@@ -41,7 +42,6 @@ VERBS: dict[str, dict[str, str]] = {
     },
     "Machines on this node": {
         "vm": "start, adopt, scale and stop machines, and plug claims' devices into them",
-        "top": "what machines have, and what they use",
         "warm": "namespaces, TAP interfaces and folders that are ready for machines",
     },
     "Inside a machine": {

@@ -67,7 +67,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
 
 def lines(headers: Sequence[str], rows: Sequence[Sequence[Cell]], widths: Sequence[int] = ()) -> list[str]:
     """The table as plain lines, columns aligned and at least as wide as ``widths``."""
-    texts = [list(headers), *([_text(cell) for cell in row] for row in rows)]
+    texts = [list(headers), *([plain(cell) for cell in row] for row in rows)]
     least = [*widths, *[0] * (len(headers) - len(widths))]
     wide = [max(least[i], *(len(row[i]) for row in texts)) for i in range(len(headers))]
     return [GAP.join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in texts]
@@ -87,7 +87,7 @@ class Feed:
             self._headers, self._widths = list(headers), [ROOM] * len(headers)
         cells = [header if begins else "" for header in headers]
         self._widths = [
-            max(width, len(cell), len(_text(value)))
+            max(width, len(cell), len(plain(value)))
             for width, cell, value in zip(self._widths, cells, row, strict=True)
         ]
         title, line = lines(headers, [row], self._widths)
@@ -104,7 +104,7 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
     for i, header in enumerate(headers):
         grid.add_column(header, overflow="fold", no_wrap=i == 0)
     for row in rows:
-        grid.add_row(*(Text(_text(cell), style=cell.style if isinstance(cell, Styled) else "") for cell in row))
+        grid.add_row(*(Text(plain(cell), style=cell.style if isinstance(cell, Styled) else "") for cell in row))
     Console().print(grid)
 
 
@@ -113,7 +113,7 @@ def heading(text: str) -> None:
     click.secho(text, bold=True)
 
 
-def _text(cell: Cell) -> str:
+def plain(cell: Cell) -> str:
     """On one line, whatever somebody wrote."""
     text = cell.text if isinstance(cell, Styled) else cell
     if text.isprintable():

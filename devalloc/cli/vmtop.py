@@ -1,4 +1,4 @@
-"""``devalloc vm top``: machines that are scaled, from what they should have to what they use."""
+"""``devalloc vm top``: machines of this node, from what they should have to what they use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from devalloc.cli.machineuse import Use, measured
 from devalloc.cli.nodesocket import socket_option
 from devalloc.cli.options import all_namespaces_option, duration, namespace_option, output_option
-from devalloc.cli.top import Use, measured
 from devalloc.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HEADERS = (
     "NAME", "PHASE", "WANTED", "PERMITTED", "APPLIED", "OBSERVED", "GUEST", "LOAD", "CPU", "USED", "RSS", "REASON",
 )  # fmt: skip
+WIDE = ("DEVICES", "CLAIMS", "TAP", "PID")
 
 
 @verb("top")
@@ -33,24 +34,38 @@ HEADERS = (
     metavar="DURATION",
     help="How long use of CPU is measured; with --watch also how often.",
 )
-@output_option("table", "json", "yaml")
+@output_option("table", "wide", "json", "yaml")
 @socket_option
 def top(namespace: str, all_namespaces: bool, watch: bool, interval: float, output: str, socket: Path) -> int:
     """CPU time and memory of machines: what they should have, may have, were given, have, and what their guests see.
 
     LOAD and USED are what the guest of a machine that is scaled tells of its load and memory; CPU (percent of one core)
-    and RSS are what its QEMU takes of the host. REASON: why it has not what it should have.
+    and RSS are what its QEMU takes of the host, "-" where that may not be read. REASON: why it has not what it should
+    have.
 
     \b
     devalloc vm top -A --watch
+    devalloc vm top -o wide
     """
     return measured(None if all_namespaces else namespace, watch, interval, output, socket, _table)
 
 
-def _table(machines: Sequence[Machine], uses: Mapping[int, Use]) -> None:
+def _table(machines: Sequence[Machine], uses: Mapping[int, Use], wide: bool) -> None:
     from devalloc.cli.output import table
 
-    table(HEADERS, [_row(machine, uses.get(machine.pid)) for machine in machines])
+    rows = [[*_row(machine, uses.get(machine.pid)), *(_more(machine) if wide else ())] for machine in machines]
+    table((*HEADERS, *(WIDE if wide else ())), rows)
+
+
+def _more(machine: Machine) -> list[Cell]:
+    from devalloc.cli import machines as cells
+
+    return [
+        ", ".join(each.name or f"{each.pool}/{each.device}" for each in machine.devices),
+        ", ".join(cells.claims(machine)),
+        ", ".join(machine.taps),
+        str(machine.pid or ""),
+    ]
 
 
 def _row(machine: Machine, use: Use | None) -> list[Cell]:

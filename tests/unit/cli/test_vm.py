@@ -1,9 +1,10 @@
-"""`devalloc vm` and `devalloc top` against a node plugin on a real socket."""
+"""`devalloc vm` against a node plugin on a real socket."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +13,11 @@ from pathlib import Path
 import click
 import pytest
 
-from devalloc.cli import nodesocket
+from devalloc.cli import nodesocket, vmtop
 from devalloc.cli.machines import bounds_of, bytes_of, milli_of, size
 from devalloc.cli.machinespecs import request_of
+from devalloc.cli.machineuse import sample, used
 from devalloc.cli.nodesocket import connected
-from devalloc.cli.top import sample, used
 from devalloc.cli.verb import Failed
 from devalloc.scaling.metrics import SystemMetrics
 from devalloc.scaling.observed import Observed
@@ -296,7 +297,7 @@ class TestSocket:
         assert nodesocket.default_socket() == root
 
     def test_without_a_plugin_it_says_how_to_start_one(self, devalloc: Shell, tmp_path: Path) -> None:
-        for verb in (["vm", "list"], ["top"]):
+        for verb in (["vm", "list"], ["vm", "top"]):
             found = devalloc(*verb, "--socket", tmp_path / "no.sock")
             assert found.code == 1
             assert "there is no node plugin at" in found.err
@@ -335,14 +336,14 @@ class TestTop:
         plugin.node.CreateMachine(request_of(vm("web", "claim-uid-0", nics=[{"backend": "tap", "interface": "tap7"}])))
         known = plugin.machines.known
         known["default/web"] = replace(known["default/web"], pid=os.getpid())
-        header, row = devalloc("top", "--interval", "10ms", "--socket", plugin.socket).out.splitlines()
-        assert header.split() == ["NAME", "PHASE", "VCPUS", "CPU", "MEMORY", "RSS", "DEVICES", "CLAIMS", "TAP", "PID"]
-        words = row.split()
-        assert words[:3] == ["default/web", "Running", "2"]
-        assert words[3].endswith("%")
-        assert words[4] == "1Gi"
-        assert words[6:] == ["a/slot-0", "claim-uid-0", "tap7", str(os.getpid())]
-        (item,) = devalloc("top", "--interval", "10ms", "-o", "json", "--socket", plugin.socket).json["items"]
+        wide = ["vm", "top", "-o", "wide", "--interval", "10ms", "--socket", plugin.socket]
+        header, row = devalloc(*wide).out.splitlines()
+        assert header.split() == [*vmtop.HEADERS, "DEVICES", "CLAIMS", "TAP", "PID"]
+        cells = dict(zip(vmtop.HEADERS, re.split(r" {2,}", row), strict=False))
+        assert (cells["NAME"], cells["PHASE"], cells["OBSERVED"]) == ("default/web", "Running", "2 1Gi")
+        assert cells["CPU"].endswith("%")
+        assert row.split()[-4:] == ["a/slot-0", "claim-uid-0", "tap7", str(os.getpid())]
+        (item,) = devalloc("vm", "top", "--interval", "10ms", "-o", "json", "--socket", plugin.socket).json["items"]
         assert item["rssBytes"] > 1 << 20
         assert item["cores"] >= 0
 
@@ -350,14 +351,16 @@ class TestTop:
         plugin.bench.add("a/slot-0")
         plugin.node.CreateMachine(request_of(vm("web", "claim-uid-0")))
         assert devalloc("vm", "plug", "web", "lan", "--user-net", "--socket", plugin.socket).code == 0
-        row = devalloc("top", "--interval", "1ms", "--socket", plugin.socket).out.splitlines()[1]
+        row = devalloc("vm", "top", "-o", "wide", "--interval", "1ms", "--socket", plugin.socket).out.splitlines()[1]
         assert " a/slot-0, lan " in row
 
     def test_what_may_not_be_read_is_a_dash(self, devalloc: Shell, plugin: Served) -> None:
         plugin.node.CreateMachine(request_of(vm("web")))
         known = plugin.machines.known
         known["default/web"] = replace(known["default/web"], pid=2**22 + 1)
-        assert devalloc("top", "--interval", "1ms", "--socket", plugin.socket).out.splitlines()[1].split()[3] == "-"
+        assert (
+            devalloc("vm", "top", "--interval", "1ms", "--socket", plugin.socket).out.splitlines()[1].split()[-1] == "-"
+        )
 
     def test_the_name_of_a_process_may_hold_anything(self, tmp_path: Path) -> None:
         ticks = os.sysconf("SC_CLK_TCK")
