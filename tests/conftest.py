@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+pytest.register_assert_rewrite("tests.support.store_contract", "tests.support.cluster_contract")
+
 # Tests that kill the plugin fork it. Where gRPC has been used before, it would have its threads stop for each fork, and
 # abort in a child that has closed all it does not need; none of the children uses it. Read when it is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

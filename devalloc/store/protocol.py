@@ -12,9 +12,40 @@ protocol:
 * a write that would change nothing changes nothing, the resourceVersion included;
 * ``delete`` of an object with finalizers only sets its deletionTimestamp; it goes with its last finalizer.
 
-Where it differs: ``creationTimestamp`` has microseconds; resourceVersions are decimal numbers of one counter for the
-whole store and may be compared; a watch may show quick changes to one object as one; two API groups cannot both have
-an object of one kind, namespace and name.
+A watch may show quick changes to one object as one, and two API groups cannot both have an object of one kind,
+namespace and name. Where the stores differ (the tests of the contract that are one's own hold this table to be true):
+
+=======================  ==========================================  ===================================================
+..                       embedded (``sqlite``)                       on a cluster (``kubernetes``)
+=======================  ==========================================  ===================================================
+kinds                    any                                         those of devalloc's API, and Lease; ``None`` means
+                                                                     those of devalloc's API
+scope                    any object with a namespace or without      as the kind says; the namespace must exist
+content                  any JSON                                    what the CRDs' schemas and rules, and admission,
+                                                                     let pass; fields they do not know are dropped
+status                   of any kind                                 of kinds that have one (not classes and configs)
+``creationTimestamp``    microseconds                                seconds
+rights                   who may open the file                       by verb and kind: Forbidden
+place in the history     the resourceVersion of the object that was  a number of this process, which no other knows; a
+                         written last; lasts with the file           kind that is first asked for after a place is told
+                                                                     as if all of it came after that
+what is listed           all that was written                        all that this process wrote, and of others what it
+                                                                     has heard; ``get`` asks the server
+deletions                all are told, or Expired                    also after a watch was cut off, but of objects that
+                                                                     came and went meanwhile, of which nobody heard
+several objects          one transaction                             one after the other, marked until all are written
+                                                                     (``kubernetes.transaction``); to readers a mark is
+                                                                     "not yet given"
+status and annotations   one write                                   two, annotations first where a status is set and
+of one object                                                        last where it is removed; after a crash between
+                                                                     them the status is what counts
+fence                    checked and written in one transaction      checked against what this process knows, its own
+                                                                     writes included, then written; that nobody else
+                                                                     grants meanwhile is for the leader's lease and seal
+lost answers             none                                        read back; Unknown where that fails as well
+units that are refused   Invalid, and nothing is written             of ``commit_each``: a Conflict of that unit alone
+identity                 of the file                                 UID of the namespace kube-system
+=======================  ==========================================  ===================================================
 """
 
 from __future__ import annotations

@@ -22,3 +22,12 @@ def pool(name: str = "p") -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {"driver": "d"},
     }
+
+
+def a_class(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "devmgmtproto.k8s.io/v1alpha1",
+        "kind": "DeviceClass",
+        "metadata": {"name": name},
+        "spec": {"deviceType": "gpu"},
+    }

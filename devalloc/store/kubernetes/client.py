@@ -175,9 +175,16 @@ class Client:
                 raise
             return None
 
-    def watch(self, path: str, params: Params, resource_version: str, stop: threading.Event) -> Iterator[Object]:
+    def watch(
+        self,
+        path: str,
+        params: Params,
+        resource_version: str,
+        stop: threading.Event,
+        begun: Callable[[], None] = lambda: None,
+    ) -> Iterator[Object]:
         """Events of a list until the server ends the watch or ``stop`` is set; of those of type BOOKMARK the object is
-        only the resource version to go on from.
+        only the resource version to go on from. ``begun``: called when the server has taken it.
 
         Raises ApiError: ``is_gone`` means to list again.
         """
@@ -194,6 +201,7 @@ class Client:
             if response.status >= 300:
                 raise _error(response, raw.read(MAX_ANSWER))
             _Cutter(raw, stop, over).start()
+            begun()
             for line in _lines(raw):
                 if stop.is_set():
                     return

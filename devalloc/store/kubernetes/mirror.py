@@ -61,6 +61,8 @@ class Mirror:
         self._gone: deque[_Gone] = deque()
         self._dead: set[str] = set()
         """UIDs of what is gone; none comes back."""
+        self._untold: dict[str, str] = {}
+        """UIDs of what this process deleted, and their kinds, until the watch has told of it: it may be far behind."""
         self._floors: dict[str, int] = {}
         """By kind, the API server's version up to which everything is known."""
         self._held: dict[Key, list[tuple[str, Object]]] = {}
@@ -93,7 +95,10 @@ class Mirror:
     def lose(self, last: Object) -> None:
         """An object that this process deleted."""
         with self.changed:
-            self._lose(Key.of(last), last["metadata"]["uid"], last)
+            key, uid = Key.of(last), last["metadata"]["uid"]
+            if uid not in self._dead:
+                self._untold[uid] = key.kind
+            self._lose(key, uid, last)
 
     def relist(
         self, kind: str, namespace: str | None, objects: Iterable[Object], version: str, *, anew: bool = False
@@ -106,8 +111,10 @@ class Mirror:
             if floor < self._floors.get(kind, 0) and not anew:
                 return
             there = {Key.of(obj): obj for obj in objects}
+            uids = {obj["metadata"]["uid"] for obj in there.values()}
+            self._untold = {uid: of for uid, of in self._untold.items() if of != kind or (uid in uids and not anew)}
             if anew:
-                self._dead -= {obj["metadata"]["uid"] for obj in there.values()}
+                self._dead -= uids
             for key in list(self._kinds.get(kind, ())):
                 entry = self._entries[key]
                 if key in there or namespace not in (None, key.namespace):
@@ -134,7 +141,7 @@ class Mirror:
 
     def _tell(self, key: Key, type_: str, obj: Object) -> None:
         if type_ == EventType.DELETED.value:
-            if obj["metadata"]["uid"] not in self._dead:
+            if self._untold.pop(obj["metadata"]["uid"], None) is None:
                 self._lose(key, obj["metadata"]["uid"], obj)
         else:
             self._see(obj)
@@ -142,7 +149,7 @@ class Mirror:
     def _see(self, obj: Object, *, anew: bool = False) -> None:
         metadata, key = obj["metadata"], Key.of(obj)
         uid, version = metadata["uid"], _version(obj)
-        if uid in self._dead:
+        if uid in self._dead or uid in self._untold:
             return
         entry = self._entries.get(key)
         if entry is not None and (version == entry.version if anew else version <= entry.version):

@@ -77,11 +77,14 @@ class Reflector:
                 if expired:
                     self._relist()
                     expired = False
-                for event in self._client.watch(self.resource.path, {}, self._version, self._over):
-                    self._fails, failures, told = False, 0, True
+                elif failures and self._has_less():
+                    expired = True
+                    continue
+                for event in self._client.watch(self.resource.path, {}, self._version, self._over, self._begun):
+                    failures, told = 0, True
                     self._tell(event)
                 if told or time.monotonic() - began >= SHORT_SECONDS:
-                    self._fails = False
+                    failures = 0
                     continue
                 why = "the watch ends at once"
             except ApiError as error:
@@ -104,6 +107,14 @@ class Reflector:
             if failures in (1, 5) or failures % 20 == 0:
                 log.warning("%s cannot be watched: %s; next try in %.1f s", self.resource.plural, why, pause)
             self._over.wait(pause)
+
+    def _begun(self) -> None:
+        self._fails = False
+
+    def _has_less(self) -> bool:
+        """Whether the server is at an older version than this: a watch from here would wait for what is long over."""
+        page = self._client.get(self.resource.path, {"limit": "1"})
+        return version_of(_version(page["metadata"])) < version_of(self._version)
 
     def _relist(self) -> None:
         """What happened meanwhile is what differs."""

@@ -156,6 +156,7 @@ class KubernetesStore:
     # Writing one object.
 
     def create(self, obj: Object) -> Object:
+        self._resources.at(Key.of(obj))
         made = lifecycle.plain(lifecycle.created(obj, "", ""))
         metadata = {k: v for k, v in made["metadata"].items() if k not in ("uid", "generation", "creationTimestamp")}
         sent = {**made, "metadata": metadata}
@@ -181,6 +182,10 @@ class KubernetesStore:
         resource_version: str | None = None,
     ) -> Object:
         key = Key.checked(kind, namespace, name)
+        with self._mirror.holding([key]):
+            return self._delete(key, uid, resource_version)
+
+    def _delete(self, key: Key, uid: str | None, resource_version: str | None) -> Object:
         while True:
             old = self._plain.read(key)
             if uid is not None and old["metadata"]["uid"] != uid:
@@ -408,6 +413,9 @@ class KubernetesStore:
                     continue
             if old["metadata"]["resourceVersion"] != change.resource_version:
                 conflicts[change.key] = changed(change.key, old, change.resource_version)
+            elif (mark := transaction.mark_of(old)) and (len(changes) > 1 or change.status != old.get("status")):
+                # What it says may be put back. An annotation may be written: then it is the other that conflicts.
+                conflicts[change.key] = f"{change.key} is being written together with others ({mark}); try again"
             olds.append(old)
         if conflicts:
             raise Conflict(conflicts)

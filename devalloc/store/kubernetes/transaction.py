@@ -112,9 +112,14 @@ def perform(
         ]
         record = api.write({**record, "data": {**record["data"], "state": COMMITTED}})
     except (Conflict, NotFound, Invalid, Forbidden) as error:
-        undo(api, Record(record, WRITING, members))
-        ended()
-        if isinstance(error, NotFound):
+        try:
+            undo(api, Record(record, WRITING, members))
+            ended()
+        except (Conflict, NotFound):
+            log.warning("%s is put back by somebody else", name)
+        if isinstance(error, Conflict) and error.conflicts.keys() & {change.key for change in changes}:
+            raise
+        if isinstance(error, (Conflict, NotFound)):
             raise Conflict({change.key: str(error) for change in changes}) from error
         raise
     try:

@@ -1,0 +1,251 @@
+"""An API server in memory, asked as ``devalloc.store.kubernetes.Client`` is: what it does the store's contract holds it
+to, side by side with a real one.
+
+It keeps revisions, generations, finalizers, the status apart, preconditions, watches with bookmarks, and forgets the
+history of watches when told to. Any request can be made to fail before or after it is done, or to be the last one.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from devalloc.store.kubernetes.client import ApiError
+
+Object = dict[str, Any]
+Params = Mapping[str, str] | None
+
+
+class Killed(BaseException):
+    """The process that asked is not there any more."""
+
+
+class FakeKube:
+    """All objects of a cluster; safe for threads."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.revision = 100
+        self.objects: dict[str, Object] = {}
+        """By path."""
+        self.history: list[tuple[int, str, str, Object]] = []
+        """Revision, type, path, object."""
+        self.forgotten = 0
+        self.cuts = 0
+        """How often all watches were cut."""
+        with self.changed:
+            self._put("/api/v1/namespaces/kube-system", {"metadata": {"name": "kube-system"}}, "ADDED")
+
+    def forget(self) -> None:
+        """No watch and no list of the past resumes from before now; those that are there are cut."""
+        with self.changed:
+            self.forgotten = self.revision
+            self.history.clear()
+            self.cut()
+
+    def cut(self) -> None:
+        """All watches."""
+        with self.changed:
+            self.cuts += 1
+            self.changed.notify_all()
+
+    def create(self, path: str, body: Object) -> Object:
+        with self.changed:
+            obj = copy.deepcopy(body)
+            obj.pop("status", None)
+            at = f"{path}/{obj['metadata']['name']}"
+            if at in self.objects:
+                raise ApiError(409, "AlreadyExists", f"{at} already exists", {"name": obj["metadata"]["name"]})
+            if obj["metadata"].get("resourceVersion"):
+                raise ApiError(500, "", "resourceVersion should not be set on objects to be created")
+            obj["metadata"] |= {
+                "uid": str(uuid.uuid4()),
+                "generation": 1,
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            }
+            return self._put(at, obj, "ADDED")
+
+    def replace(self, path: str, body: Object) -> Object:
+        with self.changed:
+            is_status, at = path.endswith("/status"), path.removesuffix("/status")
+            old, new = self._there(at), copy.deepcopy(body)
+            for name in ("uid", "resourceVersion"):
+                if new["metadata"].get(name) not in (None, old["metadata"][name]):
+                    raise ApiError(409, "Conflict", f"the object has been modified: {name}", {"name": at})
+            if is_status:
+                meant = {**old, "status": new.get("status")}
+            else:
+                own = ("uid", "creationTimestamp", "generation", "deletionTimestamp", "resourceVersion")
+                kept = {name: old["metadata"][name] for name in own if name in old["metadata"]}
+                users = {k: v for k, v in new["metadata"].items() if k not in own and v not in (None, {}, [])}
+                meant = {**new, "metadata": {**users, **kept}, "status": old.get("status")}
+                if _spec(meant) != _spec(old):
+                    meant["metadata"]["generation"] += 1
+            if not meant.get("status"):
+                meant.pop("status", None)
+            if meant == old:
+                return copy.deepcopy(old)
+            if "deletionTimestamp" in meant["metadata"] and not meant["metadata"].get("finalizers"):
+                return self._gone(at, meant)
+            return self._put(at, meant, "MODIFIED")
+
+    def delete(self, path: str, uid: str, resource_version: str) -> Object:
+        with self.changed:
+            old = self._there(path)
+            if (uid, resource_version) != (old["metadata"]["uid"], old["metadata"]["resourceVersion"]):
+                raise ApiError(409, "Conflict", "Precondition failed", {"name": path})
+            if not old["metadata"].get("finalizers"):
+                self._gone(path, old)
+                return {"kind": "Status", "status": "Success", "metadata": {}}
+            if "deletionTimestamp" in old["metadata"]:
+                return copy.deepcopy(old)
+            marked = copy.deepcopy(old)
+            marked["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:01Z"}
+            marked["metadata"]["generation"] += 1
+            return self._put(path, marked, "MODIFIED")
+
+    def get(self, path: str) -> Object:
+        with self.changed:
+            return copy.deepcopy(self._there(path))
+
+    def list(self, path: str, params: Params) -> Object:
+        with self.changed:
+            params = params or {}
+            revision = int(params.get("resourceVersion", self.revision))
+            if revision < self.forgotten:
+                raise ApiError(410, "Expired", "The resourceVersion for the provided list is too old.")
+            found = {at: obj for at, obj in self.objects.items() if _is_in(at, path)}
+            for when, type_, at, _ in reversed(self.history):
+                if when > revision and _is_in(at, path):
+                    assert type_ == "ADDED", "this fake remembers no former states"
+                    found.pop(at, None)
+            if selector := params.get("labelSelector"):
+                name, _, value = selector.partition("=")
+                found = {at: o for at, o in found.items() if o["metadata"].get("labels", {}).get(name) == value}
+            items = copy.deepcopy([*found.values()])
+            return {"metadata": {"resourceVersion": str(revision)}, "items": items}
+
+    def watch(self, path: str, revision: int, stop: threading.Event) -> Iterator[Object]:
+        if revision < self.forgotten:
+            raise ApiError(410, "Expired", "too old resource version")
+        cuts = self.cuts
+        while not stop.is_set():
+            with self.changed:
+                found = [
+                    (when, type_, obj) for when, type_, at, obj in self.history if when > revision and _is_in(at, path)
+                ]
+                if not found:
+                    if self.cuts != cuts:
+                        return
+                    self.changed.wait(0.01)
+                    continue
+            for when, type_, obj in found:
+                if self.cuts != cuts or stop.is_set():
+                    return
+                revision = when
+                yield {"type": type_, "object": copy.deepcopy(obj)}
+
+    def _there(self, at: str) -> Object:
+        if at not in self.objects:
+            raise ApiError(404, "NotFound", f"{at} not found", {"name": at.rpartition("/")[2]})
+        return self.objects[at]
+
+    def _put(self, at: str, obj: Object, type_: str) -> Object:
+        self.revision += 1
+        obj["metadata"]["resourceVersion"] = str(self.revision)
+        obj["metadata"].setdefault("uid", str(uuid.uuid4()))
+        self.objects[at] = obj
+        self.history.append((self.revision, type_, at, copy.deepcopy(obj)))
+        self.changed.notify_all()
+        return copy.deepcopy(obj)
+
+    def _gone(self, at: str, last: Object) -> Object:
+        self.revision += 1
+        del self.objects[at]
+        last = copy.deepcopy(last)
+        last["metadata"]["resourceVersion"] = str(self.revision)
+        self.history.append((self.revision, "DELETED", at, last))
+        self.changed.notify_all()
+        return copy.deepcopy(last)
+
+
+class FakeClient:
+    """One process's way to it. ``before`` is called with the number and the words of each write, and then ``after``:
+    what they raise is what the process sees."""
+
+    def __init__(self, kube: FakeKube) -> None:
+        self.kube = kube
+        self.before: Callable[[int, str], None] = lambda number, what: None
+        self.after: Callable[[int, str], None] = lambda number, what: None
+        self.writes: list[str] = []
+        self._lock = threading.Lock()
+        self._asked: Counter[tuple[str, int]] = Counter()
+
+    def requests(self) -> dict[tuple[str, int], int]:
+        with self._lock:
+            return dict(self._asked)
+
+    def get(self, path: str, params: Params = None) -> Object:
+        if params and "limit" in params:
+            return self._counted("list", lambda: self.kube.list(path, None))
+        return self._counted("get", lambda: self.kube.get(path))
+
+    def list(self, path: str, params: Params = None) -> Iterator[Object]:
+        yield self._counted("list", lambda: self.kube.list(path, params))
+
+    def create(self, path: str, body: Object) -> Object:
+        return self._write("create", f"{path}/{body['metadata']['name']}", lambda: self.kube.create(path, body))
+
+    def replace(self, path: str, body: Object) -> Object:
+        return self._write("update", path, lambda: self.kube.replace(path, body))
+
+    def delete(self, path: str, uid: str, resource_version: str) -> Object | None:
+        try:
+            return self._write("delete", path, lambda: self.kube.delete(path, uid, resource_version))
+        except ApiError as error:
+            if error.is_not_found:
+                return None
+            raise
+
+    def watch(
+        self, path: str, params: Params, resource_version: str, stop: threading.Event, begun: Callable[[], None]
+    ) -> Iterator[Object]:
+        self._count("watch")
+        begun()
+        yield from self.kube.watch(path, int(resource_version), stop)
+
+    def _write(self, verb: str, path: str, do: Callable[[], Object]) -> Object:
+        with self._lock:
+            number = len(self.writes)
+            self.writes.append(f"{verb} {path}")
+        self.before(number, self.writes[number])
+        done = self._counted(verb, do)
+        self.after(number, self.writes[number])
+        return done
+
+    def _counted(self, verb: str, do: Callable[[], Object]) -> Object:
+        self._count(verb)
+        return do()
+
+    def _count(self, verb: str) -> None:
+        with self._lock:
+            self._asked[verb, 200] += 1
+
+
+def _is_in(at: str, path: str) -> bool:
+    """Whether an object's path is one that a list of ``path`` is of."""
+    folder, _, _ = at.rpartition("/")
+    if folder == path:
+        return True
+    root, _, plural = path.rpartition("/")
+    return (
+        folder.startswith(f"{root}/namespaces/") and folder.rpartition("/")[2] == plural and "/namespaces/" not in path
+    )
+
+
+def _spec(obj: Object) -> Object:
+    return {k: v for k, v in obj.items() if k not in ("metadata", "status")}

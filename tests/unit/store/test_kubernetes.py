@@ -1,0 +1,90 @@
+"""The contract of stores, of the one on a cluster: with an API server in memory; ``tests/cluster`` has a real one."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from devalloc.store import EventType, Key
+from devalloc.store.kubernetes import KubernetesStore
+from devalloc.store.kubernetes.mirror import Mirror
+from tests.support.cluster_contract import *  # noqa: F403
+from tests.support.fake_kube import FakeClient, FakeKube
+from tests.support.objects import claim
+from tests.support.store_contract import *  # noqa: F403
+
+
+@pytest.fixture
+def store() -> Iterator[KubernetesStore]:
+    opened = KubernetesStore(FakeClient(FakeKube()), deletions_kept=20)  # type: ignore[arg-type]
+    yield opened
+    opened.close()
+
+
+def test_a_watch_that_is_far_behind_brings_nothing_back() -> None:
+    """More was deleted since than is remembered."""
+    kube = FakeKube()
+    mirror = Mirror(5)
+    with closing(KubernetesStore(FakeClient(kube))) as other:  # type: ignore[arg-type]
+        made = [other.create(claim(f"n{number}")) for number in range(20)]
+    mirror.relist("DeviceClaim", None, [], "1")
+    for obj in made:
+        mirror.see(obj)
+        mirror.lose(obj)
+    place = mirror.newest
+    for version, obj in enumerate(made, 10_000):
+        mirror.tell("DeviceClaim", "ADDED", obj)
+        last = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
+        mirror.tell("DeviceClaim", "DELETED", last)
+    assert mirror.newest == place
+    assert mirror.select(frozenset({"DeviceClaim"}), None).objects == []
+
+
+class TestReflector:
+    def test_a_watch_that_the_server_has_forgotten_is_begun_anew_and_tells_what_differs(self) -> None:
+        kube = FakeKube()
+        with closing(KubernetesStore(FakeClient(kube))) as store, closing(KubernetesStore(FakeClient(kube))) as other:  # type: ignore[arg-type]
+            keeps, goes, _ = (other.create(claim(name)) for name in ("keeps", "goes", "again"))
+            since = store.list().resource_version
+            with kube.changed:  # nothing of this is heard of by the watch
+                other.replace_status({**keeps, "status": {"podNames": ["x"]}})
+                other.delete(*Key.of(goes))
+                other.delete("DeviceClaim", "default", "again")
+                other.create(claim("again"))
+                other.create(claim("new"))
+                kube.forget()
+            told = []
+            for event in store.watch(None, since, timeout=60):
+                told.append((event.type, event.object["metadata"]["name"]))
+                if len(told) == 5:
+                    break
+            assert sorted(told) == [
+                (EventType.ADDED, "again"),
+                (EventType.ADDED, "new"),
+                (EventType.DELETED, "again"),
+                (EventType.DELETED, "goes"),
+                (EventType.MODIFIED, "keeps"),
+            ]
+            assert told.index((EventType.DELETED, "again")) < told.index((EventType.ADDED, "again"))
+
+    def test_a_server_that_was_put_back_to_an_older_state_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kube = FakeKube()
+        with closing(KubernetesStore(FakeClient(kube))) as store:  # type: ignore[arg-type]
+            first = store.create(claim("a"))
+            with kube.changed:
+                backup = copy.deepcopy((kube.objects, kube.revision))
+            store.replace({**first, "spec": {"claims": [{"deviceClass": "later"}]}})
+            store.create(claim("b"))
+            assert len(store.list().objects) == 2
+            list(store.watch("DeviceClaim", "0", timeout=0.2))
+            with kube.changed:
+                kube.objects, kube.revision = backup
+                kube.forget()
+            deadline = time.monotonic() + 60
+            while store.list("DeviceClaim").objects != [first]:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
